@@ -1,0 +1,74 @@
+# Everything a newcomer needs. On a bare machine with python3 and make:
+#
+#   make bench    set up, then run the ladder
+#   make test     set up, then run the tests
+#
+# Both make a virtual environment in .venv, with uv if it is on PATH. To use
+# an interpreter that already has the dependencies: make test PYTHON=python3
+
+SHELL := /bin/sh
+VENV ?= .venv
+OLDEST_JAX ?= 0.11.2
+# Flags of experiments.ladder: make bench ARGS="--kernels=7,8 --sizes=4096"
+ARGS ?=
+# Test processes, and their cap on a large machine.
+JOBS ?= auto
+MAX_JOBS ?= 8
+
+ifdef PYTHON
+  SETUP = @:
+else
+  PYTHON := $(VENV)/bin/python
+  SETUP = @sh tools/setup_env.sh $(VENV) $(EXTRAS)
+endif
+PYTEST = -m pytest -n $(JOBS) --maxprocesses=$(MAX_JOBS)
+GPU_EXTRAS = $(shell sh tools/has_nvidia_gpu.sh && echo ,cuda13,triton)
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## what the targets do
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' \
+	  $(MAKEFILE_LIST)
+
+.PHONY: bench
+bench: EXTRAS = bench$(GPU_EXTRAS)
+bench: ## set up; measure every rung against jnp.dot (ARGS=...)
+	$(SETUP)
+	$(PYTHON) -m experiments.ladder $(ARGS)
+
+.PHONY: test
+test: EXTRAS = test,aot
+test: ## set up; tests that need no GPU: interpret, lower, compile
+	$(SETUP)
+	$(PYTHON) $(PYTEST)
+
+.PHONY: test-gpu
+test-gpu: EXTRAS = test$(GPU_EXTRAS)
+test-gpu: ## set up; tests that need a GPU
+	$(SETUP)
+	$(PYTHON) -m pytest -m gpu
+
+.PHONY: test-oldest
+test-oldest: ## set up .venv-oldest; interpret and lower on the oldest JAX
+	@sh tools/setup_env.sh .venv-oldest test "jax==$(OLDEST_JAX)"
+	.venv-oldest/bin/python $(PYTEST) -m "not gpu and not aot"
+
+.PHONY: lint
+lint: EXTRAS = dev
+lint: ## set up; ruff
+	$(SETUP)
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+
+.PHONY: format
+format: EXTRAS = dev
+format: ## set up; rewrite the sources in the project's format
+	$(SETUP)
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+.PHONY: clean
+clean: ## remove environments and caches
+	rm -rf .venv .venv-oldest .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

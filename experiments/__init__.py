@@ -1,0 +1,1 @@
+"""Programs that measure pallas_gemm against what JAX has already."""

@@ -1,0 +1,1 @@
+"""What the programs share: timing, provenance, rows, shapes, tables, plots."""

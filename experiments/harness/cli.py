@@ -1,0 +1,128 @@
+"""What the programs' command lines share: flags, and errors in one line."""
+
+from collections.abc import Callable, Sequence
+import re
+import sys
+
+from absl import app, flags
+
+from experiments.harness import suites
+from pallas_gemm.ladder import contract
+
+DTYPES = contract.FLOAT32 + contract.FLOAT16S
+
+KERNELS = flags.DEFINE_string(
+  "kernels",
+  "all",
+  "Which rungs: 'all', numbers, ranges or names, separated by commas:"
+  " --kernels=1-8, --kernels=7,12, --kernels=naive,persistent.",
+)
+SHAPES = flags.DEFINE_list(
+  "shapes",
+  [],
+  "Products [M,K]x[K,N] as MxNxK, separated by commas:"
+  " --shapes=4096x8192x4096,1023x4097x2049.",
+)
+DTYPE = flags.DEFINE_enum(
+  "dtype",
+  None,
+  DTYPES,
+  "Element type. Default: the first that each rung takes (float32 for rungs"
+  " 1-8, bfloat16 for 9-12). Rungs that do not take it are left out.",
+)
+SEED = flags.DEFINE_integer("seed", 0, "Seed of the inputs.", lower_bound=0)
+OUTPUT_DIR = flags.DEFINE_string(
+  "output_dir",
+  None,
+  "Where rows and plots go. Default: experiments/results/<device>.",
+)
+GPU = flags.DEFINE_string(
+  "gpu",
+  None,
+  "GPU that the traffic model describes, by name, such as H200. Default: the"
+  " one in this machine, or an H200 if there is none.",
+)
+COMMON = ("kernels", "shapes", "dtype", "seed", "output_dir", "gpu")
+
+
+class FlagError(Exception):
+  """A command that can't be carried out; the message is one line."""
+
+
+def parse_rungs(
+  text: str, ladder: Sequence[contract.Rung]
+) -> tuple[contract.Rung, ...]:
+  """The rungs that `--kernels` names, in the ladder's order.
+
+  Raises:
+    FlagError: a number, range or name that no rung has.
+  """
+  by_number = {rung.number: rung for rung in ladder}
+  by_name = {rung.name: rung for rung in ladder}
+  there = ", ".join(f"{rung.number} {rung.name}" for rung in ladder)
+  chosen: set[int] = set()
+  for part in (part.strip() for part in text.split(",")):
+    if part == "all":
+      chosen |= set(by_number)
+    elif part in by_name:
+      chosen.add(by_name[part].number)
+    elif match := re.fullmatch(r"(\d+)(?:-(\d+))?", part):
+      first, last = int(match[1]), int(match[2] or match[1])
+      found = {x for x in by_number if first <= x <= last}
+      if not {first, last} <= set(by_number) or not found:
+        raise FlagError(f"--kernels: no rung {part}; there are {there}")
+      chosen |= found
+    else:
+      raise FlagError(f"--kernels: no rung {part!r}; there are {there}")
+  return tuple(rung for rung in ladder if rung.number in chosen)
+
+
+def parse_shapes(
+  shapes: Sequence[str], sizes: Sequence[str] = ()
+) -> tuple[suites.Shape, ...]:
+  """Shapes of `--shapes` after squares of `--sizes`, each once.
+
+  Raises:
+    FlagError: one that can't be read, or has a dimension under 1.
+  """
+  found = []
+  for size in sizes:
+    if not re.fullmatch(r"\d+", size.strip()) or int(size) < 1:
+      raise FlagError(f"--sizes: want positive integers, got {size!r}")
+    found += suites.square(int(size))
+  for text in shapes:
+    try:
+      found.append(suites.parse(text))
+    except ValueError as error:
+      raise FlagError(f"--shapes: {error}") from None
+  return tuple(dict.fromkeys(found))
+
+
+def run(main: Callable[[Sequence[str]], int]) -> None:
+  """`absl.app.run`, with errors of the command line in one line, exit 2."""
+
+  def guarded(argv: Sequence[str]) -> int:
+    if len(argv) > 1:
+      return _refuse(f"unexpected argument {argv[1]!r}; flags begin with --")
+    try:
+      return main(argv)
+    except FlagError as error:
+      return _refuse(str(error))
+
+  app.run(guarded, flags_parser=_parse)
+
+
+def _parse(argv: list[str]) -> list[str]:
+  if any(arg in ("-h", "-help", "--help", "--helpshort") for arg in argv[1:]):
+    app.usage(shorthelp=True, writeto_stdout=True)
+    sys.exit(0)
+  try:
+    return flags.FLAGS(argv)
+  except flags.Error as error:
+    sys.exit(_refuse(str(error)))
+
+
+def _refuse(message: str) -> int:
+  line = " ".join(message.split())
+  print(f"error: {line} (--help lists the flags)", file=sys.stderr)
+  return 2

@@ -1,0 +1,126 @@
+"""Lines as a run goes, and a progress bar where there is a terminal."""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import signal
+import sys
+import threading
+from typing import Any
+
+try:
+  import rich.console
+  import rich.progress
+  import rich.table
+except ImportError:  # the extra `bench` is not installed
+  rich = None
+
+
+class Console:
+  """Writes lines to standard output, a bar below them on a terminal.
+
+  In a pipe or a file nothing but the lines is written.
+  """
+
+  def __init__(self) -> None:
+    self._rich = None
+    self._progress = None
+    if rich is not None and sys.stdout.isatty():
+      self._rich = rich.console.Console(highlight=False)
+
+  def line(self, text: str = "", *, bad: bool = False) -> None:
+    """Writes one line; red if it tells of a failure."""
+    if self._rich is None:
+      print(text, flush=True)
+    else:
+      style = "bold red" if bad else None
+      self._rich.print(text, style=style, markup=False, soft_wrap=True)
+
+  @contextlib.contextmanager
+  def progress(self, total: int) -> Iterator[None]:
+    """A bar of `total` steps; see `step` and `doing`."""
+    if self._rich is None:
+      yield
+      return
+    columns = (
+      rich.progress.TextColumn("{task.description}"),
+      rich.progress.BarColumn(),
+      rich.progress.MofNCompleteColumn(),
+      rich.progress.TimeElapsedColumn(),
+    )
+    bar = rich.progress.Progress(*columns, console=self._rich, transient=True)
+    with bar:
+      self._progress = bar, bar.add_task("", total=total)
+      try:
+        yield
+      finally:
+        self._progress = None
+
+  def doing(self, text: str) -> None:
+    """Says on the bar what is under way."""
+    if self._progress is not None:
+      bar, task = self._progress
+      bar.update(task, description=text)
+
+  def step(self) -> None:
+    """Moves the bar by one."""
+    if self._progress is not None:
+      bar, task = self._progress
+      bar.advance(task)
+
+  def table(
+    self,
+    title: str,
+    header: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    numeric: Sequence[str] = (),
+  ) -> None:
+    """Writes a table; columns named in `numeric` are flush right."""
+    if self._rich is not None:
+      table = rich.table.Table(title=title, title_justify="left")
+      for name in header:
+        table.add_column(name, justify="right" if name in numeric else "left")
+      for row in cells:
+        bad = any(cell.startswith("FAILED") for cell in row)
+        table.add_row(*row, style="bold red" if bad else None)
+      self._rich.print(table)
+      return
+    widths = [
+      max(map(len, column)) for column in zip(header, *cells, strict=True)
+    ]
+
+    def justify(row: Sequence[str]) -> str:
+      found = [
+        cell.rjust(width) if name in numeric else cell.ljust(width)
+        for name, cell, width in zip(header, row, widths, strict=True)
+      ]
+      return "  ".join(found).rstrip()
+
+    self.line(title)
+    for row in (header, ["-" * width for width in widths], *cells):
+      self.line(justify(row))
+
+
+class Interrupt:
+  """Context that remembers that Ctrl-C was pressed.
+
+  KeyboardInterrupt that is raised while a kernel calls back into Python may
+  come out of JAX as another exception; `pressed` tells.
+  """
+
+  def __init__(self) -> None:
+    self.pressed = False
+    self._before: Any = None
+
+  def __enter__(self) -> "Interrupt":
+    # Only the main thread may set handlers, and only it gets the signal.
+    if threading.current_thread() is threading.main_thread():
+      self._before = signal.signal(signal.SIGINT, self._handle)
+    return self
+
+  def __exit__(self, *_) -> None:
+    if self._before is not None:
+      signal.signal(signal.SIGINT, self._before)
+
+  def _handle(self, *_) -> None:
+    self.pressed = True
+    raise KeyboardInterrupt

@@ -1,0 +1,93 @@
+"""Named lists of shapes: the one place that tests, benches and tuning use."""
+
+import re
+from typing import NamedTuple
+
+
+class Shape(NamedTuple):
+  """A product [m, k] x [k, n]."""
+
+  m: int
+  n: int
+  k: int
+
+  def __str__(self) -> str:
+    return f"{self.m}x{self.n}x{self.k}"
+
+
+def square(*sizes: int) -> tuple[Shape, ...]:
+  """m = n = k for each size."""
+  return tuple(Shape(size, size, size) for size in sizes)
+
+
+def parse(text: str) -> Shape:
+  """The shape of "MxNxK".
+
+  Raises:
+    ValueError: anything else, or a dimension that is not positive.
+  """
+  if not (match := re.fullmatch(r"(\d+)[xX](\d+)[xX](\d+)", text.strip())):
+    raise ValueError(f"want MxNxK, such as 4096x8192x4096, got {text!r}")
+  shape = Shape(*(int(group) for group in match.groups()))
+  if min(shape) < 1:
+    raise ValueError(f"every dimension must be at least 1, got {text!r}")
+  return shape
+
+
+SUITES: dict[str, tuple[Shape, ...]] = {
+  # What the runner does when no shape is named.
+  "ladder": square(4096),
+  # Small enough for the interpreter, no dimension a multiple of a tile.
+  "interpret": (Shape(48, 40, 24),),
+  # The worked example of the textbooks: 16^3, drawn in 4x4 blocks.
+  "textbook": square(16),
+  "square": square(512, 1024, 2048, 4096, 8192, 16384),
+  # Where the tensor-core rungs are compared with cuBLAS.
+  "large": (Shape(4096, 8192, 4096), Shape(8192, 8192, 8192)),
+  # Edges: a row, a column, one element, just past a tile.
+  "tails": (
+    Shape(1, 1, 1),
+    Shape(1, 33, 17),
+    Shape(33, 1, 17),
+    Shape(5, 7, 1),
+    Shape(129, 257, 65),
+    Shape(127, 63, 31),
+  ),
+  "primes": (
+    Shape(2, 3, 5),
+    Shape(17, 29, 13),
+    Shape(61, 67, 71),
+    Shape(131, 113, 37),
+  ),
+  # Row strides that TMA refuses (no multiple of 16 bytes).
+  "unaligned": (
+    *square(4095),
+    Shape(4096, 4096, 4095),
+    Shape(1023, 4097, 2049),
+  ),
+  "long_k": (Shape(128, 128, 65536), Shape(512, 512, 16384)),
+  "tall_skinny": (Shape(65536, 128, 512), Shape(128, 65536, 512)),
+  # One token batch times the weights of a 70B Llama: [k, n] of the fused
+  # QKV, the output, the fused gate and up, and the down projection.
+  "llama_70b": tuple(
+    Shape(m, n, k)
+    for m in (1, 8, 16, 64, 128, 512, 2048, 8192)
+    for n, k in (
+      (10240, 8192),
+      (8192, 8192),
+      (57344, 8192),
+      (8192, 28672),
+    )
+  ),
+}
+
+
+def suite(name: str) -> tuple[Shape, ...]:
+  """The shapes of a named suite.
+
+  Raises:
+    ValueError: no suite has that name.
+  """
+  if name not in SUITES:
+    raise ValueError(f"no suite {name!r}; there are {', '.join(SUITES)}")
+  return SUITES[name]

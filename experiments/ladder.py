@@ -1,0 +1,474 @@
+"""Runs the ladder of twelve GEMM kernels and compares it with jnp.dot.
+
+  python -m experiments.ladder                      the whole ladder, 4096^3
+  python -m experiments.ladder --kernels=1-8        the fp32 rungs
+  python -m experiments.ladder --kernels=7,12 --sizes=1024,4096
+  python -m experiments.ladder --explain=7          what rung 7 is about
+  python -m experiments.ladder --update_readme      README from measured rows
+
+Every kernel is first checked against a float64 product, then timed on the GPU
+(CUPTI, every kernel that a call launches, cold L2) in turns with jnp.dot: in
+precision HIGHEST, which is exact fp32, for rungs 1-8; in 16 bits for 9-12.
+One line a kernel is printed as the run goes:
+
+  time (w: untimed calls, r: timed calls), TFLOP/s, GB/s, speed relative to
+  jnp.dot and to the rung before, PASSED or FAILED, and the largest error
+  beside the bound that correct arithmetic obeys.
+
+Rows go to experiments/results/<device>/ladder.jsonl as they are measured, so
+an interrupted run keeps what it finished (--resume goes on from there). On a
+machine without an NVIDIA GPU the kernels run in Pallas' GPU interpreter on a
+small problem: they are checked, their traffic is modelled, nothing is timed.
+
+Exit status: 0; 1 if a kernel FAILED or could not run; 2 for a command that
+can't be carried out; 130 after Ctrl-C.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+import pathlib
+import time
+from typing import Any
+
+from absl import flags
+
+from experiments.harness import bench as bench_lib
+from experiments.harness import (
+  cli,
+  contestants,
+  inputs,
+  modelled,
+  plots,
+  provenance,
+  suites,
+  tables,
+  timing,
+)
+from experiments.harness import console as console_lib
+from experiments.harness import rows as rows_lib
+from pallas_gemm import compat, hardware
+from pallas_gemm import ladder as ladder_lib
+from pallas_gemm.ladder import contract
+
+EXPERIMENT = "ladder"
+_README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
+
+for _name in cli.COMMON:
+  flags.declare_key_flag(_name)
+_SIZES = flags.DEFINE_list(
+  "sizes",
+  [],
+  "Square products M = N = K, separated by commas: --sizes=128,1024,4096."
+  " Default, with no --shapes either: 4096 on a GPU, 48x40x24 without.",
+)
+_ALPHA = flags.DEFINE_float("alpha", 1.0, "Factor of A@B.")
+_BETA = flags.DEFINE_float(
+  "beta", 0.0, "Factor of C; C is not read if it is 0."
+)
+_WARMUP = flags.DEFINE_integer(
+  "warmup", timing.DEFAULT_WARMUP, "Untimed calls.", lower_bound=0
+)
+_REPEATS = flags.DEFINE_integer(
+  "repeats",
+  timing.DEFAULT_REPEATS,
+  f"Timed calls, at least {timing.MIN_REPEATS}; the median is reported.",
+  lower_bound=timing.MIN_REPEATS,
+)
+_PEERS = flags.DEFINE_bool(
+  "peers",
+  True,
+  "Also measure matmuls from elsewhere: Triton through jax-triton, and JAX's"
+  " own Hopper kernel. One that can't run here is named with its reason.",
+)
+_RESUME = flags.DEFINE_bool(
+  "resume",
+  False,
+  "Skip what the results file already holds from this commit, device and"
+  " JAX, with the same seed and number of calls, and passed.",
+)
+_PLOT = flags.DEFINE_bool(
+  "plot", True, "Draw ladder.png and roofline.png beside the rows."
+)
+_UPDATE_README = flags.DEFINE_bool(
+  "update_readme",
+  False,
+  "Rewrite README's tables between the markers ladder:begin and ladder:end."
+  " Without a flag that says what to measure, nothing is measured: the"
+  " tables and plots are made of the rows in experiments/results.",
+)
+_FROM_ROWS = flags.DEFINE_string(
+  "from_rows",
+  None,
+  "Measure nothing; print the table of this JSONL file, and draw its plots.",
+)
+_EXPLAIN = flags.DEFINE_string(
+  "explain",
+  None,
+  "Print a rung's page, by number or name, with the traffic model's numbers"
+  " for --shapes or --sizes and --gpu; measure nothing.",
+)
+_README_FILE = flags.DEFINE_string(
+  "readme", None, "The file that --update_readme rewrites. Default: README.md."
+)
+# Given any of these, --update_readme follows a measurement.
+_MEASURING = (
+    "kernels", "shapes", "sizes", "dtype", "alpha", "beta", "seed", "warmup",
+    "repeats", "peers", "resume",
+)  # fmt: skip
+
+
+@dataclasses.dataclass
+class Ladder:
+  """A run: what it measures, and the rows it has so far."""
+
+  console: console_lib.Console
+  bench: bench_lib.Bench
+  path: pathlib.Path
+  gpu: hardware.Gpu
+  interrupt: console_lib.Interrupt
+  earlier: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+  rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+  failures: list[str] = dataclasses.field(default_factory=list)
+
+  def problem(
+    self,
+    problem: contract.Problem,
+    rungs: Sequence[contract.Rung],
+    peers: bool,
+  ) -> None:
+    """Measures baselines, rungs and peers on one problem."""
+    try:
+      operands = inputs.operands(problem, self.bench.seed)
+    except Exception as error:  # pylint: disable=broad-exception-caught
+      reason = contestants.first_line(error)  # most likely out of memory
+      self.console.line(f"{_size(problem)}  can't run: {reason}", bad=True)
+      self.failures.append(_size(problem))
+      return
+    baselines = contestants.baselines(problem)
+    yardstick = baselines[0]
+
+    def one(name: str, build, **kind) -> None:
+      self.console.doing(f"{name} {_size(problem)}")
+      self._one(problem, operands, name, build, yardstick, **kind)
+      self.console.step()
+
+    if self.bench.timed:
+      for baseline in baselines:
+        one(baseline.kernel, lambda b=baseline: b)
+    for rung in rungs:
+      one(rung.name, lambda r=rung: contestants.rung(r, problem), rung=rung)
+    if peers and self.bench.timed:
+      for name, build in contestants.PEERS.items():
+        one(
+          name,
+          lambda f=build: f(problem, operands, self.bench.chooses),
+          peer=True,
+        )
+
+  def _one(
+    self, problem, operands, name, build, yardstick, rung=None, peer=False
+  ) -> None:
+    """Measures one contestant: its line, its row, or why there is none."""
+    number = rung.number if rung else None
+    label = f"{number or '':>2} {name:<22} {_size(problem)}"
+    if kept := self._kept(name, problem):
+      self.rows.append(kept)
+      self.console.line(f"{label}  kept from {kept['utc']}")
+      return
+    start = time.perf_counter()
+    try:
+      row = self.bench.compare(problem, operands, build(), yardstick, number)
+    except Exception as error:  # pylint: disable=broad-exception-caught
+      if self.interrupt.pressed:  # inside a kernel Ctrl-C comes in disguise
+        raise KeyboardInterrupt from None
+      # A kernel that can't run must not cost the rows of the others; only a
+      # peer is allowed not to.
+      if isinstance(error, NotImplementedError):
+        reason = str(error)
+      else:
+        reason = contestants.first_line(error)
+      if not peer:
+        self.failures.append(name)
+      self.console.line(f"{label}  can't run here: {reason}", bad=not peer)
+      return
+    rows_lib.append(self.path, row)
+    self.rows.append(row)
+    failed = row["passed"] is False
+    if failed:
+      self.failures.append(name)
+    parts = [label]
+    if row["ms_median"] is not None:
+      parts += measured_parts(row, self.rows)
+    elif not self.bench.timed:
+      parts.append(f"interpreted in {time.perf_counter() - start:.1f} s")
+    parts.append(
+      f"{tables.verdict(row)} error {_number(row['max_error'])}, bound"
+      f" {_number(row['error_bound'])}"
+    )
+    self.console.line("  ".join(parts), bad=failed)
+    if rung is not None and not self.bench.timed:
+      self.console.line(f"   {modelled.line(rung, problem, self.gpu)}")
+
+  def _kept(
+    self, kernel: str, problem: contract.Problem
+  ) -> dict[str, Any] | None:
+    """The row that `--resume` need not measure again."""
+    versions = provenance.versions()
+    same = dataclasses.asdict(problem) | {
+      "kernel": kernel,
+      "seed": self.bench.seed,
+      **{f: versions[f] for f in ("device", "jax", "jaxlib", "commit")},
+    }
+    if self.bench.timed:
+      same |= {"warmup": self.bench.warmup, "repeats": self.bench.repeats}
+    row = rows_lib.find(self.earlier, **same)
+    return None if row is None or row["passed"] is False else row
+
+
+def measured_parts(
+  row: dict[str, Any], rows: Sequence[dict[str, Any]]
+) -> list[str]:
+  """The times of a row, as parts of its line."""
+  time_part = (
+    f"{tables.duration(row['ms_median']):>8}"
+    f" (w:{row['warmup']} r:{row['repeats']})"
+  )
+  parts = [
+    time_part,
+    f"{tables.rate(row['tflops']):>5} TFLOP/s",
+    f"{tables.rate(row['gbytes_per_s']):>5} GB/s",
+    f"{tables.factor(row['ratio_to_jnp_dot']):>6} of jnp.dot",
+  ]
+  if (before := tables.over_rung_before(row, rows)) is not None:
+    parts.append(f"{tables.factor(before):>6} of rung {row['number'] - 1}")
+  if (wall := row.get("wall_ms_median")) is not None:
+    parts.append(f"wall {tables.duration(wall)}")
+  return parts
+
+
+def _size(problem: contract.Problem) -> str:
+  p = problem
+  return f"{p.m}x{p.n}x{p.k} {p.dtype}"
+
+
+def _number(x: float | None) -> str:
+  return "not finite" if x is None else f"{x:.2e}"
+
+
+def by_dtype(
+  rungs: Sequence[contract.Rung], dtype: str | None
+) -> dict[str, list[contract.Rung]]:
+  """Rungs by the dtype they run in; those that don't take `dtype` are out."""
+  found: dict[str, list[contract.Rung]] = {}
+  for rung in rungs:
+    if dtype is None or dtype in rung.dtypes:
+      found.setdefault(dtype or rung.dtypes[0], []).append(rung)
+  return found
+
+
+def model_gpu() -> hardware.Gpu:
+  """The GPU that the traffic model describes."""
+  try:
+    return (
+      hardware.lookup(cli.GPU.value) if cli.GPU.value else hardware.current()
+    )
+  except ValueError as error:
+    raise cli.FlagError(f"--gpu: {error}") from None
+
+
+def explain(name: str, console: console_lib.Console) -> int:
+  """Prints a rung's page and the model's numbers."""
+  rungs = cli.parse_rungs(name, ladder_lib.LADDER)
+  gpu = model_gpu()
+  shapes = cli.parse_shapes(cli.SHAPES.value, _SIZES.value)
+  for dtype, chosen in by_dtype(rungs, cli.DTYPE.value).items():
+    for rung in chosen:
+      console.line(modelled.page(rung))
+      for shape in shapes or suites.suite("ladder"):
+        problem = contract.Problem(
+          *shape, dtype, alpha=_ALPHA.value, beta=_BETA.value
+        )
+        console.line(modelled.explain(rung, problem, gpu))
+  return 0
+
+
+def run(console: console_lib.Console) -> int:
+  """Measures what the flags say."""
+  rungs = cli.parse_rungs(cli.KERNELS.value, ladder_lib.LADDER)
+  groups = by_dtype(rungs, cli.DTYPE.value)
+  if not groups:
+    raise cli.FlagError(
+      f"--dtype={cli.DTYPE.value}: none of the rungs of"
+      f" --kernels={cli.KERNELS.value} takes it"
+    )
+  for flag in (_ALPHA, _BETA):
+    if not math.isfinite(flag.value):
+      raise cli.FlagError(f"--{flag.name}: want a number, got {flag.value}")
+  on_gpu = compat.targets_gpu()
+  shapes = cli.parse_shapes(cli.SHAPES.value, _SIZES.value)
+  shapes = shapes or suites.suite("ladder" if on_gpu else "interpret")
+  gpu = model_gpu()
+  device = provenance.device_name()
+  path = rows_lib.results_file(device, EXPERIMENT, cli.OUTPUT_DIR.value)
+  bench = bench_lib.Bench(
+    experiment=EXPERIMENT,
+    seed=cli.SEED.value,
+    warmup=_WARMUP.value,
+    repeats=_REPEATS.value,
+    timed=on_gpu,
+    measure=timing.measure,
+    flush=timing.l2_flush(hardware.current().l2_bytes) if on_gpu else None,
+  )
+  interrupt = console_lib.Interrupt()
+  ladder = Ladder(console, bench, path, gpu, interrupt)
+  if _RESUME.value:
+    ladder.earlier = rows_lib.read(path)
+  if on_gpu:
+    console.line(f"{device}; times are GPU kernel times, L2 flushed")
+  else:
+    console.line(
+      f"No NVIDIA GPU here ({device}): the kernels run in Pallas' GPU"
+      " interpreter. They are checked; interpreted times are not GPU times,"
+      f" so no throughput is given. The traffic model is of the {gpu.name}."
+    )
+  kernels = sum(map(len, groups.values()))
+  extra = 4 * len(groups) if on_gpu else 0
+  interrupted = False
+  try:
+    with interrupt, console.progress((kernels + extra) * len(shapes)):
+      for shape in shapes:
+        for dtype, chosen in groups.items():
+          problem = contract.Problem(
+            *shape, dtype, alpha=_ALPHA.value, beta=_BETA.value
+          )
+          ladder.problem(problem, chosen, _PEERS.value)
+  except KeyboardInterrupt:
+    interrupted = True
+  header, cells = tables.summary(ladder.rows)
+  console.line()
+  console.table(f"The ladder on {device}", header, cells, tables.NUMERIC)
+  console.line(f"rows: {path}")
+  if interrupted:
+    console.line(
+      f"interrupted: {len(ladder.rows)} finished rows were kept in {path};"
+      " --resume goes on from there"
+    )
+    return 130
+  if on_gpu:
+    show(console, rows_lib.read(path), path.parent)
+  elif _UPDATE_README.value or _PLOT.value:
+    console.line("no plots and no README table: nothing was timed")
+  if ladder.failures:
+    console.line(f"FAILED: {', '.join(ladder.failures)}", bad=True)
+    return 1
+  return 0
+
+
+def show(
+  console: console_lib.Console,
+  rows: Sequence[dict[str, Any]],
+  folder: pathlib.Path,
+) -> None:
+  """Plots and README tables, as the flags say, of one device's rows."""
+  timed = [r for r in rows_lib.latest(rows) if r["ms_median"] is not None]
+  if not timed:
+    raise cli.FlagError(f"no timed rows in {folder}; measure on a GPU first")
+  if _PLOT.value:
+    _draw(console, timed, folder)
+  if _UPDATE_README.value:
+    readme = pathlib.Path(_README_FILE.value or _README)
+    block = [tables.ladder_markdown(timed)]
+    for name in ("ladder.png", "roofline.png"):
+      picture = (folder / name).resolve()
+      if picture.exists() and picture.is_relative_to(readme.parent.resolve()):
+        link = picture.relative_to(readme.parent.resolve()).as_posix()
+        block.append(f"![{name.removesuffix('.png')}]({link})")
+    try:
+      changed = tables.update_file(readme, EXPERIMENT, "\n\n".join(block))
+    except ValueError as error:
+      raise cli.FlagError(f"--update_readme: {error}") from None
+    console.line(f"{'rewrote' if changed else 'nothing new for'} {readme}")
+
+
+def _draw(console, timed, folder: pathlib.Path) -> None:
+  try:
+    gpu = hardware.lookup(cli.GPU.value or timed[0]["device"])
+  except ValueError:
+    gpu = hardware.current()
+
+  def intensity(row: dict[str, Any]) -> float | None:
+    return modelled.intensity(row, ladder_lib.LADDER)
+
+  figures = {
+    "ladder.png": lambda path: plots.ladder(timed, path),
+    "roofline.png": lambda path: plots.roofline(timed, gpu, intensity, path),
+  }
+  for name, draw in figures.items():
+    try:
+      draw(folder / name)
+    except ImportError:
+      console.line("no plots: matplotlib is missing (the extra 'bench')")
+      return
+    except ValueError as error:
+      console.line(f"no {name}: {error}")
+    else:
+      console.line(f"plot: {folder / name}")
+
+
+def from_rows(console: console_lib.Console) -> int:
+  """Table, plots and README from rows measured before."""
+  if _FROM_ROWS.value:
+    path = pathlib.Path(_FROM_ROWS.value)
+    if not path.exists():
+      raise cli.FlagError(f"--from_rows: there is no {path}")
+    folder = pathlib.Path(cli.OUTPUT_DIR.value or path.parent)
+  elif cli.OUTPUT_DIR.value:
+    folder = pathlib.Path(cli.OUTPUT_DIR.value)
+    path = folder / f"{EXPERIMENT}.jsonl"
+  else:
+    path = _only_measured_file()
+    folder = path.parent
+  rows = rows_lib.read(path)
+  try:
+    for row in rows:
+      rows_lib.validate(row)
+  except ValueError as error:
+    raise cli.FlagError(f"{path}: {error}") from None
+  latest = tables.ordered(rows_lib.latest(rows))
+  header, cells = tables.summary(latest)
+  console.table(f"Rows of {path}", header, cells, tables.NUMERIC)
+  show(console, rows, folder)
+  return 0
+
+
+def _only_measured_file() -> pathlib.Path:
+  """The results file in the repository that holds timed rows."""
+  found = [
+    path
+    for path in sorted(rows_lib.RESULTS.glob(f"*/{EXPERIMENT}.jsonl"))
+    if any(row.get("ms_median") is not None for row in rows_lib.read(path))
+  ]
+  if len(found) != 1:
+    names = ", ".join(map(str, found)) or "none"
+    raise cli.FlagError(
+      f"--update_readme: want one file of timed rows in {rows_lib.RESULTS},"
+      f" there is {names}; --from_rows names one"
+    )
+  return found[0]
+
+
+def main(argv: Sequence[str]) -> int:
+  """Carries out the flags; returns the exit status."""
+  del argv
+  console = console_lib.Console()
+  if _EXPLAIN.value is not None:
+    return explain(_EXPLAIN.value, console)
+  measuring = any(flags.FLAGS[name].present for name in _MEASURING)
+  if _FROM_ROWS.value or (_UPDATE_README.value and not measuring):
+    return from_rows(console)
+  return run(console)
+
+
+if __name__ == "__main__":
+  cli.run(main)

@@ -1,0 +1,307 @@
+"""What a GPU is: how many SMs, how much of each memory, how fast at most.
+
+Everything in the package that depends on the machine asks here, so that no
+kernel carries a number that is true of one GPU alone. `current()` describes
+the GPU that a trace made now is for; `lookup()` describes one by name.
+
+Where the numbers come from:
+
+* Per compute capability (lanes, shared memory, registers, threads): the table
+  of technical specifications in the CUDA C++ Programming Guide, and the table
+  of arithmetic throughput there for the fp32 lanes.
+* Per product (SMs, clock, rates): NVIDIA's datasheets and architecture
+  whitepapers, each named beside its rows. Tensor-core rates are *dense*:
+  where a datasheet prints rates with sparsity, half of them. The clock is the
+  boost clock that those rates are computed with; a GPU under load usually
+  runs below it.
+"""
+
+import contextlib
+import dataclasses
+import re
+from typing import Any
+
+from pallas_gemm import compat
+
+KIB, MIB = 1024, 1024**2
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+  """One GPU, in bytes, hertz, bytes a second and FLOP a second.
+
+  A fused multiply-add counts as two FLOP.
+
+  Attributes:
+    name: as the CUDA driver reports it.
+    compute_capability: (major, minor).
+    sm_count: streaming multiprocessors.
+    fp32_lanes_per_sm: float32 FMAs that one SM starts in a clock.
+    clock_hz: boost clock of the SMs.
+    l2_bytes: size of the L2 cache.
+    dram_bytes_per_s: peak rate of device memory, reads and writes together.
+    shared_bytes_per_block: most shared memory that one thread block can have.
+    shared_bytes_per_sm: shared memory of one SM; each resident thread block
+      takes 1 KiB of it besides its own.
+    registers_per_sm: 32-bit registers of one SM.
+    max_threads_per_sm: threads that can be resident on one SM.
+    fp32_flops: peak of the CUDA cores in float32.
+    tf32_flops: dense peak of the tensor cores with TF32 operands.
+    bf16_flops: dense peak of the tensor cores with bfloat16 or float16
+      operands and float32 accumulation.
+    modelled_on: None if the rates are this product's own; otherwise the known
+      product whose rates, scaled by the number of SMs, stand in for them.
+  """
+
+  name: str
+  compute_capability: tuple[int, int]
+  sm_count: int
+  fp32_lanes_per_sm: int
+  clock_hz: float
+  l2_bytes: int
+  dram_bytes_per_s: float
+  shared_bytes_per_block: int
+  shared_bytes_per_sm: int
+  registers_per_sm: int
+  max_threads_per_sm: int
+  fp32_flops: float
+  tf32_flops: float
+  bf16_flops: float
+  modelled_on: str | None = None
+
+  @property
+  def shared_bytes_per_s(self) -> float:
+    """Peak rate of shared memory of all SMs: 32 banks of 4 bytes a clock."""
+    return self.sm_count * 32 * 4 * self.clock_hz
+
+
+@dataclasses.dataclass(frozen=True)
+class _Architecture:
+  """What every GPU of one compute capability has in common."""
+
+  fp32_lanes_per_sm: int
+  shared_kib_per_sm: int
+  max_threads_per_sm: int
+
+
+_ARCHITECTURES = {
+  (8, 0): _Architecture(64, 164, 2048),
+  (8, 6): _Architecture(128, 100, 1536),
+  (8, 9): _Architecture(128, 100, 1536),
+  (9, 0): _Architecture(128, 228, 2048),
+  (10, 0): _Architecture(128, 228, 2048),
+  (12, 0): _Architecture(128, 100, 1536),
+}
+
+
+def _product(
+  name: str,
+  capability: tuple[int, int],
+  sms: int,
+  clock_mhz: int,
+  l2_mib: int,
+  dram_gb_per_s: float,
+  fp32: float,
+  tf32: float,
+  bf16: float,
+) -> Gpu:
+  """A row of the table; the rates in TFLOP/s, dense."""
+  architecture = _ARCHITECTURES[capability]
+  return Gpu(
+    name=name,
+    compute_capability=capability,
+    sm_count=sms,
+    fp32_lanes_per_sm=architecture.fp32_lanes_per_sm,
+    clock_hz=clock_mhz * 1e6,
+    l2_bytes=l2_mib * MIB,
+    dram_bytes_per_s=dram_gb_per_s * 1e9,
+    # CUDA keeps 1 KiB of each thread block's shared memory for itself.
+    shared_bytes_per_block=(architecture.shared_kib_per_sm - 1) * KIB,
+    shared_bytes_per_sm=architecture.shared_kib_per_sm * KIB,
+    registers_per_sm=64 * KIB,
+    max_threads_per_sm=architecture.max_threads_per_sm,
+    fp32_flops=fp32 * 1e12,
+    tf32_flops=tf32 * 1e12,
+    bf16_flops=bf16 * 1e12,
+  )
+
+
+# L2 of GH100 products: 10 MiB come with each memory stack that is enabled, so
+# five stacks (H100 80 GB) have 50 MiB and six (H200, GH200, H100 NVL) 60.
+# On GeForce the tensor cores run at half rate when they accumulate in float32.
+#
+# capability, SMs, MHz, L2 MiB, DRAM GB/s, dense TFLOP/s in fp32, TF32, bf16.
+# fmt: off
+_PRODUCTS = {
+    # NVIDIA H200 Tensor Core GPU datasheet.
+    "NVIDIA H200": ((9, 0), 132, 1980, 60, 4800, 67, 494.5, 989.5),
+    "NVIDIA H200 NVL": ((9, 0), 132, 1785, 60, 4800, 60, 417.5, 835.5),
+    # NVIDIA H100 Tensor Core GPU datasheet and architecture whitepaper.
+    "NVIDIA H100 80GB HBM3": ((9, 0), 132, 1980, 50, 3350, 67, 494.5, 989.5),
+    "NVIDIA H100 PCIe": ((9, 0), 114, 1755, 50, 2000, 51.2, 378, 756),
+    "NVIDIA H100 NVL": ((9, 0), 132, 1785, 60, 3900, 60, 417.5, 835.5),
+    # NVIDIA GH200 Grace Hopper Superchip datasheet (96 GB of HBM3).
+    "NVIDIA GH200 480GB": ((9, 0), 132, 1980, 60, 4000, 67, 494, 990),
+    # NVIDIA HGX datasheet (an eighth of HGX B200); L2: Blackwell tuning guide.
+    "NVIDIA B200": ((10, 0), 148, 1965, 126, 8000, 75, 1125, 2250),
+    # NVIDIA A100 Tensor Core GPU datasheet and architecture whitepaper.
+    "NVIDIA A100-SXM4-40GB": ((8, 0), 108, 1410, 40, 1555, 19.5, 156, 312),
+    "NVIDIA A100-SXM4-80GB": ((8, 0), 108, 1410, 40, 2039, 19.5, 156, 312),
+    "NVIDIA A100-PCIE-40GB": ((8, 0), 108, 1410, 40, 1555, 19.5, 156, 312),
+    "NVIDIA A100 80GB PCIe": ((8, 0), 108, 1410, 40, 1935, 19.5, 156, 312),
+    # NVIDIA A10 and RTX A6000 datasheets, GA102 architecture whitepaper.
+    "NVIDIA A10": ((8, 6), 72, 1695, 6, 600, 31.2, 62.5, 125),
+    "NVIDIA RTX A6000": ((8, 6), 84, 1800, 6, 768, 38.7, 77.4, 154.8),
+    "NVIDIA GeForce RTX 3090": ((8, 6), 82, 1695, 6, 936, 35.6, 35.6, 71),
+    # NVIDIA L4 and L40S datasheets, Ada architecture whitepaper.
+    "NVIDIA L4": ((8, 9), 58, 2040, 48, 300, 30.3, 60, 121),
+    "NVIDIA L40S": ((8, 9), 142, 2520, 96, 864, 91.6, 183, 362),
+    "NVIDIA GeForce RTX 4090": ((8, 9), 128, 2520, 72, 1008, 82.6, 82.6, 165.2),
+    # NVIDIA RTX Blackwell architecture whitepaper.
+    "NVIDIA GeForce RTX 5090": (
+        (12, 0), 170, 2407, 96, 1792, 104.8, 104.8, 209.5,
+    ),
+}
+# fmt: on
+_KNOWN = {name: _product(name, *row) for name, row in _PRODUCTS.items()}
+
+# What is modelled where there is no GPU to ask.
+DEFAULT_NAME = "NVIDIA H200"
+
+
+def known_names() -> tuple[str, ...]:
+  """Names that `lookup` takes."""
+  return tuple(_KNOWN)
+
+
+def lookup(name: str) -> Gpu:
+  """The GPU of that name.
+
+  Args:
+    name: as the CUDA driver reports it; case and the words "NVIDIA" and
+      "GeForce" do not matter.
+
+  Raises:
+    ValueError: no such GPU in the table; the message lists the known names.
+
+  Example:
+    >>> from pallas_gemm import hardware
+    >>> hardware.lookup("A100-SXM4-80GB").dram_bytes_per_s
+    2039000000000.0
+  """
+  for known, gpu in _KNOWN.items():
+    if _plain(known) == _plain(name):
+      return gpu
+  raise ValueError(
+    f"name must be a known GPU, got {name!r}; known: {', '.join(_KNOWN)}"
+  )
+
+
+def current() -> Gpu:
+  """The GPU that a trace made now is for.
+
+  * A GPU of the table (by its name): that row, with the number of SMs that
+    the device itself reports (a partition of a GPU has fewer).
+  * Another NVIDIA GPU: name, compute capability, number of SMs and shared
+    memory are read off the device. The rest can't be read and is an
+    estimate: that of the product in the table with the same or the nearest
+    older compute capability and the nearest number of SMs, rates scaled by
+    the number of SMs. `modelled_on` names that product.
+  * No GPU (kernels are interpreted): the H200's row, so that the traffic
+    model and its floors can be printed on any machine.
+
+  Raises:
+    ValueError: the device is no NVIDIA GPU of compute capability 8.0 or later
+      (or an abstract device of unknown name, which has nothing to read).
+  """
+  if not compat.targets_gpu():
+    return _KNOWN[DEFAULT_NAME]
+  device = compat.target_device()
+  sms = _reported_sm_count(device)
+  try:
+    gpu = lookup(device.device_kind)
+  except ValueError:
+    return _estimate(device, sms)
+  return gpu if sms is None else dataclasses.replace(gpu, sm_count=sms)
+
+
+def sm_count() -> int:
+  """Streaming multiprocessors of `current()`: the size of persistent grids."""
+  return current().sm_count
+
+
+@contextlib.contextmanager
+def assume(name: str):
+  """Context: traces and lowerings are made for the GPU of that name.
+
+  For lowering and compiling on machines without a GPU: `current()` gives this
+  GPU inside, and kernels are lowered for it instead of interpreted. What is
+  traced here can't be run on a CPU.
+
+  Args:
+    name: as for `lookup`.
+
+  Yields:
+    The `Gpu`.
+
+  Raises:
+    ValueError: no such GPU in the table.
+
+  Example:
+    >>> from pallas_gemm import hardware
+    >>> with hardware.assume("H100 PCIe"):
+    ...   hardware.sm_count()
+    114
+  """
+  gpu = lookup(name)
+  with compat.abstract_gpu(gpu.name, gpu.sm_count):
+    yield gpu
+
+
+def _plain(name: str) -> str:
+  words = str(name).lower().split()
+  return " ".join(word for word in words if word not in ("nvidia", "geforce"))
+
+
+def _reported_sm_count(device: Any) -> int | None:
+  """SMs by the device's word; abstract devices call them num_cores."""
+  for attribute in ("core_count", "num_cores"):
+    count = getattr(device, attribute, None)
+    if isinstance(count, int) and count > 0:
+      return count
+  return None
+
+
+def _estimate(device: Any, sms: int | None) -> Gpu:
+  """A GPU that is not in the table; see `current`."""
+  found = re.fullmatch(
+    r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", ""))
+  )
+  capability = (int(found[1]), int(found[2])) if found else None
+  older = [c for c in _ARCHITECTURES if capability and c <= capability]
+  if capability is None or not older:
+    raise ValueError(
+      "the device must be an NVIDIA GPU of compute capability 8.0 or later,"
+      f" got {device.device_kind!r} (compute capability"
+      f" {getattr(device, 'compute_capability', None)}); known by name:"
+      f" {', '.join(_KNOWN)}"
+    )
+  nearest = max(older)
+  peers = [g for g in _KNOWN.values() if g.compute_capability == nearest]
+  peer = min(peers, key=lambda g: abs(g.sm_count - (sms or g.sm_count)))
+  sms = sms or peer.sm_count
+  share = sms / peer.sm_count
+  shared = getattr(device, "shared_memory_per_block_optin", None)
+  return dataclasses.replace(
+    peer,
+    name=device.device_kind,
+    compute_capability=capability,
+    sm_count=sms,
+    l2_bytes=int(peer.l2_bytes * share),
+    dram_bytes_per_s=peer.dram_bytes_per_s * share,
+    shared_bytes_per_block=shared or peer.shared_bytes_per_block,
+    fp32_flops=peer.fp32_flops * share,
+    tf32_flops=peer.tf32_flops * share,
+    bf16_flops=peer.bf16_flops * share,
+    modelled_on=peer.name,
+  )

@@ -1,0 +1,1 @@
+"""Device code: one kernel a file, the architecture in its name."""

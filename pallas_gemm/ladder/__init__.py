@@ -1,0 +1,42 @@
+"""The ladder: twelve GEMM kernels, each with one idea more than the last.
+
+Example:
+  >>> import jax.numpy as jnp
+  >>> from pallas_gemm.ladder import LADDER
+  >>> [rung.name for rung in LADDER[:3]]
+  ['naive', 'coalesced', 'shared_memory']
+  >>> LADDER[1].gemm(jnp.ones((2, 3)), jnp.ones((3, 2))).tolist()
+  [[3.0, 3.0], [3.0, 3.0]]
+"""
+
+from pallas_gemm.ladder import k01_naive
+from pallas_gemm.ladder import k02_coalesced
+from pallas_gemm.ladder import k03_shared_memory
+from pallas_gemm.ladder import k04_blocktiling_1d
+from pallas_gemm.ladder import k05_blocktiling_2d
+from pallas_gemm.ladder import k06_vectorized
+from pallas_gemm.ladder import k07_warptiling
+from pallas_gemm.ladder import k08_double_buffering
+from pallas_gemm.ladder import k09_tensor_cores
+from pallas_gemm.ladder import k10_warp_specialized
+from pallas_gemm.ladder import k11_persistent
+from pallas_gemm.ladder import k12_cluster_multicast
+from pallas_gemm.ladder.contract import Problem as Problem
+from pallas_gemm.ladder.contract import Rung as Rung
+from pallas_gemm.ladder.contract import SimtConfig as SimtConfig
+from pallas_gemm.ladder.contract import TensorCoreConfig as TensorCoreConfig
+
+LADDER: tuple[Rung, ...] = (
+    k01_naive.RUNG,
+    k02_coalesced.RUNG,
+    k03_shared_memory.RUNG,
+    k04_blocktiling_1d.RUNG,
+    k05_blocktiling_2d.RUNG,
+    k06_vectorized.RUNG,
+    k07_warptiling.RUNG,
+    k08_double_buffering.RUNG,
+    k09_tensor_cores.RUNG,
+    k10_warp_specialized.RUNG,
+    k11_persistent.RUNG,
+    k12_cluster_multicast.RUNG,
+)

@@ -1,0 +1,705 @@
+"""What each rung moves: FLOP, bytes and arithmetic intensity, as formulas.
+
+The ladder is the history of one ratio: arithmetic per access. This file says
+what the ratio is for each rung, from the tile sizes alone, and what the least
+time is on a GPU that it leads to. No kernel runs.
+
+Notation: the block that a thread block computes is BM x BN, its slabs are BK
+deep, a thread's part of it is TM x TN (`thread_m`, `thread_n`). Counts of
+elements are for A and B together; C, which is read once if beta is not 0, is
+added to the bytes alone.
+
+Three kinds of count, from the most naive to the most physical:
+
+* *Accesses* are what threads ask for: an element that 32 lanes read at once
+  counts 32 times. The classic texts count this way, and so do
+  `global_load_bytes`, `shared_load_bytes` and everything derived from them.
+* *Requests of a warp*: lanes that touch the same 32-byte sector or 128-byte
+  line of global memory are served together (`sectors`), and a value of shared
+  memory that several lanes of a warp read is read once.
+* *Compulsory bytes*: every operand once, whatever the kernel does.
+
+The floor takes the last two, because only they bound the time from below:
+compulsory bytes against device memory, requests against L1 and shared memory.
+Thread blocks are indivisible there: with fewer blocks than SMs, or a last
+round that is not full, the floor is that of the busiest SM.
+
+Threads here are the logical ones of the classics. A warpgroup has 128 threads
+whatever the block, so a block of more than 128 TM x TN parts gives each
+thread several of them, one below the other; they are one longer part to the
+floor, which counts what the thread has to read at least.
+
+Rungs 1-7 work on operands padded to whole blocks, and what the padding adds
+is counted (the copies that XLA makes to pad are not: they are other kernels).
+From rung 8 on TMA reads and writes what exists.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+from typing import Literal
+
+from pallas_gemm import hardware, roofline
+from pallas_gemm.ladder import contract
+from pallas_gemm.ladder.contract import cdiv
+
+NAMES = (
+  "naive",
+  "coalesced",
+  "shared_memory",
+  "blocktiling_1d",
+  "blocktiling_2d",
+  "vectorized",
+  "warptiling",
+  "double_buffering",
+  "tensor_cores",
+  "warp_specialized",
+  "persistent",
+  "cluster_multicast",
+)
+WARP = 32
+WARPGROUP = 128
+SECTOR_BYTES = 32
+LINE_BYTES = 128
+# One wgmma takes 64 rows of A and up to 256 columns of B.
+WGMMA_M = 64
+WGMMA_MAX_N = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+  """What one rung moves for one problem.
+
+  Attributes:
+    number: of the rung.
+    name: of the rung.
+    problem: the problem.
+    config: the tile sizes.
+    gpu: the GPU that `floor` is for.
+    blocks: thread blocks (output tiles, on the persistent rungs).
+    flops: 2 M N K; what padding adds is not work.
+    block_reads: elements of A and B that the threads of one block read from
+      global memory.
+    block_unique_reads: how many different elements those are.
+    global_load_bytes: what all threads read from global memory, C included;
+      a tile that a cluster receives by multicast is read once.
+    global_store_bytes: what all threads write to global memory.
+    compulsory_bytes: A, B and the result once, and C if beta is not 0.
+    shared_load_bytes: what threads, or wgmma, read from shared memory.
+    shared_store_bytes: what is written to shared memory.
+    global_accesses_per_result: elements of A and B read from global memory
+      for each element of the result.
+    shared_accesses_per_result: the same from shared memory.
+    compute_to_load: FMAs for each element read in the innermost step.
+    loads_per_fma: load instructions of a thread for each of its FMAs in the
+      innermost step; fewer if one load moves a vector, none with wgmma, which
+      reads shared memory itself.
+    intensity: FLOP per byte read from global memory; stores do not count.
+    sectors: 32-byte sectors that one warp touches to read A, and to read B,
+      in one step of k; None where the inner step does not read global memory.
+    floor: the least time on `gpu`, and what binds.
+  """
+
+  number: int
+  name: str
+  problem: contract.Problem
+  config: contract.Config
+  gpu: hardware.Gpu
+  blocks: int
+  flops: int
+  block_reads: int
+  block_unique_reads: int
+  global_load_bytes: int
+  global_store_bytes: int
+  compulsory_bytes: int
+  shared_load_bytes: int
+  shared_store_bytes: int
+  global_accesses_per_result: float
+  shared_accesses_per_result: float
+  compute_to_load: float
+  loads_per_fma: float
+  intensity: float
+  sectors: tuple[int, int] | None
+  floor: roofline.Floor
+
+  @property
+  def fmas(self) -> int:
+    """Fused multiply-adds, M N K."""
+    return self.flops // 2
+
+  @property
+  def fma_issue_share(self) -> float:
+    """Share of the issue slots that FMAs can have beside the loads.
+
+    An SM's schedulers start one instruction a clock each, an FMA or a load.
+    """
+    return 1 / (1 + self.loads_per_fma)
+
+
+@dataclasses.dataclass(frozen=True)
+class LaneAccess:
+  """The (row, column) of A, B and C that one lane touches in one step."""
+
+  a: tuple[int, int]
+  b: tuple[int, int]
+  c: tuple[int, int]
+
+
+def model(
+  rung: int | str,
+  config: contract.Config,
+  problem: contract.Problem,
+  gpu: hardware.Gpu | None = None,
+) -> Traffic:
+  """What a rung moves for a problem.
+
+  Args:
+    rung: number (1-12) or name.
+    config: tile sizes; a SimtConfig for rungs 1-8, a TensorCoreConfig for
+      9-12. It is taken as legal.
+    problem: shape, dtype, alpha and beta.
+    gpu: what the floor is for; None is `hardware.current()`.
+
+  Returns:
+    The counts. A problem without a product (M, N or K or alpha is 0) runs no
+    kernel: nothing is read but C.
+
+  Raises:
+    ValueError: no such rung.
+    TypeError: a config of the other kind.
+
+  Example:
+    >>> from pallas_gemm.ladder import contract, traffic
+    >>> block = contract.SimtConfig(block_m=4, block_n=4)
+    >>> t = traffic.model("naive", block, contract.Problem(16, 16, 16))
+    >>> t.block_reads, t.block_unique_reads, t.global_load_bytes, t.intensity
+    (512, 128, 32768, 0.25)
+  """
+  number = rung_number(rung)
+  wanted = contract.SimtConfig if number <= 8 else contract.TensorCoreConfig
+  if not isinstance(config, wanted):
+    raise TypeError(
+      f"config of {NAMES[number - 1]} must be a {wanted.__name__}, got"
+      f" {type(config).__name__}"
+    )
+  gpu = hardware.current() if gpu is None else gpu
+  if 0 in (problem.m, problem.n, problem.k) or problem.alpha == 0:
+    return _without_product(number, config, problem, gpu)
+  if number <= 8:
+    return _simt(number, config, problem, gpu)
+  return _tensor_cores(number, config, problem, gpu)
+
+
+def rung_number(rung: int | str) -> int:
+  """1..12 of a number or a name.
+
+  Raises:
+    ValueError: no such rung; the message lists the names.
+  """
+  if rung in NAMES:
+    return NAMES.index(rung) + 1
+  if isinstance(rung, int) and 1 <= rung <= len(NAMES):
+    return rung
+  raise ValueError(
+    f"rung must be 1..{len(NAMES)} or one of {', '.join(NAMES)}, got {rung!r}"
+  )
+
+
+def compute_to_load(rows: int, columns: int) -> float:
+  """FMAs per element read for a tile held in registers.
+
+  A step of k reads a column of `rows` values and a row of `columns`, and
+  multiplies each with each.
+
+  Example:
+    >>> from pallas_gemm.ladder import traffic
+    >>> traffic.compute_to_load(1, 1), traffic.compute_to_load(8, 8)
+    (0.5, 4.0)
+  """
+  return rows * columns / (rows + columns)
+
+
+def lanes_addresses(
+  mapping: Literal["A", "B"],
+  *,
+  k: int = 0,
+  lanes: Sequence[int] = range(4),
+  width: int = WARP,
+) -> tuple[LaneAccess, ...]:
+  """What the lanes of a warp touch in step k of the naive loop.
+
+  Args:
+    mapping: "A": consecutive lanes take consecutive columns of C
+      (coalesced); "B": consecutive rows (uncoalesced).
+    k: the step.
+    lanes: which lanes; T0-T3 unless told.
+    width: lanes along the walked dimension; the next lane starts the next
+      column (mapping B) or row (mapping A).
+
+  Raises:
+    ValueError: another mapping.
+
+  Example:
+    >>> from pallas_gemm.ladder import traffic
+    >>> [x.b for x in traffic.lanes_addresses("A", k=7)]
+    [(7, 0), (7, 1), (7, 2), (7, 3)]
+    >>> [x.b for x in traffic.lanes_addresses("B", k=7)]
+    [(7, 0), (7, 0), (7, 0), (7, 0)]
+  """
+  if mapping not in ("A", "B"):
+    raise ValueError(f"mapping must be 'A' or 'B', got {mapping!r}")
+  touched = []
+  for lane in lanes:
+    slow, fast = divmod(lane, width)
+    row, column = (slow, fast) if mapping == "A" else (fast, slow)
+    touched.append(LaneAccess(a=(row, k), b=(k, column), c=(row, column)))
+  return tuple(touched)
+
+
+def units_touched(
+  addresses: Sequence[tuple[int, int]],
+  row_stride: int,
+  itemsize: int = 4,
+  unit: int = SECTOR_BYTES,
+) -> int:
+  """Aligned units of memory that one request of a warp touches.
+
+  Args:
+    addresses: (row, column) of each lane.
+    row_stride: elements from one row to the next.
+    itemsize: bytes of an element.
+    unit: bytes of a unit; a sector (32) unless told, a cache line has 128.
+
+  Example:
+    >>> from pallas_gemm.ladder import traffic
+    >>> warp = traffic.lanes_addresses("A", lanes=range(32))
+    >>> traffic.units_touched([x.b for x in warp], row_stride=4096)
+    4
+    >>> warp = traffic.lanes_addresses("B", lanes=range(32))
+    >>> traffic.units_touched([x.a for x in warp], row_stride=4096)
+    32
+  """
+  return len(
+    {
+      (row * row_stride + column) * itemsize // unit
+      for row, column in addresses
+    }
+  )
+
+
+def warp_tile(rung: int | str, config: contract.SimtConfig) -> tuple[int, int]:
+  """Rows and columns of the block that one warp of an fp32 rung computes."""
+  number = rung_number(rung)
+  rows, columns = _held(config)
+  most_m = max(1, config.block_m // rows)
+  most_n = max(1, config.block_n // columns)
+  if number == 1:  # Lanes walk rows.
+    lanes_m = min(WARP, most_m)
+    lanes_n = min(WARP // lanes_m, most_n)
+  else:
+    # Lanes walk columns; from warptiling on, a warp is as square as 32 lanes
+    # can be, with its long side along the long side of the block.
+    square = 8 if config.block_n >= config.block_m else 4
+    lanes_n = min(WARP if number < 7 else square, most_n)
+    lanes_m = min(WARP // lanes_n, most_m)
+  return lanes_m * rows, lanes_n * columns
+
+
+def warp_footprint(
+  rung: int | str, config: contract.SimtConfig, problem: contract.Problem
+) -> tuple[int, int]:
+  """Bytes of A and of B that one warp needs over the whole of K, each once.
+
+  Example:
+    >>> from pallas_gemm.ladder import contract, traffic
+    >>> cube = contract.Problem(256, 256, 256)
+    >>> block = contract.SimtConfig(block_m=4, block_n=32)
+    >>> traffic.warp_footprint("coalesced", block, cube)
+    (1024, 32768)
+  """
+  rows, columns = warp_tile(rung, config)
+  row_bytes = problem.k * problem.itemsize
+  return rows * row_bytes, columns * row_bytes
+
+
+def explain(
+  rung: int | str,
+  config: contract.Config,
+  problem: contract.Problem,
+  gpu: hardware.Gpu | None = None,
+) -> str:
+  """The model's numbers with the formulas they come from, for a terminal.
+
+  Args:
+    rung: number or name.
+    config: as for `model`.
+    problem: as for `model`.
+    gpu: as for `model`.
+
+  Returns:
+    Lines of at most 80 columns, without a newline at the end.
+  """
+  t = model(rung, config, problem, gpu)
+  p = problem
+  gpu_name = f"{t.gpu.name} ({t.gpu.sm_count} SMs)"
+  if t.gpu.modelled_on:
+    gpu_name += f", rates scaled from {t.gpu.modelled_on}"
+  header = [
+    f"rung {t.number}, {t.name}, on {gpu_name}",
+    f"  M x N x K = {p.m} x {p.n} x {p.k}, {p.dtype}",
+    f"  {_tiles(t)}",
+  ]
+  if not t.blocks:
+    return "\n".join([*header, "  no product to compute, nothing to launch"])
+  rows = [
+    ("thread blocks", f"{t.blocks:,}", "ceil(M / BM) ceil(N / BN)"),
+    ("work", f"{_si(t.flops)}FLOP", "2 M N K"),
+    *_explain_global(t),
+    *_explain_shared(t),
+    *_explain_floor(t),
+  ]
+  label = max(len(row[0]) for row in rows)
+  value = max(len(row[1]) for row in rows)
+  lines = [f"  {a:<{label}}  {b:<{value}}  {c}".rstrip() for a, b, c in rows]
+  return "\n".join([*header, *lines])
+
+
+def _simt(number, config, problem, gpu) -> Traffic:
+  """Rungs 1-8: CUDA cores."""
+  bm, bn = config.block_m, config.block_n
+  tm, tn = config.thread_m, config.thread_n
+  tiles_m, tiles_n = cdiv(problem.m, bm), cdiv(problem.n, bn)
+  blocks = tiles_m * tiles_n
+  in_shared_memory = number >= 3
+  step = config.block_k if in_shared_memory else 1
+  k = cdiv(problem.k, max(step, 1)) * max(step, 1)
+
+  # Every thread reads TM of A and TN of B for each k ...
+  thread_reads = bm * bn * (tm + tn) * k // (tm * tn)
+  unique_reads = (bm + bn) * k
+  # ... from global memory, or from slabs that the block reads there once.
+  block_reads = unique_reads if in_shared_memory else thread_reads
+  reads, results = blocks * block_reads, tiles_m * bm * tiles_n * bn
+  if number >= 8:  # TMA reads what exists.
+    reads = (problem.m * tiles_n + problem.n * tiles_m) * problem.k
+    results = problem.m * problem.n
+  item = problem.itemsize
+  c_bytes = results * item if problem.beta else 0
+
+  sectors = l1_lines = None
+  wm, wn = warp_tile(number, config)
+  warps = blocks * bm * bn / (wm * wn)
+  shared_floor = 0.0
+  if in_shared_memory:
+    # A value that several lanes of a warp read leaves the banks once.
+    shared_floor = (warps * (wm + wn) * k + blocks * unique_reads) * item
+  else:
+    sectors, lines = _requests(number, config, problem)
+    rows, columns = _held(config)
+    l1_lines = warps * k * (rows * lines[0] + columns * lines[1])
+  return _traffic(
+    number,
+    config,
+    problem,
+    gpu,
+    blocks=blocks,
+    block_reads=block_reads,
+    block_unique_reads=unique_reads,
+    global_load_bytes=reads * item + c_bytes,
+    global_store_bytes=results * item,
+    shared_load_bytes=blocks * thread_reads * item * in_shared_memory,
+    shared_store_bytes=blocks * unique_reads * item * in_shared_memory,
+    global_accesses_per_result=block_reads / (bm * bn),
+    shared_accesses_per_result=(
+      thread_reads / (bm * bn) if in_shared_memory else 0.0
+    ),
+    compute_to_load=compute_to_load(tm, tn),
+    loads_per_fma=(tm + tn) / (tm * tn * config.vector),
+    sectors=sectors,
+    executed_flops=2 * blocks * bm * bn * k,
+    shared_floor=shared_floor,
+    l1_lines=l1_lines,
+  )
+
+
+def _tensor_cores(number, config, problem, gpu) -> Traffic:
+  """Rungs 9-12: wgmma on tiles that TMA brings to shared memory."""
+  bm, bn = config.block_m, config.block_n
+  tiles_m, tiles_n = cdiv(problem.m, bm), cdiv(problem.n, bn)
+  blocks = tiles_m * tiles_n
+  k = cdiv(problem.k, config.block_k) * config.block_k
+  item = problem.itemsize
+
+  # Thread blocks in a row of a cluster share their tile of A, those in a
+  # column their tile of B: one of them reads it, all of them receive it.
+  reads_a = problem.m * problem.k * cdiv(tiles_n, config.cluster_n)
+  reads_b = problem.n * problem.k * cdiv(tiles_m, config.cluster_m)
+  unique_reads = (bm + bn) * problem.k
+  block_reads = (
+    cdiv(bm, config.cluster_n) + cdiv(bn, config.cluster_m)
+  ) * problem.k
+
+  # A wgmma multiplies 64 rows by up to 256 columns. It reads both operands
+  # from shared memory: A again for each group of columns, B for each 64 rows.
+  columns = _wgmma_columns(config)
+  wgmma_reads = (bm * cdiv(bn, columns) + bn * cdiv(bm, WGMMA_M)) * k
+  # The result passes through shared memory once if the epilogue is staged.
+  staged = bm * bn if config.epilogue_n else 0
+  shared_loads = blocks * (wgmma_reads + staged) * item
+  shared_stores = blocks * ((bm + bn) * k + staged) * item
+  results = problem.m * problem.n * item
+  return _traffic(
+    number,
+    config,
+    problem,
+    gpu,
+    blocks=blocks,
+    block_reads=block_reads,
+    block_unique_reads=unique_reads,
+    global_load_bytes=(
+      (reads_a + reads_b) * item + (results if problem.beta else 0)
+    ),
+    global_store_bytes=results,
+    shared_load_bytes=shared_loads,
+    shared_store_bytes=shared_stores,
+    global_accesses_per_result=block_reads / (bm * bn),
+    shared_accesses_per_result=wgmma_reads / (bm * bn),
+    compute_to_load=compute_to_load(WGMMA_M, columns),
+    loads_per_fma=0.0,
+    sectors=None,
+    executed_flops=2 * blocks * bm * bn * k,
+    shared_floor=shared_loads + shared_stores,
+    l1_lines=None,
+  )
+
+
+def _without_product(number, config, problem, gpu) -> Traffic:
+  results = problem.m * problem.n * problem.itemsize
+  c_bytes = results if problem.beta else 0
+  return Traffic(
+    number=number,
+    name=NAMES[number - 1],
+    problem=problem,
+    config=config,
+    gpu=gpu,
+    blocks=0,
+    flops=0,
+    block_reads=0,
+    block_unique_reads=0,
+    global_load_bytes=c_bytes,
+    global_store_bytes=results,
+    compulsory_bytes=c_bytes + results,
+    shared_load_bytes=0,
+    shared_store_bytes=0,
+    global_accesses_per_result=0.0,
+    shared_accesses_per_result=0.0,
+    compute_to_load=0.0,
+    loads_per_fma=0.0,
+    intensity=0.0,
+    sectors=None,
+    floor=roofline.floor(0, c_bytes + results, gpu, problem.dtype),
+  )
+
+
+def _traffic(
+  number,
+  config,
+  problem,
+  gpu,
+  *,
+  executed_flops,
+  shared_floor,
+  l1_lines,
+  **counts,
+) -> Traffic:
+  """What follows from the counts in the same way on every rung."""
+  m, n, k = problem.m, problem.n, problem.k
+  flops = 2 * m * n * k
+  c_elements = m * n if problem.beta else 0
+  compulsory = (m * k + k * n + m * n + c_elements) * problem.itemsize
+  # The busiest SM computes this many times its even share.
+  blocks = counts["blocks"]
+  uneven = cdiv(blocks, gpu.sm_count) * gpu.sm_count / blocks
+  # What L1 keeps between the blocks of an SM is unknown on rungs 1 and 2.
+  l2_bytes = None
+  if number >= 3:
+    l2_bytes = counts["global_load_bytes"] + counts["global_store_bytes"]
+  return Traffic(
+    number=number,
+    name=NAMES[number - 1],
+    problem=problem,
+    config=config,
+    gpu=gpu,
+    flops=flops,
+    compulsory_bytes=compulsory,
+    intensity=flops / counts["global_load_bytes"],
+    floor=roofline.floor(
+      executed_flops * uneven,
+      compulsory,
+      gpu,
+      problem.dtype,
+      shared_floor * uneven,
+      l2_bytes=l2_bytes,
+      l1_lines=None if l1_lines is None else l1_lines * uneven,
+    ),
+    **counts,
+  )
+
+
+def _held(config: contract.SimtConfig) -> tuple[int, int]:
+  """Rows and columns of the block that one of 128 threads really holds."""
+  rows, columns = config.thread_m, config.thread_n
+  parts = config.block_m * config.block_n / (rows * columns)
+  rows *= max(1, math.floor(parts / WARPGROUP))
+  return min(rows, config.block_m), columns
+
+
+def _requests(number, config, problem):
+  """Sectors and lines that a warp touches for one value of A, and of B."""
+  tile_m, tile_n = warp_tile(number, config)
+  rows, columns = _held(config)
+  lanes_m, lanes_n = tile_m // rows, tile_n // columns
+  warp = lanes_addresses(
+    "B" if number == 1 else "A",
+    lanes=range(lanes_m * lanes_n),
+    width=lanes_m if number == 1 else lanes_n,
+  )
+  stride_b = cdiv(problem.n, config.block_n) * config.block_n
+  return tuple(
+    (
+      units_touched([x.a for x in warp], problem.k, problem.itemsize, unit),
+      units_touched([x.b for x in warp], stride_b, problem.itemsize, unit),
+    )
+    for unit in (SECTOR_BYTES, LINE_BYTES)
+  )
+
+
+def _wgmma_columns(config: contract.TensorCoreConfig) -> int:
+  """Columns of the result that one wgmma computes."""
+  columns = config.block_n
+  if config.split == "n":
+    columns = cdiv(columns, config.consumers)
+  return min(columns, WGMMA_MAX_N)
+
+
+def _tiles(t: Traffic) -> str:
+  c = t.config
+  text = f"BM x BN x BK = {c.block_m} x {c.block_n} x {c.block_k}"
+  if isinstance(c, contract.SimtConfig):
+    text += f", TM x TN = {c.thread_m} x {c.thread_n}"
+  else:
+    text += f", clusters of {c.cluster_m} x {c.cluster_n}"
+  return text
+
+
+def _explain_global(t: Traffic) -> list[tuple[str, str, str]]:
+  c = t.config
+  reads = "(BM + BN) K"
+  if t.number <= 2:
+    reads = "BM BN (TM + TN) K / (TM TN)"
+  elif t.number >= 9 and c.cluster_m * c.cluster_n > 1:
+    reads = f"(BM / {c.cluster_n} + BN / {c.cluster_m}) K by multicast"
+  per_result = t.global_accesses_per_result
+  rows = [
+    ("global reads of a block", f"{t.block_reads:,}", reads),
+    (
+      "global reads per result",
+      f"{per_result:,.6g}",
+      f"{_in_terms_of_k(per_result, t.problem.k)}, reads / (BM BN)",
+    ),
+    ("global bytes read", f"{_si(t.global_load_bytes)}B", "by all blocks"),
+    ("global bytes written", f"{_si(t.global_store_bytes)}B", ""),
+    ("compulsory bytes", f"{_si(t.compulsory_bytes)}B", "each operand once"),
+    (
+      "arithmetic intensity",
+      f"{t.intensity:.4g} FLOP/byte",
+      "work / global bytes read",
+    ),
+  ]
+  if t.sectors:
+    a, b = t.sectors
+    rows.insert(
+      1, ("  different ones", f"{t.block_unique_reads:,}", "(BM + BN) K")
+    )
+    rows.append(
+      (
+        "sectors a warp touches",
+        f"{a} of A, {b} of B",
+        "of 32 bytes, in a step of k",
+      )
+    )
+  return rows
+
+
+def _explain_shared(t: Traffic) -> list[tuple[str, str, str]]:
+  if not t.shared_load_bytes:
+    return []
+  per_result = t.shared_accesses_per_result
+  in_k = _in_terms_of_k(per_result, t.problem.k)
+  if t.number <= 8:
+    reads = f"{in_k} = (TM + TN) K / (TM TN)"
+    ratio, by = "TM TN / (TM + TN)", "by all threads"
+  else:
+    n = _wgmma_columns(t.config)
+    reads = f"K / 64 + K / {n} (64 x {n})"
+    ratio, by = f"64 x {n} / (64 + {n})", "by wgmma and epilogue"
+  rows = [
+    ("shared reads per result", f"{per_result:,.6g}", reads),
+    ("FMAs per shared read", f"{t.compute_to_load:.4g}", ratio),
+    ("shared bytes read", f"{_si(t.shared_load_bytes)}B", by),
+    ("shared bytes written", f"{_si(t.shared_store_bytes)}B", ""),
+  ]
+  if t.loads_per_fma:
+    rows.append(
+      (
+        "issue slots for FMAs",
+        f"{t.fma_issue_share:.1%}",
+        f"at most; {1 / t.loads_per_fma:.4g} FMAs a load",
+      )
+    )
+  return rows
+
+
+def _explain_floor(t: Traffic) -> list[tuple[str, str, str]]:
+  f = t.floor
+  floors = (
+    ("compute", f.compute_seconds, "padded FLOP"),
+    ("dram", f.memory_seconds, "compulsory"),
+    ("l2", f.l2_seconds, "global bytes"),
+    ("l1", f.l1_seconds, "cache lines"),
+    ("shared memory", f.shared_seconds, "bank bytes"),
+  )
+  rows = []
+  for name, seconds, what in floors:
+    if seconds:
+      what += " / peak rate" + (" <- binds" if name == f.binds else "")
+      rows.append((f"floor of {name}", _time(seconds), what))
+  rows.append(
+    (
+      "so at most",
+      f"{_si(t.flops / f.seconds)}FLOP/s",
+      f"work / floor of {f.binds}",
+    )
+  )
+  return rows
+
+
+def _in_terms_of_k(per_result: float, k: int) -> str:
+  """A count per result as a multiple or a fraction of K."""
+  times = per_result / k
+  return f"{times:.4g} K" if times >= 1 else f"K / {1 / times:.4g}"
+
+
+def _si(value: float) -> str:
+  """A count with a decimal prefix and the space before its unit."""
+  for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+    if value >= scale:
+      return f"{value / scale:.4g} {prefix}"
+  return f"{value:,.0f} "
+
+
+def _time(seconds: float) -> str:
+  for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+    if seconds >= scale:
+      return f"{seconds / scale:.4g} {unit}"
+  return f"{seconds / 1e-9:.3g} ns"

@@ -1,0 +1,371 @@
+"""Is a product right? A float64 reference and an elementwise error bound.
+
+Two correct kernels rarely agree to the last bit, because they add the same
+numbers in a different order. What every correct kernel obeys is a bound. With
+A and B given, C = A @ B accumulated in floating point of unit roundoff u
+satisfies, in any order of summation and with or without fused multiply-adds,
+
+    |C - A B| <= gamma_K |A| |B|,    gamma_K = K u / (1 - K u),
+
+element by element (N. Higham, *Accuracy and Stability of Numerical
+Algorithms*, 2nd ed., section 3.5). The derivation counts roundings: no
+product passes through more than K of them on its way into the sum. A sum that
+is split (over thread blocks, say) and then added up passes through no more,
+so the bound holds for split-K too, and for `jnp.dot`.
+
+What enters beside gamma_K:
+
+* u of the accumulation. CUDA cores round float32 to nearest: u = 2^-24.
+  Tensor cores take the products of 16-bit operands exactly, align a group of
+  them with the accumulator to the largest exponent, and *truncate*. What a
+  group of n products loses is at most n units of 2^-23 of the largest
+  magnitude, which the same formula covers with u = 2^-23 (M. Fasi et al.,
+  *Numerical behavior of NVIDIA tensor cores*, 2021).
+* TF32 operands: their last 13 bits are dropped before the product, a relative
+  change of up to 2^-10 of each.
+* The epilogue: alpha and beta become float32, and each of alpha * sum,
+  beta * C and their sum is rounded. That is 3 more roundings on each path.
+* The result's dtype: round to nearest with p bits of significand has unit
+  roundoff 2^-p: 2^-24 for float32, 2^-11 for float16, 2^-8 for bfloat16.
+* Underflow, where relative bounds say nothing: results below the smallest
+  normal number may be flushed to zero (XLA does so on CPUs), and so may
+  subnormal operands.
+
+The bound assumes that no intermediate sum overflows float32 unless the result
+does.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_U_FLOAT32 = 2.0**-24
+_U_TRUNCATED = 2.0**-23
+_TF32_OPERAND = 2.0**-10
+_EPILOGUE_ROUNDINGS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+  """What `check` found.
+
+  Attributes:
+    passed: every checked element is within its bound.
+    max_error: largest |out - reference|; inf where exactly one of the two is
+      NaN or they are different infinities.
+    error_bound: the bound at the element where error / bound is largest.
+    worst_ratio: the largest error / bound; at most 1 when passed.
+    checked: how many elements were compared.
+  """
+
+  passed: bool
+  max_error: float
+  error_bound: float
+  worst_ratio: float
+  checked: int
+
+
+def reference(
+  a: Any,
+  b: Any,
+  c: Any | None = None,
+  alpha: float = 1.0,
+  beta: float = 0.0,
+) -> np.ndarray:
+  """The result in float64, alpha * A @ B + beta * C, on the host.
+
+  As in BLAS, a factor of zero means "not read": NaN in C does not spread when
+  beta is 0, nor NaN in A or B when alpha is 0.
+
+  Args:
+    a: [M, K], any real dtype, NumPy or JAX.
+    b: [K, N].
+    c: [M, N]; needed when beta is not 0.
+    alpha: factor of the product.
+    beta: factor of C.
+
+  Returns:
+    [M, N], float64.
+
+  Raises:
+    ValueError: shapes that do not fit, or beta without c.
+
+  Example:
+    >>> import numpy as np
+    >>> from pallas_gemm import numerics
+    >>> numerics.reference(np.ones((1, 3)), np.ones((3, 2)), alpha=2.0)
+    array([[6., 6.]])
+  """
+  m, n, _ = _check_shapes(a, b, c, beta)
+  with np.errstate(all="ignore"):
+    out = np.zeros((m, n))
+    if alpha != 0:
+      out = np.float64(alpha) * (_float64(a) @ _float64(b))
+    if beta != 0:
+      out = out + np.float64(beta) * _float64(c)
+  return out
+
+
+def error_bound(
+  a: Any,
+  b: Any,
+  c: Any | None = None,
+  alpha: float = 1.0,
+  beta: float = 0.0,
+  out_dtype: Any = None,
+  *,
+  tf32: bool = False,
+) -> np.ndarray:
+  """Largest |C - reference| that a correct kernel can show, elementwise.
+
+  Args:
+    a: [M, K], float32, float16 or bfloat16.
+    b: [K, N].
+    c: [M, N]; needed when beta is not 0.
+    alpha: factor of the product.
+    beta: factor of C.
+    out_dtype: dtype of the result; None is the dtype of a.
+    tf32: the operands are float32 and may be cut to TF32, as `jnp.dot` does
+      at default precision on GPUs.
+
+  Returns:
+    [M, N], float64; NaN or inf where an operand is.
+
+  Raises:
+    ValueError: shapes that do not fit, or beta without c.
+    TypeError: out_dtype is none of the three.
+  """
+  dtype = jnp.dtype(a.dtype if out_dtype is None else out_dtype)
+  before, size = _bound_before_rounding(a, b, c, alpha, beta, tf32)
+  return _after_rounding(before, size, dtype)
+
+
+def check(
+  out: Any,
+  a: Any,
+  b: Any,
+  c: Any | None = None,
+  *,
+  alpha: float = 1.0,
+  beta: float = 0.0,
+  sample: int | None = None,
+  seed: int = 0,
+  tf32: bool = False,
+) -> Check:
+  """Compares a result with the float64 reference, against the error bound.
+
+  NaN passes only where the reference is NaN, an infinity only where the
+  reference is that infinity or so large that rounding it to the result's
+  dtype may overflow.
+
+  With `sample`, the reference is computed for `sample` rows and `sample`
+  columns: the first, the last, and one at random of each of equally many
+  stripes, so that every output tile of a regular kernel is met, and with K in
+  full. The cost falls from M N K to sample^2 K. The rest of the output is
+  still scanned for NaN and infinities, which fail if nothing in the operands
+  can explain them.
+
+  Args:
+    out: [M, N], what a kernel gave for the other arguments; float32, float16
+      or bfloat16.
+    a: [M, K].
+    b: [K, N].
+    c: [M, N]; needed when beta is not 0.
+    alpha: factor of the product.
+    beta: factor of C.
+    sample: rows and columns to check; None checks every element.
+    seed: picks the sampled rows and columns.
+    tf32: see `error_bound`.
+
+  Raises:
+    ValueError: shapes that do not fit, beta without c, or sample below 1.
+    TypeError: a dtype of out that is none of the three.
+
+  Example:
+    >>> import numpy as np
+    >>> from pallas_gemm import numerics
+    >>> a, b = np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)
+    >>> numerics.check(a @ b, a, b).passed
+    True
+    >>> numerics.check(a @ b + 1, a, b).passed
+    False
+  """
+  m, n, _ = _check_shapes(a, b, c, beta)
+  if tuple(out.shape) != (m, n):
+    raise ValueError(f"out must have shape {(m, n)}, got {tuple(out.shape)}")
+  dtype = jnp.dtype(out.dtype)
+  _unit_roundoff(dtype)
+  if sample is not None and sample < 1:
+    raise ValueError(f"sample must be None or at least 1, got {sample}")
+  stray = 0
+  if sample is not None and (sample < m or sample < n):
+    rng = np.random.default_rng(seed)
+    rows, columns = _stratified(m, sample, rng), _stratified(n, sample, rng)
+    if _cannot_overflow(a, b, c, alpha, beta, dtype):
+      stray = m * n - int(_count_finite(out))
+    # Indexing stays on the device that holds the arrays; only what is
+    # checked travels to the host.
+    out, a, b = out[rows][:, columns], a[rows], b[:, columns]
+    c = None if c is None or beta == 0 else c[rows][:, columns]
+  got = _float64(out)
+  want = reference(a, b, c, alpha, beta)
+  before, size = _bound_before_rounding(a, b, c, alpha, beta, tf32)
+  bound = _after_rounding(before, size, dtype)
+  if got.size == 0:
+    return Check(True, 0.0, 0.0, 0.0, 0)
+  with np.errstate(all="ignore"):
+    error = np.abs(got - want)
+    # A result that rounds to an infinity: half a unit above the largest
+    # finite number, less what the sum may be off.
+    limit = float(jnp.finfo(dtype).max) * (1 + _unit_roundoff(dtype) / 2)
+    overflow = np.isinf(got) & (np.abs(want) + before >= limit)
+    overflow &= np.sign(got) == np.sign(want)
+    same = (np.isnan(got) & np.isnan(want)) | (got == want) | overflow
+    error = np.where(same, 0.0, np.where(np.isnan(error), np.inf, error))
+    ratio = np.where(same, 0.0, error / bound)
+    # Beside a reference that is NaN or infinite there is no room for error.
+    bound = np.where(np.isfinite(want), bound, 0.0)
+    ratio = np.where(~same & ~np.isfinite(want), np.inf, ratio)
+    ratio = np.where(np.isnan(ratio), np.inf, ratio)
+  worst = np.unravel_index(np.argmax(ratio), ratio.shape)
+  worst_ratio = np.inf if stray else float(ratio[worst])
+  return Check(
+    passed=worst_ratio <= 1,
+    max_error=np.inf if stray else float(error.max()),
+    error_bound=float(bound[worst]),
+    worst_ratio=worst_ratio,
+    checked=got.size,
+  )
+
+
+def gamma(roundings: int, unit: float) -> float:
+  """What n successive roundings of unit u can grow to, n u / (1 - n u).
+
+  Raises:
+    ValueError: n u is 1 or more; no digit is certain after so many.
+  """
+  if roundings * unit >= 1:
+    raise ValueError(
+      f"roundings must be below {1 / unit:.0f} for a unit roundoff of"
+      f" {unit}, got {roundings}"
+    )
+  return roundings * unit / (1 - roundings * unit)
+
+
+def _bound_before_rounding(a, b, c, alpha, beta, tf32):
+  """(bound of the float32 result before its last rounding, |reference|)."""
+  m, n, k = _check_shapes(a, b, c, beta)
+  widest = max(jnp.dtype(a.dtype).itemsize, jnp.dtype(b.dtype).itemsize)
+  u = _U_TRUNCATED if widest < 4 or tf32 else _U_FLOAT32
+  rounded = gamma(k + _EPILOGUE_ROUNDINGS, u)
+  # The reference is rounded too, in float64.
+  rounded += gamma(k + 2, 2.0**-53)
+  if tf32:
+    operands = (1 + _TF32_OPERAND) ** 2 - 1
+    rounded = rounded + operands + rounded * operands
+  tiny = float(jnp.finfo(jnp.float32).smallest_normal)
+  before = np.zeros((m, n))
+  with np.errstate(all="ignore"):
+    if alpha != 0:
+      x, y = np.abs(_float64(a)), np.abs(_float64(b))
+      magnitude = x @ y
+      flushed = (k + 1) * tiny
+      if _has_subnormal(x) or _has_subnormal(y):
+        flushed = flushed + _subnormal(x) @ y + x @ _subnormal(y)
+      before += abs(alpha) * (rounded * magnitude + flushed)
+    if beta != 0:
+      z = np.abs(_float64(c))
+      before += abs(beta) * gamma(_EPILOGUE_ROUNDINGS + 1, u) * z
+      before += abs(beta) * (_subnormal(z) + tiny)
+    size = np.abs(reference(a, b, c, alpha, beta))
+  return before + tiny, size
+
+
+def _after_rounding(before, size, dtype) -> np.ndarray:
+  """Adds the rounding of the result to its dtype."""
+  # float16 has gradual underflow on every device; half a unit of its
+  # smallest subnormal is lost. The others may be flushed.
+  if dtype == jnp.float16:
+    floor = 2.0**-25
+  else:
+    floor = float(jnp.finfo(dtype).smallest_normal)
+  with np.errstate(all="ignore"):
+    return before + _unit_roundoff(dtype) * (size + before) + floor
+
+
+def _unit_roundoff(dtype) -> float:
+  """2^-p of a dtype with p bits of significand."""
+  if dtype not in (jnp.float32, jnp.float16, jnp.bfloat16):
+    raise TypeError(
+      f"the result must be float32, float16 or bfloat16, got {dtype.name}"
+    )
+  return 2.0 ** -(jnp.finfo(dtype).nmant + 1)
+
+
+def _check_shapes(a, b, c, beta) -> tuple[int, int, int]:
+  """(M, N, K)."""
+  for name, x in (("a", a), ("b", b)):
+    if len(x.shape) != 2:
+      raise ValueError(f"{name} must have rank 2, got shape {tuple(x.shape)}")
+  (m, k), (k_b, n) = a.shape, b.shape
+  if k != k_b:
+    raise ValueError(
+      f"b must have {k} rows, as a {tuple(a.shape)} has columns, got shape"
+      f" {tuple(b.shape)}"
+    )
+  if beta != 0 and c is None:
+    raise ValueError(f"beta is {beta} but c is None; pass c or beta=0")
+  if beta != 0 and tuple(c.shape) != (m, n):
+    raise ValueError(f"c must have shape {(m, n)}, got {tuple(c.shape)}")
+  return m, n, k
+
+
+def _stratified(size: int, count: int, rng) -> np.ndarray:
+  """First, last, and a random index of each of `count` stripes."""
+  if count >= size:
+    return np.arange(size)
+  edges = np.linspace(0, size, count + 1).astype(np.int64)
+  picked = rng.integers(edges[:-1], edges[1:])
+  picked[0], picked[-1] = 0, size - 1
+  return np.unique(picked)
+
+
+def _cannot_overflow(a, b, c, alpha, beta, dtype) -> bool:
+  """Whether finite operands are small enough that every result is finite."""
+  bound = abs(alpha) * a.shape[1] * _largest(a) * _largest(b)
+  if beta != 0:
+    bound += abs(beta) * _largest(c)
+  # NaN compares false, as it should.
+  return bool(bound < float(jnp.finfo(dtype).max) / 2)
+
+
+def _largest(x) -> float:
+  """The largest |x|, found on the device that holds x; 0 if empty."""
+  if 0 in x.shape:
+    return 0.0
+  xp = jnp if isinstance(x, jax.Array) else np
+  return float(xp.max(xp.abs(x)))
+
+
+def _count_finite(x):
+  """Finite elements; at most 2^31 - 1 a row block on a device."""
+  if isinstance(x, jax.Array):
+    return np.asarray(jnp.isfinite(x).sum(axis=1)).sum(dtype=np.int64)
+  return np.isfinite(x).sum(dtype=np.int64)
+
+
+def _float64(x) -> np.ndarray:
+  return np.asarray(x).astype(np.float64)
+
+
+def _subnormal(x: np.ndarray) -> np.ndarray:
+  """What is subnormal in float32 (and bfloat16) of x, zero elsewhere."""
+  tiny = float(jnp.finfo(jnp.float32).smallest_normal)
+  return np.where(x < tiny, x, 0.0)
+
+
+def _has_subnormal(x: np.ndarray) -> bool:
+  return bool(_subnormal(x).any())

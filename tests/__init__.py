@@ -1,0 +1,1 @@
+"""Tests of pallas_gemm and of the experiments."""

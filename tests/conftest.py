@@ -1,0 +1,82 @@
+"""What holds for every test: platform, time limits, strictness, skips.
+
+Plugins beside pytest itself (pytest-timeout, pytest-xdist, hypothesis) are
+used where they are installed; the GPU tests run without them.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+_LIMIT_S = 300
+
+
+def pytest_configure(config):
+  # Before any test module imports JAX. With a GPU in the machine, kernels are
+  # interpreted all the same unless the GPU tests are asked for.
+  if not _asks_for_gpu(config):
+    os.environ["JAX_PLATFORMS"] = "cpu"
+  # A marker of its own where pytest-timeout, which declares it, is missing.
+  config.addinivalue_line("markers", "timeout(seconds, method): time limit")
+  try:
+    from hypothesis import settings
+  except ImportError:
+    return
+  # The same examples in every run; HYPOTHESIS_PROFILE=explore looks further.
+  # The interpreter is slow and its first call slower: no deadline.
+  settings.register_profile("default", deadline=None, derandomize=True)
+  settings.register_profile(
+      "explore", deadline=None, max_examples=200, print_blob=True
+  )
+  settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_collection_modifyitems(config, items):
+  del config
+  missing_gpu = None
+  for item in items:
+    if item.get_closest_marker("timeout") is None:
+      # From a thread: the main thread of a kernel that hangs in the
+      # interpreter serves no signal.
+      item.add_marker(pytest.mark.timeout(_LIMIT_S, method="thread"))
+    if item.get_closest_marker("gpu") is not None:
+      if missing_gpu is None:
+        missing_gpu = _why_no_hopper()
+      if missing_gpu:
+        item.add_marker(pytest.mark.skip(reason=missing_gpu))
+    if item.get_closest_marker("aot") is not None:
+      from tests.support import aot
+
+      if reason := aot.unavailable():
+        item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+  """The root of the checkout."""
+  return Path(__file__).resolve().parent.parent
+
+
+def _asks_for_gpu(config) -> bool:
+  words = (config.option.markexpr or "").replace("(", " ").split()
+  return any(
+      word == "gpu" and (i == 0 or words[i - 1] != "not")
+      for i, word in enumerate(words)
+  )
+
+
+def _why_no_hopper() -> str:
+  """Why the tests marked `gpu` can't run here; empty if they can."""
+  import jax
+
+  if os.environ.get("JAX_PLATFORMS") == "cpu":
+    return "needs an NVIDIA GPU: run with -m gpu"
+  device = jax.devices()[0]
+  capability = getattr(device, "compute_capability", None)
+  if device.platform != "gpu" or capability != "9.0":
+    return (
+        "needs an NVIDIA GPU of compute capability 9.0; JAX sees"
+        f" {device.device_kind} ({device.platform})"
+    )
+  return ""

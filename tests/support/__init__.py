@@ -1,0 +1,1 @@
+"""What the tests share: shapes, the GPU interpreter, compiling without a GPU."""

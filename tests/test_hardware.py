@@ -1,0 +1,154 @@
+"""hardware: the table agrees with itself; what `current` makes of devices."""
+
+import dataclasses
+import types
+
+import jax
+import pytest
+
+from pallas_gemm import compat, hardware
+
+
+def pretend(monkeypatch, **attributes):
+  device = types.SimpleNamespace(platform="gpu", **attributes)
+  monkeypatch.setattr(compat, "target_device", lambda: device)
+
+
+@pytest.mark.parametrize("name", hardware.known_names())
+def test_rates_follow_from_lanes_and_clock(name):
+  gpu = hardware.lookup(name)
+  fp32 = 2 * gpu.sm_count * gpu.fp32_lanes_per_sm * gpu.clock_hz
+  assert gpu.fp32_flops == pytest.approx(fp32, rel=0.02)
+  assert gpu.fp32_flops <= gpu.tf32_flops < gpu.bf16_flops
+  assert gpu.bf16_flops / gpu.tf32_flops == pytest.approx(2, rel=0.02)
+
+
+@pytest.mark.parametrize("name", hardware.known_names())
+def test_memory_sizes_are_plausible(name):
+  gpu = hardware.lookup(name)
+  assert gpu.modelled_on is None
+  assert gpu.shared_bytes_per_sm - gpu.shared_bytes_per_block == 1024
+  assert gpu.shared_bytes_per_block < 256 * 1024
+  assert gpu.registers_per_sm == 65536
+  assert gpu.max_threads_per_sm in (1536, 2048)
+  assert 1 << 22 < gpu.l2_bytes < 1 << 28
+  assert 1e11 < gpu.dram_bytes_per_s < 1e13
+
+
+def test_hopper_limits():
+  gpu = hardware.lookup("NVIDIA H200")
+  assert gpu.compute_capability == (9, 0)
+  assert gpu.shared_bytes_per_block == 232448
+  assert gpu.shared_bytes_per_s == pytest.approx(33.5e12, rel=0.01)
+
+
+@pytest.mark.parametrize(
+  "name", ["h200", "NVIDIA H200", "nvidia h200", " H200 "]
+)
+def test_lookup_forgives_spelling(name):
+  assert hardware.lookup(name).name == "NVIDIA H200"
+
+
+def test_lookup_tells_h200_from_h200_nvl():
+  assert hardware.lookup("H200 NVL").name == "NVIDIA H200 NVL"
+  assert hardware.lookup("RTX 3090").name == "NVIDIA GeForce RTX 3090"
+
+
+@pytest.mark.parametrize("name", ["H20", "", "cpu", "A100"])
+def test_lookup_of_an_unknown_name_lists_the_known(name):
+  with pytest.raises(ValueError, match="name must be a known GPU") as error:
+    hardware.lookup(name)
+  for known in hardware.known_names():
+    assert known in str(error.value)
+
+
+def test_gpu_is_frozen():
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    hardware.lookup("H200").sm_count = 1
+
+
+def test_without_a_gpu_the_default_is_modelled(monkeypatch):
+  monkeypatch.setattr(compat, "targets_gpu", lambda: False)
+  assert hardware.current() == hardware.lookup(hardware.DEFAULT_NAME)
+
+
+@pytest.mark.parametrize("name", ["H100 PCIe", "H200", "A100-SXM4-80GB"])
+def test_assume_is_seen_by_current(name):
+  before = hardware.current()
+  with hardware.assume(name) as gpu:
+    assert compat.targets_gpu()
+    assert hardware.current() == gpu == hardware.lookup(name)
+    assert hardware.sm_count() == gpu.sm_count
+  assert hardware.current() == before
+
+
+def test_assume_reaches_a_trace():
+  seen = []
+
+  def f(x):
+    seen.append(hardware.sm_count())
+    return x
+
+  with hardware.assume("H100 PCIe"):
+    jax.jit(f).trace(jax.ShapeDtypeStruct((1,), "float32"))
+  assert seen == [114]
+
+
+def test_assume_of_an_unknown_name():
+  with pytest.raises(ValueError, match="known GPU"):
+    with hardware.assume("Voodoo 2"):
+      pass
+
+
+def test_a_known_device_keeps_the_sm_count_that_it_reports(monkeypatch):
+  pretend(
+    monkeypatch,
+    device_kind="NVIDIA H200",
+    core_count=66,
+    compute_capability="9.0",
+  )
+  gpu = hardware.current()
+  assert gpu.sm_count == hardware.sm_count() == 66
+  assert gpu == dataclasses.replace(hardware.lookup("H200"), sm_count=66)
+
+
+def test_a_known_device_that_reports_nothing(monkeypatch):
+  pretend(monkeypatch, device_kind="NVIDIA H200")
+  assert hardware.current() == hardware.lookup("H200")
+
+
+def test_an_unknown_device_is_scaled_from_its_peer(monkeypatch):
+  pretend(
+    monkeypatch,
+    device_kind="NVIDIA H800 half",
+    core_count=57,
+    compute_capability="9.0",
+    shared_memory_per_block_optin=200000,
+  )
+  gpu, peer = hardware.current(), hardware.lookup("H100 PCIe")
+  assert (gpu.name, gpu.modelled_on) == ("NVIDIA H800 half", peer.name)
+  assert gpu.compute_capability == (9, 0)
+  assert gpu.shared_bytes_per_block == 200000
+  assert gpu.sm_count == 57
+  for field in ("fp32_flops", "tf32_flops", "bf16_flops", "dram_bytes_per_s"):
+    assert getattr(gpu, field) == pytest.approx(getattr(peer, field) / 2)
+
+
+@pytest.mark.parametrize(
+  ("reported", "peer"),
+  [("10.3", (10, 0)), ("12.1", (12, 0)), ("8.7", (8, 6)), ("11.0", (10, 0))],
+)
+def test_a_newer_capability_takes_the_nearest_older(
+  monkeypatch, reported, peer
+):
+  pretend(monkeypatch, device_kind="new", compute_capability=reported)
+  gpu = hardware.current()
+  assert hardware.lookup(gpu.modelled_on).compute_capability == peer
+  assert gpu.compute_capability == tuple(map(int, reported.split(".")))
+
+
+@pytest.mark.parametrize("capability", ["7.5", "gfx942", "", None])
+def test_what_is_no_supported_gpu(monkeypatch, capability):
+  pretend(monkeypatch, device_kind="strange", compute_capability=capability)
+  with pytest.raises(ValueError, match=r"8\.0 or later, got 'strange'"):
+    hardware.current()

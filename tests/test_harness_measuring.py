@@ -1,0 +1,256 @@
+"""Inputs, shapes, provenance, contestants, and one comparison."""
+
+import re
+import subprocess
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.harness import (
+  bench,
+  console,
+  contestants,
+  inputs,
+  provenance,
+  rows,
+  suites,
+  timing,
+)
+from pallas_gemm import numerics
+from pallas_gemm.ladder import contract
+
+
+def test_operands_are_normal_seeded_and_of_the_problem():
+  problem = contract.Problem(256, 64, 128, "bfloat16", beta=1.0)
+  a, b, c = inputs.operands(problem, seed=3)
+  assert (a.shape, b.shape, c.shape) == ((256, 128), (128, 64), (256, 64))
+  assert a.dtype == b.dtype == c.dtype == jnp.bfloat16
+  values = np.asarray(a, np.float64)
+  assert abs(values.mean()) < 0.03 and abs(values.std() - 1) < 0.03
+  assert (values < 0).any() and not (values == values[0, 0]).all()
+  np.testing.assert_array_equal(a, inputs.operands(problem, seed=3)[0])
+  assert (np.asarray(a) != np.asarray(inputs.operands(problem, 4)[0])).any()
+  # A and B of one shape are not the same numbers.
+  x, y, none = inputs.operands(contract.Problem(8, 8, 8), seed=0)
+  assert none is None and (np.asarray(x) != np.asarray(y)).any()
+
+
+def test_shapes_are_read_and_named():
+  shape = suites.parse(" 4096x8192X64 ")
+  assert shape == suites.Shape(m=4096, n=8192, k=64)
+  assert str(shape) == "4096x8192x64"
+  for bad in ("", "4x4", "4x4x4x4", "axbxc", "-1x2x3", "0x1x1"):
+    with pytest.raises(ValueError, match="got"):
+      suites.parse(bad)
+  with pytest.raises(ValueError, match="no suite 'none'; there are ladder"):
+    suites.suite("none")
+  for shapes in suites.SUITES.values():
+    assert shapes and len(set(shapes)) == len(shapes)
+    assert all(min(shape) >= 1 for shape in shapes)
+
+
+def test_versions_fill_a_row_and_are_none_where_unknown():
+  found = provenance.versions()
+  assert set(found) == {"device", "driver", "cuda", "jax", "jaxlib", "commit"}
+  assert found["jax"] == jax.__version__
+  if jax.devices()[0].platform == "cpu":
+    assert found["driver"] is None and found["cuda"] is None
+  assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", provenance.utc())
+
+
+def test_commit_is_stated_or_git_s_or_unknown(monkeypatch, tmp_path):
+  monkeypatch.setenv(provenance.COMMIT_VARIABLE, "abc")
+  assert provenance.commit() == "abc"
+  monkeypatch.delenv(provenance.COMMIT_VARIABLE)
+  monkeypatch.setattr(provenance, "_ROOT", tmp_path)
+  monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+  assert provenance.commit() is None
+
+  def git(*args):
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.com"]
+    subprocess.run(["git", *identity, *args], cwd=tmp_path, check=True)
+
+  git("init", "-q")
+  (tmp_path / "code.py").write_text("1")
+  git("add", ".")
+  git("commit", "-qm", "first")
+  clean = provenance.commit()
+  assert re.fullmatch(r"[0-9a-f]{40}", clean)
+  results = tmp_path / "experiments" / "results"
+  results.mkdir(parents=True)
+  (results / "ladder.jsonl").write_text("{}")
+  assert provenance.commit() == clean  # what a run writes is no change
+  (tmp_path / "code.py").write_text("2")
+  assert provenance.commit() == f"{clean}-dirty"
+
+
+def test_monitor_takes_medians_and_lives_with_gaps():
+  loads = iter(
+    [provenance.Load(1000.0, None, 30.0), provenance.Load(2000.0, None, 40.0)]
+  )
+  last = provenance.Load(1500.0, None, None)
+  with provenance.Monitor(lambda: next(loads, last)) as monitor:
+    while len(monitor._samples) < 3:
+      pass
+  assert monitor.load == provenance.Load(1500.0, None, 35.0)
+  with provenance.Monitor(provenance.Load) as monitor:
+    pass
+  assert monitor.load == provenance.Load()  # nothing known, one sample
+
+
+def test_smi_answers_are_read(monkeypatch):
+  monkeypatch.setattr(provenance.shutil, "which", lambda name: name)
+
+  def answer(stdout):
+    done = subprocess.CompletedProcess([], 0, stdout=stdout)
+    monkeypatch.setattr(provenance.subprocess, "run", lambda *a, **k: done)
+
+  answer("1980, 699.21, 54\n")
+  assert provenance._smi_load() == provenance.Load(1980.0, 699.21, 54.0)
+  answer("1980, [N/A], 54\n")
+  assert provenance._smi_load() == provenance.Load(1980.0, None, 54.0)
+  answer("something else\n")
+  assert provenance._smi_load() == provenance.Load()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("alpha, beta", [(1.0, 0.0), (0.5, -2.0)])
+def test_baselines_compute_the_expression(dtype, alpha, beta):
+  problem = contract.Problem(8, 6, 4, dtype, alpha, beta)
+  operands = inputs.operands(problem, 0)
+  for baseline in contestants.baselines(problem):
+    out = baseline.fn(*operands)
+    assert out.dtype == dtype
+    want = numerics.reference(*operands, alpha=alpha, beta=beta)
+    np.testing.assert_allclose(
+      np.asarray(out, np.float64), want, atol=0.1, rtol=0.05
+    )
+  names = [b.kernel for b in contestants.baselines(problem)]
+  if dtype == "float32":
+    assert names == ["jnp.dot HIGHEST", "jnp.dot DEFAULT"]
+  else:
+    assert names == ["jnp.dot"]
+
+
+def test_rates_count_the_least_work():
+  problem = contract.Problem(1000, 2000, 500, "bfloat16", beta=1.0)
+  assert contestants.tflops(problem, 1.0) == pytest.approx(2.0)
+  elements = 1000 * 500 + 500 * 2000 + 2 * 1000 * 2000
+  assert contestants.least_bytes(problem) == 2 * elements
+  assert contestants.gbytes_per_s(problem, 1.0) == pytest.approx(
+    2 * elements / 1e6
+  )
+
+
+@pytest.mark.parametrize(
+  "dtype, alpha, reason",
+  [
+    ("float32", 1.0, "it takes 16-bit operands"),
+    ("bfloat16", 2.0, "it computes A@B . C alone"),
+    ("bfloat16", 1.0, "it needs a Hopper GPU"),
+  ],
+)
+def test_jax_s_kernel_says_why_not(dtype, alpha, reason):
+  if jax.devices()[0].platform != "cpu":
+    pytest.skip("there is a GPU")
+  problem = contract.Problem(128, 128, 128, dtype, alpha)
+  operands = inputs.operands(problem, 0)
+  with pytest.raises(NotImplementedError, match=reason):
+    contestants.jax_hopper(problem, operands, None)
+
+
+def test_errors_are_cut_to_a_line():
+  assert contestants.first_line(ValueError("\n a\nb")) == "ValueError:  a"
+  assert contestants.first_line(ValueError()) == "ValueError"
+  assert len(contestants.first_line(ValueError("x" * 999))) == 300
+
+
+def compare(fn, timed=True, dtype="float32", **kwargs):
+  """The row of a function against jnp.dot, with made-up times."""
+  problem = contract.Problem(16, 16, 16, dtype)
+  operands = inputs.operands(problem, 0)
+  measured = []
+
+  def measure(arms, **_):
+    measured.extend(arm.name for arm in arms)
+    return {
+      arm.name: timing.Timing((2.0 * (i + 1),) * 3, ("k",), 1, wall)
+      for i, (arm, wall) in enumerate(zip(arms, ((0.1,), (0.3,))))
+    }
+
+  subject = contestants.Contestant("mine", fn, {"tile": 4}, **kwargs)
+  [baseline, *_] = contestants.baselines(problem)
+  b = bench.Bench("test", measure=measure, timed=timed)
+  return b.compare(problem, operands, subject, baseline, 7), measured
+
+
+def test_compare_checks_times_and_makes_a_row():
+  row, measured = compare(lambda a, b, c: jnp.dot(a, b, precision="highest"))
+  rows.validate(row)
+  assert measured == ["mine", "jnp.dot HIGHEST (baseline)"]
+  assert row["passed"] and row["max_error"] <= row["error_bound"]
+  assert row["ratio_to_jnp_dot"] == 2.0 and row["ms_median"] == 2.0
+  assert (row["wall_ms_median"], row["baseline_wall_ms_median"]) == (0.1, 0.3)
+  assert (row["number"], row["config"]) == (7, {"tile": 4})
+
+
+def test_compare_does_not_time_what_is_wrong():
+  for bad in (jnp.nan, 1.0):
+    row, measured = compare(lambda a, b, c, bad=bad: jnp.dot(a, b) + bad)
+    assert row["passed"] is False and measured == []
+    assert row["ms_median"] is None and row["ratio_to_jnp_dot"] is None
+
+
+def test_compare_times_what_is_not_judged():
+  row, measured = compare(lambda a, b, c: jnp.dot(a, b) + 1, judged=False)
+  assert row["passed"] is None and row["ms_median"] == 2.0 and measured
+
+
+def test_compare_without_a_gpu_only_checks():
+  row, measured = compare(lambda a, b, c: jnp.dot(a, b), timed=False)
+  assert row["passed"] and row["tflops"] is None and measured == []
+  assert row["repeats"] == row["warmup"] == 0
+
+
+def test_large_products_are_checked_on_a_sample(monkeypatch):
+  asked = []
+  monkeypatch.setattr(bench, "CHECKED_IN_FULL", 16**3 - 1)
+
+  def check(*args, sample, **kwargs):
+    asked.append(sample)
+    return numerics.Check(True, 0.0, 1.0, 0.0, 1)
+
+  monkeypatch.setattr(bench.numerics, "check", check)
+  compare(lambda a, b, c: jnp.dot(a, b))
+  assert asked == [bench.SAMPLE]
+
+
+def test_lines_and_tables_in_a_pipe_are_plain(capsys):
+  screen = console.Console()
+  with screen.progress(2):
+    screen.doing("x")
+    screen.step()
+    screen.line("[bold]a[/bold]", bad=True)
+  screen.table("T", ["#", "name"], [["1", "x"], ["12", "long"]], ["#"])
+  assert capsys.readouterr().out.splitlines() == [
+    "[bold]a[/bold]",
+    "T",
+    " #  name",
+    "--  ----",
+    " 1  x",
+    "12  long",
+  ]
+
+
+def test_lines_and_tables_on_a_terminal(monkeypatch, capsys):
+  monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+  screen = console.Console()
+  with screen.progress(1):
+    screen.doing("working")
+    screen.line("[x] is no markup")
+    screen.step()
+  screen.table("T", ["check"], [["FAILED"], ["PASSED"]])
+  out = capsys.readouterr().out
+  assert "[x] is no markup" in out and "FAILED" in out

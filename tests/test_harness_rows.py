@@ -1,0 +1,144 @@
+"""Result rows: schema, appending, reading back."""
+
+import json
+import math
+
+import pytest
+
+from experiments.harness import rows
+
+
+def make_row(**fields):
+  """A row with every field; `fields` replace some."""
+  base = {
+    "experiment": "ladder",
+    "kernel": "naive",
+    "number": 1,
+    "m": 48,
+    "n": 40,
+    "k": 24,
+    "dtype": "float32",
+    "alpha": 1.0,
+    "beta": 0.0,
+    "config": {"block_m": 32},
+    "ms_median": 1.0,
+    "ms_p25": 0.9,
+    "ms_p75": 1.1,
+    "tflops": 1.0,
+    "gbytes_per_s": 1.0,
+    "baseline_ms_median": 1.0,
+    "ratio_to_jnp_dot": 1.0,
+    "max_error": 1e-6,
+    "error_bound": 1e-5,
+    "passed": True,
+    "repeats": 25,
+    "warmup": 5,
+    "distribution": "normal(0,1)",
+    "seed": 0,
+    "device": "Test GPU",
+    "driver": None,
+    "cuda": None,
+    "jax": "0.0",
+    "jaxlib": "0.0",
+    "sm_clock_mhz": None,
+    "power_w": None,
+    "temperature_c": None,
+    "kernel_names": ["naive"],
+    "baseline_kernel_names": ["gemm"],
+    "commit": None,
+    "utc": "2026-01-01T00:00:00Z",
+  }
+  return rows.as_dict(rows.Row(**(base | fields)))
+
+
+# The order and the names that readers of the files rely on.
+FIXED = (
+  "experiment, kernel, number, m, n, k, dtype, alpha, beta, config,"
+  " ms_median, ms_p25, ms_p75, tflops, gbytes_per_s, baseline_ms_median,"
+  " ratio_to_jnp_dot, max_error, error_bound, passed, repeats, warmup,"
+  " distribution, seed, device, driver, cuda, jax, jaxlib, sm_clock_mhz,"
+  " power_w, temperature_c, kernel_names, baseline_kernel_names, commit, utc"
+).split(", ")
+
+
+def test_fields_are_the_fixed_ones():
+  assert list(rows.FIELDS) == FIXED
+  assert list(make_row()) == FIXED
+
+
+def test_optional_fields_are_there_only_if_taken():
+  row = rows.Row(**make_row())
+  assert "wall_ms_median" not in rows.as_dict(row, wall_ms_median=None)
+  assert rows.as_dict(row, wall_ms_median=0.02)["wall_ms_median"] == 0.02
+  with pytest.raises(ValueError, match="got \\['speed'\\]"):
+    rows.as_dict(row, speed=1.0)
+
+
+def test_numbers_that_json_lacks_become_null():
+  row = make_row(max_error=math.nan, config={"x": [math.inf]})
+  assert row["max_error"] is None and row["config"] == {"x": [None]}
+
+
+@pytest.mark.parametrize(
+  "change, message",
+  [
+    ({"m": "4096"}, "row field m must be <class 'int'>, got '4096'"),
+    ({"m": 1.5}, "row field m"),
+    ({"m": True}, "row field m"),
+    ({"number": "one"}, "row field number"),
+    ({"passed": 1}, "row field passed"),
+    ({"kernel_names": "naive"}, "row field kernel_names"),
+    ({"utc": None}, "row field utc"),
+    ({"wall_ms_median": "x"}, "row field wall_ms_median"),
+    ({"surprise": 1}, "unknown fields surprise"),
+  ],
+)
+def test_validate_names_the_field(change, message):
+  rows.validate(make_row())
+  rows.validate(make_row(ms_median=None, passed=None, config=None, alpha=1))
+  with pytest.raises(ValueError, match=message):
+    rows.validate(make_row() | change)
+
+
+@pytest.mark.parametrize("name", ["experiment", "passed", "utc"])
+def test_validate_misses_fields(name):
+  row = make_row()
+  del row[name]
+  with pytest.raises(ValueError, match=f"row lacks {name}"):
+    rows.validate(row)
+
+
+def test_appended_rows_come_back(tmp_path):
+  path = tmp_path / "new" / "ladder.jsonl"
+  assert rows.read(path) == []
+  written = [make_row(), make_row(kernel="coalesced", number=2)]
+  for row in written:
+    rows.append(path, row)
+  assert rows.read(path) == written
+  assert len(path.read_text().splitlines()) == 2
+  assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_a_line_cut_short_costs_that_line_alone(tmp_path):
+  path = tmp_path / "ladder.jsonl"
+  rows.append(path, make_row())
+  with open(path, "a") as f:
+    f.write('{"experiment": "lad')
+  rows.append(path, make_row(number=2))
+  assert [row["number"] for row in rows.read(path)] == [1, 2]
+
+
+def test_latest_row_of_each_problem_counts():
+  old, new = make_row(tflops=1.0), make_row(tflops=2.0)
+  other = make_row(m=64)
+  assert rows.latest([old, other, new]) == [new, other]
+  assert rows.find([old, other, new], kernel="naive", m=48) == new
+  assert rows.find([old], kernel="none") is None
+
+
+def test_files_are_named_after_the_device(tmp_path):
+  assert rows.slug("NVIDIA H200") == "nvidia_h200"
+  assert rows.slug("NVIDIA H100 80GB HBM3") == "nvidia_h100_80gb_hbm3"
+  path = rows.results_file("NVIDIA H200", "ladder")
+  assert path == rows.RESULTS / "nvidia_h200" / "ladder.jsonl"
+  assert rows.results_file("x", "dense", tmp_path) == tmp_path / "dense.jsonl"

@@ -1,0 +1,171 @@
+"""Tier A: every rung's numbers, in Pallas' GPU interpreter, on any machine."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_gemm import hardware
+from pallas_gemm import numerics
+from pallas_gemm.ladder import contract
+from pallas_gemm.ladder import LADDER
+from tests.support import problems
+
+each_rung = pytest.mark.parametrize("rung", LADDER, ids=lambda r: r.name)
+ONE = problems.ONE_SHAPE
+
+
+def _dtype_of(rung, index: int) -> str:
+  """Dtypes in turn, so that a list of shapes meets them all."""
+  return rung.dtypes[index % len(rung.dtypes)]
+
+
+def _assert_right(out, a, b, c=None, *, alpha=1.0, beta=0.0):
+  __tracebackhide__ = True
+  assert out.dtype == a.dtype
+  check = numerics.check(np.asarray(out), a, b, c, alpha=alpha, beta=beta)
+  assert check.passed, check
+
+
+@each_rung
+@pytest.mark.parametrize("shape", problems.SMALL_SHAPES, ids=str)
+def test_shapes(rung, shape):
+  index = problems.SMALL_SHAPES.index(shape)
+  a, b, _ = problems.operands(*shape, _dtype_of(rung, index))
+  _assert_right(rung.gemm(a, b), a, b)
+
+
+@each_rung
+@pytest.mark.parametrize("factors", problems.FACTORS, ids=str)
+def test_alpha_and_beta(rung, factors):
+  alpha, beta = factors
+  index = problems.FACTORS.index(factors)
+  a, b, c = problems.operands(*ONE, _dtype_of(rung, index))
+  out = rung.gemm(a, b, c, alpha=alpha, beta=beta)
+  _assert_right(out, a, b, c, alpha=alpha, beta=beta)
+
+
+@each_rung
+def test_a_tail_in_c(rung):
+  a, b, c = problems.operands(67, 61, 13, rung.dtypes[-1])
+  out = rung.gemm(a, b, c, alpha=0.5, beta=-1.0)
+  _assert_right(out, a, b, c, alpha=0.5, beta=-1.0)
+
+
+@each_rung
+def test_every_dtype(rung):
+  for dtype in rung.dtypes:
+    a, b, c = problems.operands(*ONE, dtype)
+    _assert_right(rung.gemm(a, b, c, beta=1.0), a, b, c, beta=1.0)
+
+
+@each_rung
+def test_small_tiles(rung, monkeypatch):
+  """Several blocks, several tiles a block, every small config."""
+  # A persistent grid of fewer blocks than there are tiles.
+  monkeypatch.setattr(hardware, "sm_count", lambda: 2)
+  m, n, k = 200, 264, 200
+  if rung.config_type is contract.SimtConfig:
+    m, n, k = 66, 130, 33
+  a, b, c = problems.operands(m, n, k, rung.dtypes[0])
+  problem = contract.Problem(m, n, k, rung.dtypes[0], beta=1.0)
+  for config in problems.small_configs(rung, problem):
+    out = rung.gemm(a, b, c, beta=1.0, config=config)
+    _assert_right(out, a, b, c, beta=1.0)
+
+
+@each_rung
+def test_beta_of_zero_does_not_read_c(rung):
+  a, b, c = problems.operands(*ONE, rung.dtypes[0])
+  without = rung.gemm(a, b)
+  c[:] = np.nan
+  out = rung.gemm(a, b, c, beta=0.0)
+  np.testing.assert_array_equal(problems.bits(out), problems.bits(without))
+
+
+@each_rung
+def test_alpha_of_zero_does_not_read_a_and_b(rung):
+  a, b, c = problems.operands(*ONE, rung.dtypes[0])
+  a[:], b[:] = np.nan, np.inf
+  out = rung.gemm(a, b, c, alpha=0.0, beta=2.0)
+  _assert_right(out, a, b, c, alpha=0.0, beta=2.0)
+  assert not np.asarray(rung.gemm(a, b, alpha=0.0)).any()
+
+
+@each_rung
+def test_nan_stays_in_its_row_and_column(rung):
+  a, b, _ = problems.operands(37, 41, 9, rung.dtypes[0])
+  a[5, 3] = np.nan
+  b[7, 40] = np.inf
+  out = np.asarray(rung.gemm(a, b)).astype(np.float32)
+  assert np.isnan(out[5]).all()
+  assert not np.isfinite(out[:, 40]).any()
+  rest = np.delete(np.delete(out, 5, axis=0), 40, axis=1)
+  assert np.isfinite(rest).all()
+
+
+@each_rung
+@pytest.mark.parametrize(
+    "shape", [(5, 7, 0), (0, 7, 3), (5, 0, 3), (0, 0, 0)], ids=str
+)
+def test_dimensions_of_zero(rung, shape):
+  m, n, _ = shape
+  a, b, c = problems.operands(*shape, rung.dtypes[0])
+  out = rung.gemm(a, b)
+  assert out.shape == (m, n) and out.dtype == a.dtype
+  assert not np.asarray(out).any()
+  out = rung.gemm(a, b, c, alpha=3.0, beta=-2.0)
+  _assert_right(out, a, b, c, alpha=3.0, beta=-2.0)
+
+
+@each_rung
+def test_bitwise_repeatable(rung):
+  a, b, c = problems.operands(*ONE, rung.dtypes[0])
+  first, second = (rung.gemm(a, b, c, alpha=0.7, beta=0.3) for _ in range(2))
+  np.testing.assert_array_equal(problems.bits(first), problems.bits(second))
+
+
+@each_rung
+def test_strided_operands(rung):
+  """NumPy arrays that are transposed, reversed or cut out of larger ones."""
+  a, b, c = problems.operands(*ONE, rung.dtypes[0])
+  wide = np.zeros((2 * a.shape[0], a.shape[1] + 3), a.dtype)
+  wide[::2, 1:-2] = a
+  strided = (
+      wide[::2, 1:-2],
+      np.asfortranarray(b),
+      np.ascontiguousarray(c[::-1])[::-1],
+  )
+  assert not any(x.flags.c_contiguous for x in strided)
+  out = rung.gemm(*strided, beta=1.0)
+  plain = rung.gemm(a, b, c, beta=1.0)
+  np.testing.assert_array_equal(problems.bits(out), problems.bits(plain))
+
+
+@each_rung
+def test_jax_arrays_under_jit(rung):
+  a, b, c = problems.operands(*ONE, rung.dtypes[0])
+  gemm = jax.jit(rung.gemm, static_argnames=("alpha", "beta", "config"))
+  out = gemm(*(jnp.asarray(x) for x in (a, b, c)), alpha=2, beta=1)
+  assert isinstance(out, jax.Array)
+  plain = rung.gemm(a, b, c, alpha=2.0, beta=1.0)
+  np.testing.assert_array_equal(problems.bits(out), problems.bits(plain))
+
+
+@each_rung
+def test_a_sum_longer_than_the_ring(rung):
+  """K that is many slabs, and no whole number of them."""
+  a, b, _ = problems.operands(8, 16, 515, rung.dtypes[0])
+  _assert_right(rung.gemm(a, b), a, b)
+
+
+@pytest.mark.parametrize("rung", LADDER[:3], ids=lambda r: r.name)
+def test_the_worked_example(rung):
+  """16x16x16 in 4x4 blocks, as the textbooks draw it."""
+  a, b, _ = problems.operands(16, 16, 16, "float32")
+  default = rung.default_config(contract.Problem(16, 16, 16))
+  slab = 4 if default.block_k else 0
+  config = dataclasses.replace(default, block_m=4, block_n=4, block_k=slab)
+  _assert_right(rung.gemm(a, b, config=config), a, b)

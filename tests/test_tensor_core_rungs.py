@@ -1,0 +1,209 @@
+"""The tensor-core rungs: rings that run on across tiles, tails, clusters."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_gemm import hardware, numerics
+from pallas_gemm.ladder import (
+  contract,
+  k09_tensor_cores,
+  k10_warp_specialized,
+  k11_persistent,
+  k12_cluster_multicast,
+)
+from pallas_gemm.ladder import tensor_core_common as common
+from tests.support import interpret, problems
+
+Config = contract.TensorCoreConfig
+RUNGS = (
+    k09_tensor_cores.RUNG,
+    k10_warp_specialized.RUNG,
+    k11_persistent.RUNG,
+    k12_cluster_multicast.RUNG,
+)
+RING_RUNGS = RUNGS[1:]
+ROWS = Config(128, 64, 64, stages=2, consumers=2, epilogue_n=32)
+COLUMNS = Config(64, 128, 64, stages=3, consumers=2, split="n", epilogue_n=64)
+ONE = Config(64, 64, 64, stages=2, epilogue_n=64)
+
+
+def changed(config: Config, **fields) -> Config:
+  """`config` with some fields changed."""
+  return Config(**(vars(config) | fields))
+
+
+def gemm(rung, shape, config, *, dtype="bfloat16", alpha=1.0, beta=0.0):
+  """Runs a rung with race detection; asserts numbers and silence."""
+  m, n, k = shape
+  a, b, c = problems.operands(m, n, k, dtype)
+  c = c if beta else None
+  out, report = interpret.run(
+      lambda: rung.gemm(a, b, c, alpha=alpha, beta=beta, config=config),
+      detect_races=True,
+  )
+  assert out.shape == (m, n) and out.dtype == a.dtype
+  result = numerics.check(out, a, b, c, alpha=alpha, beta=beta)
+  assert result.passed, result
+  assert report.kernels == 1
+  assert not report.races_found
+  return out
+
+
+@pytest.fixture(name="two_sms")
+def _two_sms(monkeypatch):
+  """Few SMs, so that each block of a persistent grid has several tiles."""
+  monkeypatch.setattr(hardware, "sm_count", lambda: 2)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (65, 130, 129), (72, 64, 192)])
+def test_one_slab_at_a_time(shape):
+  gemm(RUNGS[0], shape, Config(64, 64, 64))
+
+
+@pytest.mark.parametrize("rung", RING_RUNGS, ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "config", [ROWS, COLUMNS, ONE], ids=["rows", "columns", "one"]
+)
+def test_ring_longer_and_shorter_than_k(rung, config, two_sms):
+  for k in (1, 64 * config.stages, 64 * (config.stages + 1) + 1):
+    gemm(rung, (130, 70, k), config)
+
+
+@pytest.mark.parametrize("rung", RUNGS, ids=lambda r: r.name)
+def test_alpha_beta_and_float16(rung, two_sms):
+  config = Config(64, 64, 64) if rung is RUNGS[0] else ROWS
+  gemm(rung, (129, 70, 65), config, dtype="float16", alpha=-0.5, beta=2.0)
+
+
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("config", [ROWS, COLUMNS], ids=["rows", "columns"])
+def test_clusters_with_tiles_to_spare(cluster, config, two_sms):
+  cluster_m, cluster_n = cluster
+  config = changed(config, cluster_m=cluster_m, cluster_n=cluster_n)
+  gemm(RUNGS[3], (260, 270, 130), config, beta=1.0)
+
+
+def test_cluster_of_four(monkeypatch):
+  monkeypatch.setattr(hardware, "sm_count", lambda: 4)
+  config = changed(ROWS, cluster_m=2, cluster_n=2)
+  gemm(RUNGS[3], (260, 270, 130), config)
+
+
+@pytest.mark.parametrize("rung", RING_RUNGS[1:], ids=lambda r: r.name)
+@pytest.mark.parametrize("raster,raster_dim", [(2, "m"), (3, "n"), (99, "m")])
+def test_every_order_visits_every_tile(rung, raster, raster_dim, two_sms):
+  config = changed(ONE, raster=raster, raster_dim=raster_dim)
+  gemm(rung, (200, 250, 64), config)
+
+
+def test_snake_visits_each_tile_once():
+  for raster, dim in itertools.product((1, 2, 3, 8), "mn"):
+    config = changed(ONE, raster=raster, raster_dim=dim)
+    order = jax.vmap(lambda i, c=config: common.tile_at(i, (5, 7), c))
+    rows, columns = order(jnp.arange(35, dtype=jnp.int32))
+    seen = {(int(i), int(j)) for i, j in zip(rows, columns)}
+    assert seen == set(itertools.product(range(5), range(7)))
+
+
+def test_result_does_not_depend_on_the_schedule(two_sms):
+  """Each sum is accumulated in the order of k, whoever computes it."""
+  shape = (129, 130, 200)
+  configs = (ROWS, COLUMNS, changed(ROWS, cluster_m=2), ONE)
+  first, *rest = (gemm(RUNGS[3], shape, config) for config in configs)
+  for out in rest:
+    np.testing.assert_array_equal(problems.bits(first), problems.bits(out))
+
+
+@pytest.mark.parametrize("rung", RUNGS, ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1, 1), (64, 8192, 512), (4096, 4096, 4096), (4095, 1, 7)],
+)
+def test_default_config_is_legal(rung, shape):
+  for beta in (0.0, 1.0):
+    problem = contract.Problem(*shape, "bfloat16", beta=beta)
+    config = rung.default_config(problem)
+    assert contract.check_fields(config) is None
+    assert rung.is_legal(config, problem) is None
+
+
+def test_default_config_fills_the_gpu():
+  def tiles(m, n):
+    problem = contract.Problem(m, n, 4096, "bfloat16")
+    config = k12_cluster_multicast.RUNG.default_config(problem)
+    return config.block_m * config.block_n
+
+  assert tiles(4096, 8192) == tiles(8192, 8192) == 128 * 256
+  # 32 tiles of 128 x 256 would leave most of the SMs idle.
+  assert tiles(1024, 1024) < 128 * 256
+
+
+def test_default_config_has_no_idle_partner():
+  for shape, idle in (((16, 8192), "cluster_m"), ((8192, 16), "cluster_n")):
+    problem = contract.Problem(*shape, 4096, "bfloat16")
+    config = k12_cluster_multicast.RUNG.default_config(problem)
+    assert getattr(config, idle) == 1
+
+
+@pytest.mark.parametrize(
+    "rung,fields,reason",
+    [
+        (0, {"stages": 2}, "stages"),
+        (0, {"block_m": 256}, "at most"),
+        (0, {"epilogue_n": 64}, "epilogue_n"),
+        (1, {"raster": 2}, "raster"),
+        (1, {"stages": 1}, "stages must be at least 2"),
+        (1, {"stages": 9}, "bytes of shared memory"),
+        (1, {"consumers": 3}, "consumers must be 1 or 2"),
+        (1, {"block_k": 32}, "block_k"),
+        (1, {"block_n": 96}, "multiples of 64 rows"),
+        (1, {"block_m": 64}, "multiples of 64 rows"),
+        (1, {"block_m": 384}, "multiples of 64 rows and 64 columns|at most"),
+        (1, {"epilogue_n": 0}, "epilogue_n must be 16, 32"),
+        (1, {"epilogue_n": 48}, "epilogue_n must be 16, 32"),
+        (1, {"epilogue_n": 192}, "epilogue_n must divide"),
+        (2, {"cluster_m": 2}, "cluster_m"),
+        (2, {"block_n": 192, "epilogue_n": 64}, "even number of pieces"),
+        (3, {"cluster_m": 4, "cluster_n": 4}, "at most 8 blocks"),
+        (3, {"cluster_m": 3}, "block_k must be a multiple"),
+    ],
+)
+def test_illegal_configs_say_why(rung, fields, reason):
+  rung = RUNGS[rung]
+  base = rung.default_config(contract.Problem(128, 256, 64, "bfloat16"))
+  if rung is not RUNGS[0]:
+    base = changed(
+        base, block_m=128, block_n=256, split="m", cluster_m=1, cluster_n=1
+    )
+  a = jnp.zeros((8, 64), jnp.bfloat16)
+  b = jnp.zeros((64, 64), jnp.bfloat16)
+  with pytest.raises(ValueError, match=reason):
+    rung.gemm(a, b, config=changed(base, **fields))
+
+
+def test_other_architectures_are_refused():
+  problem = contract.Problem(128, 128, 128, "bfloat16")
+  with hardware.assume("A100-SXM4-80GB"):
+    for rung in RUNGS:
+      reason = rung.is_legal(rung.default_config(problem), problem)
+      assert "compute capability 9.0" in reason
+
+
+@pytest.mark.parametrize("rung", RUNGS, ids=lambda r: r.name)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (129, 257, 65), (512, 512, 512)])
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_lowers(rung, shape, beta):
+  m, n, k = shape
+  dtype = jnp.bfloat16
+  a, b, c = (
+      jax.ShapeDtypeStruct(s, dtype) for s in ((m, k), (k, n), (m, n))
+  )
+  with hardware.assume("NVIDIA H200"):
+    traced = jax.jit(
+        lambda a, b, c: rung.gemm(a, b, c if beta else None, beta=beta)
+    ).trace(a, b, c)
+    traced.lower(lowering_platforms=("cuda",))
