@@ -38,7 +38,7 @@ def is_legal(config, problem):
   del problem  # Any size is padded to whole blocks.
   return simt.first(
       simt.powers_of_two(config, "block_m", "block_n"),
-      simt.fixed(config, thread_m=1, thread_n=1, vector=1, stages=1, raster=1),
+      simt.fixed(config, thread_m=1, thread_n=1, vector=1, stages=1),
       simt.at_most("outputs a block", config.block_m * config.block_n, 4096),
   )
 

@@ -53,7 +53,7 @@ def is_legal(config, problem):
   warpgroups = _warpgroups(config)
   return simt.first(
       simt.powers_of_two(config, "block_m", "block_n", "block_k"),
-      simt.fixed(config, thread_m=1, thread_n=1, vector=1, stages=1, raster=1),
+      simt.fixed(config, thread_m=1, thread_n=1, vector=1, stages=1),
       simt.at_most("threads a block", outputs, 1024),
       None
       if config.block_m >= warpgroups and config.block_k >= warpgroups

@@ -44,7 +44,7 @@ def is_legal(config, problem):
   warpgroups = _warpgroups(config)
   return simt.first(
       simt.powers_of_two(config, "block_m", "block_k", "thread_m"),
-      simt.fixed(config, block_n=64, thread_n=1, vector=1, stages=1, raster=1),
+      simt.fixed(config, block_n=64, thread_n=1, vector=1, stages=1),
       None
       if config.block_m >= 2 * config.thread_m
       else f"block_m must be at least 2 * thread_m = {2 * config.thread_m}"

@@ -50,7 +50,6 @@ def is_legal(config, problem):
           block_n=16 * config.thread_n,
           vector=1,
           stages=1,
-          raster=1,
       ),
       simt.at_most("outputs a thread", config.thread_m * config.thread_n, 128),
       simt.at_most("block_k", config.block_k, 64),

@@ -41,8 +41,20 @@ DEFAULT = contract.SimtConfig(
 
 
 def is_legal(config, problem):
-  """None, or why `config` can't run (for rungs 6 and 7)."""
+  """None, or why `config` can't run."""
   del problem
+  return simt.first(
+      tiles_are_legal(config),
+      None
+      if config.block_m % 64 == 0 and config.block_k % 8 == 0
+      else "a slab of A must be a multiple of 64 x 8 to be dealt to 128"
+      f" threads, got {config.block_m} x {config.block_k}",
+  )
+
+
+def tiles_are_legal(config):
+  """What rungs 6 and 7 both ask of a config; a reason or None."""
+  slab_b = config.block_k * config.block_n
   return simt.first(
       simt.powers_of_two(config, "thread_m", "thread_n", "block_k"),
       simt.fixed(
@@ -51,33 +63,21 @@ def is_legal(config, problem):
           block_n=16 * config.thread_n,
           vector=4,
           stages=1,
-          raster=1,
       ),
       None
       if min(config.thread_m, config.thread_n) >= 4
       else "thread_m and thread_n must be at least 4, a vector's length",
       simt.at_most("outputs a thread", config.thread_m * config.thread_n, 128),
-      _copies(config),
+      simt.at_most("block_k", config.block_k, 32),
+      None
+      if slab_b % (4 * register_layouts.THREADS) == 0
+      else f"block_k * block_n must be a multiple of 512, got {slab_b}",
   )
 
 
-def _copies(config):
-  """Reason if a slab can't be dealt to 128 threads in vectors of 4."""
-  warps_k = max(1, 4 * register_layouts.LANES // config.block_m)
-  if config.block_k % (4 * warps_k):
-    return (
-        f"block_k must be a multiple of {4 * warps_k} for block_m ="
-        f" {config.block_m}, got {config.block_k}"
-    )
-  if config.block_k * config.block_n % (4 * register_layouts.THREADS):
-    return f"block_k * block_n must be a multiple of 512, got {config}"
-  return simt.at_most("block_k", config.block_k, 32)
-
-
-def block_tile(a, b, c, problem, config, *, name, layout):
-  """Rungs 6 and 7: they differ in `layout`, who owns which outputs."""
+def block_tile(a, b, c, problem, config, *, name, layout, copy_a):
+  """Rungs 6 and 7: they differ in who owns which outputs, and copies what."""
   block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
-  copy_a = register_layouts.row_per_lane(block_m)
   copy_b = register_layouts.rows_of_vectors(block_n)
 
   def accumulate(a_ref, b_ref, m0, n0, _, a_s, b_s):
@@ -117,7 +117,16 @@ def block_tile(a, b, c, problem, config, *, name, layout):
 def kernel(a, b, c, problem, config):
   """alpha * A @ B + beta * C."""
   layout = register_layouts.contiguous_tile(config.thread_m, config.thread_n)
-  return block_tile(a, b, c, problem, config, name="vectorized", layout=layout)
+  return block_tile(
+      a,
+      b,
+      c,
+      problem,
+      config,
+      name="vectorized",
+      layout=layout,
+      copy_a=register_layouts.words_of_row_vectors(),
+  )
 
 
 RUNG = contract.make_rung(

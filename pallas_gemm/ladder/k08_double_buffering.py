@@ -138,9 +138,7 @@ def _launch(a, b, c, problem, config):
         (None, refs) if c is None else (refs[0], refs[1:])
     )
     a_raw, a_s, b_s, out_s, landed, full, empty, c_landed = scratch
-    i, j = plgpu.planar_snake(
-        lax.axis_index("block"), blocks, 0, config.raster
-    )
+    i, j = simt.block_at(lax.axis_index("block"), blocks, config.raster)
     wg = lax.axis_index("warpgroup")
 
     @pl.when(wg == CONSUMERS)

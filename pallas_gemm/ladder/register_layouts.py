@@ -159,11 +159,33 @@ def warp_tile(thread_m: int, thread_n: int, rows_together: int = 1) -> Any:
 
 
 @functools.cache
+def words_of_row_vectors() -> Any:
+  """Two 128-bit vectors of each row side by side, 16 rows a warp.
+
+  For arrays of a multiple of 64 rows and of 8 columns. A request from global
+  memory uses its 32-byte sectors whole. The 4 neighbours that a thread takes
+  are words of their own, so that a transposing store can part them.
+  """
+  return compat.tiled_layout(
+      (16 * WARPS, 8),
+      (16, 8),
+      (1, 4),
+      (1, 1),
+      warps=(-8,),
+      lanes=(-6, -5),
+      vector=-1,
+  )
+
+
+@functools.cache
 def row_per_lane(rows: int) -> Any:
   """Each lane one row, 4 columns of it at a time: what a transpose reads.
 
-  For arrays of `rows` rows (32, 64 or a multiple of 128) and a multiple of
-  16 columns. Stored transposed, the lanes of a warp write one solid run.
+  For arrays of `rows` rows (32, 64 or a multiple of 128) and a multiple of 4
+  columns for each warp that its rows leave over. Stored transposed, the lanes
+  of a warp write one solid run, and Mosaic GPU can use `stmatrix`. From
+  global memory each request takes half a sector of 32 rows; the L1 keeps the
+  other half for the next.
   """
   warps_m = min(WARPS, rows // LANES)
   warps_k = WARPS // warps_m

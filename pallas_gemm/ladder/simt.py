@@ -21,7 +21,6 @@ from pallas_gemm.ladder import contract
 # Lane semantics: each operation is what its layout says, nothing is inferred.
 LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 
-
 def gemm(
     accumulate: Callable[..., jax.Array],
     a: jax.Array,
@@ -70,8 +69,8 @@ def gemm(
       )
       # One grid axis: CUDA allows 2^31 - 1 blocks along x alone.
       block = lax.axis_index("block")
-      m0 = lax.div(block, jnp.int32(blocks_n)) * block_m
-      n0 = lax.rem(block, jnp.int32(blocks_n)) * block_n
+      i, j = block_at(block, (blocks_m, blocks_n), config.raster)
+      m0, n0 = i * block_m, j * block_n
       warpgroup = lax.axis_index("warpgroup")
       acc = accumulate(a_ref, b_ref, m0, n0, warpgroup, *scratch)
       at = pl.ds(m0 + warpgroup * rows, rows), pl.ds(n0, block_n)
@@ -100,6 +99,23 @@ def gemm(
       multiple_n=block_n,
       multiple_k=max(config.block_k, 1),
   )
+
+
+def block_at(
+    block: jax.Array, blocks: tuple[int, int], raster: int
+) -> tuple[jax.Array, jax.Array]:
+  """Row and column of the result's block that thread block `block` computes.
+
+  Blocks with neighbouring numbers run at the same time. `raster` 1 walks one
+  row of blocks after the other; more walks down strips that are `raster`
+  blocks wide, turning around at each end, so that what runs together reads
+  fewer different rows and columns, and L2 serves more of it.
+  """
+  if raster == 1:
+    return lax.div(block, jnp.int32(blocks[1])), lax.rem(
+        block, jnp.int32(blocks[1])
+    )
+  return plgpu.planar_snake(block, blocks, 1, raster)
 
 
 def zeros(rows: int, columns: int, layout: Any) -> jax.Array:
