@@ -19,10 +19,10 @@ CUDA_PLATFORMS = ("gpu", "cuda")
 def abstract_gpu(device_kind: str, num_cores: int):
   """Context: trace and lower as if `device_kind` were the default device."""
   device = jax.sharding.AbstractDevice(
-      device_kind=device_kind, platform="gpu", num_cores=num_cores
+    device_kind=device_kind, platform="gpu", num_cores=num_cores
   )
   return jax.sharding.use_abstract_mesh(
-      jax.sharding.AbstractMesh((), (), abstract_device=device)
+    jax.sharding.AbstractMesh((), (), abstract_device=device)
   )
 
 
@@ -39,12 +39,12 @@ def targets_gpu() -> bool:
 
 
 def kernel(
-    body: Callable[..., None],
-    *,
-    name: str,
-    grid: Sequence[int],
-    grid_names: Sequence[Hashable],
-    **kwargs,
+  body: Callable[..., None],
+  *,
+  name: str,
+  grid: Sequence[int],
+  grid_names: Sequence[Hashable],
+  **kwargs,
 ):
   """`plgpu.kernel`, interpreted where there is no GPU, and with a name.
 
@@ -60,20 +60,20 @@ def kernel(
     # One vector clock a transfer: a program may have many in flight.
     interpret = plgpu.InterpretGPUParams(num_tma_threads_per_device=64)
   return plgpu.kernel(
-      body,
-      grid=tuple(grid),
-      grid_names=tuple(grid_names),
-      interpret=interpret,
-      kernel_name=name,
-      **kwargs,
+    body,
+    grid=tuple(grid),
+    grid_names=tuple(grid_names),
+    interpret=interpret,
+    kernel_name=name,
+    **kwargs,
   )
 
 
 def tiled_layout(
-    *tiles: tuple[int, ...],
-    warps: Sequence[int | plgpu.Replicated],
-    lanes: Sequence[int | plgpu.Replicated],
-    vector: int,
+  *tiles: tuple[int, ...],
+  warps: Sequence[int | plgpu.Replicated],
+  lanes: Sequence[int | plgpu.Replicated],
+  vector: int,
 ):
   """A register layout from tiles and the dimensions dealt to threads.
 
@@ -88,17 +88,17 @@ def tiled_layout(
   # Mosaic GPU takes canonical layouts alone (no dimension of size one); the
   # form that reads well is rarely canonical.
   layout = _fa.TiledLayout(
-      plgpu.Tiling(tuple(tiles)),
-      warp_dims=tuple(warps),
-      lane_dims=tuple(lanes),
-      vector_dim=vector,
-      _check_canonical=False,
+    plgpu.Tiling(tuple(tiles)),
+    warp_dims=tuple(warps),
+    lane_dims=tuple(lanes),
+    vector_dim=vector,
+    _check_canonical=False,
   ).canonicalize()
   return plgpu.Layout.TILED(
-      layout.tiling,
-      warp_dims=layout.warp_dims,
-      lane_dims=layout.lane_dims,
-      vector_dim=layout.vector_dim,
+    layout.tiling,
+    warp_dims=layout.warp_dims,
+    lane_dims=layout.lane_dims,
+    vector_dim=layout.vector_dim,
   )
 
 
@@ -135,5 +135,3 @@ def cupti_session():
     yield timings
   finally:
     timings.extend(ext._cupti_get_timings(True))
-
-

@@ -31,7 +31,7 @@ def pytest_configure(config):
   # The interpreter is slow and its first call slower: no deadline.
   settings.register_profile("default", deadline=None, derandomize=True)
   settings.register_profile(
-      "explore", deadline=None, max_examples=200, print_blob=True
+    "explore", deadline=None, max_examples=200, print_blob=True
   )
   settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
@@ -65,8 +65,8 @@ def repository() -> Path:
 def _asks_for_gpu(config) -> bool:
   words = (config.option.markexpr or "").replace("(", " ").split()
   return any(
-      word == "gpu" and (i == 0 or words[i - 1] != "not")
-      for i, word in enumerate(words)
+    word == "gpu" and (i == 0 or words[i - 1] != "not")
+    for i, word in enumerate(words)
   )
 
 
@@ -80,7 +80,7 @@ def _why_no_hopper() -> str:
   capability = getattr(device, "compute_capability", None)
   if device.platform != "gpu" or capability != "9.0":
     return (
-        "needs an NVIDIA GPU of compute capability 9.0; JAX sees"
-        f" {device.device_kind} ({device.platform})"
+      "needs an NVIDIA GPU of compute capability 9.0; JAX sees"
+      f" {device.device_kind} ({device.platform})"
     )
   return ""

@@ -12,26 +12,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_gemm.ladder import contract
-from pallas_gemm.ladder import LADDER
+from pallas_gemm.ladder import LADDER, contract
 from tests.support import problems
 
 SimtConfig = contract.SimtConfig
 TensorCoreConfig = contract.TensorCoreConfig
 
 NAMES = (
-    "naive",
-    "coalesced",
-    "shared_memory",
-    "blocktiling_1d",
-    "blocktiling_2d",
-    "vectorized",
-    "warptiling",
-    "double_buffering",
-    "tensor_cores",
-    "warp_specialized",
-    "persistent",
-    "cluster_multicast",
+  "naive",
+  "coalesced",
+  "shared_memory",
+  "blocktiling_1d",
+  "blocktiling_2d",
+  "vectorized",
+  "warptiling",
+  "double_buffering",
+  "tensor_cores",
+  "warp_specialized",
+  "persistent",
+  "cluster_multicast",
 )
 
 each_rung = pytest.mark.parametrize("rung", LADDER, ids=lambda r: r.name)
@@ -48,7 +47,7 @@ def test_dtypes(rung):
   expected = contract.FLOAT32 if rung.number <= 8 else contract.FLOAT16S
   assert rung.dtypes == expected
   assert rung.config_type is (
-      SimtConfig if rung.number <= 8 else TensorCoreConfig
+    SimtConfig if rung.number <= 8 else TensorCoreConfig
   )
 
 
@@ -84,7 +83,7 @@ def test_a_rung_is_a_value(rung):
 
 @each_rung
 @pytest.mark.parametrize(
-    "shape", [(1, 1, 1), (4095, 4095, 4095), (8192, 64, 16384)], ids=str
+  "shape", [(1, 1, 1), (4095, 4095, 4095), (8192, 64, 16384)], ids=str
 )
 def test_the_default_config_is_legal(rung, shape):
   for dtype in rung.dtypes:
@@ -98,14 +97,14 @@ def test_the_default_config_is_legal(rung, shape):
 def test_importing_touches_no_device():
   # An unknown platform makes any use of a device an error.
   done = subprocess.run(
-      [
-          sys.executable,
-          "-c",
-          "import pallas_gemm.ladder, experiments.ladder",
-      ],
-      env=os.environ | {"JAX_PLATFORMS": "no_such_platform"},
-      capture_output=True,
-      text=True,
+    [
+      sys.executable,
+      "-c",
+      "import pallas_gemm.ladder, experiments.ladder",
+    ],
+    env=os.environ | {"JAX_PLATFORMS": "no_such_platform"},
+    capture_output=True,
+    text=True,
   )
   assert done.returncode == 0, done.stderr
 
@@ -122,119 +121,119 @@ _A, _B, _C = _ones(3, 5), _ones(5, 2), _ones(3, 2)
 _OTHER_CONFIG = {SimtConfig: TensorCoreConfig, TensorCoreConfig: SimtConfig}
 
 BAD_CALLS = {
-    "rank of a": ((_ones(3), _B), {}, ValueError, ("a ", "rank 2", "(3,)")),
-    "rank of b": (
-        (_A, _ones(1, 5, 2)),
-        {},
-        ValueError,
-        ("b ", "rank 2", "(1, 5, 2)"),
+  "rank of a": ((_ones(3), _B), {}, ValueError, ("a ", "rank 2", "(3,)")),
+  "rank of b": (
+    (_A, _ones(1, 5, 2)),
+    {},
+    ValueError,
+    ("b ", "rank 2", "(1, 5, 2)"),
+  ),
+  "rank of c": (
+    (_A, _B, _ones(3)),
+    {},
+    ValueError,
+    ("c ", "rank 2", "(3,)"),
+  ),
+  "rows of b": (
+    (_A, _ones(4, 2)),
+    {},
+    ValueError,
+    ("b ", "5", "(3, 5)", "(4, 2)"),
+  ),
+  "shape of c": (
+    (_A, _B, _ones(2, 3)),
+    {"beta": 1.0},
+    ValueError,
+    ("c ", "(3, 2)", "(2, 3)"),
+  ),
+  "shape of c that is not read": (
+    (_A, _B, _ones(2, 3)),
+    {},
+    ValueError,
+    ("c ", "(3, 2)", "(2, 3)"),
+  ),
+  "dtype of a": (
+    (_ones(3, 5, dtype="int32"), _B),
+    {},
+    TypeError,
+    ("a ", "int32", lambda rung: rung.dtypes[0], lambda rung: rung.name),
+  ),
+  "dtype of b": (
+    (_A, _ones(5, 2, dtype="float8_e4m3fn")),
+    {},
+    TypeError,
+    ("b ", "float8_e4m3fn", lambda rung: rung.dtypes[0]),
+  ),
+  "dtype of c": (
+    (_A, _B, _ones(3, 2, dtype="int8")),
+    {"beta": 1.0},
+    TypeError,
+    ("c ", "int8", lambda rung: rung.dtypes[0]),
+  ),
+  "a list for a": (
+    (lambda rung: [[1.0]], _B),
+    {},
+    TypeError,
+    ("a ", "array", "list"),
+  ),
+  "None for b": (
+    (_A, lambda rung: None),
+    {},
+    TypeError,
+    ("b ", "array", "NoneType"),
+  ),
+  "beta without c": (
+    (_A, _B),
+    {"beta": 0.5},
+    ValueError,
+    ("beta", "0.5", "c "),
+  ),
+  "alpha an array": (
+    (_A, _B),
+    {"alpha": np.ones(())},
+    TypeError,
+    ("alpha", "float", "ndarray"),
+  ),
+  "alpha a string": (
+    (_A, _B),
+    {"alpha": "1"},
+    TypeError,
+    ("alpha", "float", "str"),
+  ),
+  "beta a bool": (
+    (_A, _B, _C),
+    {"beta": True},
+    TypeError,
+    ("beta", "float", "bool"),
+  ),
+  "config a dict": (
+    (_A, _B),
+    {"config": {"block_m": 64}},
+    TypeError,
+    ("config", "dict", lambda rung: rung.config_type.__name__),
+  ),
+  "config of the other kind": (
+    (_A, _B),
+    {"config": lambda rung: _OTHER_CONFIG[rung.config_type](64, 64, 64)},
+    TypeError,
+    (
+      "config",
+      lambda rung: rung.config_type.__name__,
+      lambda rung: _OTHER_CONFIG[rung.config_type].__name__,
     ),
-    "rank of c": (
-        (_A, _B, _ones(3)),
-        {},
-        ValueError,
-        ("c ", "rank 2", "(3,)"),
-    ),
-    "rows of b": (
-        (_A, _ones(4, 2)),
-        {},
-        ValueError,
-        ("b ", "5", "(3, 5)", "(4, 2)"),
-    ),
-    "shape of c": (
-        (_A, _B, _ones(2, 3)),
-        {"beta": 1.0},
-        ValueError,
-        ("c ", "(3, 2)", "(2, 3)"),
-    ),
-    "shape of c that is not read": (
-        (_A, _B, _ones(2, 3)),
-        {},
-        ValueError,
-        ("c ", "(3, 2)", "(2, 3)"),
-    ),
-    "dtype of a": (
-        (_ones(3, 5, dtype="int32"), _B),
-        {},
-        TypeError,
-        ("a ", "int32", lambda rung: rung.dtypes[0], lambda rung: rung.name),
-    ),
-    "dtype of b": (
-        (_A, _ones(5, 2, dtype="float8_e4m3fn")),
-        {},
-        TypeError,
-        ("b ", "float8_e4m3fn", lambda rung: rung.dtypes[0]),
-    ),
-    "dtype of c": (
-        (_A, _B, _ones(3, 2, dtype="int8")),
-        {"beta": 1.0},
-        TypeError,
-        ("c ", "int8", lambda rung: rung.dtypes[0]),
-    ),
-    "a list for a": (
-        (lambda rung: [[1.0]], _B),
-        {},
-        TypeError,
-        ("a ", "array", "list"),
-    ),
-    "None for b": (
-        (_A, lambda rung: None),
-        {},
-        TypeError,
-        ("b ", "array", "NoneType"),
-    ),
-    "beta without c": (
-        (_A, _B),
-        {"beta": 0.5},
-        ValueError,
-        ("beta", "0.5", "c "),
-    ),
-    "alpha an array": (
-        (_A, _B),
-        {"alpha": np.ones(())},
-        TypeError,
-        ("alpha", "float", "ndarray"),
-    ),
-    "alpha a string": (
-        (_A, _B),
-        {"alpha": "1"},
-        TypeError,
-        ("alpha", "float", "str"),
-    ),
-    "beta a bool": (
-        (_A, _B, _C),
-        {"beta": True},
-        TypeError,
-        ("beta", "float", "bool"),
-    ),
-    "config a dict": (
-        (_A, _B),
-        {"config": {"block_m": 64}},
-        TypeError,
-        ("config", "dict", lambda rung: rung.config_type.__name__),
-    ),
-    "config of the other kind": (
-        (_A, _B),
-        {"config": lambda rung: _OTHER_CONFIG[rung.config_type](64, 64, 64)},
-        TypeError,
-        (
-            "config",
-            lambda rung: rung.config_type.__name__,
-            lambda rung: _OTHER_CONFIG[rung.config_type].__name__,
-        ),
-    ),
-    "config with a tile of nothing": (
-        (_A, _B),
-        {"config": lambda rung: rung.config_type(0, 64, 64)},
-        ValueError,
-        ("config", "block_m", "0"),
-    ),
-    "config with a broken number": (
-        (_A, _B),
-        {"config": lambda rung: rung.config_type(64, 64.5, 64)},
-        ValueError,
-        ("config", "block_n", "64.5"),
-    ),
+  ),
+  "config with a tile of nothing": (
+    (_A, _B),
+    {"config": lambda rung: rung.config_type(0, 64, 64)},
+    ValueError,
+    ("config", "block_m", "0"),
+  ),
+  "config with a broken number": (
+    (_A, _B),
+    {"config": lambda rung: rung.config_type(64, 64.5, 64)},
+    ValueError,
+    ("config", "block_n", "64.5"),
+  ),
 }
 
 
@@ -271,9 +270,9 @@ def test_a_config_that_no_gpu_can_hold_is_refused(rung):
   problem = contract.Problem(8, 8, 8, rung.dtypes[0])
   default = rung.default_config(problem)
   for change in (
-      {"block_m": 1 << 14, "block_n": 1 << 14},
-      {"block_k": 1 << 14},
-      {"stages": 999},
+    {"block_m": 1 << 14, "block_n": 1 << 14},
+    {"block_k": 1 << 14},
+    {"stages": 999},
   ):
     config = dataclasses.replace(default, **change)
     with pytest.raises(ValueError, match="config .*not legal: .+"):

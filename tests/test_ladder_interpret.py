@@ -7,10 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_gemm import hardware
-from pallas_gemm import numerics
-from pallas_gemm.ladder import contract
-from pallas_gemm.ladder import LADDER
+from pallas_gemm import hardware, numerics
+from pallas_gemm.ladder import LADDER, contract
 from tests.support import problems
 
 each_rung = pytest.mark.parametrize("rung", LADDER, ids=lambda r: r.name)
@@ -108,7 +106,7 @@ def test_nan_stays_in_its_row_and_column(rung):
 
 @each_rung
 @pytest.mark.parametrize(
-    "shape", [(5, 7, 0), (0, 7, 3), (5, 0, 3), (0, 0, 0)], ids=str
+  "shape", [(5, 7, 0), (0, 7, 3), (5, 0, 3), (0, 0, 0)], ids=str
 )
 def test_dimensions_of_zero(rung, shape):
   m, n, _ = shape
@@ -134,9 +132,9 @@ def test_strided_operands(rung):
   wide = np.zeros((2 * a.shape[0], a.shape[1] + 3), a.dtype)
   wide[::2, 1:-2] = a
   strided = (
-      wide[::2, 1:-2],
-      np.asfortranarray(b),
-      np.ascontiguousarray(c[::-1])[::-1],
+    wide[::2, 1:-2],
+    np.asfortranarray(b),
+    np.ascontiguousarray(c[::-1])[::-1],
   )
   assert not any(x.flags.c_contiguous for x in strided)
   out = rung.gemm(*strided, beta=1.0)

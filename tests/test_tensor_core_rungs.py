@@ -20,10 +20,10 @@ from tests.support import interpret, problems
 
 Config = contract.TensorCoreConfig
 RUNGS = (
-    k09_tensor_cores.RUNG,
-    k10_warp_specialized.RUNG,
-    k11_persistent.RUNG,
-    k12_cluster_multicast.RUNG,
+  k09_tensor_cores.RUNG,
+  k10_warp_specialized.RUNG,
+  k11_persistent.RUNG,
+  k12_cluster_multicast.RUNG,
 )
 RING_RUNGS = RUNGS[1:]
 ROWS = Config(128, 64, 64, stages=2, consumers=2, epilogue_n=32)
@@ -42,8 +42,8 @@ def gemm(rung, shape, config, *, dtype="bfloat16", alpha=1.0, beta=0.0):
   a, b, c = problems.operands(m, n, k, dtype)
   c = c if beta else None
   out, report = interpret.run(
-      lambda: rung.gemm(a, b, c, alpha=alpha, beta=beta, config=config),
-      detect_races=True,
+    lambda: rung.gemm(a, b, c, alpha=alpha, beta=beta, config=config),
+    detect_races=True,
   )
   assert out.shape == (m, n) and out.dtype == a.dtype
   result = numerics.check(out, a, b, c, alpha=alpha, beta=beta)
@@ -66,7 +66,7 @@ def test_one_slab_at_a_time(shape):
 
 @pytest.mark.parametrize("rung", RING_RUNGS, ids=lambda r: r.name)
 @pytest.mark.parametrize(
-    "config", [ROWS, COLUMNS, ONE], ids=["rows", "columns", "one"]
+  "config", [ROWS, COLUMNS, ONE], ids=["rows", "columns", "one"]
 )
 def test_ring_longer_and_shorter_than_k(rung, config, two_sms):
   for k in (1, 64 * config.stages, 64 * (config.stages + 1) + 1):
@@ -120,8 +120,8 @@ def test_result_does_not_depend_on_the_schedule(two_sms):
 
 @pytest.mark.parametrize("rung", RUNGS, ids=lambda r: r.name)
 @pytest.mark.parametrize(
-    "shape",
-    [(1, 1, 1), (64, 8192, 512), (4096, 4096, 4096), (4095, 1, 7)],
+  "shape",
+  [(1, 1, 1), (64, 8192, 512), (4096, 4096, 4096), (4095, 1, 7)],
 )
 def test_default_config_is_legal(rung, shape):
   for beta in (0.0, 1.0):
@@ -150,34 +150,34 @@ def test_default_config_has_no_idle_partner():
 
 
 @pytest.mark.parametrize(
-    "rung,fields,reason",
-    [
-        (0, {"stages": 2}, "stages"),
-        (0, {"block_m": 256}, "at most"),
-        (0, {"epilogue_n": 64}, "epilogue_n"),
-        (1, {"raster": 2}, "raster"),
-        (1, {"stages": 1}, "stages must be at least 2"),
-        (1, {"stages": 9}, "bytes of shared memory"),
-        (1, {"consumers": 3}, "consumers must be 1 or 2"),
-        (1, {"block_k": 32}, "block_k"),
-        (1, {"block_n": 96}, "multiples of 64 rows"),
-        (1, {"block_m": 64}, "multiples of 64 rows"),
-        (1, {"block_m": 384}, "multiples of 64 rows and 64 columns|at most"),
-        (1, {"epilogue_n": 0}, "epilogue_n must be 16, 32"),
-        (1, {"epilogue_n": 48}, "epilogue_n must be 16, 32"),
-        (1, {"epilogue_n": 192}, "epilogue_n must divide"),
-        (2, {"cluster_m": 2}, "cluster_m"),
-        (2, {"block_n": 192, "epilogue_n": 64}, "even number of pieces"),
-        (3, {"cluster_m": 4, "cluster_n": 4}, "at most 8 blocks"),
-        (3, {"cluster_m": 3}, "block_k must be a multiple"),
-    ],
+  "rung,fields,reason",
+  [
+    (0, {"stages": 2}, "stages"),
+    (0, {"block_m": 256}, "at most"),
+    (0, {"epilogue_n": 64}, "epilogue_n"),
+    (1, {"raster": 2}, "raster"),
+    (1, {"stages": 1}, "stages must be at least 2"),
+    (1, {"stages": 9}, "bytes of shared memory"),
+    (1, {"consumers": 3}, "consumers must be 1 or 2"),
+    (1, {"block_k": 32}, "block_k"),
+    (1, {"block_n": 96}, "multiples of 64 rows"),
+    (1, {"block_m": 64}, "multiples of 64 rows"),
+    (1, {"block_m": 384}, "multiples of 64 rows and 64 columns|at most"),
+    (1, {"epilogue_n": 0}, "epilogue_n must be 16, 32"),
+    (1, {"epilogue_n": 48}, "epilogue_n must be 16, 32"),
+    (1, {"epilogue_n": 192}, "epilogue_n must divide"),
+    (2, {"cluster_m": 2}, "cluster_m"),
+    (2, {"block_n": 192, "epilogue_n": 64}, "even number of pieces"),
+    (3, {"cluster_m": 4, "cluster_n": 4}, "at most 8 blocks"),
+    (3, {"cluster_m": 3}, "block_k must be a multiple"),
+  ],
 )
 def test_illegal_configs_say_why(rung, fields, reason):
   rung = RUNGS[rung]
   base = rung.default_config(contract.Problem(128, 256, 64, "bfloat16"))
   if rung is not RUNGS[0]:
     base = changed(
-        base, block_m=128, block_n=256, split="m", cluster_m=1, cluster_n=1
+      base, block_m=128, block_n=256, split="m", cluster_m=1, cluster_n=1
     )
   a = jnp.zeros((8, 64), jnp.bfloat16)
   b = jnp.zeros((64, 64), jnp.bfloat16)
@@ -199,11 +199,9 @@ def test_other_architectures_are_refused():
 def test_lowers(rung, shape, beta):
   m, n, k = shape
   dtype = jnp.bfloat16
-  a, b, c = (
-      jax.ShapeDtypeStruct(s, dtype) for s in ((m, k), (k, n), (m, n))
-  )
+  a, b, c = (jax.ShapeDtypeStruct(s, dtype) for s in ((m, k), (k, n), (m, n)))
   with hardware.assume("NVIDIA H200"):
     traced = jax.jit(
-        lambda a, b, c: rung.gemm(a, b, c if beta else None, beta=beta)
+      lambda a, b, c: rung.gemm(a, b, c if beta else None, beta=beta)
     ).trace(a, b, c)
     traced.lower(lowering_platforms=("cuda",))

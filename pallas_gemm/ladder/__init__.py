@@ -9,34 +9,36 @@ Example:
   [[3.0, 3.0], [3.0, 3.0]]
 """
 
-from pallas_gemm.ladder import k01_naive
-from pallas_gemm.ladder import k02_coalesced
-from pallas_gemm.ladder import k03_shared_memory
-from pallas_gemm.ladder import k04_blocktiling_1d
-from pallas_gemm.ladder import k05_blocktiling_2d
-from pallas_gemm.ladder import k06_vectorized
-from pallas_gemm.ladder import k07_warptiling
-from pallas_gemm.ladder import k08_double_buffering
-from pallas_gemm.ladder import k09_tensor_cores
-from pallas_gemm.ladder import k10_warp_specialized
-from pallas_gemm.ladder import k11_persistent
-from pallas_gemm.ladder import k12_cluster_multicast
+from pallas_gemm.ladder import (
+  k01_naive,
+  k02_coalesced,
+  k03_shared_memory,
+  k04_blocktiling_1d,
+  k05_blocktiling_2d,
+  k06_vectorized,
+  k07_warptiling,
+  k08_double_buffering,
+  k09_tensor_cores,
+  k10_warp_specialized,
+  k11_persistent,
+  k12_cluster_multicast,
+)
 from pallas_gemm.ladder.contract import Problem as Problem
 from pallas_gemm.ladder.contract import Rung as Rung
 from pallas_gemm.ladder.contract import SimtConfig as SimtConfig
 from pallas_gemm.ladder.contract import TensorCoreConfig as TensorCoreConfig
 
 LADDER: tuple[Rung, ...] = (
-    k01_naive.RUNG,
-    k02_coalesced.RUNG,
-    k03_shared_memory.RUNG,
-    k04_blocktiling_1d.RUNG,
-    k05_blocktiling_2d.RUNG,
-    k06_vectorized.RUNG,
-    k07_warptiling.RUNG,
-    k08_double_buffering.RUNG,
-    k09_tensor_cores.RUNG,
-    k10_warp_specialized.RUNG,
-    k11_persistent.RUNG,
-    k12_cluster_multicast.RUNG,
+  k01_naive.RUNG,
+  k02_coalesced.RUNG,
+  k03_shared_memory.RUNG,
+  k04_blocktiling_1d.RUNG,
+  k05_blocktiling_2d.RUNG,
+  k06_vectorized.RUNG,
+  k07_warptiling.RUNG,
+  k08_double_buffering.RUNG,
+  k09_tensor_cores.RUNG,
+  k10_warp_specialized.RUNG,
+  k11_persistent.RUNG,
+  k12_cluster_multicast.RUNG,
 )

@@ -135,14 +135,14 @@ class Rung:
   module: str
 
   def gemm(
-      self,
-      a: jax.Array,
-      b: jax.Array,
-      c: jax.Array | None = None,
-      *,
-      alpha: float = 1.0,
-      beta: float = 0.0,
-      config: Config | None = None,
+    self,
+    a: jax.Array,
+    b: jax.Array,
+    c: jax.Array | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    config: Config | None = None,
   ) -> jax.Array:
     """alpha * A @ B + beta * C with this rung's kernel.
 
@@ -175,14 +175,14 @@ class Rung:
       [[10.0, 10.0], [10.0, 10.0], [10.0, 10.0]]
     """
     problem = check_arguments(
-        a, b, c, alpha=alpha, beta=beta, dtypes=self.dtypes, rung=self.name
+      a, b, c, alpha=alpha, beta=beta, dtypes=self.dtypes, rung=self.name
     )
     if config is None:
       config = self.default_config(problem)
     elif not isinstance(config, self.config_type):
       raise TypeError(
-          f"config of {self.name} must be a {self.config_type.__name__}, got"
-          f" {type(config).__name__}"
+        f"config of {self.name} must be a {self.config_type.__name__}, got"
+        f" {type(config).__name__}"
       )
     if (reason := check_fields(config)) is None:
       reason = self.is_legal(config, problem)
@@ -196,7 +196,7 @@ class Rung:
 
 
 def check_arguments(
-    a, b, c, *, alpha, beta, dtypes: tuple[str, ...], rung: str
+  a, b, c, *, alpha, beta, dtypes: tuple[str, ...], rung: str
 ) -> Problem:
   """Checks what a user passed; returns the problem it describes.
 
@@ -214,31 +214,31 @@ def check_arguments(
       raise ValueError(f"{name} must have rank 2, got shape {tuple(x.shape)}")
     if jnp.dtype(x.dtype).name not in dtypes:
       raise TypeError(
-          f"{name} has dtype {jnp.dtype(x.dtype).name}; {rung} takes"
-          f" {' or '.join(dtypes)}"
+        f"{name} has dtype {jnp.dtype(x.dtype).name}; {rung} takes"
+        f" {' or '.join(dtypes)}"
       )
     if x.dtype != a.dtype:
       raise TypeError(
-          f"{name} must have the dtype of a, {jnp.dtype(a.dtype).name}, got"
-          f" {jnp.dtype(x.dtype).name}"
+        f"{name} must have the dtype of a, {jnp.dtype(a.dtype).name}, got"
+        f" {jnp.dtype(x.dtype).name}"
       )
   for name, x in {"alpha": alpha, "beta": beta}.items():
     if isinstance(x, bool) or not isinstance(x, int | float):
       raise TypeError(
-          f"{name} must be a Python int or float, got {type(x).__name__}"
+        f"{name} must be a Python int or float, got {type(x).__name__}"
       )
   (m, k), (k_b, n) = a.shape, b.shape
   if k != k_b:
     raise ValueError(
-        f"b must have K = {k} rows, as a {tuple(a.shape)} has columns, got"
-        f" shape {tuple(b.shape)}"
+      f"b must have K = {k} rows, as a {tuple(a.shape)} has columns, got"
+      f" shape {tuple(b.shape)}"
     )
   if c is not None and tuple(c.shape) != (m, n):
     raise ValueError(f"c must have shape {(m, n)}, got {tuple(c.shape)}")
   if beta != 0 and c is None:
     raise ValueError(f"beta is {beta} but c is None; pass c or beta=0")
   return Problem(
-      m, n, k, jnp.dtype(a.dtype).name, alpha=float(alpha), beta=float(beta)
+    m, n, k, jnp.dtype(a.dtype).name, alpha=float(alpha), beta=float(beta)
   )
 
 
@@ -272,14 +272,14 @@ def pad_to(x: jax.Array, rows: int, columns: int) -> jax.Array:
 
 
 def padded(
-    launch: Callable[..., jax.Array],
-    a: jax.Array,
-    b: jax.Array,
-    c: jax.Array | None,
-    *,
-    multiple_m: int,
-    multiple_n: int,
-    multiple_k: int,
+  launch: Callable[..., jax.Array],
+  a: jax.Array,
+  b: jax.Array,
+  c: jax.Array | None,
+  *,
+  multiple_m: int,
+  multiple_n: int,
+  multiple_k: int,
 ) -> jax.Array:
   """Runs `launch(a, b, c)` on operands padded to whole multiples.
 
@@ -289,9 +289,9 @@ def padded(
   """
   m, n = a.shape[0], b.shape[1]
   out = launch(
-      pad_to(a, multiple_m, multiple_k),
-      pad_to(b, multiple_k, multiple_n),
-      None if c is None else pad_to(c, multiple_m, multiple_n),
+    pad_to(a, multiple_m, multiple_k),
+    pad_to(b, multiple_k, multiple_n),
+    None if c is None else pad_to(c, multiple_m, multiple_n),
   )
   return out if out.shape == (m, n) else out[:m, :n]
 

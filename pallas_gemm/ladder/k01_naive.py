@@ -34,9 +34,7 @@ Source: the first kernel of every GEMM ladder, e.g. S. Boehm, "How to Optimize
 a CUDA Matmul Kernel for cuBLAS-like Performance" (2022), kernel 1.
 """
 
-from pallas_gemm.ladder import contract
-from pallas_gemm.ladder import k02_coalesced
-from pallas_gemm.ladder import simt
+from pallas_gemm.ladder import contract, k02_coalesced, simt
 
 DEFAULT = contract.SimtConfig(block_m=32, block_n=4)
 
@@ -44,16 +42,16 @@ DEFAULT = contract.SimtConfig(block_m=32, block_n=4)
 def kernel(a, b, c, problem, config):
   """alpha * A @ B + beta * C; the loop is rung 2's, the mapping is not."""
   return k02_coalesced.one_output_per_thread(
-      a, b, c, problem, config, name="naive", walk="rows"
+    a, b, c, problem, config, name="naive", walk="rows"
   )
 
 
 RUNG = contract.make_rung(
-    __name__,
-    dtypes=contract.FLOAT32,
-    idea="one thread one output, lanes walk rows",
-    config_type=contract.SimtConfig,
-    default_config=simt.default(DEFAULT),
-    is_legal=k02_coalesced.is_legal,
-    kernel=kernel,
+  __name__,
+  dtypes=contract.FLOAT32,
+  idea="one thread one output, lanes walk rows",
+  config_type=contract.SimtConfig,
+  default_config=simt.default(DEFAULT),
+  is_legal=k02_coalesced.is_legal,
+  kernel=kernel,
 )

@@ -26,9 +26,7 @@ Source: as rung 1, kernel 2 ("global memory coalescing").
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_gemm.ladder import contract
-from pallas_gemm.ladder import register_layouts
-from pallas_gemm.ladder import simt
+from pallas_gemm.ladder import contract, register_layouts, simt
 
 DEFAULT = contract.SimtConfig(block_m=4, block_n=32)
 
@@ -37,9 +35,9 @@ def is_legal(config, problem):
   """None, or why `config` can't run (for rungs 1 and 2)."""
   del problem  # Any size is padded to whole blocks.
   return simt.first(
-      simt.powers_of_two(config, "block_m", "block_n"),
-      simt.fixed(config, thread_m=1, thread_n=1, vector=1, stages=1),
-      simt.at_most("outputs a block", config.block_m * config.block_n, 4096),
+    simt.powers_of_two(config, "block_m", "block_n"),
+    simt.fixed(config, thread_m=1, thread_n=1, vector=1, stages=1),
+    simt.at_most("outputs a block", config.block_m * config.block_n, 4096),
   )
 
 
@@ -60,23 +58,23 @@ def one_output_per_thread(a, b, c, problem, config, *, name, walk):
     return lax.fori_loop(0, a_ref.shape[1], step, acc)
 
   return simt.gemm(
-      accumulate, a, b, c, problem, config, name=name, layout=layout
+    accumulate, a, b, c, problem, config, name=name, layout=layout
   )
 
 
 def kernel(a, b, c, problem, config):
   """alpha * A @ B + beta * C."""
   return one_output_per_thread(
-      a, b, c, problem, config, name="coalesced", walk="columns"
+    a, b, c, problem, config, name="coalesced", walk="columns"
   )
 
 
 RUNG = contract.make_rung(
-    __name__,
-    dtypes=contract.FLOAT32,
-    idea="the same loop, lanes walk columns",
-    config_type=contract.SimtConfig,
-    default_config=simt.default(DEFAULT),
-    is_legal=is_legal,
-    kernel=kernel,
+  __name__,
+  dtypes=contract.FLOAT32,
+  idea="the same loop, lanes walk columns",
+  config_type=contract.SimtConfig,
+  default_config=simt.default(DEFAULT),
+  is_legal=is_legal,
+  kernel=kernel,
 )

@@ -39,9 +39,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm.ladder import contract
-from pallas_gemm.ladder import register_layouts
-from pallas_gemm.ladder import simt
+from pallas_gemm.ladder import contract, register_layouts, simt
 
 DEFAULT = contract.SimtConfig(block_m=32, block_n=32, block_k=32)
 
@@ -52,13 +50,13 @@ def is_legal(config, problem):
   outputs = config.block_m * config.block_n
   warpgroups = _warpgroups(config)
   return simt.first(
-      simt.powers_of_two(config, "block_m", "block_n", "block_k"),
-      simt.fixed(config, thread_m=1, thread_n=1, vector=1, stages=1),
-      simt.at_most("threads a block", outputs, 1024),
-      None
-      if config.block_m >= warpgroups and config.block_k >= warpgroups
-      else f"block_m and block_k must be at least {warpgroups}, the block's"
-      f" warpgroups, got {config.block_m} and {config.block_k}",
+    simt.powers_of_two(config, "block_m", "block_n", "block_k"),
+    simt.fixed(config, thread_m=1, thread_n=1, vector=1, stages=1),
+    simt.at_most("threads a block", outputs, 1024),
+    None
+    if config.block_m >= warpgroups and config.block_k >= warpgroups
+    else f"block_m and block_k must be at least {warpgroups}, the block's"
+    f" warpgroups, got {config.block_m} and {config.block_k}",
   )
 
 
@@ -104,30 +102,30 @@ def kernel(a, b, c, problem, config):
     return lax.fori_loop(0, a_ref.shape[1] // block_k, slab, acc)
 
   return simt.gemm(
-      accumulate,
-      a,
-      b,
-      c,
-      problem,
-      config,
-      name="shared_memory",
-      layout=layout,
-      warpgroups=warpgroups,
-      scratch_types=(
-          plgpu.SMEM((block_m, block_k), jnp.float32),
-          plgpu.SMEM((block_k, block_n), jnp.float32),
-          plgpu.Barrier(num_arrivals=warpgroups),
-          plgpu.Barrier(num_arrivals=warpgroups),
-      ),
+    accumulate,
+    a,
+    b,
+    c,
+    problem,
+    config,
+    name="shared_memory",
+    layout=layout,
+    warpgroups=warpgroups,
+    scratch_types=(
+      plgpu.SMEM((block_m, block_k), jnp.float32),
+      plgpu.SMEM((block_k, block_n), jnp.float32),
+      plgpu.Barrier(num_arrivals=warpgroups),
+      plgpu.Barrier(num_arrivals=warpgroups),
+    ),
   )
 
 
 RUNG = contract.make_rung(
-    __name__,
-    dtypes=contract.FLOAT32,
-    idea="tiles of A and B shared by a block",
-    config_type=contract.SimtConfig,
-    default_config=simt.default(DEFAULT),
-    is_legal=is_legal,
-    kernel=kernel,
+  __name__,
+  dtypes=contract.FLOAT32,
+  idea="tiles of A and B shared by a block",
+  config_type=contract.SimtConfig,
+  default_config=simt.default(DEFAULT),
+  is_legal=is_legal,
+  kernel=kernel,
 )

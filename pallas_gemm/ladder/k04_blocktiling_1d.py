@@ -30,9 +30,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm.ladder import contract
-from pallas_gemm.ladder import register_layouts
-from pallas_gemm.ladder import simt
+from pallas_gemm.ladder import contract, register_layouts, simt
 
 # block_k 8 -> 16 -> 32: 8.3 -> 17.7 -> 20.1 TFLOP/s at 4096^3 on H200.
 DEFAULT = contract.SimtConfig(block_m=64, block_n=64, block_k=32, thread_m=8)
@@ -43,17 +41,17 @@ def is_legal(config, problem):
   del problem
   warpgroups = _warpgroups(config)
   return simt.first(
-      simt.powers_of_two(config, "block_m", "block_k", "thread_m"),
-      simt.fixed(config, block_n=64, thread_n=1, vector=1, stages=1),
-      None
-      if config.block_m >= 2 * config.thread_m
-      else f"block_m must be at least 2 * thread_m = {2 * config.thread_m}"
-      f" (a warpgroup's rows), got {config.block_m}",
-      simt.at_most("warpgroups a block", warpgroups, 8),
-      None
-      if config.block_k >= warpgroups
-      else f"block_k must be at least {warpgroups}, the block's warpgroups,"
-      f" got {config.block_k}",
+    simt.powers_of_two(config, "block_m", "block_k", "thread_m"),
+    simt.fixed(config, block_n=64, thread_n=1, vector=1, stages=1),
+    None
+    if config.block_m >= 2 * config.thread_m
+    else f"block_m must be at least 2 * thread_m = {2 * config.thread_m}"
+    f" (a warpgroup's rows), got {config.block_m}",
+    simt.at_most("warpgroups a block", warpgroups, 8),
+    None
+    if config.block_k >= warpgroups
+    else f"block_k must be at least {warpgroups}, the block's warpgroups,"
+    f" got {config.block_k}",
   )
 
 
@@ -96,30 +94,30 @@ def kernel(a, b, c, problem, config):
     return lax.fori_loop(0, a_ref.shape[1] // block_k, slab, acc)
 
   return simt.gemm(
-      accumulate,
-      a,
-      b,
-      c,
-      problem,
-      config,
-      name="blocktiling_1d",
-      layout=layout,
-      warpgroups=warpgroups,
-      scratch_types=(
-          plgpu.SMEM((block_m, block_k), jnp.float32),
-          plgpu.SMEM((block_k, block_n), jnp.float32),
-          plgpu.Barrier(num_arrivals=warpgroups),
-          plgpu.Barrier(num_arrivals=warpgroups),
-      ),
+    accumulate,
+    a,
+    b,
+    c,
+    problem,
+    config,
+    name="blocktiling_1d",
+    layout=layout,
+    warpgroups=warpgroups,
+    scratch_types=(
+      plgpu.SMEM((block_m, block_k), jnp.float32),
+      plgpu.SMEM((block_k, block_n), jnp.float32),
+      plgpu.Barrier(num_arrivals=warpgroups),
+      plgpu.Barrier(num_arrivals=warpgroups),
+    ),
   )
 
 
 RUNG = contract.make_rung(
-    __name__,
-    dtypes=contract.FLOAT32,
-    idea="a thread computes a column of 8",
-    config_type=contract.SimtConfig,
-    default_config=simt.default(DEFAULT),
-    is_legal=is_legal,
-    kernel=kernel,
+  __name__,
+  dtypes=contract.FLOAT32,
+  idea="a thread computes a column of 8",
+  config_type=contract.SimtConfig,
+  default_config=simt.default(DEFAULT),
+  is_legal=is_legal,
+  kernel=kernel,
 )

@@ -30,12 +30,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm.ladder import contract
-from pallas_gemm.ladder import register_layouts
-from pallas_gemm.ladder import simt
+from pallas_gemm.ladder import contract, register_layouts, simt
 
 DEFAULT = contract.SimtConfig(
-    block_m=64, block_n=128, block_k=8, thread_m=8, thread_n=8
+  block_m=64, block_n=128, block_k=8, thread_m=8, thread_n=8
 )
 
 
@@ -43,16 +41,16 @@ def is_legal(config, problem):
   """None, or why `config` can't run."""
   del problem
   return simt.first(
-      simt.powers_of_two(config, "block_k", "thread_m", "thread_n"),
-      simt.fixed(
-          config,
-          block_m=8 * config.thread_m,
-          block_n=16 * config.thread_n,
-          vector=1,
-          stages=1,
-      ),
-      simt.at_most("outputs a thread", config.thread_m * config.thread_n, 128),
-      simt.at_most("block_k", config.block_k, 64),
+    simt.powers_of_two(config, "block_k", "thread_m", "thread_n"),
+    simt.fixed(
+      config,
+      block_m=8 * config.thread_m,
+      block_n=16 * config.thread_n,
+      vector=1,
+      stages=1,
+    ),
+    simt.at_most("outputs a thread", config.thread_m * config.thread_n, 128),
+    simt.at_most("block_k", config.block_k, 64),
   )
 
 
@@ -84,27 +82,27 @@ def kernel(a, b, c, problem, config):
     return lax.fori_loop(0, a_ref.shape[1] // block_k, slab, acc)
 
   return simt.gemm(
-      accumulate,
-      a,
-      b,
-      c,
-      problem,
-      config,
-      name="blocktiling_2d",
-      layout=layout,
-      scratch_types=(
-          plgpu.SMEM((block_m, block_k), jnp.float32),
-          plgpu.SMEM((block_k, block_n), jnp.float32),
-      ),
+    accumulate,
+    a,
+    b,
+    c,
+    problem,
+    config,
+    name="blocktiling_2d",
+    layout=layout,
+    scratch_types=(
+      plgpu.SMEM((block_m, block_k), jnp.float32),
+      plgpu.SMEM((block_k, block_n), jnp.float32),
+    ),
   )
 
 
 RUNG = contract.make_rung(
-    __name__,
-    dtypes=contract.FLOAT32,
-    idea="a thread computes 8 x 8",
-    config_type=contract.SimtConfig,
-    default_config=simt.default(DEFAULT),
-    is_legal=is_legal,
-    kernel=kernel,
+  __name__,
+  dtypes=contract.FLOAT32,
+  idea="a thread computes 8 x 8",
+  config_type=contract.SimtConfig,
+  default_config=simt.default(DEFAULT),
+  is_legal=is_legal,
+  kernel=kernel,
 )

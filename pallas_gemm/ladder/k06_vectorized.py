@@ -31,12 +31,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.ladder import contract
-from pallas_gemm.ladder import register_layouts
-from pallas_gemm.ladder import simt
+from pallas_gemm.ladder import contract, register_layouts, simt
 
 DEFAULT = contract.SimtConfig(
-    block_m=64, block_n=128, block_k=16, thread_m=8, thread_n=8, vector=4
+  block_m=64, block_n=128, block_k=16, thread_m=8, thread_n=8, vector=4
 )
 
 
@@ -44,11 +42,11 @@ def is_legal(config, problem):
   """None, or why `config` can't run."""
   del problem
   return simt.first(
-      tiles_are_legal(config),
-      None
-      if config.block_m % 64 == 0 and config.block_k % 8 == 0
-      else "a slab of A must be a multiple of 64 x 8 to be dealt to 128"
-      f" threads, got {config.block_m} x {config.block_k}",
+    tiles_are_legal(config),
+    None
+    if config.block_m % 64 == 0 and config.block_k % 8 == 0
+    else "a slab of A must be a multiple of 64 x 8 to be dealt to 128"
+    f" threads, got {config.block_m} x {config.block_k}",
   )
 
 
@@ -56,22 +54,22 @@ def tiles_are_legal(config):
   """What rungs 6 and 7 both ask of a config; a reason or None."""
   slab_b = config.block_k * config.block_n
   return simt.first(
-      simt.powers_of_two(config, "thread_m", "thread_n", "block_k"),
-      simt.fixed(
-          config,
-          block_m=8 * config.thread_m,
-          block_n=16 * config.thread_n,
-          vector=4,
-          stages=1,
-      ),
-      None
-      if min(config.thread_m, config.thread_n) >= 4
-      else "thread_m and thread_n must be at least 4, a vector's length",
-      simt.at_most("outputs a thread", config.thread_m * config.thread_n, 128),
-      simt.at_most("block_k", config.block_k, 32),
-      None
-      if slab_b % (4 * register_layouts.THREADS) == 0
-      else f"block_k * block_n must be a multiple of 512, got {slab_b}",
+    simt.powers_of_two(config, "thread_m", "thread_n", "block_k"),
+    simt.fixed(
+      config,
+      block_m=8 * config.thread_m,
+      block_n=16 * config.thread_n,
+      vector=4,
+      stages=1,
+    ),
+    None
+    if min(config.thread_m, config.thread_n) >= 4
+    else "thread_m and thread_n must be at least 4, a vector's length",
+    simt.at_most("outputs a thread", config.thread_m * config.thread_n, 128),
+    simt.at_most("block_k", config.block_k, 32),
+    None
+    if slab_b % (4 * register_layouts.THREADS) == 0
+    else f"block_k * block_n must be a multiple of 512, got {slab_b}",
   )
 
 
@@ -99,18 +97,18 @@ def block_tile(a, b, c, problem, config, *, name, layout, copy_a):
     return lax.fori_loop(0, a_ref.shape[1] // block_k, slab, acc)
 
   return simt.gemm(
-      accumulate,
-      a,
-      b,
-      c,
-      problem,
-      config,
-      name=name,
-      layout=layout,
-      scratch_types=(
-          plgpu.SMEM((block_k, block_m), jnp.float32),
-          plgpu.SMEM((block_k, block_n), jnp.float32),
-      ),
+    accumulate,
+    a,
+    b,
+    c,
+    problem,
+    config,
+    name=name,
+    layout=layout,
+    scratch_types=(
+      plgpu.SMEM((block_k, block_m), jnp.float32),
+      plgpu.SMEM((block_k, block_n), jnp.float32),
+    ),
   )
 
 
@@ -118,23 +116,23 @@ def kernel(a, b, c, problem, config):
   """alpha * A @ B + beta * C."""
   layout = register_layouts.contiguous_tile(config.thread_m, config.thread_n)
   return block_tile(
-      a,
-      b,
-      c,
-      problem,
-      config,
-      name="vectorized",
-      layout=layout,
-      copy_a=register_layouts.words_of_row_vectors(),
+    a,
+    b,
+    c,
+    problem,
+    config,
+    name="vectorized",
+    layout=layout,
+    copy_a=register_layouts.words_of_row_vectors(),
   )
 
 
 RUNG = contract.make_rung(
-    __name__,
-    dtypes=contract.FLOAT32,
-    idea="128-bit accesses, A transposed in SMEM",
-    config_type=contract.SimtConfig,
-    default_config=simt.default(DEFAULT),
-    is_legal=is_legal,
-    kernel=kernel,
+  __name__,
+  dtypes=contract.FLOAT32,
+  idea="128-bit accesses, A transposed in SMEM",
+  config_type=contract.SimtConfig,
+  default_config=simt.default(DEFAULT),
+  is_legal=is_legal,
+  kernel=kernel,
 )

@@ -33,21 +33,18 @@ Source: S. Boehm (2022), kernel 10; quadrant fragments after NVIDIA's CUTLASS
 ("Efficient GEMM in CUDA") and S. Gray's maxas SGEMM.
 """
 
-from pallas_gemm.ladder import contract
-from pallas_gemm.ladder import k06_vectorized
-from pallas_gemm.ladder import register_layouts
-from pallas_gemm.ladder import simt
+from pallas_gemm.ladder import contract, k06_vectorized, register_layouts, simt
 
 # 8 x 8 outputs a thread and slabs of 16: 44.0 TFLOP/s; 16 x 8 and 8: 47.1
 # (4096^3 on H200). raster 1 -> 8: 43.8 -> 47.1.
 DEFAULT = contract.SimtConfig(
-    block_m=128,
-    block_n=128,
-    block_k=8,
-    thread_m=16,
-    thread_n=8,
-    vector=4,
-    raster=8,
+  block_m=128,
+  block_n=128,
+  block_k=8,
+  thread_m=16,
+  thread_n=8,
+  vector=4,
+  raster=8,
 )
 
 
@@ -56,11 +53,11 @@ def is_legal(config, problem):
   del problem
   warps_k = max(1, register_layouts.THREADS // config.block_m)
   return simt.first(
-      k06_vectorized.tiles_are_legal(config),
-      None
-      if config.block_k % (4 * warps_k) == 0
-      else f"block_k must be a multiple of {4 * warps_k} at block_m ="
-      f" {config.block_m}, got {config.block_k}",
+    k06_vectorized.tiles_are_legal(config),
+    None
+    if config.block_k % (4 * warps_k) == 0
+    else f"block_k must be a multiple of {4 * warps_k} at block_m ="
+    f" {config.block_m}, got {config.block_k}",
   )
 
 
@@ -68,23 +65,23 @@ def kernel(a, b, c, problem, config):
   """alpha * A @ B + beta * C."""
   layout = register_layouts.warp_tile(config.thread_m, config.thread_n)
   return k06_vectorized.block_tile(
-      a,
-      b,
-      c,
-      problem,
-      config,
-      name="warptiling",
-      layout=layout,
-      copy_a=register_layouts.row_per_lane(config.block_m),
+    a,
+    b,
+    c,
+    problem,
+    config,
+    name="warptiling",
+    layout=layout,
+    copy_a=register_layouts.row_per_lane(config.block_m),
   )
 
 
 RUNG = contract.make_rung(
-    __name__,
-    dtypes=contract.FLOAT32,
-    idea="block, warp, thread; no bank conflicts",
-    config_type=contract.SimtConfig,
-    default_config=simt.default(DEFAULT),
-    is_legal=is_legal,
-    kernel=kernel,
+  __name__,
+  dtypes=contract.FLOAT32,
+  idea="block, warp, thread; no bank conflicts",
+  config_type=contract.SimtConfig,
+  default_config=simt.default(DEFAULT),
+  is_legal=is_legal,
+  kernel=kernel,
 )

@@ -53,9 +53,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.ladder import contract
-from pallas_gemm.ladder import register_layouts
-from pallas_gemm.ladder import simt
+from pallas_gemm.ladder import contract, register_layouts, simt
 
 CONSUMERS = 2
 # 3 warpgroups start with 168 registers a thread; 40 + 2 * 232 = 504 = 3 * 168.
@@ -66,14 +64,14 @@ LOADER_REGISTERS, CONSUMER_REGISTERS = 40, 232
 # ring's slot is s % stages, an AND only for powers of two. block_k 8 costs
 # more barriers (47.6), 32 outgrows the instruction cache (46.2).
 DEFAULT = contract.SimtConfig(
-    block_m=128,
-    block_n=256,
-    block_k=16,
-    thread_m=16,
-    thread_n=8,
-    vector=4,
-    stages=2,
-    raster=8,
+  block_m=128,
+  block_n=256,
+  block_k=16,
+  thread_m=16,
+  thread_n=8,
+  vector=4,
+  stages=2,
+  raster=8,
 )
 
 
@@ -81,22 +79,22 @@ def is_legal(config, problem):
   """None, or why `config` can't run."""
   del problem
   return simt.first(
-      simt.powers_of_two(config, "thread_m", "thread_n", "stages"),
-      simt.fixed(
-          config,
-          block_m=8 * config.thread_m,
-          block_n=16 * config.thread_n * CONSUMERS,
-          vector=4,
-      ),
-      None
-      if min(config.thread_m, config.thread_n) >= 4
-      else "thread_m and thread_n must be at least 4, a vector's length",
-      simt.at_most("outputs a thread", config.thread_m * config.thread_n, 128),
-      simt.at_most("columns of a TMA tile", config.block_n, 256),
-      None
-      if config.block_k % 16 == 0
-      else f"block_k must be a multiple of 16, got {config.block_k}",
-      simt.at_most("bytes of shared memory", _shared_bytes(config), 227 * 1024),
+    simt.powers_of_two(config, "thread_m", "thread_n", "stages"),
+    simt.fixed(
+      config,
+      block_m=8 * config.thread_m,
+      block_n=16 * config.thread_n * CONSUMERS,
+      vector=4,
+    ),
+    None
+    if min(config.thread_m, config.thread_n) >= 4
+    else "thread_m and thread_n must be at least 4, a vector's length",
+    simt.at_most("outputs a thread", config.thread_m * config.thread_n, 128),
+    simt.at_most("columns of a TMA tile", config.block_n, 256),
+    None
+    if config.block_k % 16 == 0
+    else f"block_k must be a multiple of 16, got {config.block_k}",
+    simt.at_most("bytes of shared memory", _shared_bytes(config), 227 * 1024),
   )
 
 
@@ -108,13 +106,13 @@ def _shared_bytes(config):
 def kernel(a, b, c, problem, config):
   """alpha * A @ B + beta * C."""
   return contract.padded(
-      lambda a, b, c: _launch(a, b, c, problem, config),
-      a,
-      b,
-      c,
-      multiple_m=1,
-      multiple_n=4,
-      multiple_k=4,
+    lambda a, b, c: _launch(a, b, c, problem, config),
+    a,
+    b,
+    c,
+    multiple_m=1,
+    multiple_n=4,
+    multiple_k=4,
   )
 
 
@@ -129,13 +127,13 @@ def _launch(a, b, c, problem, config):
   # FFMAs so that fewer wait for a register bank: 53.9 TFLOP/s, 53.6 with one
   # row, 51.4 with four.
   layout = register_layouts.warp_tile(
-      config.thread_m, config.thread_n, rows_together=2
+    config.thread_m, config.thread_n, rows_together=2
   )
   transpose = register_layouts.row_per_lane(block_m)
 
   def body(a_ref, b_ref, *refs):
     c_ref, (out_ref, *scratch) = (
-        (None, refs) if c is None else (refs[0], refs[1:])
+      (None, refs) if c is None else (refs[0], refs[1:])
     )
     a_raw, a_s, b_s, out_s, landed, full, empty, c_landed = scratch
     i, j = simt.block_at(lax.axis_index("block"), blocks, config.raster)
@@ -149,7 +147,7 @@ def _launch(a, b, c, problem, config):
         slot = lax.rem(s, stages)
         tile = pl.ds(i * block_m, block_m), pl.ds(s * block_k, block_k)
         plgpu.copy_gmem_to_smem(
-            a_ref.at[*tile], a_raw.at[slot], landed.at[slot]
+          a_ref.at[*tile], a_raw.at[slot], landed.at[slot]
         )
 
       for s in range(min(stages, slabs)):
@@ -166,9 +164,7 @@ def _launch(a, b, c, problem, config):
         plgpu.copy_gmem_to_smem(b_ref.at[*tile], b_s.at[slot], full.at[slot])
         plgpu.barrier_wait(landed.at[slot])
         a_tile = simt.load(a_raw.at[slot], transpose)
-        compat.store(
-            a_s.at[slot].transpose((1, 0)), a_tile, optimized=False
-        )
+        compat.store(a_s.at[slot].transpose((1, 0)), a_tile, optimized=False)
 
         @pl.when(s + stages < slabs)
         def _():
@@ -186,19 +182,19 @@ def _launch(a, b, c, problem, config):
       plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
       columns = pl.ds(wg * own_n, own_n)
       out_tile = (
-          pl.ds(i * block_m, block_m),
-          pl.ds(j * block_n + wg * own_n, own_n),
+        pl.ds(i * block_m, block_m),
+        pl.ds(j * block_n + wg * own_n, own_n),
       )
       if c_ref is not None:
         # C comes while the product is formed, into the buffer it leaves by.
         plgpu.copy_gmem_to_smem(
-            c_ref.at[*out_tile], out_s.at[wg], c_landed.at[wg]
+          c_ref.at[*out_tile], out_s.at[wg], c_landed.at[wg]
         )
 
       def fragments(slot, k):
         return (
-            simt.load(a_s.at[slot, k], layout.reduce(1)),
-            simt.load(b_s.at[slot, k, columns], layout.reduce(0)),
+          simt.load(a_s.at[slot, k], layout.reduce(1)),
+          simt.load(b_s.at[slot, k, columns], layout.reduce(0)),
         )
 
       def compute_slab(s, carry, is_last=False):
@@ -233,34 +229,34 @@ def _launch(a, b, c, problem, config):
       plgpu.wait_smem_to_gmem(0)
 
   return compat.kernel(
-      body,
-      name="double_buffering",
-      out_type=jax.ShapeDtypeStruct((m, n), jnp.float32),
-      grid=(blocks[0] * blocks[1],),
-      grid_names=("block",),
-      num_threads=CONSUMERS + 1,
-      thread_name="warpgroup",
-      scratch_types=(
-          plgpu.SMEM((stages, block_m, block_k), jnp.float32),
-          plgpu.SMEM((stages, block_k, block_m), jnp.float32),
-          plgpu.SMEM((stages, block_k, block_n), jnp.float32),
-          plgpu.SMEM((CONSUMERS, block_m, own_n), jnp.float32),
-          plgpu.Barrier(num_arrivals=1, num_barriers=stages),
-          # TMA's B and the loader's A.
-          plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-          plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
-          plgpu.Barrier(num_arrivals=1, num_barriers=CONSUMERS),
-      ),
-      compiler_params=simt.LANE,
+    body,
+    name="double_buffering",
+    out_type=jax.ShapeDtypeStruct((m, n), jnp.float32),
+    grid=(blocks[0] * blocks[1],),
+    grid_names=("block",),
+    num_threads=CONSUMERS + 1,
+    thread_name="warpgroup",
+    scratch_types=(
+      plgpu.SMEM((stages, block_m, block_k), jnp.float32),
+      plgpu.SMEM((stages, block_k, block_m), jnp.float32),
+      plgpu.SMEM((stages, block_k, block_n), jnp.float32),
+      plgpu.SMEM((CONSUMERS, block_m, own_n), jnp.float32),
+      plgpu.Barrier(num_arrivals=1, num_barriers=stages),
+      # TMA's B and the loader's A.
+      plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+      plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
+      plgpu.Barrier(num_arrivals=1, num_barriers=CONSUMERS),
+    ),
+    compiler_params=simt.LANE,
   )(*[x for x in (a, b, c) if x is not None])
 
 
 RUNG = contract.make_rung(
-    __name__,
-    dtypes=contract.FLOAT32,
-    idea="TMA ring, fragments prefetched",
-    config_type=contract.SimtConfig,
-    default_config=simt.default(DEFAULT),
-    is_legal=is_legal,
-    kernel=kernel,
+  __name__,
+  dtypes=contract.FLOAT32,
+  idea="TMA ring, fragments prefetched",
+  config_type=contract.SimtConfig,
+  default_config=simt.default(DEFAULT),
+  is_legal=is_legal,
+  kernel=kernel,
 )

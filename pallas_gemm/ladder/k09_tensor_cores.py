@@ -56,20 +56,20 @@ def default_config(problem: contract.Problem) -> contract.TensorCoreConfig:
 
 
 def is_legal(
-    config: contract.TensorCoreConfig, problem: contract.Problem
+  config: contract.TensorCoreConfig, problem: contract.Problem
 ) -> str | None:
   """None, or the reason why the config can't run."""
   del problem
   if reason := common.unused(
-      config,
-      "stages",
-      "consumers",
-      "split",
-      "epilogue_n",
-      "raster",
-      "raster_dim",
-      "cluster_m",
-      "cluster_n",
+    config,
+    "stages",
+    "consumers",
+    "split",
+    "epilogue_n",
+    "raster",
+    "raster_dim",
+    "cluster_m",
+    "cluster_n",
   ):
     return reason
   if reason := common.is_legal_tile(config):
@@ -83,11 +83,11 @@ def _shared_bytes(config: contract.TensorCoreConfig) -> int:
 
 
 def kernel(
-    a: jax.Array,
-    b: jax.Array,
-    c: jax.Array | None,
-    problem: contract.Problem,
-    config: contract.TensorCoreConfig,
+  a: jax.Array,
+  b: jax.Array,
+  c: jax.Array | None,
+  problem: contract.Problem,
+  config: contract.TensorCoreConfig,
 ) -> jax.Array:
   """alpha * A @ B + beta * C, one warpgroup a block, one slab at a time."""
   bm, bn, bk = config.block_m, config.block_n, config.block_k
@@ -125,29 +125,29 @@ def kernel(
       plgpu.wait_smem_to_gmem(0)
 
     return compat.kernel(
-        body,
-        name="tensor_cores",
-        out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
-        grid=(contract.cdiv(m, bm), contract.cdiv(n, bn)),
-        grid_names=("m", "n"),
-        scratch_types=(
-            common.swizzled((bm, bk), a.dtype),
-            common.swizzled((bk, bn), a.dtype),
-            common.swizzled((bm, bn), a.dtype),
-            plgpu.Barrier(num_arrivals=2),  # A and B
-            plgpu.Barrier(),
-        ),
+      body,
+      name="tensor_cores",
+      out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
+      grid=(contract.cdiv(m, bm), contract.cdiv(n, bn)),
+      grid_names=("m", "n"),
+      scratch_types=(
+        common.swizzled((bm, bk), a.dtype),
+        common.swizzled((bk, bn), a.dtype),
+        common.swizzled((bm, bn), a.dtype),
+        plgpu.Barrier(num_arrivals=2),  # A and B
+        plgpu.Barrier(),
+      ),
     )(*([a, b] + ([] if c is None else [c])))
 
   return common.padded(launch, a, b, c)
 
 
 RUNG = contract.make_rung(
-    __name__,
-    dtypes=contract.FLOAT16S,
-    idea="wgmma on swizzled tiles in shared memory, one slab at a time",
-    config_type=contract.TensorCoreConfig,
-    default_config=default_config,
-    is_legal=is_legal,
-    kernel=kernel,
+  __name__,
+  dtypes=contract.FLOAT16S,
+  idea="wgmma on swizzled tiles in shared memory, one slab at a time",
+  config_type=contract.TensorCoreConfig,
+  default_config=default_config,
+  is_legal=is_legal,
+  kernel=kernel,
 )

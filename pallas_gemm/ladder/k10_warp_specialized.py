@@ -50,34 +50,34 @@ def default_config(problem: contract.Problem) -> contract.TensorCoreConfig:
   """128x256 tiles, 64 rows a consumer, a ring of four stages."""
   del problem
   return contract.TensorCoreConfig(
-      block_m=128,
-      block_n=256,
-      block_k=64,
-      stages=4,
-      consumers=2,
-      split="m",
-      epilogue_n=64,
+    block_m=128,
+    block_n=256,
+    block_k=64,
+    stages=4,
+    consumers=2,
+    split="m",
+    epilogue_n=64,
   )
 
 
 def is_legal(
-    config: contract.TensorCoreConfig, problem: contract.Problem
+  config: contract.TensorCoreConfig, problem: contract.Problem
 ) -> str | None:
   """None, or the reason why the config can't run."""
   del problem
   if reason := common.unused(
-      config, "raster", "raster_dim", "cluster_m", "cluster_n"
+    config, "raster", "raster_dim", "cluster_m", "cluster_n"
   ):
     return reason
   return common.is_legal_ring(config, buffers=1)
 
 
 def kernel(
-    a: jax.Array,
-    b: jax.Array,
-    c: jax.Array | None,
-    problem: contract.Problem,
-    config: contract.TensorCoreConfig,
+  a: jax.Array,
+  b: jax.Array,
+  c: jax.Array | None,
+  problem: contract.Problem,
+  config: contract.TensorCoreConfig,
 ) -> jax.Array:
   """alpha * A @ B + beta * C; the last warpgroup loads, the others multiply."""
   bm, bn, bk = config.block_m, config.block_n, config.block_k
@@ -102,10 +102,10 @@ def kernel(
           plgpu.barrier_wait(empty.at[slot])
           slab = pl.ds(step * bk, bk)
           plgpu.copy_gmem_to_smem(
-              a_ref.at[rows, slab], a_ring.at[slot], full.at[slot]
+            a_ref.at[rows, slab], a_ring.at[slot], full.at[slot]
           )
           plgpu.copy_gmem_to_smem(
-              b_ref.at[slab, columns], b_ring.at[slot], full.at[slot]
+            b_ref.at[slab, columns], b_ring.at[slot], full.at[slot]
           )
           return common.next_slot(slot, stages)
 
@@ -124,10 +124,10 @@ def kernel(
           def multiply(slot):
             plgpu.barrier_wait(full.at[slot])
             plgpu.wgmma(
-                acc,
-                *common.operands(
-                    a_ring.at[slot], b_ring.at[slot], warpgroup, config
-                ),
+              acc,
+              *common.operands(
+                a_ring.at[slot], b_ring.at[slot], warpgroup, config
+              ),
             )
 
           def step(_, previous):
@@ -144,7 +144,7 @@ def kernel(
           return acc[...]
 
         acc = pl.run_scoped(
-            accumulate, plgpu.ACC(common.consumer_tile(config), jnp.float32)
+          accumulate, plgpu.ACC(common.consumer_tile(config), jnp.float32)
         )
         row, column = common.origin(m_tile, n_tile, warpgroup, config)
         stage = staging.at[warpgroup]
@@ -166,34 +166,34 @@ def kernel(
         plgpu.wait_smem_to_gmem(0)
 
     return compat.kernel(
-        body,
-        name="warp_specialized",
-        out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
-        grid=(contract.cdiv(m, bm), contract.cdiv(n, bn)),
-        grid_names=("m", "n"),
-        num_threads=consumers + 1,
-        thread_name="warpgroup",
-        scratch_types=(
-            common.swizzled((stages, bm, bk), a.dtype),
-            common.swizzled((stages, bk, bn), a.dtype),
-            common.swizzled(
-                (consumers, common.WGMMA_ROWS, config.epilogue_n), a.dtype
-            ),
-            plgpu.Barrier(num_arrivals=2, num_barriers=stages),  # A and B
-            plgpu.Barrier(num_arrivals=consumers, num_barriers=stages),
-            plgpu.Barrier(num_barriers=consumers),
+      body,
+      name="warp_specialized",
+      out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
+      grid=(contract.cdiv(m, bm), contract.cdiv(n, bn)),
+      grid_names=("m", "n"),
+      num_threads=consumers + 1,
+      thread_name="warpgroup",
+      scratch_types=(
+        common.swizzled((stages, bm, bk), a.dtype),
+        common.swizzled((stages, bk, bn), a.dtype),
+        common.swizzled(
+          (consumers, common.WGMMA_ROWS, config.epilogue_n), a.dtype
         ),
+        plgpu.Barrier(num_arrivals=2, num_barriers=stages),  # A and B
+        plgpu.Barrier(num_arrivals=consumers, num_barriers=stages),
+        plgpu.Barrier(num_barriers=consumers),
+      ),
     )(*([a, b] + ([] if c is None else [c])))
 
   return common.padded(launch, a, b, c)
 
 
 RUNG = contract.make_rung(
-    __name__,
-    dtypes=contract.FLOAT16S,
-    idea="one warpgroup loads, two multiply, a ring of stages between them",
-    config_type=contract.TensorCoreConfig,
-    default_config=default_config,
-    is_legal=is_legal,
-    kernel=kernel,
+  __name__,
+  dtypes=contract.FLOAT16S,
+  idea="one warpgroup loads, two multiply, a ring of stages between them",
+  config_type=contract.TensorCoreConfig,
+  default_config=default_config,
+  is_legal=is_legal,
+  kernel=kernel,
 )

@@ -53,20 +53,20 @@ def default_config(problem: contract.Problem) -> contract.TensorCoreConfig:
   """128x256 tiles, a ring of four stages, strips of 8 tiles."""
   del problem
   return contract.TensorCoreConfig(
-      block_m=128,
-      block_n=256,
-      block_k=64,
-      stages=4,
-      consumers=2,
-      split="m",
-      epilogue_n=64,
-      raster=8,
-      raster_dim="m",
+    block_m=128,
+    block_n=256,
+    block_k=64,
+    stages=4,
+    consumers=2,
+    split="m",
+    epilogue_n=64,
+    raster=8,
+    raster_dim="m",
   )
 
 
 def is_legal(
-    config: contract.TensorCoreConfig, problem: contract.Problem
+  config: contract.TensorCoreConfig, problem: contract.Problem
 ) -> str | None:
   """None, or the reason why the config can't run."""
   del problem
@@ -136,11 +136,11 @@ def store_tile(acc, corner, c_ref, out_ref, staging, c_loaded, problem, config):
 
 
 def kernel(
-    a: jax.Array,
-    b: jax.Array,
-    c: jax.Array | None,
-    problem: contract.Problem,
-    config: contract.TensorCoreConfig,
+  a: jax.Array,
+  b: jax.Array,
+  c: jax.Array | None,
+  problem: contract.Problem,
+  config: contract.TensorCoreConfig,
 ) -> jax.Array:
   """alpha * A @ B + beta * C; blocks that stay and walk over tiles."""
   bm, bn, bk = config.block_m, config.block_n, config.block_k
@@ -179,10 +179,10 @@ def kernel(
             plgpu.barrier_wait(empty.at[slot])
             slab = pl.ds(step * bk, bk)
             plgpu.copy_gmem_to_smem(
-                a_ref.at[rows, slab], a_ring.at[slot], full.at[slot]
+              a_ref.at[rows, slab], a_ring.at[slot], full.at[slot]
             )
             plgpu.copy_gmem_to_smem(
-                b_ref.at[slab, columns], b_ring.at[slot], full.at[slot]
+              b_ref.at[slab, columns], b_ring.at[slot], full.at[slot]
             )
             return common.next_slot(slot, stages)
 
@@ -201,24 +201,24 @@ def kernel(
 
         def compute_tile(m_tile, n_tile, slot):
           multiply = functools.partial(
-              multiply_tile,
-              slot,
-              consumer=warpgroup,
-              ring=(a_ring, b_ring, full, empty),
-              k_steps=k_steps,
-              config=config,
+            multiply_tile,
+            slot,
+            consumer=warpgroup,
+            ring=(a_ring, b_ring, full, empty),
+            k_steps=k_steps,
+            config=config,
           )
           share = common.consumer_tile(config)
           acc, slot = pl.run_scoped(multiply, plgpu.ACC(share, jnp.float32))
           store_tile(
-              acc,
-              common.origin(m_tile, n_tile, warpgroup, config),
-              c_ref,
-              out_ref,
-              staging.at[warpgroup],
-              c_loaded.at[warpgroup],
-              problem,
-              config,
+            acc,
+            common.origin(m_tile, n_tile, warpgroup, config),
+            c_ref,
+            out_ref,
+            staging.at[warpgroup],
+            c_loaded.at[warpgroup],
+            problem,
+            config,
           )
           return slot
 
@@ -226,32 +226,32 @@ def kernel(
         plgpu.wait_smem_to_gmem(0)
 
     return compat.kernel(
-        body,
-        name="persistent",
-        out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
-        grid=(blocks,),
-        grid_names=("block",),
-        num_threads=consumers + 1,
-        thread_name="warpgroup",
-        scratch_types=(
-            common.swizzled((stages, bm, bk), a.dtype),
-            common.swizzled((stages, bk, bn), a.dtype),
-            common.swizzled(common.staging_shape(config), a.dtype),
-            plgpu.Barrier(num_arrivals=2, num_barriers=stages),  # A and B
-            plgpu.Barrier(num_arrivals=consumers, num_barriers=stages),
-            plgpu.Barrier(num_barriers=consumers),
-        ),
+      body,
+      name="persistent",
+      out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
+      grid=(blocks,),
+      grid_names=("block",),
+      num_threads=consumers + 1,
+      thread_name="warpgroup",
+      scratch_types=(
+        common.swizzled((stages, bm, bk), a.dtype),
+        common.swizzled((stages, bk, bn), a.dtype),
+        common.swizzled(common.staging_shape(config), a.dtype),
+        plgpu.Barrier(num_arrivals=2, num_barriers=stages),  # A and B
+        plgpu.Barrier(num_arrivals=consumers, num_barriers=stages),
+        plgpu.Barrier(num_barriers=consumers),
+      ),
     )(*([a, b] + ([] if c is None else [c])))
 
   return common.padded(launch, a, b, c)
 
 
 RUNG = contract.make_rung(
-    __name__,
-    dtypes=contract.FLOAT16S,
-    idea="a block per SM walks over tiles; C leaves during the next tile",
-    config_type=contract.TensorCoreConfig,
-    default_config=default_config,
-    is_legal=is_legal,
-    kernel=kernel,
+  __name__,
+  dtypes=contract.FLOAT16S,
+  idea="a block per SM walks over tiles; C leaves during the next tile",
+  config_type=contract.TensorCoreConfig,
+  default_config=default_config,
+  is_legal=is_legal,
+  kernel=kernel,
 )

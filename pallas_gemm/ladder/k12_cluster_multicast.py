@@ -51,12 +51,12 @@ from pallas_gemm.ladder import tensor_core_common as common
 # how fast a long product runs with it beside the first, which is how the
 # choice weighs a tile against the SMs that it leaves idle.
 _TILES = (
-    (128, 256, "m", 1.0),
-    (256, 128, "m", 0.98),
-    (128, 128, "m", 0.85),
-    (64, 256, "n", 0.75),
-    (128, 64, "m", 0.6),
-    (64, 128, "n", 0.6),
+  (128, 256, "m", 1.0),
+  (256, 128, "m", 0.98),
+  (128, 128, "m", 0.85),
+  (64, 256, "n", 0.75),
+  (128, 64, "m", 0.6),
+  (64, 128, "n", 0.6),
 )
 _CLUSTERS = ((2, 1, 1.0), (1, 2, 0.985), (1, 1, 0.998))
 # From so many rounds of tiles on, the chip runs at its power limit and a
@@ -81,51 +81,51 @@ def default_config(problem: contract.Problem) -> contract.TensorCoreConfig:
     return rounds * bm * bn / (tile_speed * cluster_speed)
 
   (bm, bn, split, _), (cluster_m, cluster_n, _) = min(
-      itertools.product(_TILES, _CLUSTERS), key=cost
+    itertools.product(_TILES, _CLUSTERS), key=cost
   )
   return contract.TensorCoreConfig(
-      block_m=bm,
-      block_n=bn,
-      block_k=64,
-      stages=4,
-      consumers=2,
-      split=split,
-      epilogue_n=64,
-      raster=8,
-      raster_dim="m",
-      cluster_m=cluster_m,
-      cluster_n=cluster_n,
+    block_m=bm,
+    block_n=bn,
+    block_k=64,
+    stages=4,
+    consumers=2,
+    split=split,
+    epilogue_n=64,
+    raster=8,
+    raster_dim="m",
+    cluster_m=cluster_m,
+    cluster_n=cluster_n,
   )
 
 
 def is_legal(
-    config: contract.TensorCoreConfig, problem: contract.Problem
+  config: contract.TensorCoreConfig, problem: contract.Problem
 ) -> str | None:
   """None, or the reason why the config can't run."""
   del problem
   blocks = config.cluster_m * config.cluster_n
   if blocks > min(common.PORTABLE_CLUSTER, hardware.sm_count()):
     return (
-        f"a cluster must have at most {common.PORTABLE_CLUSTER} blocks, got"
-        f" {config.cluster_m} x {config.cluster_n}"
+      f"a cluster must have at most {common.PORTABLE_CLUSTER} blocks, got"
+      f" {config.cluster_m} x {config.cluster_n}"
     )
   # Each block loads its share of a tile: a whole number of 8-row pieces.
   for name, rows in (("cluster_n", "block_m"), ("cluster_m", "block_k")):
     share, of = getattr(config, name), getattr(config, rows)
     if of % (share * common.PIECE_ROWS):
       return (
-          f"{rows} must be a multiple of {common.PIECE_ROWS} * {name}, got"
-          f" {of} and {share}"
+        f"{rows} must be a multiple of {common.PIECE_ROWS} * {name}, got"
+        f" {of} and {share}"
       )
   return common.is_legal_ring(config)
 
 
 def kernel(
-    a: jax.Array,
-    b: jax.Array,
-    c: jax.Array | None,
-    problem: contract.Problem,
-    config: contract.TensorCoreConfig,
+  a: jax.Array,
+  b: jax.Array,
+  c: jax.Array | None,
+  problem: contract.Problem,
+  config: contract.TensorCoreConfig,
 ) -> jax.Array:
   """alpha * A @ B + beta * C; clusters walk over tiles and share operands."""
   bm, bn, bk = config.block_m, config.block_n, config.block_k
@@ -171,16 +171,16 @@ def kernel(
             plgpu.barrier_wait(empty.at[slot])
             slab = pl.ds(step * bk, bk)
             plgpu.copy_gmem_to_smem(
-                a_ref.at[rows, slab],
-                a_ring.at[slot],
-                full.at[slot],
-                collective_axes=share_a,
+              a_ref.at[rows, slab],
+              a_ring.at[slot],
+              full.at[slot],
+              collective_axes=share_a,
             )
             plgpu.copy_gmem_to_smem(
-                b_ref.at[slab, columns],
-                b_ring.at[slot],
-                full.at[slot],
-                collective_axes=share_b,
+              b_ref.at[slab, columns],
+              b_ring.at[slot],
+              full.at[slot],
+              collective_axes=share_b,
             )
             return common.next_slot(slot, stages)
 
@@ -199,24 +199,24 @@ def kernel(
 
         def compute_tile(m_tile, n_tile, slot):
           multiply = functools.partial(
-              k11_persistent.multiply_tile,
-              slot,
-              consumer=warpgroup,
-              ring=(a_ring, b_ring, full, empty),
-              k_steps=k_steps,
-              config=config,
+            k11_persistent.multiply_tile,
+            slot,
+            consumer=warpgroup,
+            ring=(a_ring, b_ring, full, empty),
+            k_steps=k_steps,
+            config=config,
           )
           share = common.consumer_tile(config)
           acc, slot = pl.run_scoped(multiply, plgpu.ACC(share, jnp.float32))
           k11_persistent.store_tile(
-              acc,
-              common.origin(m_tile, n_tile, warpgroup, config),
-              c_ref,
-              out_ref,
-              staging.at[warpgroup],
-              c_loaded.at[warpgroup],
-              problem,
-              config,
+            acc,
+            common.origin(m_tile, n_tile, warpgroup, config),
+            c_ref,
+            out_ref,
+            staging.at[warpgroup],
+            c_loaded.at[warpgroup],
+            problem,
+            config,
           )
           return slot
 
@@ -224,38 +224,38 @@ def kernel(
         plgpu.wait_smem_to_gmem(0)
 
     return compat.kernel(
-        body,
-        name="cluster_multicast",
-        out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
-        grid=(clusters,),
-        grid_names=("cluster",),
-        cluster=(cluster_m, cluster_n),
-        cluster_names=("cluster_m", "cluster_n"),
-        num_threads=consumers + 1,
-        thread_name="warpgroup",
-        scratch_types=(
-            common.swizzled((stages, bm, bk), a.dtype),
-            common.swizzled((stages, bk, bn), a.dtype),
-            common.swizzled(common.staging_shape(config), a.dtype),
-            plgpu.Barrier(num_arrivals=2, num_barriers=stages),  # A and B
-            plgpu.ClusterBarrier(
-                collective_axes=tuple(x for x in (share_a, share_b) if x),
-                num_arrivals=consumers,
-                num_barriers=stages,
-            ),
-            plgpu.Barrier(num_barriers=consumers),
+      body,
+      name="cluster_multicast",
+      out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
+      grid=(clusters,),
+      grid_names=("cluster",),
+      cluster=(cluster_m, cluster_n),
+      cluster_names=("cluster_m", "cluster_n"),
+      num_threads=consumers + 1,
+      thread_name="warpgroup",
+      scratch_types=(
+        common.swizzled((stages, bm, bk), a.dtype),
+        common.swizzled((stages, bk, bn), a.dtype),
+        common.swizzled(common.staging_shape(config), a.dtype),
+        plgpu.Barrier(num_arrivals=2, num_barriers=stages),  # A and B
+        plgpu.ClusterBarrier(
+          collective_axes=tuple(x for x in (share_a, share_b) if x),
+          num_arrivals=consumers,
+          num_barriers=stages,
         ),
+        plgpu.Barrier(num_barriers=consumers),
+      ),
     )(*([a, b] + ([] if c is None else [c])))
 
   return common.padded(launch, a, b, c)
 
 
 RUNG = contract.make_rung(
-    __name__,
-    dtypes=contract.FLOAT16S,
-    idea="clusters load shared operands once; best config per shape",
-    config_type=contract.TensorCoreConfig,
-    default_config=default_config,
-    is_legal=is_legal,
-    kernel=kernel,
+  __name__,
+  dtypes=contract.FLOAT16S,
+  idea="clusters load shared operands once; best config per shape",
+  config_type=contract.TensorCoreConfig,
+  default_config=default_config,
+  is_legal=is_legal,
+  kernel=kernel,
 )

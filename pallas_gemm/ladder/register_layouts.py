@@ -29,7 +29,7 @@ THREADS = WARPS * LANES
 
 @functools.cache
 def element_per_thread(
-    block_m: int, block_n: int, walk: Literal["rows", "columns"]
+  block_m: int, block_n: int, walk: Literal["rows", "columns"]
 ) -> Any:
   """One element a thread; consecutive lanes walk rows or columns.
 
@@ -59,12 +59,12 @@ def element_per_thread(
   #   -2, -1 the element; -4, -3 lanes; -6, -5 warps.
   fast_dim, slow_dim = (-4, -3) if walk == "rows" else (-3, -4)
   return compat.tiled_layout(
-      tile,
-      warp_tile,
-      (1, 1),
-      warps=(*_spare(spare_warps), slow_dim - 2, fast_dim - 2),
-      lanes=(*_spare(spare_lanes), slow_dim, fast_dim),
-      vector=-1,
+    tile,
+    warp_tile,
+    (1, 1),
+    warps=(*_spare(spare_warps), slow_dim - 2, fast_dim - 2),
+    lanes=(*_spare(spare_lanes), slow_dim, fast_dim),
+    vector=-1,
   )
 
 
@@ -80,12 +80,12 @@ def column_per_thread(thread_m: int) -> Any:
   For blocks of 2 * thread_m rows and 64 columns.
   """
   return compat.tiled_layout(
-      (2 * thread_m, 64),
-      (thread_m, 32),
-      (thread_m, 1),
-      warps=(-6, -5),
-      lanes=(-3,),
-      vector=-1,
+    (2 * thread_m, 64),
+    (thread_m, 32),
+    (thread_m, 1),
+    warps=(-6, -5),
+    lanes=(-3,),
+    vector=-1,
   )
 
 
@@ -98,13 +98,13 @@ def strided_tile(thread_m: int, thread_n: int) -> Any:
   16: every access is one 4-byte word a lane, free of bank conflicts.
   """
   return compat.tiled_layout(
-      (8 * thread_m, 16 * thread_n),
-      (2 * thread_m, 16 * thread_n),
-      (2, 16),
-      (1, 1),
-      warps=(-8,),
-      lanes=(-4, -3),
-      vector=-1,
+    (8 * thread_m, 16 * thread_n),
+    (2 * thread_m, 16 * thread_n),
+    (2, 16),
+    (1, 1),
+    warps=(-8,),
+    lanes=(-4, -3),
+    vector=-1,
   )
 
 
@@ -117,13 +117,13 @@ def contiguous_tile(thread_m: int, thread_n: int) -> Any:
   same banks.
   """
   return compat.tiled_layout(
-      (8 * thread_m, 16 * thread_n),
-      (2 * thread_m, 16 * thread_n),
-      (thread_m, thread_n),
-      (4,),
-      warps=(-7,),
-      lanes=(-5, -4),
-      vector=-1,
+    (8 * thread_m, 16 * thread_n),
+    (2 * thread_m, 16 * thread_n),
+    (thread_m, thread_n),
+    (4,),
+    warps=(-7,),
+    lanes=(-5, -4),
+    vector=-1,
   )
 
 
@@ -144,17 +144,17 @@ def warp_tile(thread_m: int, thread_n: int, rows_together: int = 1) -> Any:
   """
   m, n = 4 * thread_m, 8 * thread_n
   return compat.tiled_layout(
-      (2 * m, 2 * n),
-      (m, n),  # a warp
-      (16, n),  # quadrants along M
-      (4, n),  # lanes along M
-      (rows_together, n),
-      (rows_together, 32),  # quadrants along N
-      (1, 32),
-      (1, 4),  # lanes along N, each 4 columns wide
-      warps=(-16, -15),
-      lanes=(-12, -3),
-      vector=-1,
+    (2 * m, 2 * n),
+    (m, n),  # a warp
+    (16, n),  # quadrants along M
+    (4, n),  # lanes along M
+    (rows_together, n),
+    (rows_together, 32),  # quadrants along N
+    (1, 32),
+    (1, 4),  # lanes along N, each 4 columns wide
+    warps=(-16, -15),
+    lanes=(-12, -3),
+    vector=-1,
   )
 
 
@@ -167,13 +167,13 @@ def words_of_row_vectors() -> Any:
   are words of their own, so that a transposing store can part them.
   """
   return compat.tiled_layout(
-      (16 * WARPS, 8),
-      (16, 8),
-      (1, 4),
-      (1, 1),
-      warps=(-8,),
-      lanes=(-6, -5),
-      vector=-1,
+    (16 * WARPS, 8),
+    (16, 8),
+    (1, 4),
+    (1, 1),
+    warps=(-8,),
+    lanes=(-6, -5),
+    vector=-1,
   )
 
 
@@ -190,12 +190,12 @@ def row_per_lane(rows: int) -> Any:
   warps_m = min(WARPS, rows // LANES)
   warps_k = WARPS // warps_m
   return compat.tiled_layout(
-      (LANES * warps_m, 4 * warps_k),
-      (LANES, 4),
-      (1, 1),
-      warps=(-6, -5),
-      lanes=(-4,),
-      vector=-1,
+    (LANES * warps_m, 4 * warps_k),
+    (LANES, 4),
+    (1, 1),
+    warps=(-6, -5),
+    lanes=(-4,),
+    vector=-1,
   )
 
 
@@ -208,12 +208,12 @@ def rows_of_vectors(columns: int) -> Any:
   lanes_n = min(LANES, columns // 4)
   lanes_m = LANES // lanes_n
   return compat.tiled_layout(
-      (WARPS * lanes_m, 4 * lanes_n),
-      (lanes_m, 4 * lanes_n),
-      (1, 4),
-      warps=(-6,),
-      lanes=(-4, -3),
-      vector=-1,
+    (WARPS * lanes_m, 4 * lanes_n),
+    (lanes_m, 4 * lanes_n),
+    (1, 4),
+    warps=(-6,),
+    lanes=(-4, -3),
+    vector=-1,
   )
 
 

@@ -21,18 +21,19 @@ from pallas_gemm.ladder import contract
 # Lane semantics: each operation is what its layout says, nothing is inferred.
 LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 
+
 def gemm(
-    accumulate: Callable[..., jax.Array],
-    a: jax.Array,
-    b: jax.Array,
-    c: jax.Array | None,
-    problem: contract.Problem,
-    config: contract.SimtConfig,
-    *,
-    name: str,
-    layout: Any,
-    warpgroups: int = 1,
-    scratch_types: Sequence[Any] = (),
+  accumulate: Callable[..., jax.Array],
+  a: jax.Array,
+  b: jax.Array,
+  c: jax.Array | None,
+  problem: contract.Problem,
+  config: contract.SimtConfig,
+  *,
+  name: str,
+  layout: Any,
+  warpgroups: int = 1,
+  scratch_types: Sequence[Any] = (),
 ) -> jax.Array:
   """Launches one thread block for each block_m x block_n block of the result.
 
@@ -65,7 +66,7 @@ def gemm(
 
     def body(a_ref, b_ref, *refs):
       c_ref, (out_ref, *scratch) = (
-          (None, refs) if c is None else (refs[0], refs[1:])
+        (None, refs) if c is None else (refs[0], refs[1:])
       )
       # One grid axis: CUDA allows 2^31 - 1 blocks along x alone.
       block = lax.axis_index("block")
@@ -79,30 +80,30 @@ def gemm(
       compat.store(out_ref.at[*at], result, optimized=False)
 
     return compat.kernel(
-        body,
-        name=name,
-        out_type=jax.ShapeDtypeStruct((a.shape[0], b.shape[1]), jnp.float32),
-        grid=(blocks_m * blocks_n,),
-        grid_names=("block",),
-        num_threads=warpgroups,
-        thread_name="warpgroup",
-        scratch_types=tuple(scratch_types),
-        compiler_params=LANE,
+      body,
+      name=name,
+      out_type=jax.ShapeDtypeStruct((a.shape[0], b.shape[1]), jnp.float32),
+      grid=(blocks_m * blocks_n,),
+      grid_names=("block",),
+      num_threads=warpgroups,
+      thread_name="warpgroup",
+      scratch_types=tuple(scratch_types),
+      compiler_params=LANE,
     )(*[x for x in (a, b, c) if x is not None])
 
   return contract.padded(
-      launch,
-      a,
-      b,
-      c,
-      multiple_m=block_m,
-      multiple_n=block_n,
-      multiple_k=max(config.block_k, 1),
+    launch,
+    a,
+    b,
+    c,
+    multiple_m=block_m,
+    multiple_n=block_n,
+    multiple_k=max(config.block_k, 1),
   )
 
 
 def block_at(
-    block: jax.Array, blocks: tuple[int, int], raster: int
+  block: jax.Array, blocks: tuple[int, int], raster: int
 ) -> tuple[jax.Array, jax.Array]:
   """Row and column of the result's block that thread block `block` computes.
 
@@ -113,7 +114,7 @@ def block_at(
   """
   if raster == 1:
     return lax.div(block, jnp.int32(blocks[1])), lax.rem(
-        block, jnp.int32(blocks[1])
+      block, jnp.int32(blocks[1])
     )
   return plgpu.planar_snake(block, blocks, 1, raster)
 

@@ -48,20 +48,20 @@ def swizzled(shape: tuple[int, ...], dtype) -> plgpu.SMEM:
   """
   columns = min(PIECE_COLUMNS, shape[-1])
   return plgpu.SMEM(
-      shape,
-      dtype,
-      transforms=(
-          plgpu.TilingTransform((PIECE_ROWS, columns)),
-          plgpu.SwizzleTransform(2 * columns),
-      ),
+    shape,
+    dtype,
+    transforms=(
+      plgpu.TilingTransform((PIECE_ROWS, columns)),
+      plgpu.SwizzleTransform(2 * columns),
+    ),
   )
 
 
 def padded(
-    launch: Callable[..., jax.Array],
-    a: jax.Array,
-    b: jax.Array,
-    c: jax.Array | None,
+  launch: Callable[..., jax.Array],
+  a: jax.Array,
+  b: jax.Array,
+  c: jax.Array | None,
 ) -> jax.Array:
   """Runs `launch` on operands padded to whole pieces; no copy if they are.
 
@@ -70,13 +70,13 @@ def padded(
   result if M or N does not.
   """
   return contract.padded(
-      launch,
-      a,
-      b,
-      c,
-      multiple_m=PIECE_ROWS,
-      multiple_n=PIECE_COLUMNS,
-      multiple_k=PIECE_COLUMNS,
+    launch,
+    a,
+    b,
+    c,
+    multiple_m=PIECE_ROWS,
+    multiple_n=PIECE_COLUMNS,
+    multiple_k=PIECE_COLUMNS,
   )
 
 
@@ -124,9 +124,9 @@ def pieces(config: contract.TensorCoreConfig) -> list[tuple[int, int]]:
   """Where the 64 x epilogue_n pieces of a warpgroup's accumulator start."""
   rows, columns = consumer_tile(config)
   return list(
-      itertools.product(
-          range(0, rows, WGMMA_ROWS), range(0, columns, config.epilogue_n)
-      )
+    itertools.product(
+      range(0, rows, WGMMA_ROWS), range(0, columns, config.epilogue_n)
+    )
   )
 
 
@@ -155,8 +155,8 @@ def unused(config: contract.TensorCoreConfig, *names: str) -> str | None:
   for name in names:
     if (value := getattr(config, name)) != defaults[name]:
       return (
-          f"{name} has no meaning here and must stay {defaults[name]!r}, got"
-          f" {value!r}"
+        f"{name} has no meaning here and must stay {defaults[name]!r}, got"
+        f" {value!r}"
       )
   return None
 
@@ -167,37 +167,33 @@ def is_legal_tile(config: contract.TensorCoreConfig) -> str | None:
   if gpu.compute_capability != (9, 0):
     major, minor = gpu.compute_capability
     return (
-        "wgmma needs a GPU of compute capability 9.0 (Hopper),"
-        f" {gpu.name} has {major}.{minor}"
+      "wgmma needs a GPU of compute capability 9.0 (Hopper),"
+      f" {gpu.name} has {major}.{minor}"
     )
   if config.consumers > 2:
     return f"consumers must be 1 or 2, got {config.consumers}"
   if config.block_k % PIECE_COLUMNS:
     return (
-        f"block_k must be a multiple of {PIECE_COLUMNS}, got {config.block_k}"
+      f"block_k must be a multiple of {PIECE_COLUMNS}, got {config.block_k}"
     )
   divided = config.block_m if config.split == "m" else config.block_n
   rows, columns = consumer_tile(config)
-  if (
-      divided % config.consumers
-      or rows % WGMMA_ROWS
-      or columns % PIECE_COLUMNS
-  ):
+  if divided % config.consumers or rows % WGMMA_ROWS or columns % PIECE_COLUMNS:
     return (
-        f"a consumer's share must be multiples of {WGMMA_ROWS} rows and"
-        f" {PIECE_COLUMNS} columns, got {config.block_m}x{config.block_n} split"
-        f" along {config.split} over {config.consumers}"
+      f"a consumer's share must be multiples of {WGMMA_ROWS} rows and"
+      f" {PIECE_COLUMNS} columns, got {config.block_m}x{config.block_n} split"
+      f" along {config.split} over {config.consumers}"
     )
   if columns > WGMMA_COLUMNS or rows * columns > THREADS * ACCUMULATORS:
     return (
-        f"a consumer's share must have at most {WGMMA_COLUMNS} columns and"
-        f" {THREADS * ACCUMULATORS} elements, got {rows}x{columns}"
+      f"a consumer's share must have at most {WGMMA_COLUMNS} columns and"
+      f" {THREADS * ACCUMULATORS} elements, got {rows}x{columns}"
     )
   return None
 
 
 def is_legal_ring(
-    config: contract.TensorCoreConfig, buffers: int | None = None
+  config: contract.TensorCoreConfig, buffers: int | None = None
 ) -> str | None:
   """None, or why a ring of such stages with such a staging can't run."""
   if reason := is_legal_tile(config):
@@ -208,15 +204,14 @@ def is_legal_ring(
   width = config.epilogue_n
   if width not in (16, 32) and (width == 0 or width % PIECE_COLUMNS):
     return (
-        f"epilogue_n must be 16, 32 or a multiple of {PIECE_COLUMNS}, got"
-        f" {width}"
+      f"epilogue_n must be 16, 32 or a multiple of {PIECE_COLUMNS}, got {width}"
     )
   if columns % width:
     return f"epilogue_n must divide {columns}, got {width}"
   if len(pieces(config)) > 2 and len(pieces(config)) % 2:
     return (
-        "epilogue_n must cut a consumer's share into an even number of pieces,"
-        f" got {len(pieces(config))}"
+      "epilogue_n must cut a consumer's share into an even number of pieces,"
+      f" got {len(pieces(config))}"
     )
   return fits(shared_bytes(config, buffers or staging_buffers(config)))
 

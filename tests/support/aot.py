@@ -65,14 +65,14 @@ def unavailable() -> str | None:
 
 @functools.cache
 def compile_rung(
-    rung: int,
-    m: int,
-    n: int,
-    k: int,
-    dtype: str,
-    *,
-    beta: float = 0.0,
-    config: contract.Config | None = None,
+  rung: int,
+  m: int,
+  n: int,
+  k: int,
+  dtype: str,
+  *,
+  beta: float = 0.0,
+  config: contract.Config | None = None,
 ) -> Compiled:
   """The kernel of rung number `rung` for A [m, k] and B [k, n].
 
@@ -89,13 +89,13 @@ def compile_rung(
     RuntimeError: it does not compile, or the compiler reported nothing.
   """
   request = {
-      "rung": rung,
-      "m": m,
-      "n": n,
-      "k": k,
-      "dtype": dtype,
-      "beta": beta,
-      "config": None if config is None else dataclasses.asdict(config),
+    "rung": rung,
+    "m": m,
+    "n": n,
+    "k": k,
+    "dtype": dtype,
+    "beta": beta,
+    "config": None if config is None else dataclasses.asdict(config),
   }
   with tempfile.TemporaryDirectory() as folder:
     # Mosaic GPU looks for its tools in bin/ of one CUDA installation.
@@ -104,23 +104,23 @@ def compile_rung(
     for tool in ("ptxas", "nvdisasm"):
       (tools / tool).symlink_to(_find(tool))
     environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "PALLAS_GEMM_AOT_TOOLS": folder,
-        # A compiled kernel that comes out of a cache reports nothing.
-        "JAX_ENABLE_COMPILATION_CACHE": "false",
+      "JAX_PLATFORMS": "cpu",
+      "PALLAS_GEMM_AOT_TOOLS": folder,
+      # A compiled kernel that comes out of a cache reports nothing.
+      "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.aot", json.dumps(request)],
-        cwd=_ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
+      [sys.executable, "-m", "tests.support.aot", json.dumps(request)],
+      cwd=_ROOT,
+      env=environment,
+      capture_output=True,
+      text=True,
+      timeout=240,
     )
   if done.returncode != 0:
     raise RuntimeError(
-        f"{request} does not compile (exit {done.returncode}):\n"
-        + done.stderr[-4000:]
+      f"{request} does not compile (exit {done.returncode}):\n"
+      + done.stderr[-4000:]
     )
   return parse(done.stdout)
 
@@ -136,24 +136,24 @@ def parse(text: str) -> Compiled:
   if not registers or start < 0:
     raise RuntimeError(f"ptxas or nvdisasm printed nothing:\n{text[-4000:]}")
   properties = re.findall(
-      r"(\d+) bytes stack frame, (\d+) bytes spill stores,"
-      r" (\d+) bytes spill loads",
-      text,
+    r"(\d+) bytes stack frame, (\d+) bytes spill stores,"
+    r" (\d+) bytes spill loads",
+    text,
   )
   # C75xx are ptxas's remarks on wgmma. Those that cost say so; that a fence
   # was inserted (C7519) does not.
   warnings = [
-      line.strip()
-      for line in text.splitlines()
-      if "Potential Performance Loss" in line
-      or re.search(r"\(C75\d\d\).*serialized", line)
+    line.strip()
+    for line in text.splitlines()
+    if "Potential Performance Loss" in line
+    or re.search(r"\(C75\d\d\).*serialized", line)
   ]
   return Compiled(
-      registers=max(registers),
-      spill_bytes=sum(int(s) + int(l) for _, s, l in properties),
-      stack_bytes=sum(int(stack) for stack, _, _ in properties),
-      warnings=tuple(warnings),
-      sass=text[start:],
+    registers=max(registers),
+    spill_bytes=sum(int(s) + int(l) for _, s, l in properties),
+    stack_bytes=sum(int(stack) for stack, _, _ in properties),
+    warnings=tuple(warnings),
+    sass=text[start:],
   )
 
 
@@ -239,14 +239,14 @@ def main(request: dict) -> None:
     config = rung.config_type(**config)
   with hardware.assume(GPU) as gpu:
     topology = topologies.get_topology_desc(
-        platform="cuda", target_config=_target(gpu), topology="1x1x1"
+      platform="cuda", target_config=_target(gpu), topology="1x1x1"
     )
     mesh = jax.sharding.Mesh(np.array(topology.devices), ("x",))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     shapes = [(m, k), (k, n)] + ([(m, n)] if beta else [])
     arguments = [
-        jax.ShapeDtypeStruct(shape, request["dtype"], sharding=whole)
-        for shape in shapes
+      jax.ShapeDtypeStruct(shape, request["dtype"], sharding=whole)
+      for shape in shapes
     ]
 
     def gemm(*operands):

@@ -16,8 +16,8 @@ interpreter. The patches here, which hold only inside `interpreted()`,
 Everything that depends on private JAX is in this file; it is for tests alone.
 """
 
-from collections.abc import Callable, Iterator
 import collections
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import faulthandler
@@ -26,9 +26,11 @@ from typing import Any
 from unittest import mock
 
 import jax
-from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
-from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call
-from jax._src.pallas.mosaic_gpu.interpret import jaxpr_interpret
+from jax._src.pallas.mosaic_gpu.interpret import (
+  gpu_callbacks,
+  interpret_pallas_call,
+  jaxpr_interpret,
+)
 from jax._src.pallas.mosaic_gpu.interpret import shared_memory as memory
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import numpy as np
@@ -53,7 +55,7 @@ class Report:
 
 @contextlib.contextmanager
 def interpreted(
-    *, detect_races: bool = False, limit_s: float = 120.0
+  *, detect_races: bool = False, limit_s: float = 120.0
 ) -> Iterator[Report]:
   """Context in which every kernel runs in the patched GPU interpreter.
 
@@ -74,12 +76,14 @@ def interpreted(
   """
   report = Report()
   options = {}
-  if "on_race" in {f.name for f in dataclasses.fields(plgpu.InterpretGPUParams)}:
+  if "on_race" in {
+    f.name for f in dataclasses.fields(plgpu.InterpretGPUParams)
+  }:
     options["on_race"] = "warn"  # Raising is all that JAX 0.11 can't do.
   params = plgpu.InterpretGPUParams(
-      detect_races=detect_races,
-      num_tma_threads_per_device=_TRANSFERS,
-      **options,
+    detect_races=detect_races,
+    num_tma_threads_per_device=_TRANSFERS,
+    **options,
   )
   # A trace holds the interpreter's functions that it was made with.
   jax.clear_caches()
@@ -96,10 +100,10 @@ def interpreted(
 
 
 def run(
-    f: Callable[..., Any],
-    *args,
-    detect_races: bool = False,
-    limit_s: float = 120.0,
+  f: Callable[..., Any],
+  *args,
+  detect_races: bool = False,
+  limit_s: float = 120.0,
 ) -> tuple[np.ndarray, Report]:
   """`f(*args)` in the interpreter: the result on the host, and the report."""
   with interpreted(detect_races=detect_races, limit_s=limit_s) as report:
@@ -121,7 +125,7 @@ _copy_smem_to_gmem = gpu_callbacks.copy_smem_to_gmem
 _reset_per_cluster = memory.GPUSharedMemory.reset_per_cluster_state
 _deallocate = memory.Barrier.deallocate
 _wait_smem_to_gmem = (
-    jaxpr_interpret.JaxprInterpreter._interpret_wait_smem_to_gmem_p
+  jaxpr_interpret.JaxprInterpreter._interpret_wait_smem_to_gmem_p
 )
 _primitives = jaxpr_interpret.gpu_primitives
 
@@ -146,17 +150,17 @@ def _wait_for_wgmmas(shared, thread, pending: int):
 
 @gpu_callbacks.fail_on_exception
 def _wgmma(
-    *,
-    token,
-    mesh_location,
-    thread,
-    acc_allocation_key_as_array,
-    acc_transforms,
-    a_allocation_key_as_array,
-    a_transforms,
-    b_allocation_key_as_array,
-    b_transforms,
-    source_info=None,
+  *,
+  token,
+  mesh_location,
+  thread,
+  acc_allocation_key_as_array,
+  acc_transforms,
+  a_allocation_key_as_array,
+  a_transforms,
+  b_allocation_key_as_array,
+  b_transforms,
+  source_info=None,
 ):
   """acc += a @ b, whose operands are read by an asynchronous engine."""
   shared = gpu_callbacks._get_shared_memory()
@@ -173,7 +177,7 @@ def _wgmma(
 
   def content(key, access):
     value, _, _ = shared.get_buffer_content(
-        key, access, thread, increment_clock=False, logging_info=where
+      key, access, thread, increment_clock=False, logging_info=where
     )
     return value
 
@@ -184,11 +188,11 @@ def _wgmma(
     key, access = locate(key_array, transforms)
     if clock is not None:
       gpu_callbacks.get_races().check_read(
-          thread,
-          clock.async_smem_clock.copy(),
-          key,
-          access,
-          source_info=source_info,
+        thread,
+        clock.async_smem_clock.copy(),
+        key,
+        access,
+        source_info=source_info,
       )
     return content(key, access)
 
@@ -198,12 +202,12 @@ def _wgmma(
   acc = content(key, access)
   product = np.matmul(a.astype(acc.dtype), b.astype(acc.dtype))
   shared.store_buffer_content(
-      key,
-      access,
-      acc + product,
-      thread,
-      increment_clock=False,
-      logging_info=where,
+    key,
+    access,
+    acc + product,
+    thread,
+    increment_clock=False,
+    logging_info=where,
   )
   with shared.lock:
     shared.wgmmas_in_flight[thread].append(clock)
@@ -244,11 +248,11 @@ def _interpret_waits(interpreter, eqn, token, get_invals):
       return _wait_smem_to_gmem(interpreter, eqn, token, get_invals)
   callback = jaxpr_interpret.callback
   token = callback.io_callback(
-      _wgmma_wait,
-      gpu_callbacks.TOKEN_SHAPE_DTYPE,
-      token=token,
-      thread=interpreter.thread,
-      n=eqn.params["n"],
+    _wgmma_wait,
+    gpu_callbacks.TOKEN_SHAPE_DTYPE,
+    token=token,
+    thread=interpreter.thread,
+    n=eqn.params["n"],
   )
   return token, []
 
@@ -275,7 +279,7 @@ class _Primitives:
 
   wgmma_wait_p = object()
   wait_smem_to_gmem_p = _OneOf(
-      _primitives.wait_smem_to_gmem_p, _primitives.wgmma_wait_p
+    _primitives.wait_smem_to_gmem_p, _primitives.wgmma_wait_p
   )
 
   def __getattr__(self, name):
@@ -293,17 +297,17 @@ def _patches(report: Report) -> Iterator[None]:
 
   interpreter = jaxpr_interpret.JaxprInterpreter
   patches = [
-      (gpu_callbacks, "_initialize_shared_memory", initialize),
-      (gpu_callbacks, "wgmma", _wgmma),
-      (gpu_callbacks, "wgmma_accumulator_deref", _wgmma_accumulator_deref),
-      (gpu_callbacks, "copy_smem_to_gmem", _predicated_copy_smem_to_gmem),
-      (jaxpr_interpret, "gpu_primitives", _Primitives()),
-      (interpreter, "_interpret_wait_smem_to_gmem_p", _interpret_waits),
-      (
-          memory.GPUSharedMemory,
-          "reset_per_cluster_state",
-          _reset_per_cluster_state,
-      ),
+    (gpu_callbacks, "_initialize_shared_memory", initialize),
+    (gpu_callbacks, "wgmma", _wgmma),
+    (gpu_callbacks, "wgmma_accumulator_deref", _wgmma_accumulator_deref),
+    (gpu_callbacks, "copy_smem_to_gmem", _predicated_copy_smem_to_gmem),
+    (jaxpr_interpret, "gpu_primitives", _Primitives()),
+    (interpreter, "_interpret_wait_smem_to_gmem_p", _interpret_waits),
+    (
+      memory.GPUSharedMemory,
+      "reset_per_cluster_state",
+      _reset_per_cluster_state,
+    ),
   ]
   if not hasattr(memory, "BarrierReallocationChecker"):  # JAX 0.11
     patches.append((memory.Barrier, "deallocate", _lenient_deallocate))

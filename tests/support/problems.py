@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 import itertools
 
-from experiments.harness import suites
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.harness import suites
 from pallas_gemm.ladder import contract
 
 SimtConfig = contract.SimtConfig
@@ -19,24 +19,24 @@ ONE_SHAPE = suites.suite("interpret")[0]
 
 # (alpha, beta): what a BLAS test has to tell apart.
 FACTORS = (
-    (1.0, 0.0),
-    (2.5, 0.0),
-    (1.0, 1.0),
-    (-0.5, 2.0),
-    (0.0, 1.5),
-    (0.0, 0.0),
+  (1.0, 0.0),
+  (2.5, 0.0),
+  (1.0, 1.0),
+  (-0.5, 2.0),
+  (0.0, 1.5),
+  (0.0, 0.0),
 )
 
 
 def operands(
-    m: int, n: int, k: int, dtype: str, *, seed: int = 0
+  m: int, n: int, k: int, dtype: str, *, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """A [m, k], B [k, n] and C [m, n], drawn from N(0, 1) on the host."""
   rng = np.random.default_rng((seed, m, n, k))
   dtype = jnp.dtype(dtype)
   shapes = ((m, k), (k, n), (m, n))
   return tuple(
-      rng.standard_normal(shape, np.float32).astype(dtype) for shape in shapes
+    rng.standard_normal(shape, np.float32).astype(dtype) for shape in shapes
   )
 
 
@@ -46,7 +46,7 @@ def bits(x) -> np.ndarray:
 
 
 def small_configs(
-    rung: contract.Rung, problem: contract.Problem
+  rung: contract.Rung, problem: contract.Problem
 ) -> list[contract.Config]:
   """Configs with tiles so small that a small problem has several of each.
 
@@ -55,10 +55,10 @@ def small_configs(
   if rung.config_type is SimtConfig:
     return [rung.default_config(problem)]
   found = [
-      config
-      for config in _SMALL_TENSOR_CORE
-      if rung.is_legal(config, problem) is None
-      and (config.cluster_m, config.cluster_n) in _clusters(rung)
+    config
+    for config in _SMALL_TENSOR_CORE
+    if rung.is_legal(config, problem) is None
+    and (config.cluster_m, config.cluster_n) in _clusters(rung)
   ]
   if not found:
     raise LookupError(f"no small config is legal for {rung.name}, {problem}")
@@ -73,31 +73,31 @@ def _clusters(rung: contract.Rung) -> tuple[tuple[int, int], ...]:
 
 
 _SMALL_TENSOR_CORE = (
-    # One warpgroup, one buffer.
-    TensorCoreConfig(64, 64, 64),
-    # Two consumers that split rows, the ring as short as can be.
-    TensorCoreConfig(128, 64, 64, stages=2, consumers=2, epilogue_n=64),
-    # Three stages, so that ring and k-steps go out of step; a piece of the
-    # epilogue at a time.
-    TensorCoreConfig(
-        128, 128, 64, stages=3, consumers=2, epilogue_n=64, raster=2
-    ),
-    TensorCoreConfig(
-        64,
-        128,
-        64,
-        stages=2,
-        consumers=2,
-        split="n",
-        epilogue_n=64,
-        raster_dim="m",
-    ),
-    TensorCoreConfig(
-        128, 64, 64, stages=2, consumers=2, epilogue_n=64, cluster_m=2
-    ),
-    TensorCoreConfig(
-        128, 64, 64, stages=2, consumers=2, epilogue_n=64, cluster_n=2
-    ),
+  # One warpgroup, one buffer.
+  TensorCoreConfig(64, 64, 64),
+  # Two consumers that split rows, the ring as short as can be.
+  TensorCoreConfig(128, 64, 64, stages=2, consumers=2, epilogue_n=64),
+  # Three stages, so that ring and k-steps go out of step; a piece of the
+  # epilogue at a time.
+  TensorCoreConfig(
+    128, 128, 64, stages=3, consumers=2, epilogue_n=64, raster=2
+  ),
+  TensorCoreConfig(
+    64,
+    128,
+    64,
+    stages=2,
+    consumers=2,
+    split="n",
+    epilogue_n=64,
+    raster_dim="m",
+  ),
+  TensorCoreConfig(
+    128, 64, 64, stages=2, consumers=2, epilogue_n=64, cluster_m=2
+  ),
+  TensorCoreConfig(
+    128, 64, 64, stages=2, consumers=2, epilogue_n=64, cluster_n=2
+  ),
 )
 
 
@@ -105,29 +105,33 @@ def candidate_configs(rung: contract.Rung) -> Iterator[contract.Config]:
   """Configs, legal and not, around those that a tuner would try."""
   if rung.config_type is SimtConfig:
     for bm, bn, bk, stages in itertools.product(
-        (32, 64, 128), (32, 64, 128), (0, 8, 16, 32), (1, 2, 3)
+      (32, 64, 128), (32, 64, 128), (0, 8, 16, 32), (1, 2, 3)
     ):
       for tm, tn, vector in ((1, 1, 1), (8, 1, 1), (8, 8, 1), (8, 8, 4)):
         yield SimtConfig(bm, bn, bk, tm, tn, vector, stages)
     return
   for bm, bn, bk, stages, consumers in itertools.product(
-      (64, 128, 192, 256), (64, 128, 192, 256), (32, 64, 128), (1, 2, 4, 7), (1, 2)
+    (64, 128, 192, 256),
+    (64, 128, 192, 256),
+    (32, 64, 128),
+    (1, 2, 4, 7),
+    (1, 2),
   ):
     for split, epilogue, cluster in (
-        ("m", 0, (1, 1)),
-        ("m", 64, (1, 1)),
-        ("n", 64, (1, 1)),
-        ("m", 64, (2, 1)),
-        ("m", 32, (1, 2)),
+      ("m", 0, (1, 1)),
+      ("m", 64, (1, 1)),
+      ("n", 64, (1, 1)),
+      ("m", 64, (2, 1)),
+      ("m", 32, (1, 2)),
     ):
       yield TensorCoreConfig(
-          bm,
-          bn,
-          bk,
-          stages,
-          consumers,
-          split,
-          epilogue,
-          cluster_m=cluster[0],
-          cluster_n=cluster[1],
+        bm,
+        bn,
+        bk,
+        stages,
+        consumers,
+        split,
+        epilogue,
+        cluster_m=cluster[0],
+        cluster_n=cluster[1],
       )
