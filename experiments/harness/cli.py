@@ -1,6 +1,7 @@
 """What the programs' command lines share: flags, and errors in one line."""
 
 from collections.abc import Callable, Sequence
+import logging
 import re
 import sys
 
@@ -100,6 +101,10 @@ def parse_shapes(
 
 def run(main: Callable[[Sequence[str]], int]) -> None:
   """`absl.app.run`, with errors of the command line in one line, exit 2."""
+
+  # JAX and matplotlib say at level INFO what they looked for and did not find.
+  for library in ("jax", "matplotlib"):
+    logging.getLogger(library).setLevel(logging.WARNING)
 
   def guarded(argv: Sequence[str]) -> int:
     if len(argv) > 1:
