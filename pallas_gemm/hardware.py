@@ -26,6 +26,11 @@ from pallas_gemm import compat
 KIB, MIB = 1024, 1024**2
 
 
+# SMs of the smallest GPC of a Hopper GPU as sold: the group of SMs within which
+# a cluster must find room.
+SMALLEST_GPC_SMS = 16
+
+
 @dataclasses.dataclass(frozen=True)
 class Gpu:
   """One GPU, in bytes, hertz, bytes a second and FLOP a second.

@@ -19,14 +19,24 @@ cluster_m = 2 at 4096^3: 1.07 GB, 128 FLOP/byte, 32 bytes a clock and SM; 2 x 2:
 0.81 GB, 171 FLOP/byte. What arrives in shared memory, and is read there, is
 what it was. Price: two SMs move in step, and tiles are dealt out in pairs.
 
+**Fewer instructions.** A chip at its power limit is as fast as it is frugal:
+what is not wgmma costs clock. One *warp* loads, the other three of its
+warpgroup sleep; and where `stages` divides K's slabs, loops are unrolled over
+the ring, so that slots are constants and wgmma's descriptors are worked out
+before the loop. A block's step of 128 x 256 x 64 takes about 240 warp
+instructions, rung 11's about 640.
+
 **In Mosaic GPU.** `collective_axes` on the copy makes each block load its share
 and multicast it (CUDA: a 16-bit mask and the slices by hand).
 `plgpu.ClusterBarrier` sends one arrival a warpgroup to each block that shares
 an axis with this one, where rung 11's barrier takes 128. Blocks must not leave
 while another may still signal them: the producer's last waits see to that.
+Inside `plgpu.warp_map` a copy does not synchronise the warpgroup first.
 
 **Shapes.** As in rung 9. Where the number of tiles is odd, the cluster's spare
-block multiplies zeros.
+block multiplies zeros. A cluster fits into a GPC, a group of SMs that on an
+H200 has 16 or 18; so clusters of more than two blocks leave SMs idle. One that
+found no room would start when the rest have ended: fewer are started.
 
 Sources: PTX ISA, `cp.async.bulk.tensor` with `.multicast::cluster`; CUTLASS
 (cluster shapes, PipelineTmaAsync); fast.cu worklog, step 8; JAX's
@@ -60,8 +70,8 @@ _TILES = (
 )
 _CLUSTERS = ((2, 1, 1.0), (1, 2, 0.985), (1, 1, 0.998))
 # From so many rounds of tiles on, the chip runs at its power limit and a
-# cluster of one is ahead: 0.995 against 0.992 of jnp.dot at 8192^3 on H200,
-# where 4096^3 gives 0.998 against 1.001.
+# cluster of one is ahead: 0.999 against 0.998 of jnp.dot at 8192^3 on H200,
+# where 4096^3 gives 1.018 against 1.021.
 _LONG_RUN = 12
 
 
@@ -120,6 +130,58 @@ def is_legal(
   return common.is_legal_ring(config)
 
 
+def clusters_at_once(blocks: int) -> int:
+  """Clusters of so many blocks that run at the same time, one block an SM."""
+  sms, gpc = hardware.sm_count(), hardware.SMALLEST_GPC_SMS
+  if blocks <= 2:  # SMs come in pairs
+    return sms // blocks
+  return max(1, sms // gpc * (gpc // blocks))
+
+
+def for_each_step(visit, slot, *, k_steps: int, stages: int):
+  """visit(step, slot, slot before) for a tile's slabs, from `slot` on.
+
+  Where whole laps of the ring make up a tile, slots are Python numbers.
+
+  Returns:
+    The slot of the last slab and that of the next tile's first.
+  """
+  if k_steps % stages == 0:
+
+    def lap(i, _):
+      for s in range(stages):
+        visit(i * stages + s, s, (s - 1) % stages)
+
+    lax.fori_loop(0, k_steps // stages, lap, None)
+    return stages - 1, slot  # which is 0 in this case
+
+  def turn(step, slots):
+    before, slot = slots
+    visit(step, slot, before)
+    return slot, common.next_slot(slot, stages)
+
+  return lax.fori_loop(0, k_steps, turn, (slot, slot))
+
+
+def multiply_tile(slot, acc, *, consumer, ring, k_steps: int, config):
+  """Rung 11's loop over one tile's slabs, each step alike."""
+  a_ring, b_ring, full, empty = ring
+
+  def multiply(step, slot, before):
+    plgpu.barrier_wait(full.at[slot])
+    tiles = a_ring.at[slot], b_ring.at[slot]
+    plgpu.wgmma(acc, *common.operands(*tiles, consumer, config))
+    plgpu.wgmma_wait(1)  # the step before is done, this one runs on
+    plgpu.barrier_arrive(empty.at[before], predicate=step > 0)
+
+  last, slot = for_each_step(
+    multiply, slot, k_steps=k_steps, stages=config.stages
+  )
+  plgpu.wgmma_wait(0)
+  plgpu.barrier_arrive(empty.at[last])
+  return acc[...], slot
+
+
 def kernel(
   a: jax.Array,
   b: jax.Array,
@@ -140,7 +202,7 @@ def kernel(
     # Tiles are dealt out to clusters: cluster_m x cluster_n at a time.
     grid = (contract.cdiv(m, bm * cluster_m), contract.cdiv(n, bn * cluster_n))
     tiles = grid[0] * grid[1]
-    clusters = min(tiles, hardware.sm_count() // (cluster_m * cluster_n))
+    clusters = min(tiles, clusters_at_once(cluster_m * cluster_n))
 
     def body(a_ref, b_ref, *refs):
       c_ref, *refs = refs if c is not None else (None, *refs)
@@ -160,36 +222,40 @@ def kernel(
         turns = lax.div(tiles - 1 - cluster, clusters) + 1
         return lax.fori_loop(0, turns, turn, slot)
 
+      def load_tile(m_tile, n_tile, slot):
+        rows, columns = pl.ds(m_tile * bm, bm), pl.ds(n_tile * bn, bn)
+
+        def load(step, slot, _):
+          plgpu.barrier_wait(empty.at[slot])
+          slab = pl.ds(step * bk, bk)
+          plgpu.copy_gmem_to_smem(
+            a_ref.at[rows, slab],
+            a_ring.at[slot],
+            full.at[slot],
+            collective_axes=share_a,
+          )
+          plgpu.copy_gmem_to_smem(
+            b_ref.at[slab, columns],
+            b_ring.at[slot],
+            full.at[slot],
+            collective_axes=share_b,
+          )
+
+        _, slot = for_each_step(load, slot, k_steps=k_steps, stages=stages)
+        return slot
+
       @pl.when(warpgroup == consumers)
       def _produce():
         plgpu.set_max_registers(common.PRODUCER_REGISTERS, action="decrease")
 
-        def load_tile(m_tile, n_tile, slot):
-          rows, columns = pl.ds(m_tile * bm, bm), pl.ds(n_tile * bn, bn)
-
-          def load(step, slot):
-            plgpu.barrier_wait(empty.at[slot])
-            slab = pl.ds(step * bk, bk)
-            plgpu.copy_gmem_to_smem(
-              a_ref.at[rows, slab],
-              a_ring.at[slot],
-              full.at[slot],
-              collective_axes=share_a,
-            )
-            plgpu.copy_gmem_to_smem(
-              b_ref.at[slab, columns],
-              b_ring.at[slot],
-              full.at[slot],
-              collective_axes=share_b,
-            )
-            return common.next_slot(slot, stages)
-
-          return lax.fori_loop(0, k_steps, load, slot)
-
-        slot = for_each_tile(load_tile, jnp.int32(0))
-        for _ in range(stages):  # leave no release unseen
-          plgpu.barrier_wait(empty.at[slot])
-          slot = common.next_slot(slot, stages)
+        @plgpu.warp_map
+        def _one_warp(warp):
+          @pl.when(warp == 0)
+          def _():
+            slot = for_each_tile(load_tile, jnp.int32(0))
+            for _ in range(stages):  # leave no release unseen
+              plgpu.barrier_wait(empty.at[slot])
+              slot = common.next_slot(slot, stages)
 
       @pl.when(warpgroup < consumers)
       def _consume():
@@ -199,7 +265,7 @@ def kernel(
 
         def compute_tile(m_tile, n_tile, slot):
           multiply = functools.partial(
-            k11_persistent.multiply_tile,
+            multiply_tile,
             slot,
             consumer=warpgroup,
             ring=(a_ring, b_ring, full, empty),

@@ -1,1 +1,1 @@
-"""What the tests share: shapes, the GPU interpreter, compiling without a GPU."""
+"""What tests share: shapes, the GPU interpreter, compiling without a GPU."""

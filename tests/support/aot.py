@@ -150,7 +150,7 @@ def parse(text: str) -> Compiled:
   ]
   return Compiled(
     registers=max(registers),
-    spill_bytes=sum(int(s) + int(l) for _, s, l in properties),
+    spill_bytes=sum(int(to) + int(back) for _, to, back in properties),
     stack_bytes=sum(int(stack) for stack, _, _ in properties),
     warnings=tuple(warnings),
     sass=text[start:],

@@ -8,6 +8,11 @@ is released or overwritten before that is a race on the chip and none in the
 interpreter. The patches here, which hold only inside `interpreted()`,
 
 * give each wgmma a clock of its own that its thread joins when it waits,
+* let TMA overwrite what threads have *read*, once a barrier orders the two:
+  a value that is read is in a register before its thread arrives, and the
+  fence between proxies is for writes (CUTLASS's pipelines, which load
+  operands from shared memory and release the stage without a fence, rest on
+  the same),
 * take an A operand that lives in registers,
 * take `predicate=` of `copy_smem_to_gmem`,
 * let JAX 0.11 accept, as hardware and JAX 0.12 do, a barrier whose last
@@ -26,6 +31,7 @@ from typing import Any
 from unittest import mock
 
 import jax
+from jax._src.pallas.mosaic.interpret import race_detection_state
 from jax._src.pallas.mosaic_gpu.interpret import (
   gpu_callbacks,
   interpret_pallas_call,
@@ -226,6 +232,34 @@ def _wgmma_wait(*, token, thread, n):
   return token
 
 
+def _check_transfer_into_smem(task, tma_thread_id, shared):
+  """Races of what TMA writes to shared memory.
+
+  Earlier writes must be visible to the asynchronous proxy; earlier reads need
+  only have happened.
+  """
+  if not shared.detect_races:
+    return
+  task.clock.inc(tma_thread_id)
+  races = gpu_callbacks.get_races()
+  key, access = task.dst_allocation_key, task.dst_access
+  after_reads = task.clock.generic_clock.copy()
+  after_writes = task.clock.async_smem_clock.copy()
+  with races.lock:
+    earlier = [(entry, after_reads) for entry in races.reads[key]]
+    earlier += [(entry, after_writes) for entry in races.writes[key]]
+    races.writes[key].append(
+      (task.thread, after_writes, access.range, str(task.source_info))
+    )
+    for (_, clock, touched, frame), now in earlier:
+      if not clock.ordered(now) and race_detection_state._ranges_overlap(
+        access.range, touched
+      ):
+        races.races_found = True
+        print(f"RACE DETECTED: TMA writes {access.range} over {frame}")
+  races._check_ref_union(task.thread, after_writes, key, True, task.source_info)
+
+
 def _predicated_copy_smem_to_gmem(*, token, predicate, **kwargs):
   if predicate is not None and not bool(predicate):
     return token
@@ -301,6 +335,11 @@ def _patches(report: Report) -> Iterator[None]:
     (gpu_callbacks, "wgmma", _wgmma),
     (gpu_callbacks, "wgmma_accumulator_deref", _wgmma_accumulator_deref),
     (gpu_callbacks, "copy_smem_to_gmem", _predicated_copy_smem_to_gmem),
+    (
+      gpu_callbacks.AsyncCopyGmemToSmemTask,
+      "post_read",
+      _check_transfer_into_smem,
+    ),
     (jaxpr_interpret, "gpu_primitives", _Primitives()),
     (interpreter, "_interpret_wait_smem_to_gmem_p", _interpret_waits),
     (

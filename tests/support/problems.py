@@ -14,6 +14,8 @@ TensorCoreConfig = contract.TensorCoreConfig
 
 # Small enough to be interpreted, none a multiple of a tile.
 SMALL_SHAPES = suites.suite("tails") + suites.suite("primes")
+# No dimension fits any tile, and each is more than one.
+ODD = suites.Shape(129, 257, 65)
 # One shape for what does not depend on the shape.
 ONE_SHAPE = suites.suite("interpret")[0]
 
@@ -50,9 +52,12 @@ def small_configs(
 ) -> list[contract.Config]:
   """Configs with tiles so small that a small problem has several of each.
 
-  Of the SIMT rungs, the default: their blocks are small as they are.
+  Of most SIMT rungs, the default: their blocks are small as they are.
   """
   if rung.config_type is SimtConfig:
+    small = SimtConfig(32, 128, 16, thread_m=4, thread_n=4, vector=4, stages=2)
+    if rung.is_legal(small, problem) is None:
+      return [small]
     return [rung.default_config(problem)]
   found = [
     config
@@ -75,10 +80,10 @@ def _clusters(rung: contract.Rung) -> tuple[tuple[int, int], ...]:
 _SMALL_TENSOR_CORE = (
   # One warpgroup, one buffer.
   TensorCoreConfig(64, 64, 64),
-  # Two consumers that split rows, the ring as short as can be.
-  TensorCoreConfig(128, 64, 64, stages=2, consumers=2, epilogue_n=64),
-  # Three stages, so that ring and k-steps go out of step; a piece of the
-  # epilogue at a time.
+  # Two consumers that split rows, the ring as short as can be, two pieces
+  # of the epilogue.
+  TensorCoreConfig(128, 64, 64, stages=2, consumers=2, epilogue_n=32),
+  # Three stages, so that ring and k-steps go out of step.
   TensorCoreConfig(
     128, 128, 64, stages=3, consumers=2, epilogue_n=64, raster=2
   ),
@@ -93,10 +98,10 @@ _SMALL_TENSOR_CORE = (
     raster_dim="m",
   ),
   TensorCoreConfig(
-    128, 64, 64, stages=2, consumers=2, epilogue_n=64, cluster_m=2
+    128, 64, 64, stages=2, consumers=2, epilogue_n=32, cluster_m=2
   ),
   TensorCoreConfig(
-    128, 64, 64, stages=2, consumers=2, epilogue_n=64, cluster_n=2
+    128, 64, 64, stages=2, consumers=2, epilogue_n=32, cluster_n=2
   ),
 )
 
