@@ -65,17 +65,21 @@ def padded(
 ) -> jax.Array:
   """Runs `launch` on operands padded to whole pieces; no copy if they are.
 
-  M to a multiple of 8, N and K to multiples of 64. XLA copies (reads and
-  writes once) A if M or K does not fit, B if N or K does not, and C and the
-  result if M or N does not.
+  M to a multiple of 8, N and K to multiples of 64, N to 128 at least. XLA
+  copies (reads and writes once) A if M or K does not fit, B if N or K does
+  not, and C and the result if M or N does not.
   """
+  # Of a matrix that is one piece wide, Mosaic GPU drops the column index of a
+  # copy that is one piece wide: what lies past the edge would be stored at
+  # column 0 instead of nowhere.
+  narrow = b.shape[1] <= PIECE_COLUMNS
   return contract.padded(
     launch,
     a,
     b,
     c,
     multiple_m=PIECE_ROWS,
-    multiple_n=PIECE_COLUMNS,
+    multiple_n=2 * PIECE_COLUMNS if narrow else PIECE_COLUMNS,
     multiple_k=PIECE_COLUMNS,
   )
 

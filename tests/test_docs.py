@@ -1,0 +1,169 @@
+"""What is written about the code holds: examples, commands, links, targets."""
+
+import doctest
+import importlib
+import os
+from pathlib import Path
+import pkgutil
+import re
+import subprocess
+import sys
+
+import pytest
+
+import experiments
+import pallas_gemm
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted(
+  path
+  for path in (*ROOT.glob("*.md"), *ROOT.glob("experiments/*.md"))
+  if path.name != "CHANGELOG.md"
+)
+README = (ROOT / "README.md").read_text()
+# Modules that need an extra which is not always installed.
+EXTRAS = {"jax_triton", "matplotlib", "rich", "triton"}
+
+MODULES = sorted(
+  module.name
+  for package in (pallas_gemm, experiments)
+  for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
+)
+
+
+def _blocks(language: str) -> list[str]:
+  """The fenced blocks of the README in a language ("" for commands)."""
+  return re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings(name):
+  try:
+    module = importlib.import_module(name)
+  except ModuleNotFoundError as error:
+    if error.name not in EXTRAS:
+      raise
+    pytest.skip(f"needs {error.name}")
+  assert module.__doc__, "no docstring"
+  assert doctest.testmod(module).failed == 0
+
+
+def test_there_are_examples():
+  names = ("pallas_gemm.hardware", "pallas_gemm.numerics", "pallas_gemm.ladder")
+  finder = doctest.DocTestFinder()
+  for name in names:
+    module = importlib.import_module(name)
+    assert any(test.examples for test in finder.find(module)), name
+
+
+def _commands() -> list[str]:
+  """Every `python -m experiments.x --flags` in the pages, once."""
+  found = set()
+  for page in PAGES:
+    text = re.sub(
+      r"python -m\s+experiments", "python -m experiments", page.read_text()
+    )
+    for line in re.findall(r"python -m experiments\.[^\n`#]*", text):
+      found.add(line.strip())
+  return sorted(found)
+
+
+def _helps() -> dict[str, str]:
+  programs = {line.split()[2] for line in _commands()}
+  return {
+    program: subprocess.run(
+      [sys.executable, "-m", program, "--helpfull"],
+      cwd=ROOT,
+      env=os.environ | {"JAX_PLATFORMS": "cpu"},
+      capture_output=True,
+      text=True,
+    ).stdout
+    for program in sorted(programs)
+  }
+
+
+def test_flags_of_commands_exist():
+  helps = _helps()
+  assert "experiments.ladder" in helps
+  for command in _commands():
+    _, _, program, *arguments = command.split()
+    for argument in arguments:
+      if match := re.match(r"--(?:no)?([a-z_]+)", argument):
+        assert re.search(rf"--\[?(?:no\])?{match[1]}\b", helps[program]), (
+          command
+        )
+
+
+def test_make_targets_exist():
+  targets = set(
+    re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+  )
+  named = {
+    target
+    for page in PAGES
+    for target in re.findall(r"[`\n]make ([a-z-]+)", page.read_text())
+  }
+  assert {"bench", "test"} <= named <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+  for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+    if not re.match(r"https?:|#", target):
+      assert (page.parent / target.split("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_files_named_exist(page):
+  for name in re.findall(r"`([\w./]+/[\w.]+\.py)`", page.read_text()):
+    if "NN" not in name:  # a pattern
+      assert (ROOT / name).exists(), name
+
+
+def test_the_readme_explains_every_rung():
+  rows = re.findall(r"^\| (\d+) \| (\w+) \|", README, re.M)
+  from pallas_gemm.ladder import LADDER
+
+  assert rows == [(str(rung.number), rung.name) for rung in LADDER]
+
+
+def test_python_in_the_readme():
+  blocks = _blocks("python")
+  assert blocks
+  for block in blocks:
+    compile(block, "README.md", "exec")
+
+
+def test_using_a_rung_as_the_readme_says():
+  (block,) = (b for b in _blocks("python") if "LADDER[11].gemm" in b)
+  for size in ("1000", "777", "512"):  # A tenth: it is interpreted here.
+    block = block.replace(size, size[:-1])
+  names = {}
+  exec(block, names)
+  assert names["y"].shape == (100, 51)
+
+
+# Bazel: each program and each test has its target, and no other has.
+
+
+def test_every_test_has_a_target():
+  build = (ROOT / "tests/BUILD").read_text()
+  targets = re.findall(r'py_test\(\n    name = "(\w+)"', build)
+  assert targets == sorted(p.stem for p in (ROOT / "tests").glob("test_*.py"))
+
+
+def test_every_program_has_a_target():
+  build = (ROOT / "experiments/BUILD").read_text()
+  targets = re.findall(r'py_binary\(\n    name = "(\w+)"', build)
+  programs = (
+    p.stem
+    for p in (ROOT / "experiments").glob("*.py")
+    if "__main__" in p.read_text()
+  )
+  assert targets == sorted(programs)
+
+
+def test_every_package_has_a_build_file():
+  for folder in ("pallas_gemm", "experiments", "tests"):
+    for init in (ROOT / folder).rglob("__init__.py"):
+      assert (init.parent / "BUILD").exists(), init.parent
