@@ -212,8 +212,8 @@ def provenance_line(rows: Sequence[RowDict]) -> str:
   """Where the rows come from, in a sentence; several values as a list."""
 
   def values(name: str, show=str) -> str:
-    found = {row[name] for row in rows if row.get(name) is not None}
-    return ", ".join(sorted(show(value) for value in found)) or "unknown"
+    found = {show(row[name]) for row in rows if row.get(name) is not None}
+    return ", ".join(sorted(found)) or "unknown"
 
   return (
     f"{values('device')}; driver {values('driver')}, CUDA {values('cuda')},"
