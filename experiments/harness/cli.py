@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import logging
+import os
 import re
 import sys
 
@@ -102,6 +103,9 @@ def parse_shapes(
 def run(main: Callable[[Sequence[str]], int]) -> None:
   """`absl.app.run`, with errors of the command line in one line, exit 2."""
 
+  # Before JAX makes its CPU client: each warpgroup of an interpreted kernel
+  # waits in a thread of the client's pool, which has one a core unless told.
+  os.environ.setdefault("PJRT_NPROC", "32")
   # JAX and matplotlib say at level INFO what they looked for and did not find.
   for library in ("jax", "matplotlib"):
     logging.getLogger(library).setLevel(logging.WARNING)
