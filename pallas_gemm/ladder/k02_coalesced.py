@@ -13,8 +13,8 @@ one request. At each k a warp now touches
     C[i][j + lane]   the same, once at the end.
 
 Traffic: 2 loads per FMA as before, 0.25 FLOP/byte requested. But a request
-for B is 4 sectors instead of A's 32, and a step is 2 lines of L1 instead of
-33: that ratio is the gain, the largest of any single step on this ladder.
+for B is 4 sectors where one for A was 32, and a step is 2 lines of L1 instead
+of 33: the largest gain of any single step on this ladder.
 
 In Mosaic GPU: the layout is 4 x 32 instead of 32 x 4 and the lanes are dealt
 to the last dimension. Nothing else differs from rung 1: both call
