@@ -121,7 +121,11 @@ def test_files_named_exist(page):
 
 
 def test_the_readme_explains_every_rung():
-  rows = re.findall(r"^\| (\d+) \| (\w+) \|", README, re.M)
+  # The tables of measured rows, which a command writes, name rungs too.
+  written = re.sub(
+    r"<!-- ladder:begin -->.*<!-- ladder:end -->", "", README, flags=re.S
+  )
+  rows = re.findall(r"^\| (\d+) \| (\w+) \|", written, re.M)
   from pallas_gemm.ladder import LADDER
 
   assert rows == [(str(rung.number), rung.name) for rung in LADDER]
