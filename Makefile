@@ -38,7 +38,7 @@ bench: ## set up; measure every rung against jnp.dot (ARGS=...)
 	$(PYTHON) -m experiments.ladder $(ARGS)
 
 .PHONY: test
-test: EXTRAS = test,aot
+test: EXTRAS = test,aot,triton
 test: ## set up; tests that need no GPU: interpret, lower, compile
 	$(SETUP)
 	$(PYTHON) $(PYTEST)

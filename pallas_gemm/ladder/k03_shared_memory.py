@@ -57,6 +57,7 @@ def is_legal(config, problem):
     if config.block_m >= warpgroups and config.block_k >= warpgroups
     else f"block_m and block_k must be at least {warpgroups}, the block's"
     f" warpgroups, got {config.block_m} and {config.block_k}",
+    simt.slabs_fit(config),
   )
 
 

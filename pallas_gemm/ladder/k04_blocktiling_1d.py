@@ -52,6 +52,7 @@ def is_legal(config, problem):
     if config.block_k >= warpgroups
     else f"block_k must be at least {warpgroups}, the block's warpgroups,"
     f" got {config.block_k}",
+    simt.slabs_fit(config),
   )
 
 

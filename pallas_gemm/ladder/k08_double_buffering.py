@@ -52,7 +52,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat
+from pallas_gemm import compat, hardware
 from pallas_gemm.ladder import contract, register_layouts, simt
 
 CONSUMERS = 2
@@ -94,7 +94,11 @@ def is_legal(config, problem):
     None
     if config.block_k % 16 == 0
     else f"block_k must be a multiple of 16, got {config.block_k}",
-    simt.at_most("bytes of shared memory", _shared_bytes(config), 227 * 1024),
+    simt.at_most(
+      "bytes of shared memory",
+      _shared_bytes(config),
+      hardware.current().shared_bytes_per_block,
+    ),
   )
 
 

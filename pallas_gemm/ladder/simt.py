@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat
+from pallas_gemm import compat, hardware
 from pallas_gemm.ladder import contract
 
 # Lane semantics: each operation is what its layout says, nothing is inferred.
@@ -162,6 +162,16 @@ def powers_of_two(config: contract.SimtConfig, *names: str) -> str | None:
 def at_most(what: str, value: int, most: int) -> str | None:
   """Reason if there are too many of something."""
   return f"{what}: {value}, at most {most}" if value > most else None
+
+
+def slabs_fit(config: contract.SimtConfig) -> str | None:
+  """Reason if a slab of A and one of B are too much for shared memory."""
+  slab = config.block_k * (config.block_m + config.block_n)
+  return at_most(
+    "bytes of shared memory",
+    4 * slab,
+    hardware.current().shared_bytes_per_block,
+  )
 
 
 def first(*reasons: str | None) -> str | None:
