@@ -87,10 +87,16 @@ def test_clusters_with_tiles_to_spare(cluster, config, two_sms):
   gemm(RUNGS[3], (260, 270, 130), config, beta=1.0)
 
 
-def test_cluster_of_four(monkeypatch):
+@pytest.mark.parametrize("side", ["cluster_m", "cluster_n"])
+def test_cluster_of_four(side, monkeypatch):
   monkeypatch.setattr(hardware, "sm_count", lambda: 4)
+  gemm(RUNGS[3], (260, 270, 130), changed(ROWS, **{side: 4}))
+
+
+def test_a_cluster_lies_along_one_side():
   config = changed(ROWS, cluster_m=2, cluster_n=2)
-  gemm(RUNGS[3], (260, 270, 130), config)
+  problem = contract.Problem(256, 256, 256, "bfloat16")
+  assert "along one side" in RUNGS[3].is_legal(config, problem)
 
 
 @pytest.mark.parametrize("rung", RING_RUNGS[1:], ids=lambda r: r.name)
