@@ -124,9 +124,12 @@ def cupti_session():
   Raises:
     RuntimeError: this jaxlib has no CUPTI (no CUDA plugin).
   """
-  from jax._src.lib import mosaic_gpu as lib  # pylint: disable=g-import-not-at-top
+  try:
+    from jax._src.lib import mosaic_gpu as lib  # pylint: disable=g-import-not-at-top
 
-  ext = getattr(lib, "_mosaic_gpu_ext", None)
+    ext = getattr(lib, "_mosaic_gpu_ext", None)
+  except ImportError:  # JAX 0.11 without the plugin
+    ext = None
   if ext is None or not hasattr(ext, "_cupti_init"):
     raise RuntimeError("CUPTI needs the jax CUDA plugin; it is not installed")
   timings: list[tuple[str, float]] = []
