@@ -1,0 +1,86 @@
+"""What is to be computed, and how: the two values that tuning is about."""
+
+import dataclasses
+from typing import Literal
+
+Side = Literal["m", "n"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+  """One dense product, as far as its speed depends on it.
+
+  activation(alpha * A @ B + beta * C + bias), or, if `gated`,
+  activation(A @ B) * (A @ B2) with a second matrix shaped as B. A is
+  [batch or 1, M, K], B is [batch or 1, K, N], C and the result [batch, M, N].
+
+  Attributes:
+    m, n, k: the product's dimensions; all positive.
+    dtype: of A and B: "bfloat16" or "float16".
+    out_dtype: of the result: "bfloat16", "float16" or "float32".
+    batch: products computed; 1 where there is no batch dimension.
+    batched_a, batched_b: whether A and B differ from product to product.
+    transpose_a: A is stored [K, M].
+    transpose_b: B is stored [N, K].
+    bias: None, or the side of the result that the bias runs along: "n" for
+      [N], "m" for [M, 1].
+    c_dtype: dtype of C; None where C is not read.
+    activation: the function's qualified name; None for none.
+    gated: computes the gated product.
+    save_preactivation: also writes what the activation is applied to (both
+      products if gated), in out_dtype.
+    device: the GPU, as the driver names it.
+  """
+
+  m: int
+  n: int
+  k: int
+  dtype: str
+  out_dtype: str
+  batch: int = 1
+  batched_a: bool = False
+  batched_b: bool = False
+  transpose_a: bool = False
+  transpose_b: bool = False
+  bias: Side | None = None
+  c_dtype: str | None = None
+  activation: str | None = None
+  gated: bool = False
+  save_preactivation: bool = False
+  device: str = "NVIDIA H200"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """How the dense Hopper kernel computes a product.
+
+  Attributes:
+    block_m, block_n: the tile of the result that a thread block computes; of
+      a gated product, `block_n` columns of the result, thus twice as many
+      of the two products.
+    block_k: the slab of K that one stage of the ring holds.
+    stages: slabs in flight.
+    consumers: warpgroups that multiply.
+    split: the side of the tile that the consumers share out.
+    cluster_m, cluster_n: blocks of a cluster along each side; blocks of one
+      tile column (row) share their loads of B (A).
+    raster: width of the strips, in clusters' tiles, that the order of tiles
+      walks along.
+    raster_dim: the side that a strip is `raster` wide along.
+    epilogue_n: columns of the pieces in which a tile is written.
+    split_k: parts of K that are computed apart and summed by a second kernel
+      in a fixed order.
+  """
+
+  block_m: int = 128
+  block_n: int = 256
+  block_k: int = 64
+  stages: int = 4
+  consumers: int = 2
+  split: Side = "m"
+  cluster_m: int = 1
+  cluster_n: int = 1
+  raster: int = 8
+  raster_dim: Side = "m"
+  epilogue_n: int = 64
+  split_k: int = 1
