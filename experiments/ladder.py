@@ -41,6 +41,7 @@ from experiments.harness import (
   modelled,
   plots,
   provenance,
+  report,
   suites,
   tables,
   timing,
@@ -52,9 +53,8 @@ from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract
 
 EXPERIMENT = "ladder"
-_README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
 
-for _name in cli.COMMON:
+for _name in cli.COMMON + cli.TIMED:
   flags.declare_key_flag(_name)
 _SIZES = flags.DEFINE_list(
   "sizes",
@@ -65,15 +65,6 @@ _SIZES = flags.DEFINE_list(
 _ALPHA = flags.DEFINE_float("alpha", 1.0, "Factor of A@B.")
 _BETA = flags.DEFINE_float(
   "beta", 0.0, "Factor of C; C is not read if it is 0."
-)
-_WARMUP = flags.DEFINE_integer(
-  "warmup", timing.DEFAULT_WARMUP, "Untimed calls.", lower_bound=0
-)
-_REPEATS = flags.DEFINE_integer(
-  "repeats",
-  timing.DEFAULT_REPEATS,
-  f"Timed calls, at least {timing.MIN_REPEATS}; the median is reported.",
-  lower_bound=timing.MIN_REPEATS,
 )
 _PEERS = flags.DEFINE_bool(
   "peers",
@@ -87,29 +78,11 @@ _RESUME = flags.DEFINE_bool(
   "Skip what the results file already holds from this commit, device and"
   " JAX, with the same seed and number of calls, and passed.",
 )
-_PLOT = flags.DEFINE_bool(
-  "plot", True, "Draw ladder.png and roofline.png beside the rows."
-)
-_UPDATE_README = flags.DEFINE_bool(
-  "update_readme",
-  False,
-  "Rewrite README's tables between the markers ladder:begin and ladder:end."
-  " Without a flag that says what to measure, nothing is measured: the"
-  " tables and plots are made of the rows in experiments/results.",
-)
-_FROM_ROWS = flags.DEFINE_string(
-  "from_rows",
-  None,
-  "Measure nothing; print the table of this JSONL file, and draw its plots.",
-)
 _EXPLAIN = flags.DEFINE_string(
   "explain",
   None,
   "Print a rung's page, by number or name, with the traffic model's numbers"
   " for --shapes or --sizes and --gpu; measure nothing.",
-)
-_README_FILE = flags.DEFINE_string(
-  "readme", None, "The file that --update_readme rewrites. Default: README.md."
 )
 # Given any of these, --update_readme follows a measurement.
 _MEASURING = (
@@ -314,8 +287,8 @@ def run(console: console_lib.Console) -> int:
   bench = bench_lib.Bench(
     experiment=EXPERIMENT,
     seed=cli.SEED.value,
-    warmup=_WARMUP.value,
-    repeats=_REPEATS.value,
+    warmup=cli.WARMUP.value,
+    repeats=cli.REPEATS.value,
     timed=on_gpu,
     measure=timing.measure,
     flush=timing.l2_flush(hardware.current().l2_bytes) if on_gpu else None,
@@ -357,7 +330,7 @@ def run(console: console_lib.Console) -> int:
     return 130
   if on_gpu:
     show(console, rows_lib.read(path), path.parent)
-  elif _UPDATE_README.value or _PLOT.value:
+  elif cli.UPDATE_README.value or cli.PLOT.value:
     console.line("no plots and no README table: nothing was timed")
   if ladder.failures:
     console.line(f"FAILED: {', '.join(ladder.failures)}", bad=True)
@@ -374,21 +347,15 @@ def show(
   timed = [r for r in rows_lib.latest(rows) if r["ms_median"] is not None]
   if not timed:
     raise cli.FlagError(f"no timed rows in {folder}; measure on a GPU first")
-  if _PLOT.value:
+  if cli.PLOT.value:
     _draw(console, timed, folder)
-  if _UPDATE_README.value:
-    readme = pathlib.Path(_README_FILE.value or _README)
-    block = [tables.ladder_markdown(timed)]
-    for name in ("ladder.png", "roofline.png"):
-      picture = (folder / name).resolve()
-      if picture.exists() and picture.is_relative_to(readme.parent.resolve()):
-        link = picture.relative_to(readme.parent.resolve()).as_posix()
-        block.append(f"![{name.removesuffix('.png')}]({link})")
-    try:
-      changed = tables.update_file(readme, EXPERIMENT, "\n\n".join(block))
-    except ValueError as error:
-      raise cli.FlagError(f"--update_readme: {error}") from None
-    console.line(f"{'rewrote' if changed else 'nothing new for'} {readme}")
+  if cli.UPDATE_README.value:
+    report.update_readme(
+      console,
+      EXPERIMENT,
+      tables.ladder_markdown(timed),
+      [folder / name for name in ("ladder.png", "roofline.png")],
+    )
 
 
 def _draw(console, timed, folder: pathlib.Path) -> None:
@@ -404,58 +371,17 @@ def _draw(console, timed, folder: pathlib.Path) -> None:
     "ladder.png": lambda path: plots.ladder(timed, path),
     "roofline.png": lambda path: plots.roofline(timed, gpu, intensity, path),
   }
-  for name, draw in figures.items():
-    try:
-      draw(folder / name)
-    except ImportError:
-      console.line("no plots: matplotlib is missing (the extra 'bench')")
-      return
-    except ValueError as error:
-      console.line(f"no {name}: {error}")
-    else:
-      console.line(f"plot: {folder / name}")
+  report.draw(console, folder, figures)
 
 
 def from_rows(console: console_lib.Console) -> int:
   """Table, plots and README from rows measured before."""
-  if _FROM_ROWS.value:
-    path = pathlib.Path(_FROM_ROWS.value)
-    if not path.exists():
-      raise cli.FlagError(f"--from_rows: there is no {path}")
-    folder = pathlib.Path(cli.OUTPUT_DIR.value or path.parent)
-  elif cli.OUTPUT_DIR.value:
-    folder = pathlib.Path(cli.OUTPUT_DIR.value)
-    path = folder / f"{EXPERIMENT}.jsonl"
-  else:
-    path = _only_measured_file()
-    folder = path.parent
-  rows = rows_lib.read(path)
-  try:
-    for row in rows:
-      rows_lib.validate(row)
-  except ValueError as error:
-    raise cli.FlagError(f"{path}: {error}") from None
+  path, folder, rows = report.measured_before(EXPERIMENT)
   latest = tables.ordered(rows_lib.latest(rows))
   header, cells = tables.summary(latest)
   console.table(f"Rows of {path}", header, cells, tables.NUMERIC)
   show(console, rows, folder)
   return 0
-
-
-def _only_measured_file() -> pathlib.Path:
-  """The results file in the repository that holds timed rows."""
-  found = [
-    path
-    for path in sorted(rows_lib.RESULTS.glob(f"*/{EXPERIMENT}.jsonl"))
-    if any(row.get("ms_median") is not None for row in rows_lib.read(path))
-  ]
-  if len(found) != 1:
-    names = ", ".join(map(str, found)) or "none"
-    raise cli.FlagError(
-      f"--update_readme: want one file of timed rows in {rows_lib.RESULTS},"
-      f" there is {names}; --from_rows names one"
-    )
-  return found[0]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -465,7 +391,7 @@ def main(argv: Sequence[str]) -> int:
   if _EXPLAIN.value is not None:
     return explain(_EXPLAIN.value, console)
   measuring = any(flags.FLAGS[name].present for name in _MEASURING)
-  if _FROM_ROWS.value or (_UPDATE_README.value and not measuring):
+  if cli.FROM_ROWS.value or (cli.UPDATE_README.value and not measuring):
     return from_rows(console)
   return run(console)
 

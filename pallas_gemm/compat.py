@@ -4,14 +4,21 @@ Everything else imports `jax`, `jax.experimental.pallas` and
 `jax.experimental.pallas.mosaic_gpu` alone. Supported: jax >= 0.11.2, < 0.13.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence, Set
 import contextlib
+import functools
 from typing import Any
 
 import jax
+from jax import lax
+from jax._src.pallas import core as _pallas_core
 from jax.experimental import pallas as pl  # noqa: F401  (registers backends)
 from jax.experimental.mosaic.gpu import fragmented_array as _fa
+from jax.experimental.mosaic.gpu import launch_context as _launch_context
+from jax.experimental.mosaic.gpu import utils as _mgpu_utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.interpreters import partial_eval as pe
+from jaxlib.mlir import ir
 
 CUDA_PLATFORMS = ("gpu", "cuda")
 
@@ -21,6 +28,22 @@ def abstract_gpu(device_kind: str, num_cores: int):
   device = jax.sharding.AbstractDevice(
     device_kind=device_kind, platform="gpu", num_cores=num_cores
   )
+  return jax.sharding.use_abstract_mesh(
+    jax.sharding.AbstractMesh((), (), abstract_device=device)
+  )
+
+
+def one_device(platform: str | None = None):
+  """Context: what is traced is for one device, whatever mesh is in force.
+
+  Args:
+    platform: of the device; None keeps the device that is in force.
+  """
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  if platform is not None:
+    device = jax.sharding.AbstractDevice(
+      device_kind=platform, platform=platform, num_cores=None
+    )
   return jax.sharding.use_abstract_mesh(
     jax.sharding.AbstractMesh((), (), abstract_device=device)
   )
@@ -114,6 +137,62 @@ def store(ref: Any, value: jax.Array, *, optimized: bool = True) -> None:
     ref[...] = value
 
 
+def join_varying(*arrays: jax.Array) -> list[jax.Array]:
+  """The arrays, each varying over every manual mesh axis that any varies over.
+
+  What `jax.shard_map(check_vma=True)` wants of the operands of a primitive.
+  The transpose is the sum over the axes that were added.
+  """
+  varying = [jax.typeof(x).mat.varying for x in arrays]
+  joined = frozenset().union(*varying)
+  return [
+    lax.pcast(x, tuple(joined - axes), to="varying") if joined - axes else x
+    for x, axes in zip(arrays, varying)
+  ]
+
+
+def shaped_like(
+  aval: Any, shape: tuple[int, ...], dtype: Any
+) -> jax.core.ShapedArray:
+  """An abstract array that varies over the manual mesh axes of `aval`."""
+  return jax.core.ShapedArray(
+    shape,
+    dtype,
+    sharding=jax.sharding.NamedSharding(
+      aval.sharding.mesh, jax.sharding.PartitionSpec()
+    ),
+    manual_axis_type=aval.mat,
+  )
+
+
+def is_partitioned(axis_context: Any) -> bool:
+  """Whether XLA splits what is lowered in this context over devices.
+
+  Args:
+    axis_context: of the module that a lowering rule is called for.
+  """
+  mesh = getattr(axis_context, "mesh", None)
+  if mesh is None:
+    return getattr(axis_context, "num_devices", 1) > 1
+  by_xla = set(mesh.axis_names) - set(axis_context.manual_axes)
+  return any(mesh.shape[axis] > 1 for axis in by_xla)
+
+
+def interpreter_effects() -> Set[Any]:
+  """The effects of a kernel that is interpreted: its calls of the host."""
+  return _pallas_core.get_interpret_effects(plgpu.InterpretGPUParams())
+
+
+def register_dce_rule(
+  primitive: Any, rule: Callable[[Sequence[bool], Any], tuple[Any, Any]]
+) -> None:
+  """`rule(used outputs, equation)` gives used inputs and the new equation.
+
+  JAX 0.12 hands over the live inputs between the two.
+  """
+  pe.dce_rules[primitive] = lambda used, *rest: rule(used, rest[-1])
+
+
 @contextlib.contextmanager
 def cupti_session():
   """Context that yields a list, filled at exit: (kernel name, ms), in order.
@@ -125,7 +204,9 @@ def cupti_session():
     RuntimeError: this jaxlib has no CUPTI (no CUDA plugin).
   """
   try:
-    from jax._src.lib import mosaic_gpu as lib  # pylint: disable=g-import-not-at-top
+    from jax._src.lib import (
+      mosaic_gpu as lib,  # pylint: disable=g-import-not-at-top
+    )
 
     ext = getattr(lib, "_mosaic_gpu_ext", None)
   except ImportError:  # JAX 0.11 without the plugin
@@ -138,3 +219,107 @@ def cupti_session():
     yield timings
   finally:
     timings.extend(ext._cupti_get_timings(True))
+
+
+@functools.cache
+def allow_ragged_copies() -> None:
+  """Lets TMA copy one piece at a time from matrices of any height and width.
+
+  Mosaic GPU describes a matrix to TMA as a grid of swizzled pieces (8 rows of
+  up to 128 bytes), and refuses a matrix that is not a whole number of them.
+  A copy that is one piece wide needs no such grid: its rows lie one after the
+  other in shared memory either way, and then TMA takes any matrix whose row
+  stride is a multiple of 16 bytes. Copies that Mosaic GPU takes by itself are
+  left as they are.
+  """
+  context = _launch_context.LaunchContext
+  original = context.async_copy
+
+  @functools.wraps(original)
+  def async_copy(self, *, src_ref, dst_ref, gmem_transform=(), **kwargs):
+    into_smem = _mgpu_utils.is_smem_ref(dst_ref.type)
+    gmem, smem = (src_ref, dst_ref) if into_smem else (dst_ref, src_ref)
+    transforms = gmem_transform
+    if not isinstance(transforms, tuple):
+      transforms = (transforms,)
+    if _is_ragged(gmem, transforms) and _is_one_piece_wide(smem):
+      smem, transforms = _mgpu_utils.memref_fold(smem, 0, 3), ()
+    src_ref, dst_ref = (gmem, smem) if into_smem else (smem, gmem)
+    return original(
+      self,
+      src_ref=src_ref,
+      dst_ref=dst_ref,
+      gmem_transform=transforms,
+      **kwargs,
+    )
+
+  context.async_copy = async_copy
+
+
+def _is_ragged(gmem, transforms) -> bool:
+  """Whether Mosaic GPU would refuse the matrix: not a whole grid of pieces."""
+  if len(transforms) != 1:
+    return False
+  tiling = getattr(transforms[0], "tiling", ())
+  shape = tuple(ir.MemRefType(gmem.type).shape)[-2:]
+  return len(tiling) == 2 and any(
+    size > tile and size % tile for size, tile in zip(shape, tiling)
+  )
+
+
+def _is_one_piece_wide(smem) -> bool:
+  shape = tuple(ir.MemRefType(smem.type).shape)
+  return len(shape) == 4 and shape[1] == 1
+
+
+def without_custom_derivatives(fn: Callable[..., jax.Array]):
+  """The same function without the derivative rules attached to its parts.
+
+  Inside a kernel nothing is differentiated, and Mosaic GPU of JAX 0.11 does
+  not lower `jax.custom_jvp` (which `jax.nn.relu` is).
+  """
+
+  def evaluate(jaxpr, consts, args):
+    values = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, args))
+
+    def read(atom):
+      return atom.val if hasattr(atom, "val") else values[atom]
+
+    for eqn in jaxpr.eqns:
+      inputs = [read(x) for x in eqn.invars]
+      inner = _inlined(eqn)
+      if inner is not None:
+        outputs = evaluate(inner.jaxpr, inner.consts, inputs)
+      else:
+        outputs = eqn.primitive.bind(*inputs, **eqn.params)
+        if not eqn.primitive.multiple_results:
+          outputs = [outputs]
+      values |= dict(zip(eqn.outvars, outputs))
+    return [read(x) for x in jaxpr.outvars]
+
+  def inlined(*args):
+    closed = jax.make_jaxpr(fn)(*args)
+    (result,) = evaluate(closed.jaxpr, closed.consts, args)
+    return result
+
+  return inlined
+
+
+def primitives_of(fn: Callable[..., jax.Array], *args) -> set[str]:
+  """Names of the primitives in a function, custom derivatives left out."""
+
+  def collect(jaxpr):
+    names = set()
+    for eqn in jaxpr.eqns:
+      inner = _inlined(eqn)
+      names |= {eqn.primitive.name} if inner is None else collect(inner.jaxpr)
+    return names
+
+  return collect(jax.make_jaxpr(fn)(*args).jaxpr)
+
+
+def _inlined(eqn):
+  """What stands for the equation if calls are taken apart; None if it stays."""
+  if eqn.primitive.name in ("jit", "pjit", "closed_call"):
+    return eqn.params["jaxpr"]
+  return eqn.params.get("call_jaxpr")  # custom_jvp_call, custom_vjp_call

@@ -1,6 +1,6 @@
 """One contestant against its baseline: checked, then timed, then a row."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import math
 from typing import Any
@@ -106,8 +106,11 @@ class Bench:
         timings = self.times(arms)
       mine, theirs = (timings[arm.name] for arm in arms)
       load = monitor.load
-    row = rows.Row(
-      experiment=self.experiment,
+    return self.row(
+      check,
+      mine,
+      theirs,
+      load,
       kernel=contestant.kernel,
       number=number,
       m=problem.m,
@@ -117,16 +120,40 @@ class Bench:
       alpha=problem.alpha,
       beta=problem.beta,
       config=contestant.config,
+      tflops=mine and contestants.tflops(problem, mine.median),
+      gbytes_per_s=mine and contestants.gbytes_per_s(problem, mine.median),
+      passed=passed,
+    )
+
+  def row(
+    self,
+    check: numerics.Check | None,
+    mine: timing.Timing | None,
+    theirs: timing.Timing | None,
+    load: provenance.Load,
+    *,
+    optional: Mapping[str, Any] | None = None,
+    **fields: Any,
+  ) -> dict[str, Any]:
+    """A row of what was found, with the provenance of this run.
+
+    Args:
+      check: of the result; None where there is nothing to check.
+      mine: the kernel's times; None if it was not timed.
+      theirs: the baseline's, interleaved; None if there are none.
+      load: the GPU's state meanwhile.
+      optional: fields of `rows.OPTIONAL_FIELDS`; None leaves one out.
+      **fields: the fields of `rows.Row` that say what was measured.
+    """
+    row = rows.Row(
+      experiment=self.experiment,
       ms_median=mine and mine.median,
       ms_p25=mine and mine.p25,
       ms_p75=mine and mine.p75,
-      tflops=mine and contestants.tflops(problem, mine.median),
-      gbytes_per_s=mine and contestants.gbytes_per_s(problem, mine.median),
       baseline_ms_median=theirs and theirs.median,
       ratio_to_jnp_dot=mine and theirs and theirs.median / mine.median,
-      max_error=worst_error(check),
-      error_bound=float(check.error_bound),
-      passed=passed,
+      max_error=check and worst_error(check),
+      error_bound=check and float(check.error_bound),
       repeats=mine.repeats if mine else 0,
       warmup=mine.warmup if mine else 0,
       distribution=inputs.DISTRIBUTION,
@@ -138,12 +165,13 @@ class Bench:
       baseline_kernel_names=list(theirs.kernel_names) if theirs else [],
       utc=provenance.utc(),
       **provenance.versions(),
+      **fields,
     )
-    return rows.as_dict(
-      row,
-      wall_ms_median=mine and mine.wall_median,
-      baseline_wall_ms_median=theirs and theirs.wall_median,
-    )
+    wall = {
+      "wall_ms_median": mine and mine.wall_median,
+      "baseline_wall_ms_median": theirs and theirs.wall_median,
+    }
+    return rows.as_dict(row, **wall | dict(optional or {}))
 
 
 def worst_error(check: numerics.Check) -> float:

@@ -8,7 +8,7 @@ import sys
 
 from absl import app, flags
 
-from experiments.harness import suites
+from experiments.harness import suites, timing
 from pallas_gemm.ladder import contract
 
 DTYPES = contract.FLOAT32 + contract.FLOAT16S
@@ -29,8 +29,9 @@ DTYPE = flags.DEFINE_enum(
   "dtype",
   None,
   DTYPES,
-  "Element type. Default: the first that each rung takes (float32 for rungs"
-  " 1-8, bfloat16 for 9-12). Rungs that do not take it are left out.",
+  "Element type. Default, for rungs: the first that each takes (float32 for"
+  " 1-8, bfloat16 for 9-12); rungs that do not take it are left out. For the"
+  " dense ops: bfloat16.",
 )
 SEED = flags.DEFINE_integer("seed", 0, "Seed of the inputs.", lower_bound=0)
 OUTPUT_DIR = flags.DEFINE_string(
@@ -44,7 +45,34 @@ GPU = flags.DEFINE_string(
   "GPU that the traffic model describes, by name, such as H200. Default: the"
   " one in this machine, or an H200 if there is none.",
 )
+WARMUP = flags.DEFINE_integer(
+  "warmup", timing.DEFAULT_WARMUP, "Untimed calls.", lower_bound=0
+)
+REPEATS = flags.DEFINE_integer(
+  "repeats",
+  timing.DEFAULT_REPEATS,
+  f"Timed calls, at least {timing.MIN_REPEATS}; the median is reported.",
+  lower_bound=timing.MIN_REPEATS,
+)
+PLOT = flags.DEFINE_bool("plot", True, "Draw the plots, beside the rows.")
+UPDATE_README = flags.DEFINE_bool(
+  "update_readme",
+  False,
+  "Rewrite README's tables between this program's markers, such as"
+  " ladder:begin and ladder:end. Without a flag that says what to measure,"
+  " nothing is measured: the tables and plots are made of the rows in"
+  " experiments/results.",
+)
+FROM_ROWS = flags.DEFINE_string(
+  "from_rows",
+  None,
+  "Measure nothing; print the table of this JSONL file, and draw its plots.",
+)
+README_FILE = flags.DEFINE_string(
+  "readme", None, "The file that --update_readme rewrites. Default: README.md."
+)
 COMMON = ("kernels", "shapes", "dtype", "seed", "output_dir", "gpu")
+TIMED = ("warmup", "repeats", "plot", "update_readme", "from_rows", "readme")
 
 
 class FlagError(Exception):

@@ -20,7 +20,7 @@ BLUE, VERMILLION, GREEN, GREY, INK = (
 )  # fmt: skip
 _COLOURS = {"float32": BLUE, "bfloat16": VERMILLION, "float16": VERMILLION}
 _DPI = 160
-_STYLE = {
+STYLE = {
   "font.size": 10,
   "axes.spines.top": False,
   "axes.spines.right": False,
@@ -33,7 +33,8 @@ _STYLE = {
 }
 
 
-def _pyplot():
+def pyplot():
+  """matplotlib.pyplot, drawing to files."""
   # pylint: disable=g-import-not-at-top
   import matplotlib
 
@@ -87,9 +88,9 @@ def ladder(rows: Sequence[RowDict], path: str | os.PathLike[str]) -> None:
   groups = one_problem_each_kind(rows)
   if not groups:
     raise ValueError("no rung was timed; there is nothing to draw")
-  plt = _pyplot()
+  plt = pyplot()
   counts = [sum(not _is_dot(row) for row in group) for group in groups]
-  with plt.rc_context(_STYLE):
+  with plt.rc_context(STYLE):
     fig, axes = plt.subplots(
       1,
       len(groups),
@@ -103,7 +104,7 @@ def ladder(rows: Sequence[RowDict], path: str | os.PathLike[str]) -> None:
         f"The ladder on {groups[0][0]['device']}", fontweight="bold", x=0.01,
         ha="left",
     )  # fmt: skip
-    _save(plt, fig, path)
+    save(plt, fig, path)
 
 
 def _is_dot(row: RowDict) -> bool:
@@ -195,7 +196,7 @@ def roofline(
   ]
   if not points:
     raise ValueError("no rung was timed; there is nothing to draw")
-  plt = _pyplot()
+  plt = pyplot()
   bandwidth = gpu.dram_bytes_per_s / 1e12
   roofs = [("fp32, CUDA cores", gpu.fp32_flops / 1e12, BLUE)]
   if any(row["dtype"] != "float32" for row, _ in points):
@@ -204,7 +205,7 @@ def roofline(
   xs = [x for _, x in points]
   low = min(0.1, min(xs) / 2)
   high = max(4 * top / bandwidth, max(xs) * 4)
-  with plt.rc_context(_STYLE):
+  with plt.rc_context(STYLE):
     fig, ax = plt.subplots(figsize=(9, 6), layout="constrained")
     for label, roof, colour in roofs:
       ridge = roof / bandwidth
@@ -272,7 +273,7 @@ def roofline(
       loc="left",
       fontsize=11,
     )
-    _save(plt, fig, path)
+    save(plt, fig, path)
 
 
 def _label_points(ax, points: Sequence[tuple[RowDict, float]]) -> None:
@@ -318,7 +319,8 @@ def _label_points(ax, points: Sequence[tuple[RowDict, float]]) -> None:
   )
 
 
-def _save(plt, fig, path: str | os.PathLike[str]) -> None:
+def save(plt, fig, path: str | os.PathLike[str]) -> None:
+  """Writes a figure as PNG and closes it."""
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   # No date and no version in the file: the same rows give the same bytes.

@@ -27,8 +27,8 @@ class Row:
   """One kernel on one problem, measured.
 
   Attributes:
-    experiment: the program, "ladder".
-    kernel: a rung's name, a baseline ("jnp.dot HIGHEST") or a peer.
+    experiment: the program: "ladder", "dense".
+    kernel: a rung's name, a baseline ("jnp.dot HIGHEST"), a peer, or an op.
     number: the rung's number; None for baselines and peers.
     m, n, k, dtype, alpha, beta: the problem.
     config: fields of the config that ran.
@@ -36,7 +36,8 @@ class Row:
     tflops: 2*m*n*k / time, in 1e12/s; None where no GPU was timed.
     gbytes_per_s: A, B and C read once and the result written once / time, in
       1e9/s: the least traffic, not what the kernel caused.
-    baseline_ms_median: jnp.dot's time, interleaved with this kernel.
+    baseline_ms_median: time of jnp.dot, or of the expression written with it,
+      interleaved with this kernel.
     ratio_to_jnp_dot: baseline_ms_median / ms_median; above 1 is faster.
     max_error: |result - float64 reference| at the element where it is the
       largest part of its bound; None if not finite.
@@ -90,13 +91,40 @@ class Row:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Row))
-# In a row only where they were taken: host time of calls under 20 us.
-OPTIONAL_FIELDS = ("wall_ms_median", "baseline_wall_ms_median")
+# In a row only where they apply, with their types.
+OPTIONAL_FIELDS: dict[str, Any] = {
+  # Host time of calls under 20 us.
+  "wall_ms_median": float,
+  "baseline_wall_ms_median": float,
+  # Of the dense ops: what is computed, beside the product's dimensions.
+  "suite": str,
+  "layout": str,
+  "epilogue": str,
+  "batch": int,
+  "out_dtype": str,
+  # What ran, and where its config came from: "model", "cache", "explicit".
+  "implementation": str,
+  "config_origin": str,
+  # The fastest of the measured configs.
+  "tuned_ms_median": float,
+  "tuned_config": dict[str, Any],
+  # What this run's copy (read and written) and sum (read) reached.
+  "copy_gbytes_per_s": float,
+  "read_gbytes_per_s": float,
+  # Host time: a first call with its compilation, an eager call until it
+  # returns, and the cost model's choice of a config.
+  "first_call_ms": float,
+  "baseline_first_call_ms": float,
+  "dispatch_us": float,
+  "baseline_dispatch_us": float,
+  "choose_us": float,
+}
 # What makes two rows rows of the same thing.
 PROBLEM_FIELDS = ("kernel", "m", "n", "k", "dtype", "alpha", "beta")
+VARIANT_FIELDS = ("suite", "layout", "epilogue", "batch", "out_dtype")
 
 
-def as_dict(row: Row, **optional: float | None) -> dict[str, Any]:
+def as_dict(row: Row, **optional: Any) -> dict[str, Any]:
   """The row as it is written; optional fields that are None are left out.
 
   Numbers that JSON can't hold (NaN, infinities) become None.
@@ -106,7 +134,8 @@ def as_dict(row: Row, **optional: float | None) -> dict[str, Any]:
   """
   if unknown := set(optional) - set(OPTIONAL_FIELDS):
     raise ValueError(
-      f"optional fields must be of {OPTIONAL_FIELDS}, got {sorted(unknown)}"
+      f"optional fields must be of {tuple(OPTIONAL_FIELDS)}, got"
+      f" {sorted(unknown)}"
     )
   found = dataclasses.asdict(row)
   found |= {k: v for k, v in optional.items() if v is not None}
@@ -132,9 +161,9 @@ def validate(row: Mapping[str, Any]) -> None:
   """
   if missing := [name for name in FIELDS if name not in row]:
     raise ValueError(f"row lacks {', '.join(missing)}")
-  if unknown := [k for k in row if k not in FIELDS + OPTIONAL_FIELDS]:
+  hints = typing.get_type_hints(Row) | OPTIONAL_FIELDS
+  if unknown := [name for name in row if name not in hints]:
     raise ValueError(f"row has unknown fields {', '.join(unknown)}")
-  hints = typing.get_type_hints(Row) | dict.fromkeys(OPTIONAL_FIELDS, float)
   for name, value in row.items():
     options = typing.get_args(hints[name])
     union = isinstance(hints[name], types.UnionType)
@@ -208,7 +237,8 @@ def latest(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
   """The last row of each kernel and problem, in order of first appearance."""
   found: dict[tuple, dict[str, Any]] = {}
   for row in rows:
-    found[tuple(row.get(name) for name in PROBLEM_FIELDS)] = dict(row)
+    key = tuple(row.get(name) for name in PROBLEM_FIELDS + VARIANT_FIELDS)
+    found[key] = dict(row)
   return list(found.values())
 
 

@@ -20,6 +20,15 @@ def square(*sizes: int) -> tuple[Shape, ...]:
   return tuple(Shape(size, size, size) for size in sizes)
 
 
+def weights(*matrices: tuple[int, int]) -> tuple[Shape, ...]:
+  """Token batches of 1 to 8192 times each weight matrix, given as (n, k)."""
+  return tuple(
+    Shape(m, n, k)
+    for m in (1, 8, 16, 64, 128, 512, 2048, 8192)
+    for n, k in matrices
+  )
+
+
 def parse(text: str) -> Shape:
   """The shape of "MxNxK".
 
@@ -67,18 +76,35 @@ SUITES: dict[str, tuple[Shape, ...]] = {
   ),
   "long_k": (Shape(128, 128, 65536), Shape(512, 512, 16384)),
   "tall_skinny": (Shape(65536, 128, 512), Shape(128, 65536, 512)),
-  # One token batch times the weights of a 70B Llama: [k, n] of the fused
-  # QKV, the output, the fused gate and up, and the down projection.
-  "llama_70b": tuple(
-    Shape(m, n, k)
-    for m in (1, 8, 16, 64, 128, 512, 2048, 8192)
-    for n, k in (
-      (10240, 8192),
-      (8192, 8192),
-      (57344, 8192),
-      (8192, 28672),
-    )
+  # Larger than "tails" and "primes": mostly odd, so TMA refuses the rows too,
+  # and no dimension a multiple of a tile.
+  "uneven": (
+    *square(4097),
+    Shape(1000, 3000, 2000),
+    Shape(2047, 2049, 2051),
+    Shape(511, 513, 1027),
+    Shape(8191, 1021, 3001),
+    Shape(1009, 2003, 3001),
   ),
+  # A token batch times the weights of a Llama: [n, k] of the fused QKV, the
+  # output, the fused gate and up, and the down projection.
+  "llama_8b": weights((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
+  "llama_70b": weights(
+    (10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)
+  ),
+  # Hidden states to logits: Llama 3, Llama 2 and GPT-2 vocabularies.
+  "vocabulary": tuple(
+    Shape(m, n, 4096) for m in (2048, 8192) for n in (128256, 32000, 50257)
+  ),
+  # The MLP of an 8B Llama at 4096 tokens.
+  "mlp": (Shape(4096, 14336, 4096),),
+  # What its derivatives multiply, and a square product beside them.
+  "backward": (
+    Shape(4096, 14336, 4096),
+    Shape(4096, 4096, 14336),
+    Shape(4096, 4096, 4096),
+  ),
+  "training": (Shape(4096, 14336, 4096), Shape(8192, 4096, 4096)),
 }
 
 

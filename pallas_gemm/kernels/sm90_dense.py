@@ -34,7 +34,6 @@ Sources: CUTLASS (warp-specialised persistent kernels, tile order), DeepGEMM
 
 from collections.abc import Callable
 import functools
-import itertools
 from typing import Any
 
 import jax
@@ -43,127 +42,27 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat, hardware
+from pallas_gemm import compat
+from pallas_gemm.kernels import sm90_dense_plan as plan
 from pallas_gemm.tuning.problem import Config, Problem
 
-# A swizzled piece: 8 rows of 128 bytes.
-_PIECE_ROWS, _PIECE_BYTES = 8, 128
-# wgmma: 64 rows by at most 256 columns, a multiple of 8. A thread has at most
-# 255 registers: 160 sums leave room for the rest, 192 spill.
-_WGMMA_ROWS, _WGMMA_COLUMNS = 64, 256
-_THREADS, _ACCUMULATORS = 128, 160
-# 128 * (40 + 2 * 232) = 64512 of the 65536 registers of an SM.
-_PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 40, 232
-# Columns that a warpgroup stores at a time where TMA can't, and rows in flight.
-_DIRECT, _ROWS_AT_ONCE = _THREADS, 8
-# Barriers and the alignment of what lies in shared memory.
-_SHARED_SLACK = 1024
+is_legal = plan.is_legal
+shared_bytes = plan.shared_bytes
+copied_bytes = plan.copied_bytes
+
 # wgmmas in an unrolled lap of the ring; the descriptors of more would spill.
 _UNROLLED_WGMMAS = 16
-_DTYPES = ("bfloat16", "float16")
-
-
-def is_legal(config: Config, problem: Problem) -> str | None:
-  """None, or the reason why the config can't run the problem."""
-  gpu = hardware.current()
-  if gpu.compute_capability != (9, 0):
-    major, minor = gpu.compute_capability
-    return (
-      "wgmma needs a GPU of compute capability 9.0 (Hopper), the"
-      f" {gpu.name} has {major}.{minor}"
-    )
-  if problem.dtype not in _DTYPES:
-    return f"operands must be of {_DTYPES}, got {problem.dtype}"
-  if problem.out_dtype not in (*_DTYPES, "float32"):
-    return f"out_dtype must be 16-bit float or float32, got {problem.out_dtype}"
-  if reason := _is_legal_tile(config, problem):
-    return reason
-  if reason := _is_legal_cluster(config, problem):
-    return reason
-  k_steps = _cdiv(problem.k, config.block_k)
-  if config.split_k < 1 or config.split_k > k_steps:
-    return f"split_k must be in 1..{k_steps}, got {config.split_k}"
-  if config.split_k > 1 and (problem.gated or problem.save_preactivation):
-    return "split_k has no gated product and saves no pre-activation"
-  if config.stages < 2:
-    return f"stages must be at least 2, got {config.stages}"
-  if config.raster < 1 or config.raster_dim not in ("m", "n"):
-    return f"raster must be positive, raster_dim m or n, got {config}"
-  need = shared_bytes(config, problem)
-  if need > gpu.shared_bytes_per_block:
-    return (
-      f"tiles need {need} bytes of shared memory, a block has"
-      f" {gpu.shared_bytes_per_block}"
-    )
-  return None
-
-
-def _is_legal_tile(config: Config, problem: Problem) -> str | None:
-  if config.block_k not in (64, 128):
-    return f"block_k must be 64 or 128, got {config.block_k}"
-  if config.consumers not in (1, 2) or config.split not in ("m", "n"):
-    return (
-      "consumers must be 1 or 2 and split m or n, got"
-      f" {config.consumers} and {config.split!r}"
-    )
-  divided = config.block_m if config.split == "m" else config.block_n
-  rows, columns = _share(config)
-  step = 8 if problem.transpose_b else 32
-  if min(rows, columns) < 1 or divided % config.consumers:
-    return f"consumers must divide the tile, got {config}"
-  if rows % _WGMMA_ROWS or columns % step:
-    return (
-      f"a consumer's share must be multiples of {_WGMMA_ROWS} rows and {step}"
-      f" columns, got {rows}x{columns}"
-    )
-  sums = rows * columns * (2 if problem.gated else 1)
-  if columns > _WGMMA_COLUMNS or sums > _THREADS * _ACCUMULATORS:
-    return (
-      f"a consumer's share must have at most {_WGMMA_COLUMNS} columns and"
-      f" {_THREADS * _ACCUMULATORS} sums, got {rows}x{columns}"
-      + (" twice" if problem.gated else "")
-    )
-  width = config.epilogue_n
-  if width < 16 or columns % width or (width > 64 and width % 64):
-    return (
-      f"epilogue_n must divide {columns} and be 16, 32, 48 or a multiple of"
-      f" 64, got {width}"
-    )
-  if width not in (16, 32) and width % 64:
-    return f"epilogue_n must be 16, 32 or a multiple of 64, got {width}"
-  return None
-
-
-def _is_legal_cluster(config: Config, problem: Problem) -> str | None:
-  cluster = (config.cluster_m, config.cluster_n)
-  if cluster not in ((1, 1), (2, 1), (1, 2)):
-    # More blocks leave SMs of a GPC idle: 2 x 2 ran at 0.6x (rung 12).
-    return f"a cluster must be 1x1, 2x1 or 1x2, got {cluster[0]}x{cluster[1]}"
-  if max(cluster) > hardware.sm_count():
-    return f"the GPU has too few SMs for a cluster of {max(cluster)}"
-  # Each block loads its share of the rows of a tile as it is stored.
-  rows_a = config.block_k if problem.transpose_a else config.block_m
-  rows_b = config.block_n if problem.transpose_b else config.block_k
-  for name, rows in (("cluster_n", rows_a), ("cluster_m", rows_b)):
-    if rows % (getattr(config, name) * _PIECE_ROWS):
-      return f"{name} does not divide a stored tile of {rows} rows"
-  return None
-
-
-def shared_bytes(config: Config, problem: Problem) -> int:
-  """Shared memory of a block, in bytes; a little more than it takes."""
-  columns_b = config.block_n * (2 if problem.gated else 1)
-  ring = 2 * config.stages * config.block_k * (config.block_m + columns_b)
-  width = _piece_width(problem, config)
-  piece = config.consumers * _WGMMA_ROWS * width
-  buffers = _buffers(problem, config)
-  size = 4 if config.split_k > 1 else jnp.dtype(problem.out_dtype).itemsize
-  staged = buffers * piece * size * _outputs(problem)
-  if problem.c_dtype and config.split_k == 1:
-    staged += buffers * piece * jnp.dtype(problem.c_dtype).itemsize
-  if problem.bias and config.split_k == 1:
-    staged += config.consumers * 4 * max(_share(config))
-  return ring + staged + _SHARED_SLACK
+# Rows that are stored at a time where TMA can't.
+_ROWS_AT_ONCE = 8
+# What an activation may be made of: what Mosaic GPU lowers, on every
+# supported JAX.
+_PRIMITIVES = frozenset(
+  """
+  abs add and broadcast_in_dim convert_element_type copy cos div eq exp
+  exp2 ge gt integer_pow le log log2 logistic lt max min mul ne neg or round
+  rsqrt select_n sign sin sqrt square sub tanh
+""".split()
+)
 
 
 def matmul(
@@ -198,10 +97,12 @@ def matmul(
     activation was applied to (gated: the two products).
 
   Raises:
-    NotImplementedError: `is_legal` refuses; its reason.
+    NotImplementedError: `is_legal` refuses, or the activation contains what a
+      kernel can't compute; the reason.
   """
   if reason := is_legal(config, problem):
     raise NotImplementedError(reason)
+  activation = _fusible(activation)
   tail = functools.partial(
     _tail, alpha=alpha, beta=beta, activation=activation, problem=problem
   )
@@ -217,6 +118,19 @@ def matmul(
     bias = jnp.broadcast_to(bias.astype(jnp.float32), total.shape)
   outs = tail([total], c, bias)
   return tuple(x.astype(problem.out_dtype) for x in outs)
+
+
+def _fusible(activation):
+  """The activation as a kernel can compute it."""
+  if activation is None:
+    return None
+  some = jax.ShapeDtypeStruct((plan.WGMMA_ROWS, 64), jnp.float32)
+  if others := compat.primitives_of(activation, some) - _PRIMITIVES:
+    raise NotImplementedError(
+      f"the activation contains {', '.join(sorted(others))}, which a Hopper"
+      " kernel can't compute"
+    )
+  return compat.without_custom_derivatives(activation)
 
 
 def _tail(sums, c, bias, *, alpha, beta, activation, problem):
@@ -248,9 +162,7 @@ def _launch(a, b, b_up, bias, c, tail, problem: Problem, config: Config):
   splits = config.split_k
   parts = p.batch * splits
   out_dtype = jnp.dtype("float32" if splits > 1 else p.out_dtype)
-  tile_columns = _operand_columns(config, p)
-  a_pad = _padding(a.shape, 64 if p.transpose_a else tile_columns)
-  b_pad = _padding(b.shape, tile_columns)
+  a_pad, b_pad = plan.operand_paddings(config, p, a.shape, b.shape)
   operands = [_pad(a, a_pad, p.batched_a), _pad(b, b_pad, p.batched_b)]
   if p.gated:
     operands.append(_pad(b_up, b_pad, p.batched_b))
@@ -258,18 +170,19 @@ def _launch(a, b, b_up, bias, c, tail, problem: Problem, config: Config):
   if fused and bias is not None:
     operands.append(bias)
   if fused and c is not None:
-    c_width = _piece_columns(_piece_width(p, config), c.dtype.itemsize)
-    c_pad = _padding(c.shape, c_width)
+    width = plan.piece_width(p, config)
+    c_pad = plan.padding(c.shape, width, width, c.dtype.itemsize)
     operands.append(_pad(c, c_pad, p.batch > 1))
   lead = (parts,) if parts > 1 else ()
+  compat.allow_ragged_copies()
   outs = compat.kernel(
     functools.partial(_body, tail=tail, problem=p, config=config),
     name="sm90_gated" if p.gated else "sm90_dense",
     out_type=[
       jax.ShapeDtypeStruct((*lead, *shape), out_dtype)
-      for shape in _stored_shapes(p, config, out_dtype.itemsize)
+      for shape in plan.stored_shapes(p, config, out_dtype.itemsize)
     ],
-    grid=(_clusters(p, config),),
+    grid=(plan.clusters(p, config),),
     grid_names=("cluster",),
     cluster=(config.cluster_m, config.cluster_n),
     cluster_names=("cluster_m", "cluster_n"),
@@ -283,42 +196,26 @@ def _launch(a, b, b_up, bias, c, tail, problem: Problem, config: Config):
     scratch_types=_scratch(p, config, out_dtype, bias, c),
   )(*operands)
   shape = (splits, p.batch) if splits > 1 else (p.batch,)
-  if _stores_rows(p, config) and p.n % _DIRECT:
+  if plan.stores_rows(p, config) and p.n % plan.DIRECT:
     out, rest = outs  # its last columns are in an array of their own
-    at = (0,) * len(lead) + (0, p.n - p.n % _DIRECT)
-    outs = [lax.dynamic_update_slice(out, rest[..., : p.n % _DIRECT], at)]
+    at = (0,) * len(lead) + (0, p.n - p.n % plan.DIRECT)
+    outs = [lax.dynamic_update_slice(out, rest[..., : p.n % plan.DIRECT], at)]
   return [x[..., : p.m, : p.n].reshape(*shape, p.m, p.n) for x in outs]
-
-
-def _stored_shapes(problem: Problem, config: Config, itemsize: int):
-  """Shapes of the matrices that the kernel writes."""
-  p = problem
-  if _stores_rows(p, config):
-    rest = [(p.m, _DIRECT)] if p.n % _DIRECT else []
-    return [(p.m, p.n), *rest]
-  columns = _piece_columns(config.epilogue_n, itemsize)
-  m, n = _padding((p.m, p.n), columns)
-  if n <= columns < config.block_n:
-    # Of a matrix that is one piece wide, Mosaic GPU drops the column index of
-    # a store that is one piece wide: what lies past the edge would land in
-    # column 0 instead of nowhere.
-    n = 2 * columns
-  return [(m, n)] * _outputs(p)
 
 
 def _scratch(problem: Problem, config: Config, out_dtype, bias, c):
   """Shared memory and barriers, by the name that `_body` uses."""
   p, cfg = problem, config
   stages, consumers = cfg.stages, cfg.consumers
-  columns = _operand_columns(cfg, p)
+  columns = plan.operand_columns(cfg, p)
   a_tile = (cfg.block_m, cfg.block_k)
   b_tile = (cfg.block_k, cfg.block_n)
   a_tile = a_tile[::-1] if p.transpose_a else a_tile
   b_tile = b_tile[::-1] if p.transpose_b else b_tile
   ring = functools.partial(_swizzled, dtype=p.dtype, columns=columns)
-  buffers, width = _buffers(p, cfg), _piece_width(p, cfg)
-  piece = (consumers, buffers, _WGMMA_ROWS, width)
-  rows, share_n = _share(cfg)
+  buffers, width = plan.buffers(p, cfg), plan.piece_width(p, cfg)
+  piece = (consumers, buffers, plan.WGMMA_ROWS, width)
+  rows, share_n = plan.share(cfg)
   copies = 3 if p.gated else 2
   axes = ("cluster_n",) * (cfg.cluster_n > 1) + ("cluster_m",) * (
     cfg.cluster_m > 1
@@ -328,9 +225,9 @@ def _scratch(problem: Problem, config: Config, out_dtype, bias, c):
     "b_rings": [ring((stages, *b_tile)) for _ in range(copies - 1)],
     "staging": [
       plgpu.SMEM(piece, out_dtype)
-      if _stores_rows(p, cfg)
+      if plan.stores_rows(p, cfg)
       else _swizzled(piece, out_dtype, width)
-      for _ in range(_outputs(p))
+      for _ in range(plan.outputs(p))
     ],
     "full": plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
     "empty": (
@@ -343,7 +240,10 @@ def _scratch(problem: Problem, config: Config, out_dtype, bias, c):
   }
   if cfg.split_k == 1 and bias is not None:
     along = share_n if p.bias == "n" else rows
-    scratch["bias"] = plgpu.SMEM((consumers, along), bias.dtype)
+    # TMA writes to multiples of 128 bytes.
+    scratch["bias"] = plgpu.SMEM(
+      (consumers, plan.cdiv(along, 64) * 64), bias.dtype
+    )
     scratch["bias_loaded"] = plgpu.Barrier(num_barriers=consumers)
   if cfg.split_k == 1 and c is not None:
     scratch["c"] = _swizzled(piece, c.dtype, width)
@@ -373,15 +273,15 @@ def _body(
   bias_ref, *refs = refs if bias is not None else (None, *refs)
   c_ref, *out_refs = refs if c is not None else (None, *refs)
   stages, consumers, bk = cfg.stages, cfg.consumers, cfg.block_k
-  steps = _cdiv(_cdiv(p.k, bk), cfg.split_k)  # of one unit of work
-  loaded = _loaded_rows(p, cfg)
+  steps = plan.cdiv(plan.cdiv(p.k, bk), cfg.split_k)  # of one unit of work
+  loaded = plan.loaded_rows(p, cfg)
   cluster = lax.axis_index("cluster")
   warpgroup = lax.axis_index("warpgroup")
 
   def for_each_unit(visit, slot):
     """slot = visit(part, m_tile, n_tile, slot) for this block's work."""
-    grid = _grid(p, cfg)
-    tiles, clusters = grid[0] * grid[1], _clusters(p, cfg)
+    grid = plan.grid(p, cfg)
+    tiles, clusters = grid[0] * grid[1], plan.clusters(p, cfg)
     units = tiles * p.batch * cfg.split_k
 
     def turn(i, slot):
@@ -430,7 +330,7 @@ def _body(
 
   @pl.when(warpgroup == consumers)
   def _produce():
-    plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
+    plgpu.set_max_registers(plan.REGISTERS[consumers][0], action="decrease")
 
     @plgpu.warp_map
     def _one_warp(warp):
@@ -458,13 +358,13 @@ def _body(
     plgpu.barrier_arrive(empty.at[last])
     return [acc[...] for acc in accumulators], slot
 
-  pieces = _pieces(p, cfg)
-  buffers, width = _buffers(p, cfg), _piece_width(p, cfg)
+  pieces = plan.pieces(p, cfg)
+  buffers, width = plan.buffers(p, cfg), plan.piece_width(p, cfg)
 
   def window(part, corner, piece):
     """The part of a result, or of C, that a piece of the tile is."""
     i, j = pieces[piece]
-    rows = pl.ds(corner[0] + i, _WGMMA_ROWS)
+    rows = pl.ds(corner[0] + i, plan.WGMMA_ROWS)
     return part, (rows, pl.ds(corner[1] + j, width))
 
   def load_c(part, corner, piece):
@@ -478,10 +378,10 @@ def _body(
   def prefetch(part, corner):
     """Starts to load what the tail of this unit needs first."""
     if bias is not None:
-      start, size = corner[p.bias == "n"], _share(cfg)[p.bias == "n"]
+      start, size = corner[p.bias == "n"], plan.share(cfg)[p.bias == "n"]
       plgpu.copy_gmem_to_smem(
         bias_ref.at[pl.ds(start, size)],
-        bias.at[warpgroup],
+        bias.at[warpgroup, pl.ds(0, size)],
         bias_loaded.at[warpgroup],
       )
     if c is not None:
@@ -490,13 +390,13 @@ def _body(
 
   def bias_of(piece):
     along_n = p.bias == "n"
-    size = width if along_n else _WGMMA_ROWS
+    size = width if along_n else plan.WGMMA_ROWS
     values = plgpu.load(
       bias.at[warpgroup, pl.ds(pieces[piece][along_n], size)],
       layout=plgpu.Layout.WGMMA.reduce(0 if along_n else 1),
       optimized=False,
     )
-    shape = (_WGMMA_ROWS, width)
+    shape = (plan.WGMMA_ROWS, width)
     values = values.astype(jnp.float32)
     values = lax.broadcast_in_dim(values, shape, (1 if along_n else 0,))
     return plgpu.layout_cast(values, plgpu.Layout.WGMMA)
@@ -510,7 +410,7 @@ def _body(
       plgpu.barrier_wait(c_loaded.at[warpgroup * buffers + buffer])
       c_piece = c[warpgroup, buffer]
     return tail(
-      [x[i : i + _WGMMA_ROWS, j : j + width] for x in sums],
+      [x[i : i + plan.WGMMA_ROWS, j : j + width] for x in sums],
       c_piece,
       None if bias is None else bias_of(piece),
     )
@@ -537,12 +437,12 @@ def _body(
     staged = staged.at[warpgroup, 0]
     compat.store(staged, result.astype(staged.dtype), optimized=False)
     first, column = (x + y for x, y in zip(corner, pieces[piece]))
-    rows = jnp.clip(p.m - first, 0, _WGMMA_ROWS)
-    whole = p.n - p.n % _DIRECT
+    rows = jnp.clip(p.m - first, 0, plan.WGMMA_ROWS)
+    whole = p.n - p.n % plan.DIRECT
 
     def store_to(out_ref, column):
       def store_row(row, _):
-        target = (first + row, pl.ds(column, _DIRECT))
+        target = (first + row, pl.ds(column, plan.DIRECT))
         _window(out_ref, part, target)[...] = staged[row]
 
       def store_some(i, _):
@@ -569,7 +469,7 @@ def _body(
       plgpu.barrier_wait(bias_loaded.at[warpgroup])
     for piece in range(len(pieces)):
       results = results_of(sums, piece)
-      if _stores_rows(p, cfg):
+      if plan.stores_rows(p, cfg):
         store_rows(results, part, corner, piece)
       else:
         store_tiles(results, part, corner, piece)
@@ -578,14 +478,14 @@ def _body(
 
   @pl.when(warpgroup < consumers)
   def _consume():
-    plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
+    plgpu.set_max_registers(plan.REGISTERS[consumers][1], action="increase")
     for slot in range(stages):  # the ring starts empty
       plgpu.barrier_arrive(empty.at[slot])
 
     def compute_unit(part, m_tile, n_tile, slot):
       corner = _corner(m_tile, n_tile, warpgroup, cfg)
       prefetch(part, corner)
-      accumulator = plgpu.ACC(_share(cfg), jnp.float32)
+      accumulator = plgpu.ACC(plan.share(cfg), jnp.float32)
       sums, slot = pl.run_scoped(
         functools.partial(multiply, slot), *[accumulator] * len(b_rings)
       )
@@ -607,7 +507,7 @@ def _for_each_step(visit, slot, steps: int, problem, config: Config):
     The slot of the last slab and that of the next unit's first.
   """
   stages = config.stages
-  if steps % stages == 0 and _lap(config, problem) <= _UNROLLED_WGMMAS:
+  if steps % stages == 0 and plan.lap(config, problem) <= _UNROLLED_WGMMAS:
 
     def lap(i, _):
       for s in range(stages):
@@ -624,34 +524,27 @@ def _for_each_step(visit, slot, steps: int, problem, config: Config):
   return lax.fori_loop(0, steps, turn, (slot, slot))
 
 
-def _lap(config: Config, problem: Problem) -> int:
-  """wgmmas of one consumer in one lap of the ring."""
-  rows, _ = _share(config)
-  slab = rows // _WGMMA_ROWS * (config.block_k // 16)
-  return config.stages * slab * (2 if problem.gated else 1)
-
-
 def _a_operand(tile, consumer, problem: Problem, config: Config):
   """The rows of A's tile that a consumer multiplies, as [rows, block_k]."""
-  rows, _ = _share(config)
+  rows, _ = plan.share(config)
   window = pl.ds(consumer * rows if config.split == "m" else 0, rows)
   if problem.transpose_a:
-    return plgpu.transpose_ref(tile.at[:, window], (1, 0))
+    return tile.at[:, window].transpose((1, 0))
   return tile.at[window, :]
 
 
 def _b_operand(tile, consumer, problem: Problem, config: Config):
   """The columns of B's tile that a consumer multiplies."""
-  _, columns = _share(config)
+  _, columns = plan.share(config)
   window = pl.ds(consumer * columns if config.split == "n" else 0, columns)
   if problem.transpose_b:
-    return plgpu.transpose_ref(tile.at[window, :], (1, 0))
+    return tile.at[window, :].transpose((1, 0))
   return tile.at[:, window]
 
 
 def _corner(m_tile, n_tile, consumer, config: Config):
   """Row and column of the result where a consumer's share of a tile starts."""
-  rows, columns = _share(config)
+  rows, columns = plan.share(config)
   row, column = m_tile * config.block_m, n_tile * config.block_n
   if config.split == "m":
     return row + consumer * rows, column
@@ -663,123 +556,18 @@ def _window(ref, batch, window):
   return ref.at[window] if len(ref.shape) == 2 else ref.at[batch, *window]
 
 
-def _share(config: Config) -> tuple[int, int]:
-  """Rows and columns of the tile that one consumer computes."""
-  if config.split == "m":
-    return config.block_m // config.consumers, config.block_n
-  return config.block_m, config.block_n // config.consumers
-
-
-def _pieces(problem: Problem, config: Config) -> list[tuple[int, int]]:
-  """Where the 64-row pieces of a consumer's share start."""
-  rows, columns = _share(config)
-  width = _piece_width(problem, config)
-  return list(
-    itertools.product(range(0, rows, _WGMMA_ROWS), range(0, columns, width))
-  )
-
-
-def _piece_width(problem: Problem, config: Config) -> int:
-  return _DIRECT if _stores_rows(problem, config) else config.epilogue_n
-
-
-def _buffers(problem: Problem, config: Config) -> int:
-  """Pieces of a consumer in shared memory: one fills while one leaves."""
-  if _stores_rows(problem, config):
-    return 1
-  return min(2, len(_pieces(problem, config)))
-
-
-def _stores_rows(problem: Problem, config: Config) -> bool:
-  """Whether results are stored row by row, not by TMA.
-
-  That is for results whose rows TMA can't address. A padded result would
-  have to be copied: 80 us at 4095^3, where the product takes 175.
-  """
-  itemsize = jnp.dtype(problem.out_dtype).itemsize
-  columns = _piece_columns(config.epilogue_n, itemsize)
-  shape = (problem.m, problem.n)
-  return (
-    _padding(shape, columns) != shape
-    and config.split_k == 1
-    and not problem.save_preactivation
-    and problem.n >= _DIRECT
-    and _share(config)[1] % _DIRECT == 0
-  )
-
-
-def _outputs(problem: Problem) -> int:
-  """Results of one unit of work."""
-  if not problem.save_preactivation:
-    return 1
-  return 3 if problem.gated else 2
-
-
-def _grid(problem: Problem, config: Config) -> tuple[int, int]:
-  """Tiles of clusters along M and N."""
-  return (
-    _cdiv(problem.m, config.block_m * config.cluster_m),
-    _cdiv(problem.n, config.block_n * config.cluster_n),
-  )
-
-
-def _clusters(problem: Problem, config: Config) -> int:
-  """Clusters that are launched: one block an SM, or fewer."""
-  grid = _grid(problem, config)
-  units = grid[0] * grid[1] * problem.batch * config.split_k
-  room = hardware.sm_count() // (config.cluster_m * config.cluster_n)
-  # As few as need the same number of rounds: all end at the same time, where
-  # a partial last round would leave part of the memory bandwidth unused.
-  return _cdiv(units, _cdiv(units, room))
-
-
-def _loaded_rows(problem: Problem, config: Config) -> int:
-  """Rows of A's tile that are loaded.
-
-  Rows that lie outside of A cost a copy as much time as those inside, so a
-  matrix lower than the tile is loaded as it is; what the rest of the tile
-  holds goes to rows that are never stored.
-  """
-  if problem.transpose_a or config.cluster_n > 1:
-    return config.block_m
-  return min(config.block_m, _cdiv(problem.m, _PIECE_ROWS) * _PIECE_ROWS)
-
-
-def _operand_columns(config: Config, problem: Problem) -> int:
-  """Columns of the swizzled pieces of A and B; wgmma wants the same of both."""
-  _, columns = _share(config)
-  return 64 if problem.transpose_b or columns % 64 == 0 else 32
-
-
-def _piece_columns(columns: int, itemsize: int) -> int:
-  """Columns of a swizzled piece: 128 bytes, or all there are."""
-  return min(_PIECE_BYTES // itemsize, columns)
-
-
 def _swizzled(shape: tuple[int, ...], dtype, columns: int) -> plgpu.SMEM:
   """Shared memory for tiles [..., rows, columns], free of bank conflicts."""
   itemsize = jnp.dtype(dtype).itemsize
-  columns = _piece_columns(min(columns, shape[-1]), itemsize)
+  columns = plan.piece_columns(min(columns, shape[-1]), itemsize)
   return plgpu.SMEM(
     shape,
     jnp.dtype(dtype),
     transforms=(
-      plgpu.TilingTransform((_PIECE_ROWS, columns)),
+      plgpu.TilingTransform((plan.PIECE_ROWS, columns)),
       plgpu.SwizzleTransform(columns * itemsize),
     ),
   )
-
-
-def _padding(shape, columns: int) -> tuple[int, int]:
-  """Rows and columns of a stored matrix once TMA can read it."""
-  return _whole(shape[-2], _PIECE_ROWS), _whole(shape[-1], columns)
-
-
-def _whole(size: int, piece: int) -> int:
-  """The next whole number of pieces; less than one: of 16 bytes."""
-  if size > piece:
-    return _cdiv(size, piece) * piece
-  return size if piece == _PIECE_ROWS else _cdiv(size, 8) * 8
 
 
 def _pad(x, padded: tuple[int, int], batched: bool):
@@ -793,7 +581,3 @@ def _pad(x, padded: tuple[int, int], batched: bool):
 def _next_slot(slot, stages: int):
   """The ring's next slot; a select, where a remainder would be a division."""
   return lax.select(slot == stages - 1, jnp.int32(0), slot + 1)
-
-
-def _cdiv(a: int, b: int) -> int:
-  return -(-a // b)

@@ -1,0 +1,193 @@
+"""Rows of the dense ops as tables: by suite, and what the host waits for."""
+
+from collections.abc import Iterable, Sequence
+import statistics
+from typing import Any
+
+from experiments.harness import tables
+
+RowDict = tables.RowDict
+NUMERIC = ("cases", "geomean", "worst", "best", "tuned", "failed")
+
+
+def label(fields: RowDict) -> str:
+  """A case in words, from a row: "NT 32 x 1024x1024x128 bias+gelu"."""
+  words = [tables.shape(fields)]
+  if fields.get("batch", 1) > 1:
+    words.insert(0, f"{fields['batch']} x")
+  if fields.get("layout", "NN") != "NN":
+    words.append(fields["layout"])
+  if fields["kernel"] != "matmul":
+    words.append(fields["kernel"].removeprefix("matmul_"))
+  if fields.get("epilogue", "none") != "none":
+    words.append(fields["epilogue"])
+  if fields.get("out_dtype", fields["dtype"]) != fields["dtype"]:
+    words.append(f"to {fields['out_dtype']}")
+  return " ".join(words)
+
+
+def cases(rows: Iterable[RowDict]) -> list[RowDict]:
+  """The rows of an op beside its baseline."""
+  return [row for row in rows if "epilogue" in row]
+
+
+def compared(rows: Iterable[RowDict]) -> list[RowDict]:
+  """The cases that were timed."""
+  return [r for r in cases(rows) if r["ratio_to_jnp_dot"] is not None]
+
+
+def by_suite(rows: Iterable[RowDict]) -> dict[str, list[RowDict]]:
+  """Rows by suite, and by dtype if it is not bfloat16, as they appear."""
+  found: dict[str, list[RowDict]] = {}
+  for row in rows:
+    dtype = "" if row["dtype"] == "bfloat16" else f" {row['dtype']}"
+    found.setdefault(row["suite"] + dtype, []).append(row)
+  return found
+
+
+def tuned_ratio(row: RowDict) -> float | None:
+  """The baseline's time over that of the fastest config measured."""
+  if row.get("tuned_ms_median") is None:
+    return None
+  return row["baseline_ms_median"] / row["tuned_ms_median"]
+
+
+def summary(
+  rows: Sequence[RowDict],
+) -> tuple[list[str], list[list[str]]]:
+  """Header and cells: the ratios of each suite, and of all."""
+  header = [
+      "suite", "cases", "geomean", "worst", "worst case", "best", "best case",
+  ]  # fmt: skip
+  with_tuned = any(tuned_ratio(row) is not None for row in rows)
+  header += ["tuned"] if with_tuned else []
+  header.append("failed")
+  groups = by_suite(cases(rows))
+  if len(groups) > 1:
+    groups["all"] = cases(rows)
+  cells = []
+  for name, group in groups.items():
+    timed = sorted(compared(group), key=lambda r: r["ratio_to_jnp_dot"])
+    ratios = [row["ratio_to_jnp_dot"] for row in timed]
+    cell = [name, str(len(group)), tables.factor(_geomean(ratios))]
+    for end in (0, -1):
+      row = timed[end] if timed else None
+      cell.append(tables.factor(row and row["ratio_to_jnp_dot"]))
+      cell.append(label(row) if row else tables.EMPTY)
+    if with_tuned:
+      tuned = [x for row in timed if (x := tuned_ratio(row)) is not None]
+      cell.append(tables.factor(_geomean(tuned)))
+    cell.append(str(sum(row["passed"] is False for row in group)))
+    cells.append(cell)
+  return header, cells
+
+
+def _geomean(ratios: Sequence[float]) -> float | None:
+  return statistics.geometric_mean(ratios) if ratios else None
+
+
+def measured_parts(row: RowDict) -> list[str]:
+  """What was measured of a case, as parts of its line."""
+  parts = [row["implementation"]]
+  if row["ms_median"] is not None:
+    parts += [
+      f"{tables.duration(row['ms_median']):>8}",
+      f"{tables.rate(row['tflops']):>5} TFLOP/s",
+      f"{tables.rate(row['gbytes_per_s']):>5} GB/s",
+      f"{tables.factor(row['ratio_to_jnp_dot']):>6} of jnp",
+    ]
+    if (ratio := tuned_ratio(row)) is not None:
+      parts.append(f"tuned {tables.factor(ratio)}")
+  if (wall := row.get("wall_ms_median")) is not None:
+    baseline = row["baseline_wall_ms_median"]
+    parts.append(
+      f"wall {tables.duration(wall)}, jnp {tables.duration(baseline)}"
+    )
+  return parts
+
+
+def host_line(row: RowDict) -> str:
+  """A row of the suites "latency" and "bandwidth", as a line."""
+  name = f"{row['kernel']} {tables.shape(row)}"
+  if row["suite"] == "bandwidth":
+    return f"{name}  {tables.rate(row['gbytes_per_s'])} GB/s"
+  cells = ", ".join(" ".join(cell) for cell in _host_cells(row))
+  return f"{name}  {cells}"
+
+
+def _host_cells(row: RowDict) -> list[tuple[str, str]]:
+  """(whose, time) of a row of the suite "latency"."""
+  scales = {"first_call_ms": 1.0, "dispatch_us": 1e-3, "choose_us": 1e-3}
+  return [
+    (whose, tables.duration(row[prefix + name] * scale))
+    for name, scale in scales.items()
+    for whose, prefix in (("pallas_gemm", ""), ("jnp.dot", "baseline_"))
+    if prefix + name in row
+  ]
+
+
+def markdown(rows: Sequence[RowDict]) -> str:
+  """The README's tables of one device.
+
+  Args:
+    rows: the latest rows of the device.
+  """
+  header, cells = summary(rows)
+  parts = [
+    tables.provenance_line(compared(rows)),
+    tables.markdown(header, cells, NUMERIC),
+    "Speed over the same expression in `jax.numpy` under `jax.jit`: time of"
+    " the baseline over time of the op, interleaved, in one run.",
+  ]
+  if small := _small_m(rows):
+    parts.append(small)
+  if latency := [row for row in rows if row.get("suite") == "latency"]:
+    parts.append(_latency(latency))
+  return "\n\n".join(parts)
+
+
+def small_m(rows: Iterable[RowDict]) -> list[RowDict]:
+  """Rows of token batches that are bound by reading the weights."""
+  return [
+    row
+    for row in compared(rows)
+    if row["suite"].startswith("llama") and row["m"] <= 128
+  ]
+
+
+def _small_m(rows: Sequence[RowDict]) -> str:
+  """How near the small token batches come to a copy's rate, in a sentence."""
+  shares = [
+    row["gbytes_per_s"] / row["copy_gbytes_per_s"]
+    for row in small_m(rows)
+    if row.get("copy_gbytes_per_s")
+  ]
+  if not shares:
+    return ""
+  rates = [row["copy_gbytes_per_s"] for row in small_m(rows)]
+  return (
+    f"Llama's weights times 1 to 128 tokens: {min(shares):.0%} to"
+    f" {max(shares):.0%}, median {statistics.median(shares):.0%}, of the rate"
+    f" of a copy ({statistics.median(rates):.0f} GB/s)."
+  )
+
+
+def _latency(rows: Sequence[RowDict]) -> str:
+  what = {
+    "first_call": "first call under `jit`: traced, compiled, run",
+    "eager_call": "a call outside `jit`, until it returns",
+    "model.choose": "the cost model's choice of a config",
+  }
+  cells = []
+  for row in rows:
+    times: dict[str, Any] = dict(_host_cells(row))
+    cells.append(
+      [
+        what[row["kernel"]],
+        tables.shape(row),
+        times["pallas_gemm"],
+        times.get("jnp.dot", tables.EMPTY),
+      ]
+    )
+  header = ["host time", "MxNxK", "pallas_gemm", "jnp.dot"]
+  return tables.markdown(header, cells, header[2:])

@@ -1,0 +1,99 @@
+"""From rows on disk to plots and README tables, as the flags in cli say."""
+
+from collections.abc import Callable, Mapping, Sequence
+import pathlib
+from typing import Any
+
+from experiments.harness import cli, tables
+from experiments.harness import console as console_lib
+from experiments.harness import rows as rows_lib
+
+README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
+Figures = Mapping[str, Callable[[pathlib.Path], None]]
+
+
+def measured_before(
+  experiment: str,
+) -> tuple[pathlib.Path, pathlib.Path, list[dict[str, Any]]]:
+  """The file that the flags name, the folder of its plots, and its rows.
+
+  Raises:
+    cli.FlagError: no such file, or one that holds something else.
+  """
+  if cli.FROM_ROWS.value:
+    path = pathlib.Path(cli.FROM_ROWS.value)
+    if not path.exists():
+      raise cli.FlagError(f"--from_rows: there is no {path}")
+    folder = pathlib.Path(cli.OUTPUT_DIR.value or path.parent)
+  elif cli.OUTPUT_DIR.value:
+    folder = pathlib.Path(cli.OUTPUT_DIR.value)
+    path = folder / f"{experiment}.jsonl"
+  else:
+    path = _only_measured_file(experiment)
+    folder = path.parent
+  rows = rows_lib.read(path)
+  try:
+    for row in rows:
+      rows_lib.validate(row)
+  except ValueError as error:
+    raise cli.FlagError(f"{path}: {error}") from None
+  return path, folder, rows
+
+
+def _only_measured_file(experiment: str) -> pathlib.Path:
+  """The results file in the repository that holds timed rows."""
+  found = [
+    path
+    for path in sorted(rows_lib.RESULTS.glob(f"*/{experiment}.jsonl"))
+    if any(row.get("ms_median") is not None for row in rows_lib.read(path))
+  ]
+  if len(found) != 1:
+    names = ", ".join(map(str, found)) or "none"
+    raise cli.FlagError(
+      f"--update_readme: want one file of timed rows in {rows_lib.RESULTS},"
+      f" there is {names}; --from_rows names one"
+    )
+  return found[0]
+
+
+def draw(
+  console: console_lib.Console, folder: pathlib.Path, figures: Figures
+) -> None:
+  """Draws each figure into the file of its name; says what it could not."""
+  for name, figure in figures.items():
+    try:
+      figure(folder / name)
+    except ImportError:
+      console.line("no plots: matplotlib is missing (the extra 'bench')")
+      return
+    except ValueError as error:
+      console.line(f"no {name}: {error}")
+    else:
+      console.line(f"plot: {folder / name}")
+
+
+def update_readme(
+  console: console_lib.Console,
+  experiment: str,
+  text: str,
+  pictures: Sequence[pathlib.Path],
+) -> None:
+  """Writes text and links to pictures between the experiment's markers.
+
+  Pictures that are not there, or not beside the README or below it, are left
+  out.
+
+  Raises:
+    cli.FlagError: the README has no such markers.
+  """
+  readme = pathlib.Path(cli.README_FILE.value or README)
+  block = [text]
+  for picture in (picture.resolve() for picture in pictures):
+    if picture.exists() and picture.is_relative_to(readme.parent.resolve()):
+      link = picture.relative_to(readme.parent.resolve()).as_posix()
+      block.append(f"![{picture.stem}]({link})")
+  try:
+    changed = tables.update_file(readme, experiment, "\n\n".join(block))
+  except ValueError as error:
+    raise cli.FlagError(f"--update_readme: {error}") from None
+  console.line(f"{'rewrote' if changed else 'nothing new for'} {readme}")

@@ -1,0 +1,242 @@
+"""Measures configs of the dense kernel and remembers the fastest.
+
+  python -m experiments.tune --suite=llama_70b
+  python -m experiments.tune --suite=square,unaligned --dtype=float16 --top=16
+  python -m experiments.tune --shapes=4096x14336x4096 --epilogue=bias_gelu
+  python -m experiments.tune --shapes=4096x4096x4096 --layout=nt
+
+For each shape the configs that the cost model ranks first, and the one that
+was remembered so far, are compiled, checked against a float64 product, and
+timed in turns (CUPTI kernel time, cold L2). The fastest goes to the tuning
+cache, where `pallas_gemm.matmul` finds it: the file in the user's cache folder
+or in $PALLAS_GEMM_CACHE_DIR. `pallas_gemm.autotune` does the same for the
+products of any function.
+
+With --output_dir every measured config is also a line of <dir>/tune.jsonl:
+what was computed, the config, its time and the model's, and where it ran.
+
+On a machine without an NVIDIA GPU the kernel is interpreted, on a small
+problem unless told otherwise; nothing is written to the tuning cache then.
+
+Exit status: 0; 1 if a config failed; 2 for a command that can't be carried
+out; 130 after Ctrl-C.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+from typing import Any
+
+from absl import flags
+import jax
+import jax.numpy as jnp
+
+from experiments.harness import cli, provenance, suites, tables
+from experiments.harness import console as console_lib
+from experiments.harness import rows as rows_lib
+import pallas_gemm
+from pallas_gemm import compat
+from pallas_gemm.tuning import autotune, cache, model
+
+EXPERIMENT = "tune"
+_DTYPES = ("bfloat16", "float16")
+
+for _name in ("shapes", "dtype", "output_dir"):
+  flags.declare_key_flag(_name)
+_SUITE = flags.DEFINE_list(
+  "suite",
+  [],
+  "Named lists of shapes, separated by commas:"
+  f" {', '.join(suites.SUITES)}. Their shapes come after those of --shapes.",
+  # experiments.dense has one of this name; the tests import both.
+  allow_override=True,
+)
+_OUT_DTYPE = flags.DEFINE_enum(
+  "out_dtype",
+  None,
+  (*_DTYPES, "float32"),
+  "Element type of the result. Default: that of the operands.",
+)
+_LAYOUT = flags.DEFINE_enum(
+  "layout",
+  "nn",
+  ("nn", "nt", "tn", "tt"),
+  "How A and B are stored; t is transposed: A as [K,M], B as [N,K].",
+)
+_TOP = flags.DEFINE_integer(
+  "top", 8, "How many configs of the cost model to measure.", lower_bound=1
+)
+# Arguments of matmul beside A and B; "bias" and "c" are made to shape.
+EPILOGUES: dict[str, dict[str, Any]] = {
+  "none": {},
+  "bias": {"bias": None},
+  "relu": {"activation": jax.nn.relu},
+  "gelu": {"activation": jax.nn.gelu},
+  "silu": {"activation": jax.nn.silu},
+  "bias_relu": {"bias": None, "activation": jax.nn.relu},
+  "bias_gelu": {"bias": None, "activation": jax.nn.gelu},
+  "residual": {"c": None},
+  "residual_bias": {"c": None, "bias": None},
+  "gated_silu": {"activation": jax.nn.silu},
+}
+_EPILOGUE = flags.DEFINE_enum(
+  "epilogue",
+  "none",
+  tuple(EPILOGUES),
+  "What the kernel does to the product before it is written; gated_silu is"
+  " silu(x@w_gate) * (x@w_up).",
+)
+_HEADER = ("problem", "us", "model's us", "gain", "failed", "config")
+_NUMERIC = ("us", "model's us", "gain", "failed")
+
+
+def call_of(shape: suites.Shape) -> tuple[Any, list[Any], dict[str, Any]]:
+  """The op of the flags and its arguments, as shapes alone."""
+  dtype = jnp.dtype(cli.DTYPE.value or "bfloat16")
+
+  def array(*sizes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+  m, n, k = shape
+  kwargs = EPILOGUES[_EPILOGUE.value] | {"out_dtype": _OUT_DTYPE.value}
+  # None tries the Hopper kernel first, but on a GPU alone.
+  kwargs["implementation"] = None if compat.targets_gpu() else "sm90"
+  if _EPILOGUE.value == "gated_silu":
+    if _LAYOUT.value != "nn":
+      raise cli.FlagError("--layout: a gated product takes nn alone")
+    args = [array(m, k), array(k, n), array(k, n)]
+    return pallas_gemm.gated_matmul, args, kwargs
+  transpose_a, transpose_b = (side == "t" for side in _LAYOUT.value)
+  kwargs |= {"transpose_a": transpose_a, "transpose_b": transpose_b}
+  shapes = {"bias": (n,), "c": (m, n)}
+  for name in shapes.keys() & kwargs.keys():
+    kwargs[name] = array(*shapes[name])
+  a = array(k, m) if transpose_a else array(m, k)
+  b = array(n, k) if transpose_b else array(k, n)
+  return pallas_gemm.matmul, [a, b], kwargs
+
+
+def shapes_of_flags() -> tuple[suites.Shape, ...]:
+  """What to tune, each shape once."""
+  shapes = list(cli.parse_shapes(cli.SHAPES.value))
+  for name in _SUITE.value:
+    try:
+      shapes += suites.suite(name)
+    except ValueError as error:
+      raise cli.FlagError(f"--suite: {error}") from None
+  if not shapes:
+    if compat.targets_gpu():
+      raise cli.FlagError("want --suite or --shapes")
+    shapes += suites.suite("interpret")
+  return tuple(dict.fromkeys(shapes))
+
+
+def rows_of(tuned: autotune.Tuned) -> list[dict[str, Any]]:
+  """A row for each config that was tried."""
+  return [
+    {
+      "experiment": EXPERIMENT,
+      "kernel": "sm90_dense",
+      **dataclasses.asdict(tuned.problem),
+      "config": dataclasses.asdict(config),
+      "ms_median": None if seconds is None else 1e3 * seconds,
+      "ms_model": 1e3 * model.predict(config, tuned.problem),
+      "fastest": config == tuned.config,
+      "chosen_by_model": config == tuned.model_config,
+      "failed": reason,
+      "interpreted": not compat.targets_gpu(),
+      "utc": provenance.utc(),
+      **provenance.versions(),
+    }
+    for config, seconds, reason in tuned.tried
+  ]
+
+
+def cells_of(tuned: autotune.Tuned) -> list[str]:
+  """A line of the table."""
+  model_seconds, seconds = tuned.model_seconds, tuned.seconds
+  gain = model_seconds and seconds and model_seconds / seconds
+  return [
+    autotune.describe(tuned.problem),
+    tables.EMPTY if seconds is None else f"{1e6 * seconds:.1f}",
+    tables.EMPTY if model_seconds is None else f"{1e6 * model_seconds:.1f}",
+    tables.factor(gain),
+    str(sum(reason is not None for _, _, reason in tuned.tried)),
+    "none works" if tuned.config is None else short(tuned),
+  ]
+
+
+def short(tuned: autotune.Tuned) -> str:
+  """The fastest config, or what of it the model chose otherwise."""
+  if tuned.config == tuned.model_config:
+    return "the model's"
+  found, chosen = map(dataclasses.asdict, (tuned.config, tuned.model_config))
+  return " ".join(
+    f"{name}={value}" for name, value in found.items() if value != chosen[name]
+  )
+
+
+def main(argv: Sequence[str]) -> int:
+  """Carries out the flags; returns the exit status."""
+  del argv
+  if (cli.DTYPE.value or _DTYPES[0]) not in _DTYPES:
+    raise cli.FlagError(
+      f"--dtype={cli.DTYPE.value}: the kernel takes {' and '.join(_DTYPES)}"
+    )
+  console = console_lib.Console()
+  shapes = shapes_of_flags()
+  path = None
+  if cli.OUTPUT_DIR.value:
+    path = pathlib.Path(cli.OUTPUT_DIR.value) / f"{EXPERIMENT}.jsonl"
+  done: list[autotune.Tuned] = []
+  interrupt = console_lib.Interrupt()
+  try:
+    with interrupt, console.progress(len(shapes)):
+      for shape in shapes:
+        tune(shape, console, path, done)
+        console.step()
+  except Exception:
+    if not interrupt.pressed:
+      raise
+  except KeyboardInterrupt:
+    pass  # what is done is kept, and shown
+  console.line()
+  title = f"Tuned on {provenance.device_name()}"
+  console.table(title, _HEADER, [cells_of(t) for t in done], _NUMERIC)
+  if not compat.targets_gpu():
+    console.line("no NVIDIA GPU here: interpreted, and nothing was remembered")
+  elif done:
+    console.line(f"remembered in {cache.path_of(done[0].problem.device)}")
+  if path is not None:
+    console.line(f"rows: {path}")
+  if interrupt.pressed:
+    console.line(f"interrupted after {len(done)} of {len(shapes)} shapes")
+    return 130
+  failed = any(reason is not None for t in done for _, _, reason in t.tried)
+  return int(failed)
+
+
+def tune(
+  shape: suites.Shape,
+  console: console_lib.Console,
+  path: pathlib.Path | None,
+  done: list[autotune.Tuned],
+) -> None:
+  """Tunes one shape: its lines, its rows, and `done` gets what was found."""
+  fn, args, kwargs = call_of(shape)
+  try:
+    cases = autotune.find(fn, *args, **kwargs)
+  except RuntimeError as error:
+    raise cli.FlagError(str(error)) from None
+  for case in cases:
+    tuned = autotune.tune(case, top=_TOP.value, doing=console.doing)
+    done.append(tuned)
+    bad = any(reason is not None for _, _, reason in tuned.tried)
+    console.line(str(tuned), bad=bad)
+    if path is not None:
+      for row in rows_of(tuned):
+        rows_lib.append(path, row)
+
+
+if __name__ == "__main__":
+  cli.run(main)

@@ -1,0 +1,307 @@
+"""How the dense Hopper kernel cuts a product up: tiles, pieces, legality.
+
+Plain arithmetic on `Config` and `Problem`; what runs on the GPU is in
+`sm90_dense`.
+"""
+
+import itertools
+import math
+
+import jax.numpy as jnp
+
+from pallas_gemm import hardware
+from pallas_gemm.tuning.problem import Config, Problem
+
+# A swizzled piece: 8 rows of 128 bytes.
+PIECE_ROWS, PIECE_BYTES = 8, 128
+# wgmma: 64 rows by at most 256 columns, a multiple of 8. A thread has at most
+# 255 registers: 160 sums leave room for the rest, 192 spill.
+WGMMA_ROWS, WGMMA_COLUMNS = 64, 256
+THREADS = 128
+ACCUMULATORS = {1: 160, 2: 160, 3: 96}
+# Registers of a thread of the producer and of one, two or three consumers:
+# 128 * (40 + 2 * 232) = 64512 and 128 * (32 + 3 * 160) = 65536 of the 65536
+# that an SM has.
+REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160)}
+# Columns that a warpgroup stores at a time where TMA can't: one a thread.
+DIRECT = THREADS
+# Barriers and the alignment of what lies in shared memory.
+SHARED_SLACK = 1024
+DTYPES = ("bfloat16", "float16")
+
+
+def is_legal(config: Config, problem: Problem) -> str | None:
+  """None, or the reason why the config can't run the problem."""
+  gpu = hardware.current()
+  if gpu.compute_capability != (9, 0):
+    major, minor = gpu.compute_capability
+    return (
+      "wgmma needs a GPU of compute capability 9.0 (Hopper), the"
+      f" {gpu.name} has {major}.{minor}"
+    )
+  if problem.dtype not in DTYPES:
+    return f"operands must be of {DTYPES}, got {problem.dtype}"
+  if problem.out_dtype not in (*DTYPES, "float32"):
+    return f"out_dtype must be 16-bit float or float32, got {problem.out_dtype}"
+  if reason := _is_legal_tile(config, problem):
+    return reason
+  if reason := _is_legal_cluster(config, problem):
+    return reason
+  k_steps = cdiv(problem.k, config.block_k)
+  if config.split_k < 1 or config.split_k > k_steps:
+    return f"split_k must be in 1..{k_steps}, got {config.split_k}"
+  if config.split_k > 1 and (problem.gated or problem.save_preactivation):
+    return "split_k has no gated product and saves no pre-activation"
+  if config.stages < 2:
+    return f"stages must be at least 2, got {config.stages}"
+  if config.raster < 1 or config.raster_dim not in ("m", "n"):
+    return f"raster must be positive, raster_dim m or n, got {config}"
+  need = shared_bytes(config, problem)
+  if need > gpu.shared_bytes_per_block:
+    return (
+      f"tiles need {need} bytes of shared memory, a block has"
+      f" {gpu.shared_bytes_per_block}"
+    )
+  return None
+
+
+def _is_legal_tile(config: Config, problem: Problem) -> str | None:
+  if config.block_k not in (64, 128):
+    return f"block_k must be 64 or 128, got {config.block_k}"
+  if config.consumers not in REGISTERS or config.split not in ("m", "n"):
+    return (
+      "consumers must be 1, 2 or 3 and split m or n, got"
+      f" {config.consumers} and {config.split!r}"
+    )
+  divided = config.block_m if config.split == "m" else config.block_n
+  rows, columns = share(config)
+  step = 8 if problem.transpose_b else 32
+  if min(rows, columns) < 1 or divided % config.consumers:
+    return f"consumers must divide the tile, got {config}"
+  if rows % WGMMA_ROWS or columns % step:
+    return (
+      f"a consumer's share must be multiples of {WGMMA_ROWS} rows and {step}"
+      f" columns, got {rows}x{columns}"
+    )
+  sums = rows * columns * (2 if problem.gated else 1)
+  most = THREADS * ACCUMULATORS[config.consumers]
+  if columns > WGMMA_COLUMNS or sums > most:
+    return (
+      f"a consumer's share must have at most {WGMMA_COLUMNS} columns and"
+      f" {most} sums, got {rows}x{columns}"
+      + (" twice" if problem.gated else "")
+    )
+  width = config.epilogue_n
+  if width < 16 or columns % width:
+    return f"epilogue_n must divide {columns}, got {width}"
+  if width not in (16, 32) and width % 64:
+    return f"epilogue_n must be 16, 32 or a multiple of 64, got {width}"
+  return None
+
+
+def _is_legal_cluster(config: Config, problem: Problem) -> str | None:
+  cluster = (config.cluster_m, config.cluster_n)
+  if cluster not in ((1, 1), (2, 1), (1, 2)):
+    # More blocks leave SMs of a GPC idle: 2 x 2 ran at 0.6x (rung 12).
+    return f"a cluster must be 1x1, 2x1 or 1x2, got {cluster[0]}x{cluster[1]}"
+  if max(cluster) > hardware.sm_count():
+    return f"the GPU has too few SMs for a cluster of {max(cluster)}"
+  # Each block loads its share of the rows of a tile as it is stored.
+  rows_a = config.block_k if problem.transpose_a else config.block_m
+  rows_b = config.block_n if problem.transpose_b else config.block_k
+  for name, rows in (("cluster_n", rows_a), ("cluster_m", rows_b)):
+    if rows % (getattr(config, name) * PIECE_ROWS):
+      return f"{name} does not divide a stored tile of {rows} rows"
+  return None
+
+
+def shared_bytes(config: Config, problem: Problem) -> int:
+  """Shared memory of a block, in bytes; a little more than it takes."""
+  columns_b = config.block_n * (2 if problem.gated else 1)
+  ring = 2 * config.stages * config.block_k * (config.block_m + columns_b)
+  width = piece_width(problem, config)
+  piece = config.consumers * WGMMA_ROWS * width * buffers(problem, config)
+  size = 4 if config.split_k > 1 else jnp.dtype(problem.out_dtype).itemsize
+  staged = piece * size * outputs(problem)
+  if problem.c_dtype and config.split_k == 1:
+    staged += piece * jnp.dtype(problem.c_dtype).itemsize
+  if problem.bias and config.split_k == 1:
+    staged += config.consumers * 4 * cdiv(max(share(config)), 64) * 64
+  return ring + staged + SHARED_SLACK
+
+
+def copied_bytes(config: Config, problem: Problem) -> list[int]:
+  """Bytes read and written by each copy into, or out of, a padded matrix."""
+  p = problem
+  a_shape = (p.k, p.m) if p.transpose_a else (p.m, p.k)
+  b_shape = (p.n, p.k) if p.transpose_b else (p.k, p.n)
+  a_pad, b_pad = operand_paddings(config, p, a_shape, b_shape)
+  batch_a = p.batch if p.batched_a else 1
+  batch_b = p.batch if p.batched_b else 1
+  pairs = [(a_shape, a_pad, batch_a, 2)]
+  pairs += [(b_shape, b_pad, batch_b, 2)] * (2 if p.gated else 1)
+  if config.split_k == 1:
+    shape, width = (p.m, p.n), piece_width(p, config)
+    if p.c_dtype:
+      size = jnp.dtype(p.c_dtype).itemsize
+      padded = padding(shape, width, width, size)
+      pairs.append((shape, padded, p.batch, size))
+    if not stores_rows(p, config):
+      size = jnp.dtype(p.out_dtype).itemsize
+      padded = stored_shapes(p, config, size)[0]
+      pairs += [(shape, padded, p.batch, size)] * outputs(p)
+  return [
+    size * batch * (rows * columns + padded[0] * padded[1])
+    for (rows, columns), padded, batch, size in pairs
+    if (rows, columns) != padded
+  ]
+
+
+def share(config: Config) -> tuple[int, int]:
+  """Rows and columns of the tile that one consumer computes."""
+  if config.split == "m":
+    return config.block_m // config.consumers, config.block_n
+  return config.block_m, config.block_n // config.consumers
+
+
+def pieces(problem: Problem, config: Config) -> list[tuple[int, int]]:
+  """Where the 64-row pieces of a consumer's share start."""
+  rows, columns = share(config)
+  width = piece_width(problem, config)
+  return list(
+    itertools.product(range(0, rows, WGMMA_ROWS), range(0, columns, width))
+  )
+
+
+def piece_width(problem: Problem, config: Config) -> int:
+  return DIRECT if stores_rows(problem, config) else config.epilogue_n
+
+
+def buffers(problem: Problem, config: Config) -> int:
+  """Pieces of a consumer in shared memory: one fills while one leaves."""
+  if stores_rows(problem, config):
+    return 1
+  return min(2, len(pieces(problem, config)))
+
+
+def outputs(problem: Problem) -> int:
+  """Results of one unit of work."""
+  if not problem.save_preactivation:
+    return 1
+  return 3 if problem.gated else 2
+
+
+def stores_rows(problem: Problem, config: Config) -> bool:
+  """Whether results are stored row by row, not by TMA.
+
+  That is for results whose rows TMA can't address. A padded result would
+  have to be copied: 80 us at 4095^3, where the product takes 175.
+  """
+  itemsize = jnp.dtype(problem.out_dtype).itemsize
+  shape, width = (problem.m, problem.n), config.epilogue_n
+  return (
+    padding(shape, width, width, itemsize) != shape
+    and config.split_k == 1
+    and not problem.save_preactivation
+    and problem.n >= DIRECT
+    and share(config)[1] % DIRECT == 0
+  )
+
+
+def stored_shapes(problem: Problem, config: Config, itemsize: int):
+  """Shapes of the matrices that the kernel writes."""
+  p = problem
+  if stores_rows(p, config):
+    rest = [(p.m, DIRECT)] if p.n % DIRECT else []
+    return [(p.m, p.n), *rest]
+  width = config.epilogue_n
+  columns = piece_columns(width, itemsize)
+  m, n = padding((p.m, p.n), width, width, itemsize)
+  if n <= columns < config.block_n:
+    # Of a matrix that is one piece wide, Mosaic GPU drops the column index of
+    # a store that is one piece wide: what lies past the edge would land in
+    # column 0 instead of nowhere.
+    n = 2 * columns
+  return [(m, n)] * outputs(p)
+
+
+def grid(problem: Problem, config: Config) -> tuple[int, int]:
+  """Tiles of clusters along M and N."""
+  return (
+    cdiv(problem.m, config.block_m * config.cluster_m),
+    cdiv(problem.n, config.block_n * config.cluster_n),
+  )
+
+
+def clusters(problem: Problem, config: Config) -> int:
+  """Clusters that are launched: one block an SM, or fewer."""
+  units = math.prod(grid(problem, config)) * problem.batch * config.split_k
+  room = hardware.sm_count() // (config.cluster_m * config.cluster_n)
+  # As few as need the same number of rounds: all end at the same time, where
+  # a partial last round would leave part of the memory bandwidth unused.
+  return cdiv(units, cdiv(units, room))
+
+
+def loaded_rows(problem: Problem, config: Config) -> int:
+  """Rows of A's tile that are loaded.
+
+  Rows that lie outside of A cost a copy as much time as those inside, so a
+  matrix lower than the tile is loaded as it is; what the rest of the tile
+  holds goes to rows that are never stored.
+  """
+  if problem.transpose_a or config.cluster_n > 1:
+    return config.block_m
+  return min(config.block_m, cdiv(problem.m, PIECE_ROWS) * PIECE_ROWS)
+
+
+def operand_columns(config: Config, problem: Problem) -> int:
+  """Columns of the swizzled pieces of A and B; wgmma wants the same of both."""
+  _, columns = share(config)
+  return 64 if problem.transpose_b or columns % 64 == 0 else 32
+
+
+def operand_paddings(config: Config, problem: Problem, a_shape, b_shape):
+  """Rows and columns of A and B, as stored, once TMA can address them."""
+  columns = operand_columns(config, problem)
+  a_box = config.block_m if problem.transpose_a else config.block_k
+  b_box = config.block_k if problem.transpose_b else config.block_n
+  return (
+    padding(a_shape, columns, a_box, 2),
+    padding(b_shape, columns, b_box, 2),
+  )
+
+
+def padding(
+  shape, columns: int, box_columns: int, itemsize: int
+) -> tuple[int, int]:
+  """Rows and columns of a stored matrix once TMA can address it.
+
+  Args:
+    shape: [..., rows, columns] of the matrix.
+    columns: most columns that a swizzled piece may have.
+    box_columns: columns of a copy.
+    itemsize: bytes of an element.
+  """
+  *_, rows, width = shape
+  unit = 16 // itemsize
+  columns = piece_columns(columns, itemsize)
+  if box_columns != columns:  # see compat.allow_ragged_copies
+    rows = rows if rows <= PIECE_ROWS else cdiv(rows, PIECE_ROWS) * PIECE_ROWS
+    unit = columns if width > columns else unit
+  return rows, cdiv(width, unit) * unit
+
+
+def piece_columns(columns: int, itemsize: int) -> int:
+  """Columns of a swizzled piece: 128 bytes, or all there are."""
+  return min(PIECE_BYTES // itemsize, columns)
+
+
+def lap(config: Config, problem: Problem) -> int:
+  """wgmmas of one consumer in one lap of the ring."""
+  rows, _ = share(config)
+  slab = rows // WGMMA_ROWS * (config.block_k // 16)
+  return config.stages * slab * (2 if problem.gated else 1)
+
+
+def cdiv(a: int, b: int) -> int:
+  return -(-a // b)

@@ -1,0 +1,273 @@
+"""Which config was measured to be the fastest: remembered across processes.
+
+One JSON file a kind of GPU, in the folder that `PALLAS_GEMM_CACHE_DIR` names
+or, without it, in the user's cache folder:
+
+    {"format": "pallas_gemm.tuning/1",
+     "entries": {"<key>": {"config": {...}, "seconds": 1.7e-4}, ...}}
+
+A key holds the problem's fields, the package's version and a hash of the
+kernel's source: what was measured of another kernel is not found. It stays in
+the file, for the installation that measured it.
+
+The file is read once. It is written by reading it again, adding to it, and
+replacing it, all under a lock, so that processes which tune at the same time
+lose nothing of each other. Whatever is wrong with the file or its folder is
+logged once and costs no computation: the worst case is that nothing is
+remembered. A file that is no cache is moved aside and kept when the next entry
+is written.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import re
+import tempfile
+import threading
+from typing import Any
+
+from absl import logging
+import platformdirs
+
+import pallas_gemm
+from pallas_gemm.tuning.generation import bump
+from pallas_gemm.tuning.problem import Config, Problem
+
+try:
+  import fcntl
+except ImportError:  # not on Windows
+  fcntl = None
+
+FOLDER_VARIABLE = "PALLAS_GEMM_CACHE_DIR"
+FORMAT = "pallas_gemm.tuning/1"
+_KERNELS = pathlib.Path(__file__).parents[1] / "kernels"
+_SOURCES = ("sm90_dense.py", "sm90_dense_plan.py")
+
+
+class _NotACacheError(ValueError):
+  """The file is there, but is not what `_write` writes."""
+
+
+@dataclasses.dataclass
+class _Table:
+  """What is known of one kind of GPU.
+
+  Attributes:
+    path: its file.
+    entries: what the file holds, by key.
+    configs: what `lookup` made of the entries it was asked for.
+  """
+
+  path: pathlib.Path
+  entries: dict[str, Any]
+  configs: dict[Problem, Config | None] = dataclasses.field(
+    default_factory=dict
+  )
+
+
+_lock = threading.RLock()
+_tables: dict[str, _Table] = {}
+_warned: set[str] = set()
+
+
+def folder() -> pathlib.Path:
+  """Where the files are; the folder may not exist yet."""
+  if named := os.environ.get(FOLDER_VARIABLE):
+    return pathlib.Path(os.path.expanduser(named))
+  return pathlib.Path(platformdirs.user_cache_dir("pallas_gemm"))
+
+
+def path_of(device: str) -> pathlib.Path:
+  """The file of a kind of GPU, "NVIDIA H200" -> .../nvidia_h200.json."""
+  slug = re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_")
+  return folder() / f"{slug or 'unknown'}.json"
+
+
+def lookup(problem: Problem) -> Config | None:
+  """The config measured to be the fastest for a problem; None if unknown.
+
+  The config may be illegal on this machine (fewer SMs, another driver): the
+  caller asks the kernel. Takes microseconds after the first call for a GPU.
+
+  Args:
+    problem: what is to be computed.
+  """
+  with _lock:
+    table = _table(problem.device)
+    if problem not in table.configs:
+      entry = table.entries.get(_key(problem))
+      table.configs[problem] = None if entry is None else _config(entry)
+    return table.configs[problem]
+
+
+def store(
+  problem: Problem, config: Config, seconds: float, *, persist: bool = True
+) -> None:
+  """Remembers the fastest config of a problem, in place of an earlier one.
+
+  Never raises for the state of the disk: what can't be written is remembered
+  in this process and logged once.
+
+  Args:
+    problem: what was measured.
+    config: the fastest.
+    seconds: how long it took.
+    persist: also write it to disk; else this process alone remembers it.
+  """
+  entry = {"config": dataclasses.asdict(config), "seconds": seconds}
+  with _lock:
+    table = _table(problem.device)
+    if persist:
+      try:
+        # With what other processes wrote since this one read the file.
+        table.entries |= _merge(table.path, _key(problem), entry)
+        table.configs.clear()
+      except OSError as error:
+        warn_once(f"tuning cache {table.path} can't be written: {error}")
+    table.entries[_key(problem)] = entry
+    table.configs[problem] = config
+  bump()
+
+
+def clear() -> None:
+  """Forgets what was read: the next lookup reads the file again.
+
+  It also looks again where the file is.
+  """
+  with _lock:
+    _tables.clear()
+    _warned.clear()
+  bump()
+
+
+def warn_once(message: str) -> None:
+  """Logs a warning that this process has not logged before."""
+  if message not in _warned:
+    _warned.add(message)
+    logging.warning("%s", message)
+
+
+@functools.cache
+def _kernel_hash() -> str:
+  try:
+    source = b"".join((_KERNELS / name).read_bytes() for name in _SOURCES)
+    return hashlib.sha256(source).hexdigest()[:16]
+  except OSError:  # installed without sources: the version has to do
+    return "no source"
+
+
+@functools.lru_cache(maxsize=4096)
+def _key(problem: Problem) -> str:
+  fields = dataclasses.asdict(problem) | {
+    "kernel": _kernel_hash(),
+    "version": pallas_gemm.__version__,
+  }
+  return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+
+def _config(entry: Any) -> Config | None:
+  """The config of an entry; None if it does not hold one."""
+  fields = entry.get("config") if isinstance(entry, dict) else None
+  want = {f.name: type(f.default) for f in dataclasses.fields(Config)}
+  found = fields if isinstance(fields, dict) else {}
+  if {name: type(value) for name, value in found.items()} != want:
+    warn_once(f"tuning cache: an entry without a config is skipped: {entry}")
+    return None
+  return Config(**found)
+
+
+def _table(device: str) -> _Table:
+  """What is known of a kind of GPU; reads its file the first time."""
+  if device not in _tables:
+    path, entries = path_of(device), {}
+    try:
+      entries = _read(path)
+    except _NotACacheError as error:
+      warn_once(f"tuning cache {path} is not used: {error}")
+    except OSError as error:
+      warn_once(f"tuning cache {path} can't be read: {error}")
+    _tables[device] = _Table(path, entries)
+  return _tables[device]
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+  """The entries of a file; none where there is no file.
+
+  Raises:
+    _NotACacheError: the file is no cache.
+    OSError: the file can't be read.
+  """
+  try:
+    found = json.loads(path.read_bytes())
+  except FileNotFoundError:
+    return {}
+  except IsADirectoryError:
+    raise _NotACacheError("it is a folder") from None
+  except (ValueError, RecursionError) as error:
+    raise _NotACacheError(f"it is not JSON: {error}") from None
+  entries = found.get("entries") if isinstance(found, dict) else None
+  if not isinstance(entries, dict) or found.get("format") != FORMAT:
+    raise _NotACacheError(f"it is not in the format {FORMAT}")
+  return entries
+
+
+def _merge(path: pathlib.Path, key: str, entry: dict[str, Any]):
+  """Adds one entry to a file; returns all of its entries."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with _locked(path):
+    try:
+      entries = _read(path)
+    except _NotACacheError as error:
+      kept = _keep_aside(path)
+      warn_once(f"tuning cache {path} was moved to {kept}: {error}")
+      entries = {}
+    entries[key] = entry
+    _write(path, {"format": FORMAT, "entries": entries})
+  return entries
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path) -> Iterator[None]:
+  """Keeps other writers of a file out."""
+  # A file of its own: the one it guards is replaced, and a lock on what was
+  # replaced guards nothing.
+  with open(f"{path}.lock", "a") as lock:
+    if fcntl is not None:
+      try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+      except OSError as error:  # a file system without locks
+        # The file stays whole; writers at the same time may lose an entry.
+        warn_once(f"tuning cache {path} can't be locked: {error}")
+    yield  # closing the file unlocks it
+
+
+def _keep_aside(path: pathlib.Path) -> pathlib.Path:
+  """Moves a file (or folder) to the first free name; returns the name."""
+  kept = path.with_name(f"{path.name}.corrupt")
+  count = 1
+  while kept.exists():
+    count += 1
+    kept = path.with_name(f"{path.name}.corrupt{count}")
+  os.replace(path, kept)
+  return kept
+
+
+def _write(path: pathlib.Path, content: dict[str, Any]) -> None:
+  """Replaces a file in one step: readers see the old content or the new."""
+  handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
+  try:
+    with os.fdopen(handle, "w") as f:
+      json.dump(content, f, indent=1, sort_keys=True)
+      f.write("\n")
+      f.flush()
+      os.fsync(f.fileno())
+    os.replace(name, path)
+  except BaseException:
+    with contextlib.suppress(OSError):
+      os.unlink(name)
+    raise

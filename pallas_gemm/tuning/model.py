@@ -1,0 +1,282 @@
+"""Which config for a problem: an analytic model of the dense Hopper kernel.
+
+`choose` predicts the time of some dozens of configs and takes the least. A
+unit of work is a tile of the result (over a part of K, if K is split); a block
+works on one unit after the other. The time has these parts:
+
+* **A slab of K** takes the longest of its multiplication (2048 16-bit FMAs a
+  clock and SM), of what wgmma and TMA move through shared memory (128 bytes a
+  clock), and of its way from L2, plus a constant for barriers.
+* **A round** is as long as a unit: its slabs, and the part of its tail that
+  the next unit's loads do not hide. All blocks take the same number of rounds,
+  so a tile that leaves half of the SMs idle in the last round pays for it.
+* **Device memory** must be read once and written once. How fast depends on
+  how many blocks have how many bytes in flight.
+* **Split K** adds a kernel that reads the partial sums back.
+* **Padding** adds copies of operands that TMA can't read.
+
+The first three overlap; the longest counts, blended where they are close.
+
+Constants (`_FIT`) were fitted to kernel times of an H200, see
+experiments/notes.md. Rates and sizes come from `hardware`, so other Hopper
+GPUs are predicted with the H200's efficiency.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+
+from pallas_gemm import hardware
+from pallas_gemm.kernels import sm90_dense_plan as plan
+from pallas_gemm.tuning.problem import Config, Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fit:
+  """Constants that no datasheet has; cycles and microseconds at `clock`.
+
+  Attributes:
+    clock: cycles a microsecond under load.
+    mma: multiplication, as a part of the time at peak rate.
+    shared: shared memory, likewise.
+    writes: part of TMA's writes that gets in the way of wgmma's reads.
+    narrow: loads in pieces of 32 columns, as a multiple of those of 64.
+    l2: bytes a cycle and SM from L2.
+    barrier: cycles of a slab's barriers.
+    tail: microseconds until the first results leave.
+    store: bytes a microsecond and SM of results.
+    activation, with_c: the tail with an activation, and with C, as multiples.
+    hidden: part of the tail that the next unit does not hide.
+    latency: microseconds that a load takes.
+    dram: part of the peak rate of device memory.
+    blend: exponent of the sum of overlapping parts.
+    launch: microseconds until the first block runs and after the last ends.
+    reduce: microseconds of the kernel that sums partial products.
+    reduce_rate: its bytes a microsecond.
+    copy: microseconds of a padding copy; copy_rate: its bytes a microsecond.
+  """
+
+  clock: float = 1650.0
+  mma: float = 0.95
+  shared: float = 1.2
+  writes: float = 0.08
+  narrow: float = 1.6
+  l2: float = 95.0
+  barrier: float = 80.0
+  tail: float = 0.4
+  store: float = 29e3
+  activation: float = 2.0
+  with_c: float = 2.0
+  hidden: float = 0.6
+  latency: float = 0.65
+  dram: float = 0.92
+  blend: float = 7.0
+  launch: float = 1.5
+  reduce: float = 1.7
+  reduce_rate: float = 3.0e6
+  copy: float = 1.5
+  copy_rate: float = 3.2e6
+
+
+_FIT = _Fit()
+
+# Tiles, consumers and the side that these share out.
+_TILES = (
+  (64, 32, 1, "m"),
+  (64, 64, 1, "m"),
+  (64, 96, 1, "m"),
+  (64, 128, 1, "m"),
+  (64, 192, 1, "m"),
+  (64, 256, 2, "n"),
+  (128, 64, 2, "m"),
+  (128, 96, 2, "m"),
+  (128, 128, 2, "m"),
+  (128, 160, 2, "m"),
+  (128, 192, 2, "m"),
+  (128, 224, 2, "m"),
+  (128, 256, 2, "m"),
+  (256, 128, 2, "m"),
+  (256, 160, 2, "m"),
+)
+_CLUSTERS = ((1, 1), (2, 1), (1, 2))
+_SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_MOST_STAGES = 12
+# Slabs that a part of K must have to be worth a unit of its own.
+_FEWEST_SLABS = 4
+
+
+def choose(problem: Problem) -> Config:
+  """The legal config with the least predicted time.
+
+  Args:
+    problem: what is computed.
+
+  Raises:
+    NotImplementedError: no config is legal; the reason of the last refusal.
+
+  Example:
+    >>> from pallas_gemm.tuning import model
+    >>> from pallas_gemm.tuning.problem import Problem
+    >>> config = model.choose(Problem(
+    ...   m=4096, n=4096, k=4096, dtype="bfloat16", out_dtype="bfloat16"))
+    >>> config.block_m, config.block_n
+    (128, 256)
+  """
+  reason = "no candidate"
+  for config in candidates(problem):
+    reason = plan.is_legal(config, problem)
+    if reason is None:
+      return config
+  raise NotImplementedError(reason)
+
+
+def candidates(problem: Problem) -> list[Config]:
+  """Configs worth a try, the one with the least predicted time first.
+
+  Not all need be legal.
+  """
+  gpu = hardware.current()
+  timed = [(predict(c, problem, gpu), c) for c in _all(problem, gpu)]
+  return [config for _, config in sorted(timed, key=lambda x: x[0])]
+
+
+def _all(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
+  p, sms = problem, gpu.sm_count
+  slabs = _cdiv(p.k, 64)
+  for config in _configs(
+    p.gated, p.out_dtype, p.c_dtype, p.bias, p.save_preactivation
+  ):
+    tall, wide = config.cluster_m > 1, config.cluster_n > 1
+    # A tile far larger than the matrix, a cluster with nobody to share with.
+    if config.block_m >= 2 * max(p.m, 64) or config.block_n >= 2 * max(p.n, 32):
+      continue
+    if (tall and p.m <= config.block_m) or (wide and p.n <= config.block_n):
+      continue
+    yield config
+    tiles = _cdiv(p.m, config.block_m) * _cdiv(p.n, config.block_n) * p.batch
+    if p.gated or p.save_preactivation or tall or wide or tiles > sms:
+      continue
+    for split in _SPLITS:
+      if tiles * split > 2 * sms or slabs < split * _FEWEST_SLABS:
+        break
+      parts = _fitted(config, p.gated, "float32", None, None, False)
+      if parts is not None:
+        yield dataclasses.replace(parts, split_k=split)
+
+
+@functools.cache
+def _configs(gated, out_dtype, c_dtype, bias, save) -> tuple[Config, ...]:
+  """Every tile and cluster with as many stages as find room."""
+  found = []
+  for block_m, block_n, consumers, split in _TILES:
+    for cluster_m, cluster_n in _CLUSTERS:
+      config = Config(
+        block_m=block_m,
+        block_n=block_n,
+        consumers=consumers,
+        split=split,
+        cluster_m=cluster_m,
+        cluster_n=cluster_n,
+      )
+      config = _fitted(config, gated, out_dtype, c_dtype, bias, save)
+      if config is not None:
+        found.append(config)
+  return tuple(found)
+
+
+@functools.cache
+def _fitted(config, gated, out_dtype, c_dtype, bias, save) -> Config | None:
+  """The config with the pieces of its tail and the stages that find room."""
+  problem = Problem(
+    m=8192,
+    n=8192,
+    k=8192,
+    dtype="bfloat16",
+    out_dtype=out_dtype,
+    gated=gated,
+    c_dtype=c_dtype,
+    bias=bias,
+    save_preactivation=save,
+  )
+  columns = config.block_n
+  if config.split == "n":
+    columns //= config.consumers
+  # One swizzled piece: such copies take matrices of any height (see compat).
+  piece = 128 // jnp.dtype(out_dtype).itemsize
+  piece = next(w for w in (piece, 32, 16) if columns % w == 0)
+  config = dataclasses.replace(config, epilogue_n=piece)
+  room = hardware.current().shared_bytes_per_block
+  for stages in range(_MOST_STAGES, 1, -1):
+    config = dataclasses.replace(config, stages=stages)
+    if plan.shared_bytes(config, problem) <= room:
+      return config
+  return None
+
+
+def predict(
+  config: Config, problem: Problem, gpu: hardware.Gpu | None = None
+) -> float:
+  """Predicted time of all kernels of a call, in seconds.
+
+  Args:
+    config: a config, legal or not.
+    problem: what is computed.
+    gpu: where; None for `hardware.current()`.
+  """
+  p, cfg, fit = problem, config, _FIT
+  gpu = gpu or hardware.current()
+  products = 2 if p.gated else 1
+  bm, bn, bk = cfg.block_m, cfg.block_n * products, cfg.block_k
+  shares = cfg.consumers if cfg.split == "n" else 1
+  size = 4 if cfg.split_k > 1 or p.out_dtype == "float32" else 2
+
+  # A slab, in cycles.
+  rows = min(bm, _cdiv(p.m, 8) * 8)  # those that are loaded
+  multiply = bm * bn * bk / 2048 * fit.mma
+  reads = bm // 64 * (64 * bk * shares * products + bn * bk) * 2
+  writes = (rows + bn) * bk * 2
+  shared = (reads + fit.writes * writes) / 128 * fit.shared
+  loads = (rows / cfg.cluster_n + bn / cfg.cluster_m) * bk * 2 / fit.l2
+  if not p.transpose_b and cfg.block_n // shares % 64:
+    loads *= fit.narrow
+  slab = max(multiply, shared, loads) + fit.barrier
+
+  # All units.
+  cluster = cfg.cluster_m * cfg.cluster_n
+  units = _cdiv(p.m, cfg.block_m * cfg.cluster_m)
+  units *= _cdiv(p.n, cfg.block_n * cfg.cluster_n) * cfg.split_k * p.batch
+  rounds = _cdiv(units, gpu.sm_count // cluster)
+  blocks = _cdiv(units, rounds) * cluster
+  slabs = _cdiv(_cdiv(p.k, bk), cfg.split_k)
+  tail = fit.tail + bm * cfg.block_n * size / fit.store
+  if p.activation:
+    tail *= fit.activation
+  if p.c_dtype:
+    tail *= fit.with_c
+  between = fit.hidden * (rounds - 1)
+  busy = rounds * slabs * slab / fit.clock + (1 + between) * tail
+
+  # Device memory.
+  stored = p.m * p.n * p.batch
+  moved = p.m * p.k * (p.batch if p.batched_a else 1) * 2
+  moved += p.n * p.k * products * (p.batch if p.batched_b else 1) * 2
+  if cfg.split_k == 1:
+    moved += stored * size * (1 + (p.c_dtype is not None))
+  in_flight = cfg.stages * bn * bk * 2
+  rate = min(
+    gpu.dram_bytes_per_s / 1e6 * fit.dram, blocks * in_flight / fit.latency
+  )
+  memory = moved / rate
+
+  time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
+  if cfg.split_k > 1:
+    time += fit.reduce + stored * cfg.split_k * 4 / fit.reduce_rate
+  for copied in plan.copied_bytes(cfg, p):
+    time += fit.copy + copied / fit.copy_rate
+  return time * 1e-6
+
+
+def _cdiv(a: int, b: int) -> int:
+  return -(-a // b)

@@ -1,0 +1,269 @@
+"""matmul and gated_matmul: values, over layouts, batches, epilogues, dtypes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gemm
+from pallas_gemm import tuning
+from tests.support import products
+from tests.support.products import normal
+
+FLOATS = ("float32", "bfloat16", "float16")
+# Small tiles, so that a small product has several.
+SMALL = tuning.Config(
+  block_m=64, block_n=64, block_k=64, stages=2, consumers=1, epilogue_n=64
+)
+
+
+def stored(x, transposed):
+  return jnp.swapaxes(x, -1, -2) if transposed else x
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("transpose_a", (False, True))
+@pytest.mark.parametrize("transpose_b", (False, True))
+def test_layouts(dtype, transpose_a, transpose_b):
+  a, b = normal(7, 33, dtype=dtype), normal(33, 12, dtype=dtype)
+  out = pallas_gemm.matmul(
+    stored(a, transpose_a),
+    stored(b, transpose_b),
+    transpose_a=transpose_a,
+    transpose_b=transpose_b,
+  )
+  assert out.dtype == dtype
+  products.assert_product(out, a, b)
+
+
+BATCHES = (
+  ((3,), ()),
+  ((2, 3), ()),
+  ((), (3,)),
+  ((3,), (3,)),
+  ((2, 3), (3,)),
+  ((3,), (2, 3)),
+  ((2, 1), (2, 3)),
+  ((2, 3), (2, 1)),
+  ((2, 3), (1, 1)),
+  ((1, 3), (2, 1)),
+  ((1,), (1,)),
+)
+
+
+@pytest.mark.parametrize("transpose_a", (False, True))
+@pytest.mark.parametrize("batches", BATCHES, ids=str)
+def test_batches(batches, transpose_a):
+  batch_a, batch_b = batches
+  a, b = normal(*batch_a, 4, 9), normal(*batch_b, 9, 5)
+  out = pallas_gemm.matmul(stored(a, transpose_a), b, transpose_a=transpose_a)
+  products.assert_product(out, a, b)
+
+
+@pytest.mark.parametrize("batches", BATCHES[1:8:2], ids=str)
+@pytest.mark.parametrize("along", ("n", "m"))
+@pytest.mark.parametrize("transpose_a", (False, True))
+def test_batches_with_bias_and_c(batches, along, transpose_a):
+  batch_a, batch_b = batches
+  a, b = normal(*batch_a, 4, 9), normal(*batch_b, 9, 5)
+  bias = normal(5) if along == "n" else normal(4, 1)
+  c = normal(*np.broadcast_shapes(batch_a, batch_b), 4, 5)
+  out = pallas_gemm.matmul(
+    stored(a, transpose_a), b, bias=bias, c=c, beta=-2, transpose_a=transpose_a
+  )
+  products.assert_product(out, a, b, bias=bias, c=c, beta=-2)
+
+
+@pytest.mark.parametrize(
+  "shapes",
+  (((6,), (6,)), ((6,), (6, 4)), ((3, 6), (6,)), ((6,), (2, 6, 4))),
+  ids=str,
+)
+def test_vectors(shapes):
+  a, b = normal(*shapes[0]), normal(*shapes[1])
+  out = pallas_gemm.matmul(a, b)
+  assert out.shape == jnp.matmul(a, b).shape
+  two_a = a[None] if a.ndim == 1 else a
+  two_b = b[:, None] if b.ndim == 1 else b
+  shape = np.matmul(two_a, two_b).shape
+  products.assert_product(out.reshape(shape), two_a, two_b)
+
+
+def test_c_of_vectors():
+  a, b = normal(3, 6), normal(6)
+  out = pallas_gemm.matmul(a, b, c=normal(3))
+  products.assert_product(out[:, None], a, b[:, None], c=normal(3)[:, None])
+  out = pallas_gemm.matmul(b, b, c=normal(1)[0])
+  products.assert_product(
+    out[None, None], b[None], b[:, None], c=normal(1)[None]
+  )
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("activation", (None, *products.ACTIVATIONS))
+@pytest.mark.parametrize("with_bias", (False, True))
+@pytest.mark.parametrize("with_c", (False, True))
+def test_epilogues(dtype, activation, with_bias, with_c):
+  a, b = normal(6, 40, dtype=dtype), normal(40, 10, dtype=dtype)
+  epilogue = {"alpha": 0.3, "activation": activation}
+  if with_bias:
+    epilogue["bias"] = normal(10, dtype=dtype, seed=1)
+  if with_c:
+    epilogue |= {"c": normal(6, 10, dtype=dtype, seed=2), "beta": 1.7}
+  out = pallas_gemm.matmul(a, b, **epilogue)
+  assert out.dtype == dtype
+  products.assert_product(out, a, b, **epilogue)
+
+
+@pytest.mark.parametrize("out_dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("alpha", (1.0, 0.5))
+def test_out_dtypes(dtype, out_dtype, alpha):
+  a, b = normal(5, 20, dtype=dtype), normal(20, 8, dtype=dtype)
+  out = pallas_gemm.matmul(a, b, out_dtype=out_dtype, alpha=alpha)
+  assert out.dtype == out_dtype
+  products.assert_product(out, a, b, alpha=alpha)
+
+
+def test_epilogue_in_float32_beside_16_bit_operands():
+  a, b = normal(5, 20, dtype="bfloat16"), normal(20, 8, dtype="bfloat16")
+  epilogue = {"bias": normal(8), "c": normal(5, 8), "activation": jax.nn.silu}
+  out = pallas_gemm.matmul(a, b, out_dtype="float32", **epilogue)
+  products.assert_product(out, a, b, **epilogue)
+
+
+@pytest.mark.parametrize("dtype", ("int8", "int32", "uint8", "bool"))
+@pytest.mark.parametrize("shapes", (((4, 9), (9, 5)), ((2, 4, 9), (2, 9, 5))))
+def test_integers_are_those_of_jnp(dtype, shapes):
+  rng = np.random.default_rng(0)
+  a, b = (
+    jnp.asarray(rng.integers(0, 2 if dtype == "bool" else 100, shape), dtype)
+    for shape in shapes
+  )
+  out = pallas_gemm.matmul(a, b)
+  assert out.dtype == dtype
+  np.testing.assert_array_equal(out, jnp.matmul(a, b))
+
+
+def test_integer_epilogue():
+  rng = np.random.default_rng(0)
+  a, b, c = (
+    jnp.asarray(rng.integers(-9, 9, shape), "int8")
+    for shape in ((4, 9), (9, 5), (4, 5))
+  )
+  out = pallas_gemm.matmul(a, b, c=c, alpha=2, beta=-3, out_dtype="int32")
+  want = 2 * np.matmul(a, b, dtype=int) - 3 * np.asarray(c, int)
+  np.testing.assert_array_equal(out, want)
+
+
+def test_complex():
+  a = normal(4, 9) + 1j * normal(4, 9, seed=1)
+  b = normal(9, 5) + 1j * normal(9, 5, seed=1)
+  np.testing.assert_array_equal(pallas_gemm.matmul(a, b), jnp.matmul(a, b))
+  out = pallas_gemm.matmul(a, b, alpha=2j)
+  np.testing.assert_array_equal(out, jnp.matmul(a, b) * 2j)
+
+
+def test_float64():
+  with jax.enable_x64(True):
+    a, b = normal(4, 9, dtype="float64"), normal(9, 5, dtype="float64")
+    out = pallas_gemm.matmul(a, b, activation=jnp.tanh)
+    assert out.dtype == "float64"
+    products.assert_product(out, a, b, activation=jnp.tanh)
+
+
+def test_mixed_dtypes_are_promoted():
+  a, b = normal(4, 9, dtype="bfloat16"), normal(9, 5)
+  out = pallas_gemm.matmul(a, b)
+  assert out.dtype == jnp.matmul(a, b).dtype == "float32"
+  products.assert_product(out, a, b)
+  assert pallas_gemm.matmul(np.ones((4, 9), np.int8), b).dtype == "float32"
+
+
+def test_no_epilogue_is_one_dot_general():
+  """What runs is what jnp.dot would run, and nothing else."""
+  a, b = normal(64, 64, dtype="bfloat16"), normal(64, 64, dtype="bfloat16")
+  text = jax.jit(pallas_gemm.matmul).lower(a, b).as_text()
+  assert text.count("stablehlo.dot_general") == 1
+  for operation in ("transpose", "convert", "broadcast", "multiply"):
+    assert f"stablehlo.{operation}" not in text
+
+
+def test_precision_is_passed_on():
+  a, b = normal(4, 9), normal(9, 5)
+  for precision in ("highest", jax.lax.Precision.HIGHEST):
+    lowered = jax.jit(
+      lambda a, b, p=precision: pallas_gemm.matmul(a, b, precision=p)
+    ).lower(a, b)
+    assert "precision = [HIGHEST, HIGHEST]" in lowered.as_text()
+  with jax.default_matmul_precision("highest"):
+    lowered = jax.jit(lambda a, b: pallas_gemm.matmul(a, b)).trace(a, b)
+  assert "precision = [HIGHEST, HIGHEST]" in lowered.lower().as_text()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", ((6, 20), (2, 3, 20), (20,)), ids=str)
+def test_gated(dtype, shape):
+  x = normal(*shape, dtype=dtype)
+  gate, up = (normal(20, 8, dtype=dtype, seed=i) for i in (1, 2))
+  for activation in (jax.nn.silu, jax.nn.gelu):
+    out = pallas_gemm.gated_matmul(x, gate, up, activation=activation)
+    assert out.dtype == dtype
+    products.assert_gated(out, x, gate, up, activation)
+
+
+def test_factors_of_zero_read_nothing():
+  nan = jnp.full((4, 4), jnp.nan)
+  a, b = normal(4, 4), normal(4, 4, seed=1)
+  products.assert_product(pallas_gemm.matmul(a, b, c=nan, beta=0), a, b)
+  out = pallas_gemm.matmul(nan, b, c=a, alpha=0, beta=2)
+  np.testing.assert_array_equal(out, 2 * a)
+
+
+def test_nan_spreads():
+  a, b = normal(4, 4).at[1, 2].set(jnp.nan), normal(4, 4)
+  out = pallas_gemm.matmul(a, b)
+  assert np.isnan(out[1]).all() and np.isfinite(out[jnp.array([0, 2, 3])]).all()
+  out = pallas_gemm.matmul(b, b, alpha=float("nan"))
+  assert np.isnan(out).all()
+
+
+def test_same_inputs_same_bits():
+  a, b = normal(32, 64, dtype="bfloat16"), normal(64, 32, dtype="bfloat16")
+  first = pallas_gemm.matmul(a, b)
+  for _ in range(3):
+    np.testing.assert_array_equal(pallas_gemm.matmul(a, b), first)
+
+
+# The Hopper kernel, interpreted.
+
+
+@pytest.mark.parametrize("transpose", (False, True))
+def test_sm90(transpose):
+  a, b = normal(80, 128, dtype="bfloat16"), normal(128, 72, dtype="bfloat16")
+  epilogue = {
+    "bias": normal(72, dtype="bfloat16", seed=1),
+    "c": normal(80, 72, dtype="bfloat16", seed=2),
+    "activation": jax.nn.silu,
+    "alpha": 0.5,
+    "beta": 2.0,
+  }
+  out = pallas_gemm.matmul(
+    stored(a, transpose),
+    stored(b, transpose),
+    transpose_a=transpose,
+    transpose_b=transpose,
+    implementation="sm90",
+    config=SMALL,
+    **epilogue,
+  )
+  products.assert_product(out, a, b, **epilogue)
+
+
+def test_sm90_batched_gated():
+  x = normal(2, 64, 64, dtype="float16")
+  gate, up = (normal(2, 64, 64, dtype="float16", seed=i) for i in (1, 2))
+  out = pallas_gemm.gated_matmul(
+    x, gate, up, implementation="sm90", config=SMALL
+  )
+  products.assert_gated(out, x, gate, up, jax.nn.silu)

@@ -1,0 +1,560 @@
+"""autotune: finds the products, measures, and remembers what is right."""
+
+import contextlib
+import dataclasses
+import functools
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gemm
+from pallas_gemm import compat, hardware, tuning
+from pallas_gemm.kernels import sm90_dense
+from pallas_gemm.ops import gemm
+from pallas_gemm.ops.spec import Operands, Spec
+from pallas_gemm.tuning import autotune, cache, measure, model, trial
+from pallas_gemm.tuning.problem import Config, Problem
+
+PROBLEM = Problem(m=96, n=80, k=72, dtype="bfloat16", out_dtype="bfloat16")
+# In the order of the model; the second is the fastest.
+CONFIGS = tuple(
+  Config(block_m=64, block_n=64, consumers=1, stages=2, epilogue_n=n)
+  for n in (64, 32, 16)
+)
+SECONDS = dict(zip(CONFIGS, (2e-4, 1e-4, 3e-4)))
+
+
+@pytest.fixture(autouse=True)
+def fake_model(tmp_path, monkeypatch):
+  """A cache of its own for each test, and a model of three configs."""
+  monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
+  monkeypatch.setattr(model, "candidates", lambda problem: [*CONFIGS])
+  monkeypatch.setattr(model, "choose", lambda problem: CONFIGS[0])
+  cache.clear()
+  yield
+  cache.clear()
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+  """XLA in place of the kernel, and times that are known.
+
+  Returns a dict: what to make of the results of a config.
+  """
+  tampering = {}
+
+  def matmul(a, b, *, problem, config, b_up=None, bias=None, c=None, **tail):
+    p = problem
+    a, b, b_up = (
+      None if x is None else x.astype(jnp.float32) for x in (a, b, b_up)
+    )
+    a = jnp.matrix_transpose(a) if p.transpose_a else a
+    sums = [
+      jnp.matmul(
+        a, jnp.matrix_transpose(x) if p.transpose_b else x, precision="highest"
+      )
+      for x in (b, b_up)
+      if x is not None
+    ]
+    if bias is not None:
+      bias = bias[:, None] if p.bias == "m" else bias
+      bias = jnp.broadcast_to(bias.astype(jnp.float32), sums[0].shape)
+    c = None if c is None else c.astype(jnp.float32)
+    outs = sm90_dense._tail(sums, c, bias, problem=p, **tail)
+    outs = tuple(x.astype(p.out_dtype) for x in outs)
+    return tampering.get(config, lambda outs: outs)(outs)
+
+  compile_ = trial.Trial.compile
+
+  def compile_marked(self, config):
+    call = compile_(self, config)
+    call.config = config
+    return call
+
+  monkeypatch.setattr(sm90_dense, "matmul", matmul)
+  monkeypatch.setattr(trial.Trial, "compile", compile_marked)
+  monkeypatch.setattr(
+    measure, "seconds", lambda calls: [SECONDS[c.config] for c in calls]
+  )
+  return tampering
+
+
+def case(**fields):
+  given = {
+    name: fields.pop(name)
+    for name in ("activation", "alpha", "beta")
+    if name in fields
+  }
+  if "activation" in given:
+    fields["activation"] = "named"
+  return trial.Case(dataclasses.replace(PROBLEM, **fields), **given)
+
+
+# What is remembered.
+
+
+def test_the_fastest_is_remembered(kernel):
+  before = tuning.generation()
+  found = autotune.tune(case())
+  assert found.config == tuning.resolve(PROBLEM) == CONFIGS[1]
+  assert found.seconds == SECONDS[CONFIGS[1]]
+  assert found.model_config == CONFIGS[0]
+  assert found.model_seconds == SECONDS[CONFIGS[0]]
+  assert found.tried == tuple((c, SECONDS[c], None) for c in CONFIGS)
+  assert tuning.generation() > before
+
+
+def test_interpreted_times_do_not_go_to_disk(kernel):
+  autotune.tune(case())
+  assert not cache.folder().exists()
+
+
+@pytest.fixture
+def h200(monkeypatch):
+  """Pretends that there is an H200."""
+  monkeypatch.setattr(compat, "targets_gpu", lambda: True)
+  monkeypatch.setattr(hardware, "current", lambda: hardware.lookup("H200"))
+
+
+def test_times_of_a_gpu_go_to_disk(kernel, h200):
+  autotune.tune(case())
+  cache.clear()
+  assert cache.lookup(PROBLEM) == CONFIGS[1]
+
+
+def test_the_model_decides_what_is_tried(kernel):
+  tried = autotune.tune(case(), top=2).tried
+  assert [config for config, *_ in tried] == [*CONFIGS[:2]]
+
+
+def test_what_was_remembered_is_tried_again(kernel):
+  cache.store(PROBLEM, CONFIGS[2], 1e-9, persist=False)
+  tried = autotune.tune(case(), top=1).tried
+  assert [config for config, *_ in tried] == [CONFIGS[0], CONFIGS[2]]
+  assert tuning.resolve(PROBLEM) == CONFIGS[0]
+
+
+def test_illegal_configs_are_not_tried(kernel, monkeypatch):
+  illegal = dataclasses.replace(CONFIGS[0], stages=1)
+  monkeypatch.setattr(
+    model, "candidates", lambda problem: [illegal, CONFIGS[1], CONFIGS[2]]
+  )
+  cache.store(PROBLEM, illegal, 1e-9, persist=False)
+  tried = autotune.tune(case(), top=2).tried
+  assert [config for config, *_ in tried] == [*CONFIGS[:2]]
+
+
+def fails(outs):
+  raise ValueError("no such instruction\nand more lines")
+
+
+WRONG = {
+  "one element": lambda o: (o[0].at[0, -1, -1].add(1.0),),
+  "not a number": lambda o: (o[0].at[0, 7, 11].set(jnp.nan),),
+  "infinite": lambda o: (o[0].at[0, 7, 11].set(jnp.inf),),
+  "not written": lambda o: (o[0].at[:, 64:].set(0),),
+  "shifted": lambda o: (jnp.roll(o[0], 1, axis=1),),
+  "negative": lambda o: (-o[0],),
+  "does not compile": fails,
+}
+
+
+@pytest.mark.parametrize("tamper", WRONG.values(), ids=WRONG)
+def test_a_wrong_config_is_never_remembered(kernel, monkeypatch, tamper):
+  logged = []
+  monkeypatch.setattr(
+    autotune.logging, "warning", lambda m, *args: logged.append(m % args)
+  )
+  kernel[CONFIGS[1]] = tamper
+  found = autotune.tune(case())
+  assert tuning.resolve(PROBLEM) == found.config == CONFIGS[0]
+  (_, _, reason) = found.tried[1]
+  assert found.tried[1] == (CONFIGS[1], None, reason)
+  want = "no such instruction" if tamper is fails else "wrong result"
+  assert want in reason and "more lines" not in reason
+  assert len(logged) == 1 and reason in logged[0]
+  assert reason in str(found)
+
+
+def test_none_works(kernel):
+  kernel.update(dict.fromkeys(CONFIGS, fails))
+  found = autotune.tune(case())
+  assert found.config is found.seconds is found.model_seconds is None
+  assert all(reason for *_, reason in found.tried)
+  assert "no config worked" in str(found)
+  assert cache.lookup(PROBLEM) is None
+
+
+def test_a_remembered_config_that_became_wrong_is_replaced(kernel):
+  cache.store(PROBLEM, CONFIGS[1], 1e-9, persist=False)
+  kernel[CONFIGS[1]] = WRONG["shifted"]
+  autotune.tune(case())
+  assert cache.lookup(PROBLEM) == CONFIGS[0]
+
+
+# What counts as right, with everything that a kernel may do to a product.
+
+CASES = {
+  "transposed": {"transpose_a": True, "transpose_b": True},
+  "alpha": {"alpha": -0.5},
+  "bias": {"bias": "n"},
+  "bias along m": {"bias": "m"},
+  "residual": {"c_dtype": "bfloat16", "beta": 0.25, "alpha": 2.0},
+  "residual and bias": {"c_dtype": "float32", "bias": "n"},
+  "relu": {"activation": jax.nn.relu},
+  "gelu": {"activation": jax.nn.gelu, "bias": "n"},
+  "tanh": {"activation": jnp.tanh},
+  "saved": {
+    "activation": jax.nn.silu, "bias": "n", "save_preactivation": True,
+  },
+  "gated": {"activation": jax.nn.silu, "gated": True},
+  "gated and saved": {
+    "activation": jax.nn.gelu, "gated": True, "save_preactivation": True,
+  },
+  "batch": {"batch": 3, "batched_a": True},
+  "batch of both": {"batch": 2, "batched_a": True, "batched_b": True},
+  "large": {"m": 600, "n": 520},
+}  # fmt: skip
+
+
+ROUNDED = [(name, "bfloat16") for name in CASES]
+ROUNDED += [
+  (name, dtype)
+  for name in ("residual and bias", "gated and saved")
+  for dtype in ("float16", "float32")
+]
+
+
+@pytest.mark.parametrize("name, out_dtype", ROUNDED)
+def test_right_results_pass_and_wrong_ones_do_not(kernel, name, out_dtype):
+  dtype = "bfloat16" if out_dtype == "bfloat16" else "float16"
+  fields = CASES[name] | {"dtype": dtype, "out_dtype": out_dtype}
+  attempt = trial.Trial(case(**fields))
+  outs = attempt.compile(CONFIGS[0])()
+  assert attempt.error(outs) is None
+  last = (-1, -1, -1)
+  for i, out in enumerate(outs):
+    changed = [*outs]
+    # relu and its like forget what is below zero, so upwards.
+    changed[i] = out.at[last].add(2.0)
+    assert "wrong result" in attempt.error(tuple(changed))
+
+
+@pytest.mark.parametrize("name", ["bias", "c", "b_up"])
+def test_an_operand_that_is_not_read_is_seen(kernel, name):
+  fields = {
+    "bias": {"bias": "n", "activation": jax.nn.gelu},
+    "c": {"c_dtype": "bfloat16"},
+    "b_up": {"gated": True, "activation": jax.nn.silu},
+  }[name]
+  attempt = trial.Trial(case(**fields))
+  attempt._operands[name] = jnp.zeros_like(attempt._operands[name])
+  assert "wrong result" in attempt.error(attempt.compile(CONFIGS[0])())
+
+
+def test_operands_are_normal_and_results_of_their_size(kernel):
+  attempt = trial.Trial(case(k=1024))
+  (out,) = attempt.compile(CONFIGS[0])()
+  assert 0.9 < np.std(attempt._operands["a"].astype("float32")) < 1.1
+  assert 0.5 < float(jnp.std(out.astype(jnp.float32))) < 2
+
+
+# Which products of a function count.
+
+
+def product(a, b, **fields):
+  """[M, N] of [M, K] and [K, N]."""
+  fields = {"implementation": ("sm90",)} | fields
+  spec = Spec(out_dtype=fields.pop("out_dtype", a.dtype), **fields)
+  return gemm.gemm(Operands(a[None], b[None]), spec)[0][0]
+
+
+def array(*shape, dtype="bfloat16"):
+  return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+
+A, B = array(48, 72), array(72, 40)
+SQUARE = array(48, 48)
+
+
+def names(fn, *args, **kwargs):
+  return [
+    autotune.describe(found.problem)
+    for found in autotune.find(fn, *args, **kwargs)
+  ]
+
+
+def loss(a, b):
+  return product(a, b).astype(jnp.float32).sum()
+
+
+FUNCTIONS = {
+  "itself": product,
+  "jit": jax.jit(product),
+  "twice": lambda a, b: product(a, b) + product(a, 2 * b),
+  "remat": jax.checkpoint(product),
+  "scan": lambda a, b: lax.scan(
+    lambda c, _: (c + product(a, b), None),
+    jnp.zeros((48, 40), a.dtype),
+    None,
+    3,
+  ),
+  "while": lambda a, b: lax.while_loop(
+    lambda c: product(c, b)[0, 0] < 0, lambda c: 2 * c, a
+  ),
+  "cond": lambda a, b: lax.cond(
+    a[0, 0] > 0, product, lambda a, b: jnp.zeros((48, 40), a.dtype), a, b
+  ),
+  "custom_jvp": jax.custom_jvp(product),
+  "custom_vjp": jax.custom_vjp(product),
+  "nested": jax.jit(lambda a, b: jax.checkpoint(jax.jit(product))(a, b)),
+}
+FUNCTIONS["custom_jvp"].defjvp(lambda p, t: (product(*p), product(*t)))
+FUNCTIONS["custom_vjp"].defvjp(
+  lambda a, b: (product(a, b), (a, b)), lambda saved, ct: saved
+)
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_products_are_found(kernel, fn):
+  assert names(fn, A, B) == ["48x40x72 bfloat16"]
+
+
+def test_products_of_a_gradient_are_found(kernel):
+  found = names(jax.grad(loss, (0, 1)), A, B)
+  # Nobody reads the product itself.
+  assert sorted(found) == [
+    "48x72x40 bfloat16 transpose_b",
+    "72x40x48 bfloat16 transpose_a",
+  ]
+  assert names(jax.grad(loss), A, B) == ["48x72x40 bfloat16 transpose_b"]
+
+
+def test_products_of_a_batch_are_found(kernel):
+  found = names(jax.vmap(product), array(3, 48, 72), array(3, 72, 40))
+  assert found == ["48x40x72 bfloat16 batch=3 batched_a batched_b"]
+
+
+def test_what_is_no_array_is_not_traced(kernel):
+  def fn(arrays, sizes, *, activation, out_dtype, extra=None):
+    assert type(sizes[0]) is int and extra is None
+    return product(**arrays, activation=activation, out_dtype=out_dtype)
+
+  arrays = {"a": np.ones((48, 72), "float16"), "b": array(72, 40, dtype="f2")}
+  (found,) = autotune.find(
+    fn, arrays, (1, 2), activation=jax.nn.relu, out_dtype=np.float32
+  )
+  assert found.activation is jax.nn.relu
+  name = autotune.describe(found.problem)
+  assert name.startswith("48x40x72 float16 out_dtype=float32 activation=")
+
+
+def test_what_a_case_needs_is_found(kernel):
+  def fn(a, b):
+    return product(a, b, alpha=0.5, activation=jnp.tanh)
+
+  (found,) = autotune.find(fn, A, B)
+  assert (found.alpha, found.beta, found.activation) == (0.5, 1.0, jnp.tanh)
+
+
+def test_ops_on_a_gpu_ask_for_the_kernel_by_themselves(kernel, h200):
+  plain = "48x40x72 bfloat16"
+  assert names(pallas_gemm.matmul, A, B) == [plain]
+  dimensions = (((1,), (0,)), ((), ()))
+  assert names(pallas_gemm.dot_general, A, B, dimensions) == [plain]
+  (gated,) = names(pallas_gemm.gated_matmul, A, B, w_up=B)
+  assert gated.startswith(plain) and gated.endswith("gated")
+
+
+def test_the_ops_use_what_was_found(kernel):
+  used = []
+  for config in CONFIGS:
+    kernel[config] = lambda outs, config=config: used.append(config) or outs
+  a, b = (jnp.ones(x.shape, x.dtype) for x in (A, B))
+  op = functools.partial(pallas_gemm.matmul, implementation="sm90")
+  op(a, b)
+  assert set(used) == {CONFIGS[0]}
+  autotune.autotune(op, a, b)
+  used.clear()
+  op(a, b)
+  assert set(used) == {CONFIGS[1]}
+
+
+def wide(a, b):
+  return product(a.astype("float32"), b.astype("float32"))
+
+
+NOTHING = {
+  "no product": (lambda a, b: a @ b, "no product of this package"),
+  "float32": (wide, "bfloat16 or float16"),
+  "another way": (
+    lambda a, b: product(a, b, implementation=("xla",)), "runs on",
+  ),
+  "explicit": (lambda a, b: product(a, b, config=Config()), "explicit config"),
+  "invariant": (
+    lambda a, b: product(a, b, batch_invariant=True), "batch-invariant",
+  ),
+  "empty": (lambda a, b: product(a[:0], b), "empty"),
+  "times zero": (lambda a, b: product(a, b, alpha=0.0), "empty"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fn, reason", NOTHING.values(), ids=NOTHING)
+def test_nothing_to_tune(kernel, fn, reason):
+  with pytest.raises(ValueError, match=reason):
+    autotune.autotune(fn, A, B)
+
+
+def test_needs_a_gpu(kernel):
+  def fn(a, b):
+    return product(a, b, implementation=None)
+
+  with pytest.raises(RuntimeError, match="needs a Hopper GPU"):
+    autotune.autotune(fn, A, B)
+
+
+def test_needs_a_hopper_gpu(kernel, monkeypatch):
+  a100 = hardware.lookup("A100-SXM4-80GB")
+  monkeypatch.setattr(hardware, "current", lambda: a100)
+  with pytest.raises(RuntimeError, match=r"Hopper.*A100"):
+    autotune.autotune(product, A, B)
+
+
+@pytest.mark.parametrize("top", [0, -1, 2.0, True, "8", None])
+def test_top_is_a_positive_integer(top):
+  with pytest.raises(ValueError, match="top must be a positive integer"):
+    autotune.autotune(product, A, B, top=top)
+
+
+def test_not_while_tracing(kernel):
+  with pytest.raises(TypeError, match="outside of jit"):
+    jax.jit(lambda a: autotune.autotune(product, a, a))(jnp.ones((8, 8)))
+
+
+def test_result(kernel):
+  def fn(a, b):
+    return product(a, b), product(a, b, out_dtype=jnp.float32)
+
+  result = autotune.autotune(fn, A, B, top=2)
+  assert [t.config for t in result.problems] == [CONFIGS[1]] * 2
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    result.problems = ()
+  text = str(result)
+  assert "48x40x72 bfloat16 out_dtype=float32\n" in text
+  assert "100.0 us, 2.00x as fast as the model's choice" in text
+  assert "epilogue_n=32" in text
+
+
+# Measuring: a GPU and its profiler, played.
+
+
+class Profiler:
+  """Launches kernels (name, ms), and tells what was launched."""
+
+  def __init__(self):
+    self.now = None
+    self.calls = []
+
+  @contextlib.contextmanager
+  def session(self):
+    self.now, events = [], []
+    yield events
+    events.extend(self.now)
+    self.now = None
+
+  def call(self, name, *kernels):
+    def run():
+      self.calls.append(name)
+      if self.now is not None:
+        self.now.extend((f"{name}{i}", ms) for i, ms in enumerate(kernels))
+      return ()
+
+    return run
+
+
+@pytest.fixture
+def profiler(monkeypatch):
+  fake = Profiler()
+  monkeypatch.setattr(compat, "targets_gpu", lambda: True)
+  monkeypatch.setattr(compat, "cupti_session", fake.session)
+  monkeypatch.setattr(
+    measure, "_l2_flush", lambda: fake.call("flush", 7.0, 9.0)
+  )
+  return fake
+
+
+def test_kernel_times_are_summed_and_flushes_left_out(profiler):
+  calls = [profiler.call("a", 1.0), profiler.call("b", 0.5, 0.25)]
+  assert measure.seconds(calls) == [1e-3, 0.75e-3]
+  # In turns, each after a flush.
+  assert profiler.calls[-4:] == ["flush", "a", "flush", "b"]
+
+
+def test_medians(profiler):
+  times = iter([0.0] + [1.0, 2.0, 90.0] * measure._REPEATS)
+
+  def run():
+    if profiler.now is not None:
+      profiler.now.append(("k", next(times)))
+    return ()
+
+  assert measure.seconds([run]) == [2e-3]
+
+
+def test_kernels_of_something_else_are_noticed(profiler):
+  counts = iter(range(100))
+
+  def run():
+    if profiler.now is not None:
+      profiler.now.extend([("k", 1.0)] * (2 if next(counts) == 5 else 1))
+    return ()
+
+  with pytest.raises(RuntimeError, match="something else"):
+    measure.seconds([run])
+
+
+def test_without_cupti_the_hosts_clock(profiler, monkeypatch):
+  def none():
+    raise RuntimeError("CUPTI needs the jax CUDA plugin")
+
+  monkeypatch.setattr(compat, "cupti_session", none)
+  calls = [profiler.call("a"), profiler.call("b")]
+  found = measure.seconds(calls)
+  assert len(found) == 2 and min(found) > 0
+  assert profiler.calls[-4:] == ["flush", "a", "flush", "b"]
+
+
+def test_interpreted_calls_run_once():
+  calls = []
+  found = measure.seconds(
+    [lambda: calls.append("a"), lambda: calls.append("b")]
+  )
+  assert calls == ["a", "b"] and min(found) > 0
+
+
+# The kernel itself.
+
+
+def test_the_interpreted_kernel():
+  def fn(a, b):
+    return product(a, b, activation=jax.nn.gelu)
+
+  (found,) = autotune.autotune(fn, A, B, top=2).problems
+  assert [reason for *_, reason in found.tried] == [None, None]
+  assert found.config == cache.lookup(found.problem)
+  assert found.seconds > 0
+
+
+@pytest.mark.gpu
+def test_on_the_gpu():
+  (found,) = autotune.autotune(
+    product, array(512, 256), array(256, 384)
+  ).problems
+  assert [reason for *_, reason in found.tried] == [None] * len(CONFIGS)
+  assert found.seconds == min(seconds for _, seconds, _ in found.tried)
+  assert 1e-6 < found.seconds < 1e-3
+  cache.clear()
+  assert cache.lookup(found.problem) == found.config  # from disk

@@ -1,0 +1,464 @@
+"""The tuning cache: nothing is lost, and nothing in it breaks a computation."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import errno
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import pallas_gemm
+from pallas_gemm import tuning
+from pallas_gemm.kernels import sm90_dense
+from pallas_gemm.tuning import cache, model
+from pallas_gemm.tuning.problem import Config, Problem
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PROBLEM = Problem(
+  m=4096, n=2048, k=1024, dtype="bfloat16", out_dtype="bfloat16"
+)
+OTHER = dataclasses.replace(PROBLEM, m=1, activation="jax.nn.gelu", bias="n")
+CONFIG = Config(block_m=64, consumers=1, epilogue_n=32)
+FASTER = Config(block_n=128, cluster_m=2)
+
+
+@pytest.fixture(autouse=True)
+def warnings_(tmp_path, monkeypatch):
+  """A cache of its own for each test; yields what was logged."""
+  found = []
+  monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
+  monkeypatch.setattr(
+    cache.logging, "warning", lambda message, *args: found.append(args[0])
+  )
+  cache.clear()
+  yield found
+  cache.clear()
+
+
+@pytest.fixture
+def path():
+  found = cache.path_of(PROBLEM.device)
+  found.parent.mkdir()
+  return found
+
+
+def stored(path):
+  return json.loads(path.read_text())["entries"]
+
+
+def leftovers(path):
+  """Files beside the cache that are neither its lock nor kept aside."""
+  names = {p.name for p in path.parent.iterdir()}
+  return {n for n in names if n.count(".") > 1 and "corrupt" not in n} - {
+    f"{path.name}.lock"
+  }
+
+
+def test_unknown_problem(warnings_):
+  assert cache.lookup(PROBLEM) is None
+  assert not cache.folder().exists()  # looking leaves nothing behind
+  assert not warnings_
+
+
+def test_what_is_stored_is_found():
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(OTHER, FASTER, 2e-4)
+  for _ in range(2):
+    assert cache.lookup(PROBLEM) == CONFIG
+    assert cache.lookup(OTHER) == FASTER
+    cache.clear()  # and again from disk
+
+
+def test_a_later_config_replaces_the_earlier():
+  cache.store(PROBLEM, CONFIG, 2e-4)
+  cache.store(PROBLEM, FASTER, 1e-4)
+  assert cache.lookup(PROBLEM) == FASTER
+  cache.clear()
+  assert cache.lookup(PROBLEM) == FASTER
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(Problem))
+def test_every_field_of_a_problem_counts(field):
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  value = getattr(PROBLEM, field.name)
+  other = not value if isinstance(value, bool) else f"{value}1"
+  if isinstance(value, int) and not isinstance(value, bool):
+    other = value + 1
+  assert cache.lookup(dataclasses.replace(PROBLEM, **{field.name: other})) is (
+    None
+  )
+
+
+def test_each_gpu_has_its_file():
+  h100 = dataclasses.replace(PROBLEM, device="NVIDIA H100 80GB HBM3")
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(h100, FASTER, 1e-4)
+  assert cache.lookup(PROBLEM) == CONFIG
+  assert cache.lookup(h100) == FASTER
+  names = {p.name for p in cache.folder().glob("*.json")}
+  assert names == {"nvidia_h200.json", "nvidia_h100_80gb_hbm3.json"}
+  assert cache.path_of("../..").parent == cache.folder()
+
+
+def test_without_the_variable_it_is_the_users_folder(monkeypatch):
+  monkeypatch.delenv(cache.FOLDER_VARIABLE)
+  assert cache.folder().name == "pallas_gemm"
+  monkeypatch.setenv(cache.FOLDER_VARIABLE, "~/x")
+  assert cache.folder() == pathlib.Path.home() / "x"
+
+
+def test_another_version_is_not_found_and_not_lost(monkeypatch, path):
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  monkeypatch.setattr(pallas_gemm, "__version__", "0.0.1")
+  cache._key.cache_clear()
+  cache.clear()
+  assert cache.lookup(PROBLEM) is None
+  cache.store(PROBLEM, FASTER, 1e-4)
+  assert cache.lookup(PROBLEM) == FASTER
+  assert len(stored(path)) == 2
+  monkeypatch.undo()
+  cache._key.cache_clear()
+
+
+def test_another_kernel_is_not_found(monkeypatch, tmp_path):
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  caches = cache._key, cache._kernel_hash
+  for source, text in (("changed.py", "# one more"), ("missing.py", None)):
+    if text is not None:
+      (tmp_path / source).write_text(text)
+    with monkeypatch.context() as patch:
+      patch.setattr(cache, "_KERNEL", tmp_path / source)
+      for c in caches:
+        c.cache_clear()
+      cache.clear()
+      assert cache.lookup(PROBLEM) is None
+  for c in caches:
+    c.cache_clear()
+  cache.clear()
+  assert cache.lookup(PROBLEM) == CONFIG
+
+
+def test_the_kernels_source_is_where_the_cache_looks():
+  assert cache._KERNEL == pathlib.Path(sm90_dense.__file__)
+
+
+def test_storing_is_a_new_generation():
+  before = tuning.generation()
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  assert tuning.generation() > before
+
+
+def test_remembered_in_this_process_alone(path):
+  cache.store(OTHER, CONFIG, 1e-4, persist=False)
+  assert cache.lookup(OTHER) == CONFIG
+  cache.store(PROBLEM, FASTER, 1e-4)
+  assert cache.lookup(OTHER) == CONFIG
+  assert len(stored(path)) == 1
+
+
+def test_lookup_sees_what_others_stored_before_the_last_store(path):
+  assert cache.lookup(PROBLEM) is None
+  theirs = json.dumps(
+    {
+      "format": cache.FORMAT,
+      "entries": {
+        cache._key(PROBLEM): {
+          "config": dataclasses.asdict(CONFIG),
+          "seconds": 1,
+        }
+      },
+    }
+  )
+  path.write_text(theirs)
+  cache.store(OTHER, FASTER, 1e-4)
+  assert cache.lookup(PROBLEM) == CONFIG
+  assert len(stored(path)) == 2
+
+
+# Loads the cache without JAX (the package's own __init__ imports it), waits
+# until every writer is there, and stores.
+WRITER = """
+import dataclasses, sys, types
+package = types.ModuleType("pallas_gemm")
+package.__path__, package.__version__ = [sys.argv[1]], sys.argv[2]
+sys.modules["pallas_gemm"] = package
+from pallas_gemm.tuning import cache
+from pallas_gemm.tuning.problem import Config, Problem
+assert "jax" not in sys.modules
+print("ready", flush=True)
+sys.stdin.readline()
+for i in range(int(sys.argv[4])):
+  problem = Problem(m=1 + int(sys.argv[3]), n=1 + i, k=1, dtype="bfloat16",
+                    out_dtype="bfloat16")
+  cache.store(problem, Config(stages=2 + int(sys.argv[3])), 1e-4)
+"""
+
+
+def test_sixteen_writers_at_once_lose_nothing(path, warnings_):
+  writers, each = 16, 8
+  command = [sys.executable, "-W", "error", "-c", WRITER]
+  command += [str(ROOT / "pallas_gemm"), pallas_gemm.__version__]
+  with contextlib.ExitStack() as stack:
+    processes = [
+      stack.enter_context(
+        subprocess.Popen(
+          [*command, str(i), str(each)],
+          stdin=subprocess.PIPE,
+          stdout=subprocess.PIPE,
+          stderr=subprocess.PIPE,
+          text=True,
+        )
+      )
+      for i in range(writers)
+    ]
+    for process in processes:
+      assert process.stdout.readline() == "ready\n", process.stderr.read()
+    for process in processes:
+      process.stdin.write("go\n")
+      process.stdin.flush()
+    ends = [process.communicate(timeout=60)[1] for process in processes]
+  assert ends == [""] * writers
+  assert len(stored(path)) == writers * each
+  for i in range(writers):
+    for j in range(each):
+      problem = Problem(
+        m=1 + i, n=1 + j, k=1, dtype="bfloat16", out_dtype="bfloat16"
+      )
+      assert cache.lookup(problem) == Config(stages=2 + i)
+  assert not leftovers(path)
+  assert not warnings_
+
+
+def test_sixteen_threads(path, warnings_):
+  def work(i):
+    for j in range(4):
+      problem = dataclasses.replace(PROBLEM, m=1 + i, n=1 + j)
+      cache.store(problem, CONFIG, 1e-4)
+      assert cache.lookup(problem) == CONFIG
+
+  with concurrent.futures.ThreadPoolExecutor(16) as pool:
+    list(pool.map(work, range(16)))
+  assert len(stored(path)) == 16 * 4
+  assert not warnings_
+
+
+# What may stand in the file.
+
+
+def test_a_file_cut_short_at_any_byte(path):
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  whole = path.read_bytes()
+  # The last byte ends the line; JSON does not need it.
+  for size in range(len(whole) - 1):
+    path.write_bytes(whole[:size])
+    cache.clear()
+    assert cache.lookup(PROBLEM) is None, size
+  path.write_bytes(whole[:-1])
+  cache.clear()
+  assert cache.lookup(PROBLEM) == CONFIG
+
+
+FOREIGN = {
+  "empty": b"",
+  "binary": bytes(range(256)),
+  "nul": b"\0" * 100,
+  "not utf-8": b'{"format": "\xff"}',
+  "list": b"[1, 2, 3]",
+  "number": b"17",
+  "null": b"null",
+  "string": b'"entries"',
+  "no format": b'{"entries": {}}',
+  "other format": b'{"format": "pallas_gemm.tuning/9", "entries": {}}',
+  "list of entries": b'{"format": "pallas_gemm.tuning/1", "entries": []}',
+  "no entries": b'{"format": "pallas_gemm.tuning/1"}',
+  "nested deeply": b"[" * 100_000,
+  "long number": b"1" * 10_000,
+}
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+def test_foreign_content_is_kept_aside(path, warnings_, content):
+  path.write_bytes(content)
+  assert cache.lookup(PROBLEM) is None
+  assert cache.lookup(OTHER) is None
+  assert len(warnings_) == 1
+  assert path.read_bytes() == content  # looking changes nothing
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  assert len(warnings_) == 2
+  assert path.with_name(f"{path.name}.corrupt").read_bytes() == content
+  cache.clear()
+  assert cache.lookup(PROBLEM) == CONFIG
+
+
+def test_kept_aside_twice(path):
+  for content in ("one", "two"):
+    path.write_text(content)
+    cache.store(PROBLEM, CONFIG, 1e-4)
+  kept = {
+    p.name: p.read_text() for p in path.parent.iterdir() if "corrupt" in p.name
+  }
+  assert kept == {
+    f"{path.name}.corrupt": "one",
+    f"{path.name}.corrupt2": "two",
+  }
+
+
+def test_a_folder_in_place_of_the_file(path, warnings_):
+  path.mkdir()
+  (path / "precious").write_text("x")
+  assert cache.lookup(PROBLEM) is None
+  assert len(warnings_) == 1
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.clear()
+  assert cache.lookup(PROBLEM) == CONFIG
+  assert (path.with_name(f"{path.name}.corrupt") / "precious").exists()
+
+
+BAD_ENTRIES = {
+  "no object": 17,
+  "null": None,
+  "no config": {"seconds": 1.0},
+  "config is a list": {"config": [1]},
+  "unknown field": {"config": dataclasses.asdict(CONFIG) | {"warps": 4}},
+  "missing field": {"config": {"block_m": 64}},
+  "number as text": {"config": dataclasses.asdict(CONFIG) | {"stages": "4"}},
+  "fraction": {"config": dataclasses.asdict(CONFIG) | {"stages": 4.0}},
+  "truth value": {"config": dataclasses.asdict(CONFIG) | {"split_k": True}},
+  "null field": {"config": dataclasses.asdict(CONFIG) | {"split": None}},
+}
+
+
+@pytest.mark.parametrize("entry", BAD_ENTRIES.values(), ids=BAD_ENTRIES)
+def test_a_bad_entry_costs_no_other(path, warnings_, entry):
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  content = json.loads(path.read_text())
+  content["entries"][cache._key(OTHER)] = entry
+  content["entries"]["written by something newer"] = entry
+  path.write_text(json.dumps(content))
+  cache.clear()
+  assert cache.lookup(PROBLEM) == CONFIG
+  assert cache.lookup(OTHER) is None
+  assert cache.lookup(OTHER) is None
+  assert len(warnings_) == (entry is not None)  # null says: none
+  cache.store(PROBLEM, FASTER, 1e-4)
+  assert stored(path)["written by something newer"] == entry
+
+
+# What may be wrong with the folder. Root may write anywhere, so permissions
+# are played.
+
+
+def refuse(*_, **__):
+  raise PermissionError(errno.EACCES, "Permission denied")
+
+
+@pytest.mark.parametrize(
+  "what", ["os.replace", "os.fsync", "tempfile.mkstemp", "pathlib.Path.mkdir"]
+)
+def test_what_cannot_be_written_is_still_remembered(
+  monkeypatch, path, warnings_, what
+):
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  before = path.read_bytes()
+  monkeypatch.setattr(what, refuse)
+  for _ in range(3):
+    cache.store(OTHER, FASTER, 1e-4)
+  assert cache.lookup(PROBLEM) == CONFIG
+  assert cache.lookup(OTHER) == FASTER
+  assert len(warnings_) == 1 and "can't be written" in warnings_[0]
+  assert path.read_bytes() == before
+  assert not leftovers(path)
+
+
+def test_a_file_that_cannot_be_read_is_not_overwritten(
+  monkeypatch, path, warnings_
+):
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  before = path.read_bytes()
+  cache.clear()
+  with monkeypatch.context() as patch:
+    patch.setattr(pathlib.Path, "read_bytes", refuse)
+    assert cache.lookup(PROBLEM) is None
+    assert len(warnings_) == 1 and "can't be read" in warnings_[0]
+    cache.store(OTHER, FASTER, 1e-4)
+  assert cache.lookup(OTHER) == FASTER
+  assert path.read_bytes() == before
+
+
+def test_a_file_in_place_of_the_folder(tmp_path, warnings_):
+  (tmp_path / "cache").write_text("mine")
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  assert cache.lookup(PROBLEM) == CONFIG
+  assert (tmp_path / "cache").read_text() == "mine"
+  assert warnings_
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_without_locks(monkeypatch, warnings_, missing):
+  if missing:
+    monkeypatch.setattr(cache, "fcntl", None)
+  else:
+    monkeypatch.setattr(cache.fcntl, "flock", refuse)
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.clear()
+  assert cache.lookup(PROBLEM) == CONFIG
+  assert len(warnings_) == (0 if missing else 1)
+
+
+# resolve: the user's config, the measured one, the model's.
+
+
+@pytest.fixture
+def modelled(monkeypatch):
+  """Yields the problems that the model was asked about."""
+  asked = []
+  monkeypatch.setattr(
+    model, "choose", lambda problem: asked.append(problem) or Config()
+  )
+  return asked
+
+
+def test_resolve_in_order(modelled, warnings_):
+  assert tuning.resolve(PROBLEM) == Config()
+  assert modelled == [PROBLEM]
+  assert not warnings_  # not measured is nothing to tell
+  measured = Config(block_n=128)
+  cache.store(PROBLEM, measured, 1e-4)
+  assert tuning.resolve(PROBLEM) == measured
+  assert tuning.resolve(OTHER) == Config()
+  assert modelled == [PROBLEM, OTHER]
+  assert tuning.resolve(PROBLEM, config=CONFIG) is CONFIG
+  assert tuning.resolve(PROBLEM, config=CONFIG, batch_invariant=True) is CONFIG
+
+
+def test_a_measured_config_that_is_illegal_now(modelled, warnings_):
+  illegal = Config(stages=1)
+  assert sm90_dense.is_legal(illegal, PROBLEM)
+  cache.store(PROBLEM, illegal, 1e-4)
+  assert tuning.resolve(PROBLEM) == Config()
+  assert tuning.resolve(PROBLEM) == Config()
+  assert len(warnings_) == 1 and "stages" in warnings_[0]
+
+
+def test_batch_invariant_is_one_config_for_all_rows(modelled):
+  variants = [
+    dataclasses.replace(PROBLEM, m=m, **batch)
+    for m in (1, 127, 8192)
+    for batch in (
+      {},
+      {"batch": 7, "batched_a": True},
+      {"batch": 3, "batched_a": True, "batched_b": True},
+    )
+  ]
+  for problem in variants:
+    cache.store(problem, CONFIG, 1e-4, persist=False)
+    assert tuning.resolve(problem, batch_invariant=True) == Config()
+  assert len(set(modelled)) == 1
+  assert modelled[0] == dataclasses.replace(PROBLEM, m=tuning.INVARIANT_M)
+  other_weights = dataclasses.replace(PROBLEM, n=64)
+  tuning.resolve(other_weights, batch_invariant=True)
+  assert modelled[-1].n == 64
