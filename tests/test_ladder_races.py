@@ -1,93 +1,19 @@
 """Tier A: every rung is free of races, and these tests can tell.
 
-A test of a protocol that can't fail shows nothing. So each call that
-synchronises, in the source of each rung that has any, is broken in turn: a
-wait is left out or waits for too little, a fence is left out, a barrier is
-arrived at twice. Each such bug must come to light, as a race, as an error of
-the interpreter or as a wrong result. Those that can't are listed with the
+Each call that synchronises, in the source of each rung that has any, is broken
+in turn, and that must come to light. Where it can't, the bug is listed with the
 reason; a kernel that gains a call gains a test.
 """
 
-import ast
-import dataclasses
-import importlib
-import inspect
-from pathlib import Path
-import re
-import sys
-
-import jax
 import pytest
 
 from pallas_gemm import hardware, numerics
 from pallas_gemm.ladder import LADDER, contract
-from tests.support import interpret, problems
+from tests.support import interpret, mutations, problems
 
-# What is done to a call, and what it does instead of f(*args).
-_BREAK = {
-  "left out": lambda f, args, kwargs: None,
-  "too weak": lambda f, args, kwargs: f(args[0] + 1, *args[1:], **kwargs),
-  "twice": lambda f, args, kwargs: (f(*args, **kwargs), f(*args, **kwargs)),
-}
-
-# The calls that synchronise, and how each can be broken. (A barrier that is
-# not arrived at hangs the kernel; nothing need be shown.)
-_CALLS = {
-  "plgpu.barrier_wait": ("left out",),
-  "plgpu.barrier_arrive": ("twice",),
-  "plgpu.commit_smem": ("left out",),
-  "plgpu.wait_smem_to_gmem": ("left out", "too weak"),
-  "plgpu.wgmma_wait": ("left out", "too weak"),
-  "simt.sync": ("left out",),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Bug:
-  """A call in the source of a rung that is broken.
-
-  Attributes:
-    rung: whose source.
-    call: the function, as the source names it.
-    ordinal: which of the rung's calls of that function, in source order.
-    line: where.
-    how: what is done to it.
-  """
-
-  rung: contract.Rung
-  call: str
-  ordinal: int
-  line: int
-  how: str
-
-  @property
-  def key(self) -> tuple[str, str, int, str]:
-    """Names the bug whatever line it is in."""
-    return (self.rung.name, self.call, self.ordinal, self.how)
-
-  def __str__(self) -> str:
-    return f"{self.rung.name}-{self.call}#{self.ordinal}-{self.how}"
-
-
-def _bugs() -> list[Bug]:
-  bugs = []
-  for rung in LADDER:
-    tree = ast.parse(inspect.getsource(importlib.import_module(rung.module)))
-    sites = sorted(
-      (node.lineno, ast.unparse(node.func))
-      for node in ast.walk(tree)
-      if isinstance(node, ast.Call)
-    )
-    seen = dict.fromkeys(_CALLS, 0)
-    for line, call in sites:
-      for how in _CALLS.get(call, ()):
-        bugs.append(Bug(rung, call, seen[call], line, how))
-      if call in seen:
-        seen[call] += 1
-  return bugs
-
-
-BUGS = _bugs()
+BUGS = [
+  (rung, bug) for rung in LADDER for bug in mutations.bugs_of(rung.module)
+]
 
 # Bugs that nothing can show here, and why.
 _DRAIN = (
@@ -147,45 +73,29 @@ def test_free_of_races(rung):
 
 
 def test_there_are_calls_to_break():
-  assert {bug.rung.number for bug in BUGS} >= {3, 8, 9, 10, 11, 12}
-  assert {bug.call for bug in BUGS} == set(_CALLS)
-  assert set(UNSEEN) <= {bug.key for bug in BUGS}, "no longer in the source"
+  assert {rung.number for rung, _ in BUGS} >= {3, 8, 9, 10, 11, 12}
+  assert {bug.call for _, bug in BUGS} == set(mutations.CALLS)
+  keys = {(rung.name, *bug.key) for rung, bug in BUGS}
+  assert set(UNSEEN) <= keys, "no longer in the source"
 
 
-def _parameter(bug: Bug):
-  reason = UNSEEN.get(bug.key)
+def _parameter(rung: contract.Rung, bug: mutations.Bug):
+  reason = UNSEEN.get((rung.name, *bug.key))
   marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
-  return pytest.param(bug, id=str(bug), marks=marks)
+  return pytest.param(rung, bug, id=f"{rung.name}-{bug}", marks=marks)
 
 
-@pytest.mark.parametrize("bug", [_parameter(bug) for bug in BUGS])
-def test_a_planted_bug_is_caught(bug, monkeypatch):
-  module = importlib.import_module(bug.rung.module)
-  owner_name, name = bug.call.split(".")
-  owner = getattr(module, owner_name)
-  original = getattr(owner, name)
-  source = Path(module.__file__).resolve()
-  planted = 0
+@pytest.mark.parametrize(
+  ("rung", "bug"), [_parameter(rung, bug) for rung, bug in BUGS]
+)
+def test_a_planted_bug_is_caught(rung, bug, monkeypatch):
+  planted = mutations.Planted(bug, monkeypatch)
+  problem = _problem(rung)
+  config = problems.small_configs(rung, problem)[0]
 
-  def broken(*args, **kwargs):
-    nonlocal planted
-    caller = sys._getframe(1)
-    here = caller.f_lineno == bug.line
-    if here and Path(caller.f_code.co_filename).resolve() == source:
-      planted += 1
-      return _BREAK[bug.how](original, args, kwargs)
-    return original(*args, **kwargs)
+  def run():
+    check, report = _run(rung, problem, config)
+    return check.passed, report.races_found
 
-  monkeypatch.setattr(owner, name, broken)
-  problem = _problem(bug.rung)
-  config = problems.small_configs(bug.rung, problem)[0]
-  try:
-    check, report = _run(bug.rung, problem, config)
-  except (ValueError, jax.errors.JaxRuntimeError) as error:
-    # What the interpreter says of a broken protocol, and nothing else.
-    assert re.search(
-      r"ValueError: .*([Bb]arrier|copy_smem_to_gmem)", str(error)
-    ), error
-  else:
-    assert report.races_found or not check.passed
-  assert planted, "the kernel never came to the planted bug"
+  assert mutations.comes_to_light(run)
+  assert planted.reached, "the kernel never came to the planted bug"

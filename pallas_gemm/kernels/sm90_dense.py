@@ -419,8 +419,10 @@ def _body(
     """Stores a piece by TMA, and does not wait for it."""
     buffer = piece % buffers
     # All stores but the newest have left shared memory, so this buffer is
-    # free. For the first pieces those are stores of the unit before.
-    pending = (buffers - 1) * len(out_refs)
+    # free. For the first pieces those are stores of the unit before, which,
+    # where the buffers do not divide the pieces, did not end with the last.
+    in_turn = piece > 0 or len(pieces) % buffers == 0
+    pending = (buffers - 1) * len(out_refs) if in_turn else 0
     plgpu.wait_smem_to_gmem(pending, wait_read_only=True)
     for staged, result in zip(staging, results):
       staged[warpgroup, buffer] = result.astype(staged.dtype)

@@ -52,6 +52,8 @@ def is_legal(config: Config, problem: Problem) -> str | None:
     return f"split_k must be in 1..{k_steps}, got {config.split_k}"
   if config.split_k > 1 and (problem.gated or problem.save_preactivation):
     return "split_k has no gated product and saves no pre-activation"
+  if config.epilogue_buffers < 1:
+    return f"epilogue_buffers must be at least 1, got {config.epilogue_buffers}"
   if config.stages < 2:
     return f"stages must be at least 2, got {config.stages}"
   if config.raster < 1 or config.raster_dim not in ("m", "n"):
@@ -178,10 +180,10 @@ def piece_width(problem: Problem, config: Config) -> int:
 
 
 def buffers(problem: Problem, config: Config) -> int:
-  """Pieces of a consumer in shared memory: one fills while one leaves."""
+  """Pieces of a consumer in shared memory: one fills while others leave."""
   if stores_rows(problem, config):
     return 1
-  return min(2, len(pieces(problem, config)))
+  return min(config.epilogue_buffers, len(pieces(problem, config)))
 
 
 def outputs(problem: Problem) -> int:

@@ -43,11 +43,13 @@ class _Fit:
     shared: shared memory, likewise.
     writes: part of TMA's writes that gets in the way of wgmma's reads.
     narrow: loads in pieces of 32 columns, as a multiple of those of 64.
+    narrow_dram: the same for loads from device memory.
     l2: bytes a cycle and SM from L2.
     barrier: cycles of a slab's barriers.
     tail: microseconds until the first results leave.
     store: bytes a microsecond and SM of results.
-    activation, with_c: the tail with an activation, and with C, as multiples.
+    activation, with_c, by_rows: the tail with an activation, with C, and
+      stored row by row, as multiples.
     hidden: part of the tail that the next unit does not hide.
     latency: microseconds that a load takes.
     dram: part of the peak rate of device memory.
@@ -59,25 +61,27 @@ class _Fit:
   """
 
   clock: float = 1650.0
-  mma: float = 0.95
-  shared: float = 1.2
-  writes: float = 0.08
-  narrow: float = 1.6
-  l2: float = 95.0
-  barrier: float = 80.0
-  tail: float = 0.4
-  store: float = 29e3
-  activation: float = 2.0
-  with_c: float = 2.0
-  hidden: float = 0.6
-  latency: float = 0.65
-  dram: float = 0.92
-  blend: float = 7.0
-  launch: float = 1.5
-  reduce: float = 1.7
-  reduce_rate: float = 3.0e6
-  copy: float = 1.5
-  copy_rate: float = 3.2e6
+  mma: float = 0.9882
+  shared: float = 1.294
+  writes: float = 0.05082
+  narrow: float = 2.568
+  narrow_dram: float = 1.165
+  l2: float = 105.0
+  barrier: float = 37.78
+  tail: float = 0.1892
+  store: float = 90500.0
+  activation: float = 1.932
+  with_c: float = 2.918
+  by_rows: float = 4.915
+  hidden: float = 1.786
+  latency: float = 0.1349
+  dram: float = 0.902
+  blend: float = 7.909
+  launch: float = 2.341
+  reduce: float = 1.383
+  reduce_rate: float = 3089000.0
+  copy: float = 1.525
+  copy_rate: float = 3056000.0
 
 
 _FIT = _Fit()
@@ -93,11 +97,21 @@ _TILES = (
   (128, 64, 2, "m"),
   (128, 96, 2, "m"),
   (128, 128, 2, "m"),
+  (128, 112, 2, "m"),
+  (128, 144, 2, "m"),
   (128, 160, 2, "m"),
+  (128, 176, 2, "m"),
   (128, 192, 2, "m"),
+  (128, 208, 2, "m"),
   (128, 224, 2, "m"),
+  (128, 240, 2, "m"),
   (128, 256, 2, "m"),
+  (192, 128, 3, "m"),
+  (192, 160, 3, "m"),
+  (192, 192, 3, "m"),
+  (256, 96, 2, "m"),
   (256, 128, 2, "m"),
+  (256, 144, 2, "m"),
   (256, 160, 2, "m"),
 )
 _CLUSTERS = ((1, 1), (2, 1), (1, 2))
@@ -148,6 +162,8 @@ def _all(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
   for config in _configs(
     p.gated, p.out_dtype, p.c_dtype, p.bias, p.save_preactivation
   ):
+    if config.block_n % 32 and not p.transpose_b:
+      continue  # wgmma reads B along N in pieces of 32 columns or more
     tall, wide = config.cluster_m > 1, config.cluster_n > 1
     # A tile far larger than the matrix, a cluster with nobody to share with.
     if config.block_m >= 2 * max(p.m, 64) or config.block_n >= 2 * max(p.n, 32):
@@ -239,7 +255,8 @@ def predict(
   writes = (rows + bn) * bk * 2
   shared = (reads + fit.writes * writes) / 128 * fit.shared
   loads = (rows / cfg.cluster_n + bn / cfg.cluster_m) * bk * 2 / fit.l2
-  if not p.transpose_b and cfg.block_n // shares % 64:
+  narrow = not p.transpose_b and cfg.block_n // shares % 64
+  if narrow:
     loads *= fit.narrow
   slab = max(multiply, shared, loads) + fit.barrier
 
@@ -255,6 +272,8 @@ def predict(
     tail *= fit.activation
   if p.c_dtype:
     tail *= fit.with_c
+  if plan.stores_rows(p, cfg):
+    tail *= fit.by_rows
   between = fit.hidden * (rounds - 1)
   busy = rounds * slabs * slab / fit.clock + (1 + between) * tail
 
@@ -268,7 +287,7 @@ def predict(
   rate = min(
     gpu.dram_bytes_per_s / 1e6 * fit.dram, blocks * in_flight / fit.latency
   )
-  memory = moved / rate
+  memory = moved / rate * (fit.narrow_dram if narrow else 1)
 
   time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
   if cfg.split_k > 1:

@@ -68,6 +68,7 @@ class Config:
       walks along.
     raster_dim: the side that a strip is `raster` wide along.
     epilogue_n: columns of the pieces in which a tile is written.
+    epilogue_buffers: pieces of a consumer that may be on their way at a time.
     split_k: parts of K that are computed apart and summed by a second kernel
       in a fixed order.
   """
@@ -83,4 +84,5 @@ class Config:
   raster: int = 8
   raster_dim: Side = "m"
   epilogue_n: int = 64
+  epilogue_buffers: int = 2
   split_k: int = 1

@@ -1,4 +1,4 @@
-"""Compiles a rung's kernel for an NVIDIA H200 on a machine without a GPU.
+"""Compiles kernels for an NVIDIA H200 on a machine without a GPU.
 
 JAX's CUDA plugin compiles for a described GPU as well as for one that is
 there. What comes back is what ptxas says about registers and spills, its
@@ -7,11 +7,12 @@ own, since some failures end it.
 
 As a program it is that process:
 
-    python -m tests.support.aot '{"rung": 9, "m": 256, ...}'
+    python -m tests.support.aot tests.support.aot:rung_example '{"rung": ...}'
 """
 
 import dataclasses
 import functools
+import importlib
 import importlib.util
 import json
 import os
@@ -21,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 from pallas_gemm import hardware
 from pallas_gemm.ladder import contract
@@ -63,7 +65,6 @@ def unavailable() -> str | None:
   return None
 
 
-@functools.cache
 def compile_rung(
   rung: int,
   m: int,
@@ -88,15 +89,50 @@ def compile_rung(
   Raises:
     RuntimeError: it does not compile, or the compiler reported nothing.
   """
-  request = {
-    "rung": rung,
-    "m": m,
-    "n": n,
-    "k": k,
-    "dtype": dtype,
-    "beta": beta,
-    "config": None if config is None else dataclasses.asdict(config),
-  }
+  return compile_example(
+    "tests.support.aot:rung_example",
+    rung=rung,
+    shape=(m, n, k),
+    dtype=dtype,
+    beta=beta,
+    config=None if config is None else dataclasses.asdict(config),
+  )
+
+
+def rung_example(rung: int, shape, dtype: str, beta: float, config):
+  """A rung's gemm as a function, and its arguments; see `compile_example`."""
+  import jax
+
+  from pallas_gemm.ladder import LADDER
+
+  (rung,) = (r for r in LADDER if r.number == rung)
+  m, n, k = shape
+  config = config and rung.config_type(**config)
+  shapes = [(m, k), (k, n)] + ([(m, n)] if beta else [])
+
+  def gemm(*operands):
+    return rung.gemm(*operands, beta=beta, config=config)
+
+  return gemm, [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+
+
+def compile_example(example: str, **keywords: Any) -> Compiled:
+  """The kernels of any function that can be jitted.
+
+  Args:
+    example: "module:name" of what makes the function: called with the
+      keywords it returns the function and the shapes and dtypes of its
+      arguments. It is called in another process.
+    **keywords: whatever JSON holds.
+
+  Raises:
+    RuntimeError: it does not compile, or the compiler reported nothing.
+  """
+  return _compile(example, json.dumps(keywords))
+
+
+@functools.cache
+def _compile(example: str, keywords: str) -> Compiled:
   with tempfile.TemporaryDirectory() as folder:
     # Mosaic GPU looks for its tools in bin/ of one CUDA installation.
     tools = Path(folder, "bin")
@@ -110,7 +146,7 @@ def compile_rung(
       "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
     done = subprocess.run(
-      [sys.executable, "-m", "tests.support.aot", json.dumps(request)],
+      [sys.executable, "-m", "tests.support.aot", example, keywords],
       cwd=_ROOT,
       env=environment,
       capture_output=True,
@@ -119,7 +155,7 @@ def compile_rung(
     )
   if done.returncode != 0:
     raise RuntimeError(
-      f"{request} does not compile (exit {done.returncode}):\n"
+      f"{example} with {keywords} does not compile (exit {done.returncode}):\n"
       + done.stderr[-4000:]
     )
   return parse(done.stdout)
@@ -217,7 +253,7 @@ def _target(gpu: hardware.Gpu) -> str:
   """
 
 
-def main(request: dict) -> None:
+def main(example: str, keywords: str) -> None:
   """Compiles, and leaves what the compiler prints on stdout."""
   import jax
   from jax.experimental import topologies
@@ -230,31 +266,21 @@ def main(request: dict) -> None:
 
   import numpy as np
 
-  from pallas_gemm.ladder import LADDER
-
-  (rung,) = (r for r in LADDER if r.number == request["rung"])
-  m, n, k, beta = (request[name] for name in ("m", "n", "k", "beta"))
-  config = request["config"]
-  if config is not None:
-    config = rung.config_type(**config)
+  module, _, name = example.partition(":")
+  make = getattr(importlib.import_module(module), name)
   with hardware.assume(GPU) as gpu:
+    function, shapes = make(**json.loads(keywords))
     topology = topologies.get_topology_desc(
       platform="cuda", target_config=_target(gpu), topology="1x1x1"
     )
     mesh = jax.sharding.Mesh(np.array(topology.devices), ("x",))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    shapes = [(m, k), (k, n)] + ([(m, n)] if beta else [])
     arguments = [
-      jax.ShapeDtypeStruct(shape, request["dtype"], sharding=whole)
-      for shape in shapes
+      jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole) for x in shapes
     ]
-
-    def gemm(*operands):
-      return rung.gemm(*operands, beta=beta, config=config)
-
-    traced = jax.jit(gemm, out_shardings=whole).trace(*arguments)
+    traced = jax.jit(function, out_shardings=whole).trace(*arguments)
     traced.lower(lowering_platforms=("cuda",)).compile()
 
 
 if __name__ == "__main__":
-  main(json.loads(sys.argv[1]))
+  main(*sys.argv[1:])

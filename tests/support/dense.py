@@ -1,0 +1,118 @@
+"""The dense Hopper kernel in tests: a problem's operands, runs and checks."""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gemm.kernels import sm90_dense
+from pallas_gemm.tuning.problem import Config, Problem
+from tests.support import products
+
+Arrays = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tail:
+  """What is applied to the product, beside what `Problem` says of it."""
+
+  alpha: float = 1.0
+  beta: float = 1.0
+  activation: Callable[[jax.Array], jax.Array] | None = None
+
+
+PLAIN = Tail()
+
+
+def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
+  """The arguments of `sm90_dense.matmul`, by name, as they are stored."""
+  p = problem
+  batch_a = p.batch if p.batched_a else 1
+  batch_b = p.batch if p.batched_b else 1
+  b = (batch_b, *((p.n, p.k) if p.transpose_b else (p.k, p.n)))
+  found = {
+    "a": ((batch_a, *((p.k, p.m) if p.transpose_a else (p.m, p.k))), p.dtype),
+    "b": (b, p.dtype),
+  }
+  if p.gated:
+    found["b_up"] = (b, p.dtype)
+  if p.bias is not None:
+    wide = p.out_dtype == "float32"
+    found["bias"] = (
+      (p.n if p.bias == "n" else p.m,),
+      "float32" if wide else p.dtype,
+    )
+  if p.c_dtype is not None:
+    found["c"] = ((p.batch, p.m, p.n), p.c_dtype)
+  return {
+    name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+    for name, (shape, dtype) in found.items()
+  }
+
+
+def operands(problem: Problem, seed: int = 0) -> Arrays:
+  """N(0, 1) for each of `shapes`."""
+  return {
+    name: products.normal(*x.shape, dtype=x.dtype, seed=seed + i)
+    for i, (name, x) in enumerate(shapes(problem).items())
+  }
+
+
+def run(
+  problem: Problem, config: Config, x: Arrays, tail: Tail = PLAIN
+) -> tuple[jax.Array, ...]:
+  """What the kernel gives."""
+  return sm90_dense.matmul(**x, problem=problem, config=config, **vars(tail))
+
+
+def assert_right(
+  outs: tuple[jax.Array, ...],
+  problem: Problem,
+  x: Arrays,
+  tail: Tail = PLAIN,
+) -> None:
+  """Every result is within its bound of float64."""
+  p = problem
+  assert all(out.dtype == p.out_dtype for out in outs)
+  a = jnp.swapaxes(x["a"], 1, 2) if p.transpose_a else x["a"]
+  b, *rest = (
+    jnp.swapaxes(x[name], 1, 2) if p.transpose_b else x[name]
+    for name in ("b", "b_up")
+    if name in x
+  )
+  if p.gated:
+    out, *saved = outs
+    products.assert_gated(out, a, b, *rest, tail.activation)
+    for product, factor in zip(saved, (b, *rest)):
+      products.assert_product(product, a, factor)
+    return
+  epilogue: dict[str, Any] = {"alpha": tail.alpha, "beta": tail.beta}
+  if p.bias is not None:
+    epilogue["bias"] = x["bias"] if p.bias == "n" else x["bias"][:, None]
+  epilogue["c"] = x.get("c")
+  out, *saved = outs
+  products.assert_product(out, a, b, activation=tail.activation, **epilogue)
+  for preactivation in saved:
+    products.assert_product(preactivation, a, b, **epilogue)
+
+
+def example(
+  problem: dict[str, Any], config: dict[str, Any], activation: str | None
+) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]:
+  """The kernel as a function, and its arguments; see `aot.compile_example`.
+
+  Args:
+    problem: fields of a `Problem`.
+    config: fields of a `Config`.
+    activation: a name of `jax.nn`, or None.
+  """
+  named = Problem(**problem, activation=activation)
+  arguments = shapes(named)
+  tail = Tail(activation=activation and getattr(jax.nn, activation))
+
+  def kernel(*args):
+    return run(named, Config(**config), dict(zip(arguments, args)), tail)
+
+  return kernel, list(arguments.values())

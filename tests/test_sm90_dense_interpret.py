@@ -1,0 +1,255 @@
+"""Tier A: numbers of the dense Hopper kernel, in Pallas' GPU interpreter.
+
+Each case is one of the smallest products in which its config has something to
+get wrong: tiles that hang over every edge, more slabs of K than the ring has
+stages, more tiles than blocks. Rows of shared memory that nothing was loaded
+to hold NaN in the interpreter, so what leaks from past an edge shows.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_gemm import hardware
+from pallas_gemm.kernels import sm90_dense, sm90_dense_plan
+from pallas_gemm.tuning.problem import Config, Problem
+from tests.support import dense, problems
+
+SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)
+ROWS = Config(block_m=128, block_n=64, stages=2, epilogue_n=32)
+COLUMNS = Config(block_m=64, block_n=128, stages=3, split="n")
+NARROW = Config(block_m=64, block_n=96, stages=2, consumers=1, epilogue_n=32)
+DIRECT = Config(block_m=64, block_n=128, stages=2, consumers=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One product with one config."""
+
+  shape: tuple[int, int, int]
+  config: Config
+  problem: dict
+  tail: dense.Tail
+
+
+def case(name: str, shape, config: Config, tail=dense.PLAIN, **problem):
+  """A parameter of the test; `problem` has what `Problem` needs beside M, N, K.
+
+  The dtype is bfloat16 unless said, the layout is the end of the name.
+  """
+  layout = name.rpartition("_")[2]
+  problem |= {
+    "transpose_a": layout[0] == "t",
+    "transpose_b": layout[1] == "t",
+    "activation": None if tail.activation is None else tail.activation.__name__,
+  }
+  problem = {"dtype": "bfloat16", "out_dtype": "bfloat16"} | problem
+  return pytest.param(Case(shape, config, problem, tail), id=name)
+
+
+def changed(config: Config, **fields) -> Config:
+  """`config` with some fields changed."""
+  return dataclasses.replace(config, **fields)
+
+
+FP16 = {"dtype": "float16", "out_dtype": "float16"}
+CASES = (
+  # Each number of consumers, each side that they share out, each layout.
+  case("one_consumer_nn", (70, 72, 70), SMALL),
+  case("one_element_tt", (1, 1, 1), SMALL, **FP16),
+  case(
+    "rows_nt",
+    (130, 40, 70),
+    ROWS,
+    dense.Tail(activation=jax.nn.relu),
+    bias="n",
+    **FP16,
+  ),
+  case(
+    "columns_tn",
+    (40, 136, 200),
+    COLUMNS,
+    dense.Tail(alpha=-0.5, beta=2.0),
+    c_dtype="float32",
+    out_dtype="float32",
+  ),
+  case(
+    "three_consumers_tt",
+    (180, 64, 64),
+    Config(block_m=192, block_n=64, stages=2, consumers=3),
+    dense.Tail(activation=jax.nn.gelu),
+    bias="m",
+  ),
+  case("ring_longer_than_k_nn", (3, 24, 64), changed(SMALL, stages=4)),
+  case("slabs_of_128_nn", (33, 64, 250), changed(SMALL, block_k=128), **FP16),
+  case("order_along_n_nt", (70, 130, 8), changed(SMALL, raster_dim="n")),
+  # Columns in pieces of 32, and wgmma's width that only NT has.
+  case(
+    "narrow_nn", (64, 100, 66), NARROW, dense.Tail(beta=0.5), c_dtype="float16"
+  ),
+  case(
+    "narrow_tn",
+    (20, 160, 64),
+    Config(block_m=64, block_n=160, stages=2, consumers=1, epilogue_n=32),
+    out_dtype="float16",
+  ),
+  case(
+    "in_steps_of_16_nt",
+    (16, 112, 64),
+    Config(block_m=64, block_n=112, stages=2, consumers=1, epilogue_n=16),
+  ),
+  # Clusters, with a tile to spare.
+  case(
+    "cluster_2x1_nn",
+    (200, 72, 130),
+    changed(SMALL, cluster_m=2),
+    c_dtype="bfloat16",
+    bias="n",
+  ),
+  case("cluster_2x1_tt", (130, 64, 64), changed(SMALL, cluster_m=2), **FP16),
+  case(
+    "cluster_1x2_tn",
+    (65, 130, 64),
+    changed(SMALL, cluster_n=2, epilogue_n=32),
+    out_dtype="float32",
+  ),
+  # Batches; a tile that hangs over must leave the next matrix alone.
+  case(
+    "batch_of_both_tn",
+    (33, 40, 65),
+    SMALL,
+    batch=2,
+    batched_a=True,
+    batched_b=True,
+    c_dtype="bfloat16",
+  ),
+  case("batch_of_a_nn", (65, 24, 64), SMALL, bias="m", batch=2, batched_a=True),
+  case(
+    "batch_of_b_nt",
+    (24, 72, 64),
+    changed(SMALL, cluster_n=2),
+    batch=2,
+    batched_b=True,
+    **FP16,
+  ),
+  # Two products, and what is kept for derivatives.
+  case(
+    "gated_nt",
+    (72, 66, 130),
+    SMALL,
+    dense.Tail(activation=jax.nn.silu),
+    gated=True,
+  ),
+  case(
+    "gated_cluster_nn",
+    (65, 64, 64),
+    changed(SMALL, cluster_m=2),
+    dense.Tail(activation=jax.nn.gelu),
+    gated=True,
+    save_preactivation=True,
+    batch=2,
+    batched_a=True,
+    **FP16,
+  ),
+  case(
+    "save_nn",
+    (30, 136, 64),
+    COLUMNS,
+    dense.Tail(activation=jnp.tanh, alpha=0.3),
+    bias="n",
+    save_preactivation=True,
+  ),
+  # Sums over parts of K, the last of which has fewer slabs.
+  case(
+    "split_k_nn",
+    (65, 40, 270),
+    changed(SMALL, split_k=3),
+    dense.Tail(activation=jax.nn.silu, beta=-1.0),
+    c_dtype="bfloat16",
+    bias="n",
+  ),
+  case(
+    "split_k_tt",
+    (16, 24, 128),
+    changed(SMALL, split_k=2),
+    batch=2,
+    batched_a=True,
+    batched_b=True,
+    bias="m",
+    **FP16,
+  ),
+)
+# Results whose rows TMA can't address, so that they are stored row by row.
+DIRECT_CASES = (
+  case("one_column_over_nn", (70, 129, 64), DIRECT),
+  case(
+    "c_and_bias_tn",
+    (10, 257, 64),
+    DIRECT,
+    dense.Tail(activation=jax.nn.relu),
+    bias="m",
+    c_dtype="float32",
+    out_dtype="float32",
+  ),
+  case(
+    "cluster_nt", (9, 131, 70), changed(DIRECT, cluster_n=2), bias="n", **FP16
+  ),
+  case(
+    "batch_nn", (17, 135, 64), DIRECT, batch=2, batched_a=True, batched_b=True
+  ),
+)
+
+
+@pytest.fixture(autouse=True)
+def two_sms(monkeypatch):
+  """A persistent grid of fewer blocks than there are tiles."""
+  monkeypatch.setattr(hardware, "sm_count", lambda: 2)
+
+
+def _check(found: Case) -> Problem:
+  m, n, k = found.shape
+  problem = Problem(m=m, n=n, k=k, **found.problem)
+  assert sm90_dense.is_legal(found.config, problem) is None
+  x = dense.operands(problem, seed=m + n + k)
+  outs = dense.run(problem, found.config, x, found.tail)
+  dense.assert_right(outs, problem, x, found.tail)
+  return problem
+
+
+@pytest.mark.parametrize("found", CASES)
+def test_values(found):
+  _check(found)
+
+
+@pytest.mark.parametrize("found", DIRECT_CASES)
+def test_rows_that_tma_can_not_address(found):
+  assert sm90_dense_plan.stores_rows(_check(found), found.config)
+
+
+# NumPy, in which the interpreter computes, remarks on inf - inf.
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("split_k", (1, 2))
+def test_nan_stays_in_its_row_and_column(split_k):
+  problem = Problem(m=70, n=64, k=128, dtype="bfloat16", out_dtype="bfloat16")
+  x = dense.operands(problem)
+  x["a"] = x["a"].at[0, 66, 3].set(jnp.nan)
+  x["b"] = x["b"].at[0, 100, 61].set(jnp.inf)
+  (out,) = dense.run(problem, changed(SMALL, split_k=split_k), x)
+  out = np.asarray(out[0], np.float32)
+  assert np.isnan(out[66]).all()
+  assert not np.isfinite(out[:, 61]).any()
+  rest = np.delete(np.delete(out, 66, axis=0), 61, axis=1)
+  assert np.isfinite(rest).all()
+
+
+def test_the_config_does_not_change_the_bits():
+  """Each sum is added in the order of K, whoever computes it."""
+  problem = Problem(m=66, n=64, k=140, dtype="bfloat16", out_dtype="float32")
+  x = dense.operands(problem)
+  (want,) = dense.run(problem, SMALL, x)
+  for config in (changed(ROWS, cluster_m=2), changed(COLUMNS, raster=1)):
+    (got,) = dense.run(problem, config, x)
+    np.testing.assert_array_equal(problems.bits(got), problems.bits(want))

@@ -1,0 +1,133 @@
+"""Tier A: the dense Hopper kernel is free of races, and these tests can tell.
+
+Each call that synchronises is broken in turn, and so are the places where the
+order of two calls, or which buffer they are about, is what keeps them apart.
+All of it must come to light. Where it can't, the bug is listed with the reason;
+a kernel that gains a call gains a test.
+"""
+
+import dataclasses
+
+import jax
+import pytest
+
+from pallas_gemm import hardware
+from pallas_gemm.kernels import sm90_dense
+from pallas_gemm.tuning.problem import Config, Problem
+from tests.support import dense, interpret, mutations
+
+BUGS = mutations.bugs_of(sm90_dense.__name__)
+
+# Bugs that nothing can show here, and why.
+_RELEASED = "the accumulator is read next, which waits; the slot stays unused"
+UNSEEN = {}
+
+SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1, epilogue_n=32)
+# A tile and a bit, of three slabs of K: each thing that is used again is.
+PROBLEM = Problem(m=65, n=64, k=130, dtype="bfloat16", out_dtype="bfloat16")
+WITH_C = dataclasses.replace(PROBLEM, c_dtype="float32", bias="n")
+GATED = dataclasses.replace(PROBLEM, gated=True, save_preactivation=True, k=66)
+RAGGED = dataclasses.replace(WITH_C, n=131, k=66, out_dtype="float16")
+BATCH = dataclasses.replace(
+  PROBLEM, batch=2, m=40, k=66, batched_a=True, batched_b=True
+)
+
+CLEAN = {
+  "c_and_bias": (WITH_C, SMALL),
+  "two_consumers": (
+    WITH_C,
+    Config(block_m=64, block_n=64, stages=3, split="n", epilogue_n=32),
+  ),
+  "pieces_to_spare": (WITH_C, dataclasses.replace(SMALL, epilogue_n=16)),
+  "cluster_m": (PROBLEM, dataclasses.replace(SMALL, cluster_m=2)),
+  "cluster_n": (
+    dataclasses.replace(PROBLEM, n=136, k=66),
+    dataclasses.replace(SMALL, cluster_n=2),
+  ),
+  "gated": (GATED, SMALL),
+  "rows": (RAGGED, dataclasses.replace(SMALL, block_n=128, epilogue_n=64)),
+  "split_k": (PROBLEM, dataclasses.replace(SMALL, split_k=2)),
+  "batch": (BATCH, SMALL),
+}
+
+
+@pytest.fixture(autouse=True)
+def few_sms(monkeypatch):
+  """A persistent grid of fewer blocks than there are tiles."""
+  monkeypatch.setattr(hardware, "sm_count", lambda: 2)
+
+
+def _run(problem: Problem, config: Config) -> tuple[bool, bool]:
+  """Whether numbers are right, and whether races were found."""
+  assert sm90_dense.is_legal(config, problem) is None
+  x = dense.operands(problem)
+  tail = dense.Tail(activation=jax.nn.silu if problem.gated else None)
+  with interpret.interpreted(detect_races=True) as report:
+    outs = jax.block_until_ready(dense.run(problem, config, x, tail))
+  assert report.kernels == 1
+  try:
+    dense.assert_right(outs, problem, x, tail)
+  except AssertionError:
+    return False, report.races_found
+  return True, report.races_found
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_free_of_races(name):
+  assert _run(*CLEAN[name]) == (True, False)
+
+
+def _parameter(bug: mutations.Bug):
+  reason = UNSEEN.get(bug.key)
+  marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
+  return pytest.param(bug, id=str(bug), marks=marks)
+
+
+def test_there_are_calls_to_break():
+  missing = set(mutations.CALLS) - {bug.call for bug in BUGS}
+  assert missing == {"simt.sync"}
+  assert set(UNSEEN) <= {bug.key for bug in BUGS}, "no longer in the source"
+
+
+@pytest.mark.parametrize("bug", [_parameter(bug) for bug in BUGS])
+def test_a_planted_bug_is_caught(bug, monkeypatch):
+  monkeypatch.setattr(hardware, "sm_count", lambda: 1)
+  planted = mutations.Planted(bug, monkeypatch)
+  found = mutations.comes_to_light(lambda: _run(WITH_C, SMALL))
+  assert planted.reached, "the kernel never came to the planted bug"
+  assert found
+
+
+# What else keeps accesses apart: texts of the kernel, and wrong ones.
+REWRITES = {
+  "released_while_read": (
+    ("empty.at[before], predicate=step > 0", "empty.at[slot]"),
+    ("    plgpu.barrier_arrive(empty.at[last])\n", ""),
+  ),
+  "c_overwritten_early": (
+    (
+      "      results = results_of(sums, piece)\n",
+      "      if piece + buffers < len(pieces):\n"
+      "        load_c(part, corner, piece + buffers)\n"
+      "      results = results_of(sums, piece)\n",
+    ),
+    ("if c is not None and piece + buffers < len(pieces)", "if False"),
+  ),
+  "c_of_the_other_buffer": (
+    ("c[warpgroup, buffer]", "c[warpgroup, 1 - buffer]"),
+  ),
+  "staged_where_one_leaves": (
+    ("staged[warpgroup, buffer] = ", "staged[warpgroup, 1 - buffer] = "),
+    ("staged.at[warpgroup, buffer],", "staged.at[warpgroup, 1 - buffer],"),
+    ("pending = (buffers - 1) * len(out_refs)", "pending = 2"),
+  ),
+}
+
+
+@pytest.mark.parametrize("name", REWRITES)
+def test_a_wrong_order_is_caught(name, monkeypatch):
+  monkeypatch.setattr(hardware, "sm_count", lambda: 1)
+  mutations.plant_rewrite(sm90_dense._body, REWRITES[name], monkeypatch)
+  problem = dataclasses.replace(WITH_C, m=64)
+  config = dataclasses.replace(SMALL, epilogue_n=16)
+  assert mutations.comes_to_light(lambda: _run(problem, config))
