@@ -14,7 +14,7 @@ ladder take that apart step by step; what is here beyond them:
   order and handed to wgmma through a transposed reference.
 * **The tail is fused.** Bias and C are fetched by TMA while the product runs,
   and alpha, beta, bias and activation are applied to the sums in registers,
-  before the only rounding. C is prefetched two pieces ahead.
+  before the only rounding. C is prefetched.
 * **Gated products** keep two accumulators and load two matrices B a slab.
 * **Batches** are the outermost coordinate of the tile order; an operand
   without a batch dimension is shared.
@@ -191,7 +191,10 @@ def _launch(a, b, b_up, bias, c, tail, problem: Problem, config: Config):
     compiler_params=plgpu.CompilerParams(
       # tanh and exp as one instruction, good to 2^-11: below the rounding of
       # a bfloat16 result (2^-9), not of the others.
-      approx_math=p.out_dtype == "bfloat16"
+      approx_math=p.out_dtype == "bfloat16",
+      # Mosaic GPU would put a barrier around every store to shared memory;
+      # `_body` has those that are needed.
+      unsafe_no_auto_barriers=True,
     ),
     scratch_types=_scratch(p, config, out_dtype, bias, c),
   )(*operands)
@@ -246,8 +249,10 @@ def _scratch(problem: Problem, config: Config, out_dtype, bias, c):
     )
     scratch["bias_loaded"] = plgpu.Barrier(num_barriers=consumers)
   if cfg.split_k == 1 and c is not None:
+    ahead = plan.c_buffers(p, cfg)
+    piece = (consumers, ahead, plan.WGMMA_ROWS, width)
     scratch["c"] = _swizzled(piece, c.dtype, width)
-    scratch["c_loaded"] = plgpu.Barrier(num_barriers=consumers * buffers)
+    scratch["c_loaded"] = plgpu.Barrier(num_barriers=consumers * ahead)
   return scratch
 
 
@@ -360,6 +365,7 @@ def _body(
 
   pieces = plan.pieces(p, cfg)
   buffers, width = plan.buffers(p, cfg), plan.piece_width(p, cfg)
+  ahead = plan.c_buffers(p, cfg)
 
   def window(part, corner, piece):
     """The part of a result, or of C, that a piece of the tile is."""
@@ -368,11 +374,10 @@ def _body(
     return part, (rows, pl.ds(corner[1] + j, width))
 
   def load_c(part, corner, piece):
-    buffer = piece % buffers
     plgpu.copy_gmem_to_smem(
       _window(c_ref, *window(part, corner, piece)),
-      c.at[warpgroup, buffer],
-      c_loaded.at[warpgroup * buffers + buffer],
+      c.at[warpgroup, piece % ahead],
+      c_loaded.at[warpgroup * ahead + piece % ahead],
     )
 
   def prefetch(part, corner):
@@ -385,7 +390,7 @@ def _body(
         bias_loaded.at[warpgroup],
       )
     if c is not None:
-      for piece in range(buffers):
+      for piece in range(ahead):
         load_c(part, corner, piece)
 
   def bias_of(piece):
@@ -404,40 +409,51 @@ def _body(
   def results_of(sums, piece):
     """The results of one piece, once what they need has arrived."""
     i, j = pieces[piece]
-    buffer = piece % buffers
     c_piece = None
     if c is not None:
-      plgpu.barrier_wait(c_loaded.at[warpgroup * buffers + buffer])
-      c_piece = c[warpgroup, buffer]
+      plgpu.barrier_wait(c_loaded.at[warpgroup * ahead + piece % ahead])
+      c_piece = c[warpgroup, piece % ahead]
     return tail(
       [x[i : i + plan.WGMMA_ROWS, j : j + width] for x in sums],
       c_piece,
       None if bias is None else bias_of(piece),
     )
 
-  def store_tiles(results, part, corner, piece):
-    """Stores a piece by TMA, and does not wait for it."""
-    buffer = piece % buffers
-    # All stores but the newest have left shared memory, so this buffer is
-    # free. For the first pieces those are stores of the unit before, which,
-    # where the buffers do not divide the pieces, did not end with the last.
-    in_turn = piece > 0 or len(pieces) % buffers == 0
-    pending = (buffers - 1) * len(out_refs) if in_turn else 0
-    plgpu.wait_smem_to_gmem(pending, wait_read_only=True)
-    for staged, result in zip(staging, results):
-      staged[warpgroup, buffer] = result.astype(staged.dtype)
-    plgpu.commit_smem()
-    for staged, out_ref in zip(staging, out_refs):
-      plgpu.copy_smem_to_gmem(
-        staged.at[warpgroup, buffer],
-        _window(out_ref, *window(part, corner, piece)),
-      )
+  def store_tiles(sums, part, corner):
+    """Stores a unit's results by TMA, and does not wait for them."""
+    # As many pieces at a time as leave as many buffers to those before, or
+    # all of them: one barrier for each such chunk.
+    chunk = buffers if buffers == len(pieces) else max(1, buffers // 2)
+    if c is not None:
+      chunk = min(chunk, ahead)
+    for start in range(0, len(pieces), chunk):
+      some = range(start, min(start + chunk, len(pieces)))
+      # These buffers are free once all stores but the newest have left shared
+      # memory; for the first chunks those are stores of the unit before,
+      # which may have ended with any buffer.
+      in_turn = start > 0 or len(pieces) % buffers == 0
+      pending = (buffers - chunk) * len(out_refs) if in_turn else 0
+      plgpu.wait_smem_to_gmem(pending, wait_read_only=True)
+      for piece in some:
+        results = results_of(sums, piece)
+        for staged, result in zip(staging, results):
+          staged[warpgroup, piece % buffers] = result.astype(staged.dtype)
+      plgpu.commit_smem()
+      for piece in some:
+        for staged, out_ref in zip(staging, out_refs):
+          plgpu.copy_smem_to_gmem(
+            staged.at[warpgroup, piece % buffers],
+            _window(out_ref, *window(part, corner, piece)),
+          )
+        if c is not None and piece + ahead < len(pieces):
+          load_c(part, corner, piece + ahead)
 
-  def store_rows(results, part, corner, piece):
+  def store_rows(result, part, corner, piece):
     """Stores a piece row by row, a column a thread."""
-    (staged,), (result,) = staging, results
-    staged = staged.at[warpgroup, 0]
+    staged = staging[0].at[warpgroup, 0]
+    plgpu.commit_smem()  # every thread has read the piece before
     compat.store(staged, result.astype(staged.dtype), optimized=False)
+    plgpu.commit_smem()  # every thread has written this one
     first, column = (x + y for x, y in zip(corner, pieces[piece]))
     rows = jnp.clip(p.m - first, 0, plan.WGMMA_ROWS)
     whole = p.n - p.n % plan.DIRECT
@@ -469,14 +485,14 @@ def _body(
     """Applies the tail to a unit's sums, and stores the results."""
     if bias is not None:
       plgpu.barrier_wait(bias_loaded.at[warpgroup])
+    if not plan.stores_rows(p, cfg):
+      store_tiles(sums, part, corner)
+      return
     for piece in range(len(pieces)):
-      results = results_of(sums, piece)
-      if plan.stores_rows(p, cfg):
-        store_rows(results, part, corner, piece)
-      else:
-        store_tiles(results, part, corner, piece)
-      if c is not None and piece + buffers < len(pieces):
-        load_c(part, corner, piece + buffers)
+      (result,) = results_of(sums, piece)
+      store_rows(result, part, corner, piece)
+      if c is not None and piece + ahead < len(pieces):
+        load_c(part, corner, piece + ahead)
 
   @pl.when(warpgroup < consumers)
   def _consume():

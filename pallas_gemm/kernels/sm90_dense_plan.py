@@ -122,11 +122,12 @@ def shared_bytes(config: Config, problem: Problem) -> int:
   columns_b = config.block_n * (2 if problem.gated else 1)
   ring = 2 * config.stages * config.block_k * (config.block_m + columns_b)
   width = piece_width(problem, config)
-  piece = config.consumers * WGMMA_ROWS * width * buffers(problem, config)
+  piece = config.consumers * WGMMA_ROWS * width
   size = 4 if config.split_k > 1 else jnp.dtype(problem.out_dtype).itemsize
-  staged = piece * size * outputs(problem)
+  staged = piece * size * outputs(problem) * buffers(problem, config)
   if problem.c_dtype and config.split_k == 1:
-    staged += piece * jnp.dtype(problem.c_dtype).itemsize
+    size = jnp.dtype(problem.c_dtype).itemsize
+    staged += piece * size * c_buffers(problem, config)
   if problem.bias and config.split_k == 1:
     staged += config.consumers * 4 * cdiv(max(share(config)), 64) * 64
   return ring + staged + SHARED_SLACK
@@ -184,6 +185,11 @@ def buffers(problem: Problem, config: Config) -> int:
   if stores_rows(problem, config):
     return 1
   return min(config.epilogue_buffers, len(pieces(problem, config)))
+
+
+def c_buffers(problem: Problem, config: Config) -> int:
+  """Pieces of C in shared memory: one is read while the next arrives."""
+  return min(2, len(pieces(problem, config)))
 
 
 def outputs(problem: Problem) -> int:

@@ -99,20 +99,22 @@ def assert_right(
 
 
 def example(
-  problem: dict[str, Any], config: dict[str, Any], activation: str | None
+  problem: Problem, config: Config
 ) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]:
-  """The kernel as a function, and its arguments; see `aot.compile_example`.
+  """The kernel as a function, and its arguments.
 
-  Args:
-    problem: fields of a `Problem`.
-    config: fields of a `Config`.
-    activation: a name of `jax.nn`, or None.
+  The problem's activation is a name of `jax.nn`, or None.
   """
-  named = Problem(**problem, activation=activation)
-  arguments = shapes(named)
-  tail = Tail(activation=activation and getattr(jax.nn, activation))
+  arguments = shapes(problem)
+  named = problem.activation
+  tail = Tail(activation=getattr(jax.nn, named) if named else None)
 
   def kernel(*args):
-    return run(named, Config(**config), dict(zip(arguments, args)), tail)
+    return run(problem, config, dict(zip(arguments, args)), tail)
 
   return kernel, list(arguments.values())
+
+
+def named_example(problem: dict, config: dict, activation: str | None):
+  """`example` of fields that JSON holds; see `aot.compile_example`."""
+  return example(Problem(**problem, activation=activation), Config(**config))

@@ -1,0 +1,112 @@
+"""Tier C: the dense Hopper kernel as machine code, compiled without a GPU."""
+
+import re
+
+import pytest
+
+from tests.support import aot
+
+pytestmark = pytest.mark.aot
+
+DEFAULT = {"block_m": 128, "block_n": 256, "stages": 3}
+GATED = {"block_m": 128, "block_n": 128, "stages": 3}
+
+# (problem, config, activation, columns of a wgmma)
+EXAMPLES = {
+  "plain": ({}, DEFAULT | {"cluster_m": 2, "stages": 4}, None, 256),
+  "transposed": (
+    {"transpose_a": True, "transpose_b": True},
+    DEFAULT | {"cluster_n": 2},
+    None,
+    256,
+  ),
+  "gelu": ({"bias": "n"}, DEFAULT, "gelu", 256),
+  "with_c": ({"c_dtype": "bfloat16", "bias": "m"}, DEFAULT, None, 256),
+  "wide": (
+    {"out_dtype": "float32"},
+    {"block_m": 256, "block_n": 128, "epilogue_n": 32, "stages": 3},
+    None,
+    128,
+  ),
+  "gated": ({"gated": True}, GATED, "silu", 128),
+  "gated_saved": (
+    {"gated": True, "save_preactivation": True},
+    GATED | {"stages": 2},
+    "silu",
+    128,
+  ),
+  "three_consumers": (
+    {"transpose_b": True},
+    {"block_m": 192, "block_n": 160, "consumers": 3, "epilogue_n": 32},
+    "silu",
+    160,
+  ),
+  "few_rows": (
+    {"m": 16},
+    {"block_m": 64, "block_n": 64, "consumers": 1, "stages": 8},
+    None,
+    64,
+  ),
+  "split_k": (
+    {"m": 16},
+    {"block_m": 64, "block_n": 128, "consumers": 1, "split_k": 4},
+    None,
+    128,
+  ),
+}
+
+
+def _compile(name: str) -> aot.Compiled:
+  problem, config, activation, _ = EXAMPLES[name]
+  size = dict.fromkeys("mnk", 4096)
+  dtypes = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
+  return aot.compile_example(
+    "tests.support.dense:named_example",
+    problem=size | dtypes | problem,
+    config=config,
+    activation=activation,
+  )
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_nothing_is_lost(name):
+  """No spills, and no wgmma that waits for the one before it."""
+  compiled = _compile(name)
+  assert compiled.spill_bytes == 0
+  assert compiled.stack_bytes == 0
+  assert compiled.warnings == ()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_instructions(name):
+  compiled = _compile(name)
+  _, config, _, columns = EXAMPLES[name]
+  shapes = set(re.findall(r"HGMMA\.64x(\d+)x16\.F32", compiled.sass))
+  assert shapes == {str(columns)}
+  assert compiled.has(r"UTMASTG\S*")
+  assert compiled.has(r"USETMAXREG\S*")
+  shared = config.get("cluster_m", 1) * config.get("cluster_n", 1) > 1
+  assert compiled.has(r"UTMALDG\S*")
+  assert compiled.has(r"UTMALDG\S*MULTICAST\S*") == shared
+  # Loads and stores of 16 bytes, or none that are not TMA's.
+  assert not compiled.has(r"STG\.E(?!\.128)\S*")
+
+
+def test_a_gated_product_has_two_chains():
+  """As many wgmmas a slab for each of the two accumulators."""
+
+  def wgmmas(name):
+    return len(re.findall(r"HGMMA\.64x128x16", _compile(name).sass))
+
+  assert wgmmas("gated") == 2 * _one_chain()
+
+
+def _one_chain() -> int:
+  compiled = aot.compile_example(
+    "tests.support.dense:named_example",
+    problem=dict.fromkeys("mnk", 4096)
+    | {"dtype": "bfloat16", "out_dtype": "bfloat16"},
+    config=GATED,
+    activation=None,
+  )
+  return len(re.findall(r"HGMMA\.64x128x16", compiled.sass))

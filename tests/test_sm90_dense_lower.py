@@ -1,0 +1,180 @@
+"""Tier B: the dense Hopper kernel lowers, on a machine without a GPU.
+
+Lowering decides what Mosaic GPU accepts: register layouts, wgmma shapes,
+swizzles, TMA boxes and strides, shared memory. What the cost model may choose
+must lower, and so must whatever an activation is made of.
+"""
+
+import itertools
+import zlib
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import pytest
+
+import pallas_gemm
+from pallas_gemm import compat, hardware
+from pallas_gemm.kernels import sm90_dense
+from pallas_gemm.tuning import model
+from pallas_gemm.tuning.problem import Config, Problem
+from tests.support import dense
+
+GPU = "NVIDIA H200"
+CONFIG = Config(block_m=64, block_n=64, stages=2, consumers=1)
+X = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
+
+# What the kernel branches on, beside the config.
+_LAYOUTS = ("nn", "nt", "tn", "tt")
+_TAILS = (
+  {},
+  {"bias": "n", "activation": "gelu"},
+  {"c_dtype": "bfloat16"},
+  {"c_dtype": "float32", "bias": "m"},
+  {"activation": "silu", "save_preactivation": True},
+  {"activation": "silu", "gated": True},
+  {"activation": "silu", "gated": True, "save_preactivation": True},
+)
+_OUT_DTYPES = ("bfloat16", "float16", "float32")
+_SHAPES = ((520, 1032, 1000), (500, 777, 3000), (513, 4096, 520))
+_PROBLEMS = tuple(itertools.product(_SHAPES, _LAYOUTS, _OUT_DTYPES, _TAILS))
+
+
+def _problem(shape, layout, out_dtype, tail) -> Problem:
+  m, n, k = shape
+  return Problem(
+    m=m,
+    n=n,
+    k=k,
+    dtype="float16" if out_dtype == "float16" else "bfloat16",
+    out_dtype=out_dtype,
+    transpose_a=layout[0] == "t",
+    transpose_b=layout[1] == "t",
+    **tail,
+  )
+
+
+def _some_problem_with(tile, cluster) -> tuple[Problem, Config]:
+  """A problem, picked by hash, for which the model has that tile legal."""
+  block_m, block_n, consumers, split = tile
+  start = zlib.crc32(f"{tile} {cluster}".encode()) % len(_PROBLEMS)
+  for i in range(len(_PROBLEMS)):
+    problem = _problem(*_PROBLEMS[(start + 31 * i) % len(_PROBLEMS)])
+    for config in model.candidates(problem):
+      if (
+        (config.block_m, config.block_n) == (block_m, block_n)
+        and (config.consumers, config.split) == (consumers, split)
+        and (config.cluster_m, config.cluster_n) == cluster
+        and sm90_dense.is_legal(config, problem) is None
+      ):
+        return problem, config
+  raise LookupError(f"no problem for tile {tile}, cluster {cluster}")
+
+
+def _lower(problem: Problem, config: Config) -> str:
+  kernel, arguments = dense.example(problem, config)
+  with hardware.assume(GPU):
+    traced = jax.jit(kernel).trace(*arguments)
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("tile", model._TILES, ids=str)
+def test_what_the_model_may_choose(tile):
+  for cluster in model._CLUSTERS:
+    problem, config = _some_problem_with(tile, cluster)
+    assert "mosaic_gpu" in _lower(problem, config), (problem, config)
+
+
+def test_sums_over_parts_of_k():
+  """The model's candidates that split K, for few rows and a long sum."""
+  problem = _problem((24, 520, 8192), "nt", "bfloat16", {"bias": "n"})
+  split = [c for c in model.candidates(problem) if c.split_k > 1]
+  for config in split[:: len(split) // 4]:
+    assert "mosaic_gpu" in _lower(problem, config), config
+
+
+# An activation for each primitive that the kernel says it can compute.
+ACTIVATIONS = {
+  "abs": jnp.abs,
+  "add": lambda x: x + 1,
+  "and": lambda x: jnp.where((x > 0) & (x < 1), x, 0),
+  "broadcast_in_dim": lambda x: jnp.where(x > 0, x, 0.5),
+  "convert_element_type": lambda x: x * (x > 0),
+  "copy": lambda x: lax.copy_p.bind(x),
+  "cos": jnp.cos,
+  "div": lambda x: x / (1 + x * x),
+  "eq": lambda x: jnp.where(x == 0, 1.0, x),
+  "exp": jnp.exp,
+  "exp2": jnp.exp2,
+  "ge": lambda x: jnp.where(x >= 0, x, -x),
+  "gt": lambda x: jnp.where(x > 0, x, -x),
+  "integer_pow": lambda x: x**3,
+  "le": lambda x: jnp.where(x <= 0, x, -x),
+  "log": lambda x: jnp.log(1 + x * x),
+  "log2": lambda x: jnp.log2(1 + x * x),
+  "logistic": jax.nn.sigmoid,
+  "lt": lambda x: jnp.where(x < 0, x, -x),
+  "max": lambda x: jnp.maximum(x, 0.5),
+  "min": lambda x: jnp.minimum(x, 0.5),
+  "mul": lambda x: x * 3,
+  "ne": lambda x: jnp.where(x != 0, x, 1.0),
+  "neg": lambda x: -x,
+  "or": lambda x: jnp.where((x < 0) | (x > 1), x, 0),
+  "round": jnp.round,
+  "rsqrt": lambda x: lax.rsqrt(1 + x * x),
+  "select_n": lambda x: jnp.where(x > 1, x, 1.0),
+  "sign": jnp.sign,
+  "sin": jnp.sin,
+  "sqrt": lambda x: jnp.sqrt(1 + x * x),
+  "square": jnp.square,
+  "sub": lambda x: x - 1,
+  "tanh": jnp.tanh,
+}
+
+
+def _lower_op(activation, **keywords) -> str:
+  def op(a, b):
+    return pallas_gemm.matmul(a, b, activation=activation, **keywords)
+
+  return jax.jit(op).trace(X, X).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_every_primitive_has_an_activation():
+  assert set(ACTIVATIONS) == sm90_dense._PRIMITIVES
+
+
+@pytest.mark.parametrize("primitive", ACTIVATIONS)
+def test_primitives_of_activations(primitive):
+  activation = ACTIVATIONS[primitive]
+  some = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+  assert primitive in compat.primitives_of(activation, some)
+  for out_dtype in ("bfloat16", "float32"):  # approximate, and not
+    text = _lower_op(
+      activation, implementation="sm90", config=CONFIG, out_dtype=out_dtype
+    )
+    assert "mosaic_gpu" in text
+
+
+@pytest.mark.parametrize(
+  "name",
+  (
+    "relu", "relu6", "gelu", "silu", "sigmoid", "hard_sigmoid", "hard_silu",
+    "hard_tanh", "leaky_relu", "soft_sign", "squareplus", "tanh",
+  ),
+)  # fmt: skip
+def test_activations_of_jax_nn(name):
+  activation = getattr(jax.nn, name)
+  text = _lower_op(activation, implementation="sm90", config=CONFIG)
+  assert "mosaic_gpu" in text
+
+
+@pytest.mark.parametrize(
+  "activation",
+  (lambda x: jax.nn.gelu(x, approximate=False), jax.nn.softplus),
+  ids=("erf", "softplus"),
+)
+def test_what_a_kernel_can_not_compute_is_left_to_xla(activation):
+  with pytest.raises(NotImplementedError, match="the activation contains"):
+    _lower_op(activation, implementation="sm90", config=CONFIG)
+  text = _lower_op(activation)
+  assert "mosaic_gpu" not in text and "dot_general" in text
