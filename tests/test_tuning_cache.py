@@ -14,6 +14,7 @@ import pytest
 import pallas_gemm
 from pallas_gemm import tuning
 from pallas_gemm.kernels import sm90_dense
+from pallas_gemm.kernels import sm90_dense_plan as plan
 from pallas_gemm.tuning import cache, model
 from pallas_gemm.tuning.problem import Config, Problem
 
@@ -127,11 +128,13 @@ def test_another_version_is_not_found_and_not_lost(monkeypatch, path):
 def test_another_kernel_is_not_found(monkeypatch, tmp_path):
   cache.store(PROBLEM, CONFIG, 1e-4)
   caches = cache._key, cache._kernel_hash
-  for source, text in (("changed.py", "# one more"), ("missing.py", None)):
+  for folder, text in (("changed", "# one more"), ("missing", None)):
     if text is not None:
-      (tmp_path / source).write_text(text)
+      (tmp_path / folder).mkdir()
+      for source in cache._SOURCES:
+        (tmp_path / folder / source).write_text(text)
     with monkeypatch.context() as patch:
-      patch.setattr(cache, "_KERNEL", tmp_path / source)
+      patch.setattr(cache, "_KERNELS", tmp_path / folder)
       for c in caches:
         c.cache_clear()
       cache.clear()
@@ -142,8 +145,9 @@ def test_another_kernel_is_not_found(monkeypatch, tmp_path):
   assert cache.lookup(PROBLEM) == CONFIG
 
 
-def test_the_kernels_source_is_where_the_cache_looks():
-  assert cache._KERNEL == pathlib.Path(sm90_dense.__file__)
+def test_the_kernels_sources_are_where_the_cache_looks():
+  found = {cache._KERNELS / source for source in cache._SOURCES}
+  assert found == {pathlib.Path(m.__file__) for m in (sm90_dense, plan)}
 
 
 def test_storing_is_a_new_generation():

@@ -43,7 +43,7 @@ def sm90(x: Operands, spec: Spec, target: Target) -> tuple[jax.Array, ...]:
     raise NotImplementedError(
       "XLA can't partition a kernel; wrap the call in jax.shard_map"
     )
-  problem = _problem(x, spec)
+  problem = problem_of(x, spec)
   if problem.dtype not in ("bfloat16", "float16"):
     raise NotImplementedError(
       f"operands must be bfloat16 or float16, got {problem.dtype}"
@@ -60,19 +60,25 @@ def sm90(x: Operands, spec: Spec, target: Target) -> tuple[jax.Array, ...]:
     )
   _check_16_bit_precision(spec.precision, problem.dtype)
   from pallas_gemm.kernels import sm90_dense
+  from pallas_gemm.tuning import model
 
   config = spec.config if isinstance(spec.config, tuning.Config) else None
   if config is not None and (reason := sm90_dense.is_legal(config, problem)):
     raise ValueError(f"config can't compute this product: {reason}")
+  free = config is None and not spec.batch_invariant
+  config = tuning.resolve(
+    problem, config=config, batch_invariant=spec.batch_invariant
+  )
+  if free and spec.implementation is None:
+    if reason := model.left_to_xla(config, problem):
+      raise NotImplementedError(reason)
   # Indices in kernels are 32 bits wide, whatever the user's are.
   with jax.enable_x64(False):
     return sm90_dense.matmul(
       x.a,
       x.b,
       problem=problem,
-      config=tuning.resolve(
-        problem, config=config, batch_invariant=spec.batch_invariant
-      ),
+      config=config,
       b_up=x.b_up,
       bias=x.bias,
       c=x.c,
@@ -144,7 +150,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _problem(x: Operands, spec: Spec) -> tuning.Problem:
+def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
   batch, m, n, k = spec.sizes(x)
   if not all(isinstance(size, int) for size in (batch, m, n, k)):
     raise NotImplementedError("sizes must be known numbers")

@@ -185,7 +185,7 @@ def find(
     if reason := _left_out(spec, operands):
       reasons.append(reason)
       continue
-    problem = implementations._problem(spec.named(operands), spec)
+    problem = implementations.problem_of(spec.named(operands), spec)
     case = trial.Case(problem, spec.activation, spec.alpha, spec.beta)
     cases.setdefault(problem, case)
   if cases:

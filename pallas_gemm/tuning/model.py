@@ -43,7 +43,8 @@ class _Fit:
     shared: shared memory, likewise.
     writes: part of TMA's writes that gets in the way of wgmma's reads.
     narrow: loads in pieces of 32 columns, as a multiple of those of 64.
-    narrow_dram: the same for loads from device memory.
+    narrow_dram, narrow_mma: the same for loads from device memory, and for
+      what wgmma makes of them.
     l2: bytes a cycle and SM from L2.
     barrier: cycles of a slab's barriers.
     tail: microseconds until the first results leave.
@@ -63,27 +64,28 @@ class _Fit:
 
   clock: float = 1650.0
   mma: float = 0.9882
-  shared: float = 1.294
-  writes: float = 0.05082
-  narrow: float = 2.568
-  narrow_dram: float = 1.165
-  l2: float = 105.0
-  barrier: float = 37.78
-  tail: float = 0.1892
-  store: float = 90500.0
-  piece: float = 0.05
-  activation: float = 1.932
-  with_c: float = 2.918
-  by_rows: float = 4.915
-  hidden: float = 1.786
-  latency: float = 0.1349
-  dram: float = 0.902
-  blend: float = 7.909
-  launch: float = 2.341
-  reduce: float = 1.383
-  reduce_rate: float = 3089000.0
-  copy: float = 1.525
-  copy_rate: float = 3056000.0
+  shared: float = 1.233
+  writes: float = 0.07727
+  narrow: float = 2.212
+  narrow_dram: float = 1.17
+  narrow_mma: float = 1.06
+  l2: float = 97.2
+  barrier: float = 41.51
+  tail: float = 0.1369
+  store: float = 142000.0
+  piece: float = 0.05576
+  activation: float = 2.328
+  with_c: float = 2.816
+  by_rows: float = 6.665
+  hidden: float = 1.497
+  latency: float = 0.14
+  dram: float = 0.9051
+  blend: float = 7.623
+  launch: float = 2.373
+  reduce: float = 1.386
+  reduce_rate: float = 2847000.0
+  copy: float = 1.564
+  copy_rate: float = 3107000.0
 
 
 _FIT = _Fit()
@@ -119,6 +121,8 @@ _TILES = (
 _CLUSTERS = ((1, 1), (2, 1), (1, 2))
 _SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _MOST_STAGES = 12
+# Part of the time that copies may take where XLA needs none.
+_MOST_COPYING = 0.03
 # Slabs that a part of K must have to be worth a unit of its own.
 _FEWEST_SLABS = 4
 
@@ -179,9 +183,9 @@ def _all(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
     for split in _SPLITS:
       if tiles * split > 2 * sms or slabs < split * _FEWEST_SLABS:
         break
-      parts = _fitted(config, p.gated, "float32", None, None, False)
+      parts = _in_parts(config, split)
       if parts is not None:
-        yield dataclasses.replace(parts, split_k=split)
+        yield parts
 
 
 @functools.cache
@@ -202,6 +206,13 @@ def _configs(gated, out_dtype, c_dtype, bias, save) -> tuple[Config, ...]:
       if config is not None:
         found.append(config)
   return tuple(found)
+
+
+@functools.cache
+def _in_parts(config: Config, split_k: int) -> Config | None:
+  """The tile for partial sums in float32; they have no tail."""
+  parts = _fitted(config, False, "float32", None, None, False)
+  return parts and dataclasses.replace(parts, split_k=split_k)
 
 
 @functools.cache
@@ -267,6 +278,7 @@ def predict(
   narrow = not p.transpose_b and cfg.block_n // shares % 64
   if narrow:
     loads *= fit.narrow
+    multiply *= fit.narrow_mma
   slab = max(multiply, shared, loads) + fit.barrier
 
   # All units.
@@ -277,14 +289,13 @@ def predict(
   blocks = _cdiv(units, rounds) * cluster
   slabs = _cdiv(_cdiv(p.k, bk), cfg.split_k)
   tail = fit.tail + bm * cfg.block_n * size / fit.store
-  tail += fit.piece * bm * cfg.block_n / (
-    cfg.consumers * 64 * cfg.epilogue_n
-  )
+  tail += fit.piece * bm * cfg.block_n / (cfg.consumers * 64 * cfg.epilogue_n)
   if p.activation:
     tail *= fit.activation
   if p.c_dtype:
     tail *= fit.with_c
-  if plan.stores_rows(p, cfg):
+  whole = p.m % 64 == p.n % 64 == p.k % 64 == 0  # nothing to pad
+  if not whole and plan.stores_rows(p, cfg):
     tail *= fit.by_rows
   between = fit.hidden * (rounds - 1)
   busy = rounds * slabs * slab / fit.clock + (1 + between) * tail
@@ -304,9 +315,36 @@ def predict(
   time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
   if cfg.split_k > 1:
     time += fit.reduce + stored * cfg.split_k * 4 / fit.reduce_rate
-  for copied in plan.copied_bytes(cfg, p):
-    time += fit.copy + copied / fit.copy_rate
+  if not whole:
+    time += _copies(cfg, p)
   return time * 1e-6
+
+
+def _copies(config: Config, problem: Problem) -> float:
+  """Microseconds of the copies into and out of padded matrices."""
+  copied = plan.copied_bytes(config, problem)
+  return len(copied) * _FIT.copy + sum(copied) / _FIT.copy_rate
+
+
+def left_to_xla(config: Config, problem: Problem) -> str | None:
+  """None, or why XLA's own kernel is expected to be faster than this config.
+
+  XLA's library reads matrices whose rows start at multiples of 16 bytes as
+  they are. Where this kernel must copy such a matrix into a padded one first,
+  and that is more than a few percent of its time, it does not win that back
+  (3000^3: 0.90x of jnp.dot). Other matrices XLA does not read fast either.
+  """
+  p = problem
+  widths = (p.m if p.transpose_a else p.k, p.k if p.transpose_b else p.n, p.n)
+  if any(width % 8 for width in widths):
+    return None
+  copies = _copies(config, problem)
+  if copies <= _MOST_COPYING * predict(config, problem) * 1e6:
+    return None
+  return (
+    f"operands would be padded in {copies:.1f} us, where XLA's kernel reads"
+    " them as they are"
+  )
 
 
 def _cdiv(a: int, b: int) -> int:

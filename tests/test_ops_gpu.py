@@ -1,0 +1,344 @@
+"""Tier D: the ops on an NVIDIA GPU of compute capability 9.0.
+
+    XLA_PYTHON_CLIENT_PREALLOCATE=false python -m pytest -m gpu -n 8 \\
+      tests/test_ops_gpu.py
+
+Several processes share the GPU's memory only if none takes it all.
+"""
+
+import functools
+
+import jax
+from jax import export
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+import pallas_gemm
+from pallas_gemm import compat, numerics, tuning
+from tests.support import calls, problems, products
+from tests.support.products import normal
+
+pytestmark = pytest.mark.gpu
+
+Call = calls.Call
+CHUNK = 50
+SMALL = tuple(range(301))
+LARGE = (512, 1000, 1024, 1027, 2048, 2049, 3000, 4088, 4095, 4096)
+BF16 = "bfloat16"
+
+
+def _is_approximate(call: Call) -> bool:
+  """Whether the kernel may evaluate activations with approximate tanh."""
+  return (call.out_dtype or call.dtype) == BF16
+
+
+def _check(drawn: list[tuple[Call, int]]) -> None:
+  """Computes several calls in one program, and checks each."""
+  arguments = [call.operands(seed) for call, seed in drawn]
+
+  @jax.jit
+  def together(arguments):
+    return [call(x) for (call, _), x in zip(drawn, arguments)]
+
+  for (call, seed), x, out in zip(drawn, arguments, together(arguments)):
+    try:
+      call.assert_right(out, x, approximate=_is_approximate(call))
+    except AssertionError as error:
+      raise AssertionError(f"operands({seed}) of {error}") from error
+
+
+def _drawn(key: tuple[int, ...], count: int, sizes) -> list[tuple[Call, int]]:
+  rng = np.random.default_rng(key)
+
+  def choose(options):
+    return options[int(rng.integers(len(options)))]
+
+  return [(calls.draw(choose, sizes), i) for i in range(count)]
+
+
+@pytest.mark.timeout(600, method="thread")
+@pytest.mark.parametrize("chunk", range(39))
+def test_random_calls(chunk):
+  drawn = _drawn((1, chunk), CHUNK, SMALL)
+  for start in range(0, CHUNK, 5):
+    _check(drawn[start : start + 5])
+
+
+@pytest.mark.timeout(600, method="thread")
+@pytest.mark.parametrize("chunk", range(10))
+def test_random_large_calls(chunk):
+  for call in _drawn((2, chunk), 5, LARGE):
+    _check([call])
+
+
+# Problems whose sums are computed in each of the ways that there are.
+_TILE = {"block_m": 128, "block_n": 128, "stages": 4}
+REPEATED = {
+  "default": (Call(m=1000, n=777, k=513), None),
+  "split_k": (
+    Call(m=64, n=512, k=8192),
+    tuning.Config(**_TILE | {"block_m": 64, "consumers": 1}, split_k=8),
+  ),
+  "cluster": (
+    Call(m=2048, n=2048, k=1024, bias="n", c_dtype=BF16),
+    tuning.Config(**_TILE, cluster_m=2),
+  ),
+  "gated": (
+    Call(m=1024, n=1024, k=1000, gated=True, activation=jax.nn.silu),
+    None,
+  ),
+  "rows": (Call(m=1000, n=1001, k=512, activation=jax.nn.gelu), None),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_the_same_bits_every_time(name):
+  call, config = REPEATED[name]
+  x = call.operands()
+  compute = jax.jit(functools.partial(call, config=config))
+  first = compute(x)
+  call.assert_right(first, x, approximate=_is_approximate(call))
+  for _ in range(100):
+    np.testing.assert_array_equal(
+      problems.bits(compute(x)), problems.bits(first)
+    )
+
+
+ROWS = (
+  *range(1, 17), 17, 23, 31, 32, 33, 47, 63, 64, 65, 97, 101, 127, 128, 129,
+  191, 193, 199, 255, 256, 257, 307, 383, 401, 499, 510, 511, 512,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("n", "k"), ((4096, 4096), (1000, 8192), (129, 515)), ids=str
+)
+def test_a_row_does_not_depend_on_the_batch(n, k):
+  a, b = normal(ROWS[-1], k, dtype=BF16), normal(k, n, dtype=BF16)
+  with pallas_gemm.batch_invariant():
+    want = problems.bits(pallas_gemm.matmul(a, b)[:, None])
+    for m in ROWS:
+      got = problems.bits(pallas_gemm.matmul(a[:m], b)[:, None])
+      np.testing.assert_array_equal(got, want[:m], err_msg=f"M = {m}")
+
+
+def test_a_row_does_not_depend_on_where_it_is():
+  a, b = normal(300, 4096, dtype=BF16), normal(4096, 1024, dtype=BF16)
+  order = np.random.default_rng(0).permutation(300)
+  with pallas_gemm.batch_invariant():
+    want = pallas_gemm.matmul(a, b)[order]
+    got = pallas_gemm.matmul(a[order], b)
+  np.testing.assert_array_equal(problems.bits(got), problems.bits(want))
+
+
+# Results of whole multiples of 256 bytes, which is what JAX's allocator cuts
+# memory into: nothing lies between one and the next. Tiles hang over each.
+CANARIES = (
+  (Call(m=96, n=1000, k=256), None),
+  (Call(m=80, n=136, k=64), tuning.Config(block_n=256, stages=3)),
+  (
+    Call(m=384, n=72, k=128, out_dtype="float32"),
+    tuning.Config(
+      block_m=256, block_n=128, stages=3, epilogue_n=32, cluster_m=2
+    ),
+  ),
+)
+
+
+@pytest.mark.parametrize(("call", "config"), CANARIES, ids=("a", "b", "c"))
+def test_nothing_is_written_outside(call, config):
+  """What lies right before and behind the result in memory stays as it is."""
+  x = call.operands()
+  compute = jax.jit(functools.partial(call, config=config))
+  size = jax.block_until_ready(compute(x)).nbytes
+  assert size % 256 == 0
+  words = np.arange(size // 4, dtype=np.uint32)
+  canaries = [jax.device_put(words + i) for i in range(33)]
+  jax.block_until_ready(canaries)
+  # Holes between those that stay, of just the result's size.
+  kept = {i: canaries[i] for i in range(0, 33, 2)}
+  del canaries
+  where = {canary.unsafe_buffer_pointer() for canary in kept.values()}
+  outs = [jax.block_until_ready(compute(x)) for _ in range(16)]
+  between = 0
+  for out in outs:
+    at = out.unsafe_buffer_pointer()
+    between += {at - size, at + size} <= where
+    call.assert_right(out, x, approximate=_is_approximate(call))
+  for i, canary in kept.items():
+    np.testing.assert_array_equal(np.asarray(canary), words + i)
+  if not between:
+    pytest.skip("the allocator put no result between two canaries")
+
+
+# What runs.
+
+
+def _kernels(f, *args) -> list[str]:
+  compiled = jax.jit(f).lower(*args).compile()
+  jax.block_until_ready(compiled(*args))
+  with compat.cupti_session() as timings:
+    jax.block_until_ready(compiled(*args))
+  return [name for name, _ in timings]
+
+
+@pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))
+@pytest.mark.parametrize("dtype", calls.DTYPES)
+def test_one_kernel_whatever_the_layout(layout, dtype):
+  call = Call(
+    m=1024,
+    n=1536,
+    k=512,
+    dtype=dtype,
+    transpose_a=layout[0] == "t",
+    transpose_b=layout[1] == "t",
+  )
+  (kernel,) = _kernels(call, call.operands())
+  assert "sm90_dense" in kernel
+
+
+def test_the_tail_is_fused():
+  for call in (
+    Call(m=512, n=512, k=512, bias="n", c_dtype=BF16, activation=jax.nn.gelu),
+    Call(m=512, n=512, k=512, gated=True, activation=jax.nn.silu),
+  ):
+    (kernel,) = _kernels(call, call.operands())
+    assert ("sm90_gated" if call.gated else "sm90_dense") in kernel
+
+
+def test_float32_is_left_to_xla():
+  a, b = normal(256, 256), normal(256, 256, seed=1)
+  assert not any("sm90" in name for name in _kernels(pallas_gemm.matmul, a, b))
+
+
+# Activations. With B the identity, what they are applied to is exact.
+
+ACTIVATIONS = {
+  **products.ACTIVATIONS,
+  jax.nn.sigmoid: lambda z: 1 / (1 + np.exp(-z)),
+  jax.nn.leaky_relu: lambda z: np.where(z >= 0, z, 0.01 * z),
+  jax.nn.soft_sign: lambda z: z / (1 + np.abs(z)),
+  jax.nn.squareplus: lambda z: (z + np.sqrt(z * z + 4)) / 2,
+  jnp.sin: np.sin,
+  jnp.exp: np.exp,
+  jnp.square: np.square,
+}
+
+
+@pytest.mark.parametrize("out_dtype", calls.OUT_DTYPES)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda f: f.__name__)
+def test_activations(activation, out_dtype):
+  z = (3 * normal(256, 128)).astype(BF16)
+  out = pallas_gemm.matmul(
+    z,
+    jnp.eye(128, dtype=BF16),
+    activation=activation,
+    out_dtype=out_dtype,
+    implementation="sm90",
+  )
+  z = products.float64(z)
+  want = ACTIVATIONS[activation](z)
+  # As in tests/support/products: 32 roundings, or tanh.approx.
+  own = numerics.gamma(32, 2.0**-24) + (2.0**-11 if out_dtype == BF16 else 0)
+  bound = own * (1 + np.abs(z) + np.abs(want))
+  info = jnp.finfo(out_dtype)
+  bound += float(info.eps) / 2 * (np.abs(want) + bound)
+  bound += float(info.smallest_normal)
+  error = np.abs(products.float64(out) - want)
+  assert np.all(error <= bound), f"{(error / bound).max()} of the bound"
+
+
+# Derivatives.
+
+# Largest second derivatives, rounded up.
+CURVATURE = {jnp.tanh: 0.77, jax.nn.silu: 0.51, jax.nn.gelu: 1.1}
+
+
+@pytest.mark.parametrize(
+  "activation", (None, *CURVATURE), ids=lambda f: getattr(f, "__name__", "none")
+)
+@pytest.mark.parametrize("dtype", calls.DTYPES)
+def test_gradients(activation, dtype):
+  """Of sum(ct * activation(A @ B + bias)) for A, B and the bias."""
+  m, n, k = 200, 264, 136
+  a = normal(m, k, dtype=dtype)
+  b = (normal(k, n) * k**-0.5).astype(dtype)
+  bias, ct = normal(n, dtype=dtype, seed=1), normal(m, n, dtype=dtype, seed=2)
+
+  def op(a, b, bias):
+    return pallas_gemm.matmul(a, b, bias=bias, activation=activation)
+
+  got = jax.jit(lambda ct, *x: jax.vjp(op, *x)[1](ct))(ct, a, b, bias)
+  for grad, want, bound in zip(got, *_gradients(a, b, bias, ct, activation)):
+    error = np.abs(products.float64(grad) - want)
+    assert np.all(error <= bound), f"{(error / bound).max()} of the bound"
+
+
+def _gradients(a, b, bias, ct, activation):
+  """Gradients in float64, and how far off those of 16-bit operands may be."""
+  unit = float(jnp.finfo(a.dtype).eps) / 2
+  a, b, bias, ct = (products.float64(x) for x in (a, b, bias, ct))
+  z = a @ b + bias
+  # The sum is rounded to 16 bits where it is kept.
+  size = np.abs(a) @ np.abs(b) + np.abs(bias)
+  off = numerics.gamma(a.shape[1] + 4, 2.0**-23) * size
+  off += unit * (np.abs(z) + off)
+  slope, d_slope = np.ones_like(z), np.zeros_like(z)
+  if activation is not None:
+    with jax.enable_x64(True):
+      slope = np.asarray(
+        jax.vjp(activation, jnp.asarray(z))[1](jnp.ones_like(z))[0]
+      )
+    own = numerics.gamma(64, 2.0**-24) * (1 + np.abs(z))
+    d_slope = CURVATURE[activation] * off + own
+  # The cotangent of the sum, rounded when the activation's derivative gives
+  # it and when it becomes an operand.
+  d, d_off = ct * slope, np.abs(ct) * d_slope
+  d_off += 2 * unit * (np.abs(d) + d_off)
+
+  def product(x, x_off, y, y_off):
+    x_size, y_size = np.abs(x) + x_off, np.abs(y) + y_off
+    found = x_off @ y_size + x_size @ y_off
+    found += numerics.gamma(x.shape[1] + 1, 2.0**-23) * (x_size @ y_size)
+    return x @ y, found + unit * (np.abs(x @ y) + found)
+
+  exact = np.zeros_like(a), np.zeros_like(b)
+  d_a, a_off = product(d, d_off, b.T, exact[1].T)
+  d_b, b_off = product(a.T, exact[0].T, d, d_off)
+  d_bias, rows = d.sum(0), d_off.sum(0)
+  rows = rows + numerics.gamma(len(d), 2.0**-24) * (np.abs(d) + d_off).sum(0)
+  rows = rows + unit * (np.abs(d_bias) + rows)
+  return (d_a, d_b, d_bias), (a_off, b_off, rows)
+
+
+# Beyond one call.
+
+
+def test_export():
+  call = Call(m=200, n=264, k=136, bias="n", activation=jax.nn.silu)
+  x = call.operands()
+  exported = export.export(jax.jit(call), platforms=("cuda",))(x)
+  assert "mosaic_gpu" in exported.mlir_module()
+  again = export.deserialize(exported.serialize())
+  out = again.call(x)
+  call.assert_right(out, x, approximate=True)
+  np.testing.assert_array_equal(problems.bits(out), problems.bits(call(x)))
+
+
+@pytest.mark.parametrize("check_vma", (True, False))
+def test_shard_map(check_vma):
+  call = Call(m=256, n=264, k=136, bias="n", activation=jax.nn.silu)
+  x = call.operands()
+  mesh = jax.make_mesh(
+    (1,), ("d",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:1]
+  )
+  sharded = jax.shard_map(
+    functools.partial(call, implementation="sm90"),
+    mesh=mesh,
+    in_specs=({"a": P("d"), "b": P(), "bias": P()},),
+    out_specs=P("d"),
+    check_vma=check_vma,
+  )
+  call.assert_right(jax.jit(sharded)(x), x, approximate=True)
