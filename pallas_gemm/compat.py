@@ -4,7 +4,7 @@ Everything else imports `jax`, `jax.experimental.pallas` and
 `jax.experimental.pallas.mosaic_gpu` alone. Supported: jax >= 0.11.2, < 0.13.
 """
 
-from collections.abc import Callable, Hashable, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 import contextlib
 import functools
 from typing import Any
@@ -272,12 +272,20 @@ def _is_one_piece_wide(smem) -> bool:
   return len(shape) == 4 and shape[1] == 1
 
 
-def without_custom_derivatives(fn: Callable[..., jax.Array]):
+def without_custom_derivatives(
+  fn: Callable[..., jax.Array],
+  replace: Mapping[str, Callable[..., jax.Array]] | None = None,
+):
   """The same function without the derivative rules attached to its parts.
 
   Inside a kernel nothing is differentiated, and Mosaic GPU of JAX 0.11 does
   not lower `jax.custom_jvp` (which `jax.nn.relu` is).
+
+  Args:
+    fn: a function of arrays.
+    replace: what to compute instead of some primitives, by their names.
   """
+  replace = replace or {}
 
   def evaluate(jaxpr, consts, args):
     values = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, args))
@@ -290,6 +298,8 @@ def without_custom_derivatives(fn: Callable[..., jax.Array]):
       inner = _inlined(eqn)
       if inner is not None:
         outputs = evaluate(inner.jaxpr, inner.consts, inputs)
+      elif eqn.primitive.name in replace:
+        outputs = [replace[eqn.primitive.name](*inputs)]
       else:
         outputs = eqn.primitive.bind(*inputs, **eqn.params)
         if not eqn.primitive.multiple_results:
@@ -312,10 +322,17 @@ def primitives_of(fn: Callable[..., jax.Array], *args) -> set[str]:
     names = set()
     for eqn in jaxpr.eqns:
       inner = _inlined(eqn)
-      names |= {eqn.primitive.name} if inner is None else collect(inner.jaxpr)
+      names |= {_name(eqn)} if inner is None else collect(inner.jaxpr)
     return names
 
   return collect(jax.make_jaxpr(fn)(*args).jaxpr)
+
+
+def _name(eqn) -> str:
+  name = eqn.primitive.name
+  if name == "integer_pow" and eqn.params["y"] < 0:
+    return "integer_pow with a negative exponent"
+  return name
 
 
 def _inlined(eqn):

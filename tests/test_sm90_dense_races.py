@@ -19,25 +19,31 @@ from tests.support import dense, interpret, mutations
 BUGS = mutations.bugs_of(sm90_dense.__name__)
 
 # Bugs that nothing can show here, and why.
+_ONE_THREAD = "to the interpreter, a warpgroup is one thread"
 UNSEEN = {
   ("plgpu.barrier_wait", 1, "left out"): (
     "the last releases are waited for so that no block leaves a cluster while"
     " its peers may still arrive; a fault on the chip alone"
-  )
+  ),
+  ("plgpu.commit_smem", 1, "left out"): _ONE_THREAD,
+  ("plgpu.commit_smem", 2, "left out"): _ONE_THREAD,
 }
 
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1, epilogue_n=32)
-TURNS = dataclasses.replace(SMALL, consumers=2, split="turns")
 # Two tiles of three slabs of K: whatever is used again is.
 PLAIN = Problem(m=65, n=64, k=130, dtype="bfloat16", out_dtype="bfloat16")
 WITH_C = dataclasses.replace(PLAIN, c_dtype="float32", bias="n")
+# Results that are stored row by row.
+ROWS = (
+  dataclasses.replace(WITH_C, m=9, n=131, k=66, out_dtype="float16"),
+  dataclasses.replace(SMALL, block_n=128, epilogue_n=64),
+)
 
 CLEAN = {
   "two_consumers": (
     WITH_C,
     Config(block_m=64, block_n=64, stages=3, split="n", epilogue_n=16),
   ),
-  "turns": (WITH_C, TURNS),
   "gated": (
     dataclasses.replace(PLAIN, gated=True, save_preactivation=True, k=66),
     dataclasses.replace(SMALL, cluster_m=2),
@@ -48,10 +54,7 @@ CLEAN = {
     ),
     dataclasses.replace(SMALL, cluster_n=2),
   ),
-  "rows": (
-    dataclasses.replace(WITH_C, m=9, n=131, k=66, out_dtype="float16"),
-    dataclasses.replace(SMALL, block_n=128, epilogue_n=64),
-  ),
+  "rows": ROWS,
   "split_k": (PLAIN, dataclasses.replace(SMALL, split_k=2)),
 }
 
@@ -98,8 +101,8 @@ def test_there_are_calls_to_break():
 def test_a_planted_bug_is_caught(bug, monkeypatch):
   monkeypatch.setattr(hardware, "sm_count", lambda: 1)
   planted = mutations.Planted(bug, monkeypatch)
-  for config in (SMALL, TURNS):
-    found = mutations.comes_to_light(lambda c=config: _run(WITH_C, c))
+  for example in ((WITH_C, SMALL), ROWS):
+    found = mutations.comes_to_light(lambda example=example: _run(*example))
     if planted.reached:
       break
   assert planted.reached, "the kernel never came to the planted bug"
@@ -110,18 +113,18 @@ def test_a_planted_bug_is_caught(bug, monkeypatch):
 REWRITES = {
   "c_overwritten_early": (
     (
-      "      results = results_of(sums, piece)\n",
-      "      if piece + buffers < len(pieces):\n"
-      "        load_c(part, corner, piece + buffers)\n"
-      "      results = results_of(sums, piece)\n",
+      "        results = results_of(sums, piece)\n",
+      "        if piece + ahead < len(pieces):\n"
+      "          load_c(part, corner, piece + ahead)\n"
+      "        results = results_of(sums, piece)\n",
     ),
-    ("if c is not None and piece + buffers < len(pieces)", "if False"),
+    (
+      "        if c is not None and piece + ahead < len(pieces)",
+      "        if 0",
+    ),
   ),
-  "staged_where_one_leaves": (
-    ("staged[warpgroup, buffer] = ", "staged[warpgroup, 1 - buffer] = "),
-    ("staged.at[warpgroup, buffer],", "staged.at[warpgroup, 1 - buffer],"),
-    ("pending = (buffers - 1) * len(out_refs)", "pending = 2"),
-  ),
+  # Three pieces and two buffers: the unit before ended with the first.
+  "staged_where_one_leaves": ((" if in_turn else 0", ""),),
 }
 
 
@@ -129,6 +132,6 @@ REWRITES = {
 def test_a_wrong_order_is_caught(name, monkeypatch):
   monkeypatch.setattr(hardware, "sm_count", lambda: 1)
   mutations.plant_rewrite(sm90_dense._body, REWRITES[name], monkeypatch)
-  problem = dataclasses.replace(WITH_C, m=64)
-  config = dataclasses.replace(SMALL, epilogue_n=16)
+  problem = dataclasses.replace(WITH_C, n=96)
+  config = dataclasses.replace(SMALL, block_n=96)
   assert mutations.comes_to_light(lambda: _run(problem, config))

@@ -34,6 +34,7 @@ Sources: CUTLASS (warp-specialised persistent kernels, tile order), DeepGEMM
 
 from collections.abc import Callable
 import functools
+import math
 from typing import Any
 
 import jax
@@ -58,7 +59,7 @@ _ROWS_AT_ONCE = 8
 # supported JAX.
 _PRIMITIVES = frozenset(
   """
-  abs add and broadcast_in_dim convert_element_type copy cos div eq exp
+  abs add and broadcast_in_dim convert_element_type cos div eq exp
   exp2 ge gt integer_pow le log log2 logistic lt max min mul ne neg or round
   rsqrt select_n sign sin sqrt square sub tanh
 """.split()
@@ -102,14 +103,16 @@ def matmul(
   """
   if reason := is_legal(config, problem):
     raise NotImplementedError(reason)
-  activation = _fusible(activation)
+  approximate = _is_approximate(activation, problem)
+  activation = _fusible(activation, problem)
   tail = functools.partial(
     _tail, alpha=alpha, beta=beta, activation=activation, problem=problem
   )
   if config.split_k == 1:
-    outs = _launch(a, b, b_up, bias, c, tail, problem, config)
-    return tuple(outs)
-  (parts,) = _launch(a, b, None, None, None, _first, problem, config)
+    operands = (a, b, b_up, bias, c)
+    return tuple(_launch(*operands, tail, approximate, problem, config))
+  operands = (a, b, None, None, None)
+  (parts,) = _launch(*operands, _first, False, problem, config)
   total = parts[0]
   for part in parts[1:]:
     total = total + part
@@ -120,17 +123,45 @@ def matmul(
   return tuple(x.astype(problem.out_dtype) for x in outs)
 
 
-def _fusible(activation):
+def _fusible(activation, problem: Problem):
   """The activation as a kernel can compute it."""
   if activation is None:
     return None
-  some = jax.ShapeDtypeStruct((plan.WGMMA_ROWS, 64), jnp.float32)
-  if others := compat.primitives_of(activation, some) - _PRIMITIVES:
+  if others := _primitives(activation) - _PRIMITIVES:
     raise NotImplementedError(
       f"the activation contains {', '.join(sorted(others))}, which a Hopper"
       " kernel can't compute"
     )
-  return compat.without_custom_derivatives(activation)
+  replace = {"tanh": _tanh} if _is_approximate(activation, problem) else {}
+  return compat.without_custom_derivatives(activation, replace)
+
+
+def _primitives(activation) -> set[str]:
+  some = jax.ShapeDtypeStruct((plan.WGMMA_ROWS, 64), jnp.float32)
+  return compat.primitives_of(activation, some)
+
+
+def _is_approximate(activation, problem: Problem) -> bool:
+  """Whether exp is one instruction, good to 2^-22, and division the like.
+
+  That is for results of 16 bits. The one-instruction forms of sin, cos, log
+  and tanh have absolute errors, which show where the result is small.
+  """
+  return (
+    problem.out_dtype != "float32"
+    and activation is not None
+    and not _primitives(activation) & {"cos", "log", "log2", "sin"}
+  )
+
+
+def _tanh(x):
+  """tanh with an absolute error of 2^-21: 1 - 2 / (1 + exp(2 x)).
+
+  The one instruction that there is has 2^-11: in gelu, 1 + tanh would lose
+  most of its digits for negative arguments.
+  """
+  root = lax.rsqrt(1 + jnp.exp2(2 * math.log2(math.e) * x))
+  return 1 - 2 * (root * root)
 
 
 def _tail(sums, c, bias, *, alpha, beta, activation, problem):
@@ -156,7 +187,9 @@ def _first(sums, c, bias):
   return sums
 
 
-def _launch(a, b, b_up, bias, c, tail, problem: Problem, config: Config):
+def _launch(
+  a, b, b_up, bias, c, tail, approximate, problem: Problem, config: Config
+):
   """Runs the kernel; results [batch, M, N], of split_k [split, batch, M, N]."""
   p = problem
   splits = config.split_k
@@ -189,9 +222,7 @@ def _launch(a, b, b_up, bias, c, tail, problem: Problem, config: Config):
     num_threads=config.consumers + 1,
     thread_name="warpgroup",
     compiler_params=plgpu.CompilerParams(
-      # tanh and exp as one instruction, good to 2^-11: below the rounding of
-      # a bfloat16 result (2^-9), not of the others.
-      approx_math=p.out_dtype == "bfloat16",
+      approx_math=approximate,
       # Mosaic GPU would put a barrier around every store to shared memory;
       # `_body` has those that are needed.
       unsafe_no_auto_barriers=True,

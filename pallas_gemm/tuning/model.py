@@ -241,7 +241,7 @@ def _fitted(config, gated, out_dtype, c_dtype, bias, save) -> Config | None:
   # are then written without waiting for each other. 7168 x 8192 x 512: +2 %,
   # bias and gelu at 4096 x 14336 x 4096: +2 %.
   pieces = len(plan.pieces(problem, config))
-  for buffers, fewest in ((pieces, 3), (2, 2)):
+  for buffers, fewest in ((pieces, 3), (2, 3), (1, 3), (2, 2), (1, 2)):
     for stages in range(_MOST_STAGES, fewest - 1, -1):
       config = dataclasses.replace(
         config, stages=stages, epilogue_buffers=buffers

@@ -94,16 +94,8 @@ class Call:
       **options,
     )
 
-  def assert_right(
-    self, out: jax.Array, x: Arrays, *, approximate: bool = False
-  ) -> None:
-    """Shape, dtype and values; of a large result, some rows and columns.
-
-    Args:
-      out: what the call gave.
-      x: its operands.
-      approximate: see `products.assert_product`.
-    """
+  def assert_right(self, out: jax.Array, x: Arrays) -> None:
+    """Shape, dtype and values; of a large result, some rows and columns."""
     assert out.shape == self.shape, self
     assert out.dtype == (self.out_dtype or self.dtype), self
     assert np.isfinite(np.asarray(out, np.float32)).all(), self
@@ -118,9 +110,7 @@ class Call:
     out = np.asarray(out)[..., rows, :][..., columns]
     try:
       if self.gated:
-        products.assert_gated(
-          out, a, b, *up, self.activation, approximate=approximate
-        )
+        products.assert_gated(out, a, b, *up, self.activation)
         return
       bias, c = x.get("bias"), x.get("c")
       if bias is not None:
@@ -134,7 +124,6 @@ class Call:
         alpha=self.alpha,
         beta=self.beta,
         activation=self.activation,
-        approximate=approximate,
       )
     except AssertionError as error:
       raise AssertionError(f"{self}: {error}") from error

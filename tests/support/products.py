@@ -12,9 +12,6 @@ from pallas_gemm import numerics
 # float32 versions of the activations below are off at most, in roundings.
 _EPILOGUE_ROUNDINGS = 4
 _ACTIVATION_ROUNDINGS = 32
-# Of `tanh.approx`, relative; that of a gelu or silu made of it is at most the
-# argument times this. (PTX ISA; ex2, lg2, rsqrt and sin are far better.)
-_APPROXIMATE_TANH = 2.0**-11
 # The steepest of the activations below is gelu, 1.13.
 _STEEPEST = 1.2
 
@@ -58,24 +55,18 @@ def assert_product(
   alpha: float = 1.0,
   beta: float = 1.0,
   activation: Any = None,
-  approximate: bool = False,
 ) -> None:
-  """`out` is activation(alpha * A @ B + beta * C + bias), within its bound.
-
-  With `approximate`, the activation may use a GPU's instruction for tanh.
-  """
+  """`out` is activation(alpha * A @ B + beta * C + bias), within its bound."""
   want, bound = _preactivation(a, b, bias, c, alpha, beta)
   if activation is not None:
-    want, bound = _activated(activation, want, bound, a.dtype, approximate)
+    want, bound = _activated(activation, want, bound, a.dtype)
   _assert_within(out, want, bound)
 
 
-def assert_gated(
-  out, x, w_gate, w_up, activation, *, approximate: bool = False
-) -> None:
+def assert_gated(out, x, w_gate, w_up, activation) -> None:
   """`out` is activation(x @ w_gate) * (x @ w_up), within its bound."""
   gate = _preactivation(x, w_gate, None, None, 1.0, 1.0)
-  gate, gate_bound = _activated(activation, *gate, x.dtype, approximate)
+  gate, gate_bound = _activated(activation, *gate, x.dtype)
   up, up_bound = _preactivation(x, w_up, None, None, 1.0, 1.0)
   bound = np.abs(gate) * up_bound + (np.abs(up) + up_bound) * gate_bound
   bound += _unit(x.dtype) * (np.abs(gate * up) + bound)
@@ -109,10 +100,8 @@ def _preactivation(a, b, bias, c, alpha, beta):
   return want, bound
 
 
-def _activated(activation, z, bound, dtype, approximate):
+def _activated(activation, z, bound, dtype):
   own = numerics.gamma(_ACTIVATION_ROUNDINGS, _unit(dtype))
-  if approximate:
-    own += _APPROXIMATE_TANH
   own = own * (np.abs(z) + 1)
   return ACTIVATIONS[activation](z), _STEEPEST * bound + own
 
