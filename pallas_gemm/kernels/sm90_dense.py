@@ -49,7 +49,6 @@ from pallas_gemm.tuning.problem import Config, Problem
 
 is_legal = plan.is_legal
 shared_bytes = plan.shared_bytes
-copied_bytes = plan.copied_bytes
 
 # wgmmas in an unrolled lap of the ring; the descriptors of more would spill.
 _UNROLLED_WGMMAS = 16

@@ -119,8 +119,7 @@ def _is_legal_cluster(config: Config, problem: Problem) -> str | None:
 
 def shared_bytes(config: Config, problem: Problem) -> int:
   """Shared memory of a block, in bytes; a little more than it takes."""
-  columns_b = config.block_n * (2 if problem.gated else 1)
-  ring = 2 * config.stages * config.block_k * (config.block_m + columns_b)
+  ring = config.stages * slab_bytes(config, problem)
   width = piece_width(problem, config)
   piece = config.consumers * WGMMA_ROWS * width
   size = 4 if config.split_k > 1 else jnp.dtype(problem.out_dtype).itemsize
@@ -133,31 +132,51 @@ def shared_bytes(config: Config, problem: Problem) -> int:
   return ring + staged + SHARED_SLACK
 
 
-def copied_bytes(config: Config, problem: Problem) -> list[int]:
-  """Bytes read and written by each copy into, or out of, a padded matrix."""
+def slab_bytes(config: Config, problem: Problem) -> int:
+  """Bytes of one stage of the ring."""
+  columns_b = config.block_n * (2 if problem.gated else 1)
+  return 2 * config.block_k * (config.block_m + columns_b)
+
+
+def copied_bytes(
+  config: Config, problem: Problem
+) -> tuple[list[int], list[int]]:
+  """Bytes read and written by each copy into, and out of, a padded matrix."""
   p = problem
-  a_shape = (p.k, p.m) if p.transpose_a else (p.m, p.k)
-  b_shape = (p.n, p.k) if p.transpose_b else (p.k, p.n)
-  a_pad, b_pad = operand_paddings(config, p, a_shape, b_shape)
+  a, b = stored_shapes_of_operands(p)
+  a_pad, b_pad = operand_paddings(config, p, a, b)
   batch_a = p.batch if p.batched_a else 1
   batch_b = p.batch if p.batched_b else 1
-  pairs = [(a_shape, a_pad, batch_a, 2)]
-  pairs += [(b_shape, b_pad, batch_b, 2)] * (2 if p.gated else 1)
+  into = [(a, a_pad, batch_a, 2)]
+  into += [(b, b_pad, batch_b, 2)] * (2 if p.gated else 1)
+  out_of = []
   if config.split_k == 1:
     shape, width = (p.m, p.n), piece_width(p, config)
     if p.c_dtype:
       size = jnp.dtype(p.c_dtype).itemsize
       padded = padding(shape, width, width, size)
-      pairs.append((shape, padded, p.batch, size))
+      into.append((shape, padded, p.batch, size))
     if not stores_rows(p, config):
       size = jnp.dtype(p.out_dtype).itemsize
       padded = stored_shapes(p, config, size)[0]
-      pairs += [(shape, padded, p.batch, size)] * outputs(p)
+      out_of = [(shape, padded, p.batch, size)] * outputs(p)
+  return _copied(into), _copied(out_of)
+
+
+def _copied(pairs) -> list[int]:
   return [
-    size * batch * (rows * columns + padded[0] * padded[1])
-    for (rows, columns), padded, batch, size in pairs
-    if (rows, columns) != padded
+    size * batch * (math.prod(shape) + math.prod(padded))
+    for shape, padded, batch, size in pairs
+    if shape != padded
   ]
+
+
+def stored_shapes_of_operands(problem: Problem):
+  """Rows and columns of A and B in memory."""
+  p = problem
+  a = (p.k, p.m) if p.transpose_a else (p.m, p.k)
+  b = (p.n, p.k) if p.transpose_b else (p.k, p.n)
+  return a, b
 
 
 def share(config: Config) -> tuple[int, int]:

@@ -25,6 +25,7 @@ GPUs are predicted with the H200's efficiency.
 from collections.abc import Iterator
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
@@ -40,13 +41,17 @@ class _Fit:
   Attributes:
     clock: cycles a microsecond under load.
     mma: multiplication, as a part of the time at peak rate.
+    small: what the smallest tile costs in clock, beside 128 x 256.
+    third: the same with three consumers, as a multiple.
     shared: shared memory, likewise.
     writes: part of TMA's writes that gets in the way of wgmma's reads.
+    misaligned: loads of rows that do not start at multiples of 128 bytes.
     narrow: loads in pieces of 32 columns, as a multiple of those of 64.
     narrow_dram, narrow_mma: the same for loads from device memory, and for
       what wgmma makes of them.
     l2: bytes a cycle and SM from L2.
     barrier: cycles of a slab's barriers.
+    arrival: cycles until a slab that is asked for has arrived.
     tail: microseconds until the first results leave.
     store: bytes a microsecond and SM of results.
     piece: microseconds for each piece of a consumer's tile.
@@ -59,33 +64,39 @@ class _Fit:
     launch: microseconds until the first block runs and after the last ends.
     reduce: microseconds of the kernel that sums partial products.
     reduce_rate: its bytes a microsecond.
-    copy: microseconds of a padding copy; copy_rate: its bytes a microsecond.
+    copy: microseconds of a copy; copy_rate, slice_rate: its bytes a
+      microsecond into and out of padded matrices.
   """
 
   clock: float = 1650.0
   mma: float = 0.9882
-  shared: float = 1.233
-  writes: float = 0.07727
-  narrow: float = 2.212
-  narrow_dram: float = 1.17
-  narrow_mma: float = 1.06
-  l2: float = 97.2
-  barrier: float = 41.51
-  tail: float = 0.1369
-  store: float = 142000.0
-  piece: float = 0.05576
-  activation: float = 2.328
-  with_c: float = 2.816
-  by_rows: float = 6.665
-  hidden: float = 1.497
-  latency: float = 0.14
-  dram: float = 0.9051
-  blend: float = 7.623
-  launch: float = 2.373
-  reduce: float = 1.386
-  reduce_rate: float = 2847000.0
-  copy: float = 1.564
-  copy_rate: float = 3107000.0
+  small: float = 0.01
+  third: float = 1.03
+  shared: float = 1.168
+  writes: float = 0.06463
+  misaligned: float = 1.8
+  narrow: float = 2.395
+  narrow_dram: float = 1.178
+  narrow_mma: float = 1.055
+  l2: float = 107.0
+  barrier: float = 48.09
+  arrival: float = 886.1
+  tail: float = 0.1068
+  store: float = 119200.0
+  piece: float = 0.04543
+  activation: float = 2.344
+  with_c: float = 2.778
+  by_rows: float = 7.689
+  hidden: float = 1.399
+  latency: float = 0.1901
+  dram: float = 0.9087
+  blend: float = 7.396
+  launch: float = 2.453
+  reduce: float = 1.238
+  reduce_rate: float = 2817000.0
+  copy: float = 1.256
+  copy_rate: float = 3359000.0
+  slice_rate: float = 886100.0
 
 
 _FIT = _Fit()
@@ -121,8 +132,8 @@ _TILES = (
 _CLUSTERS = ((1, 1), (2, 1), (1, 2))
 _SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _MOST_STAGES = 12
-# Part of the time that copies may take where XLA needs none.
-_MOST_COPYING = 0.03
+# What rows of odd lengths may cost where XLA has a kernel for them.
+_MOST_FOR_PIECES = 1.04
 # Slabs that a part of K must have to be worth a unit of its own.
 _FEWEST_SLABS = 4
 
@@ -242,12 +253,11 @@ def _fitted(config, gated, out_dtype, c_dtype, bias, save) -> Config | None:
   # bias and gelu at 4096 x 14336 x 4096: +2 %.
   pieces = len(plan.pieces(problem, config))
   for buffers, fewest in ((pieces, 3), (2, 3), (1, 3), (2, 2), (1, 2)):
-    for stages in range(_MOST_STAGES, fewest - 1, -1):
-      config = dataclasses.replace(
-        config, stages=stages, epilogue_buffers=buffers
-      )
-      if plan.shared_bytes(config, problem) <= room:
-        return config
+    config = dataclasses.replace(config, stages=1, epilogue_buffers=buffers)
+    left = room - plan.shared_bytes(config, problem)
+    stages = min(_MOST_STAGES, 1 + left // plan.slab_bytes(config, problem))
+    if stages >= fewest:
+      return dataclasses.replace(config, stages=stages)
   return None
 
 
@@ -271,15 +281,24 @@ def predict(
   # A slab, in cycles.
   rows = min(bm, _cdiv(p.m, 8) * 8)  # those that are loaded
   multiply = bm * bn * bk / 2048 * fit.mma
+  multiply *= 1 + fit.small * (1 - bm * bn / 2**15)
+  if cfg.consumers == 3:
+    multiply *= fit.third
   reads = bm // 64 * (64 * bk * shares * products + bn * bk) * 2
   writes = (rows + bn) * bk * 2
   shared = (reads + fit.writes * writes) / 128 * fit.shared
   loads = (rows / cfg.cluster_n + bn / cfg.cluster_m) * bk * 2 / fit.l2
   narrow = not p.transpose_b and cfg.block_n // shares % 64
+  odd = None if p.m % 64 == p.n % 64 == p.k % 64 == 0 else _odd(cfg, p)
+  if odd and odd.misaligned:
+    loads *= fit.misaligned
   if narrow:
     loads *= fit.narrow
     multiply *= fit.narrow_mma
   slab = max(multiply, shared, loads) + fit.barrier
+  # A slab is released when the next one has begun, so the loads of a ring of
+  # two wait for each other.
+  slab = max(slab, (slab + fit.arrival) / (cfg.stages - 1))
 
   # All units.
   cluster = cfg.cluster_m * cfg.cluster_n
@@ -294,8 +313,7 @@ def predict(
     tail *= fit.activation
   if p.c_dtype:
     tail *= fit.with_c
-  whole = p.m % 64 == p.n % 64 == p.k % 64 == 0  # nothing to pad
-  if not whole and plan.stores_rows(p, cfg):
+  if odd and odd.stores_rows:
     tail *= fit.by_rows
   between = fit.hidden * (rounds - 1)
   busy = rounds * slabs * slab / fit.clock + (1 + between) * tail
@@ -315,34 +333,80 @@ def predict(
   time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
   if cfg.split_k > 1:
     time += fit.reduce + stored * cfg.split_k * 4 / fit.reduce_rate
-  if not whole:
-    time += _copies(cfg, p)
+  if odd:
+    time += odd.copies
   return time * 1e-6
 
 
-def _copies(config: Config, problem: Problem) -> float:
-  """Microseconds of the copies into and out of padded matrices."""
-  copied = plan.copied_bytes(config, problem)
-  return len(copied) * _FIT.copy + sum(copied) / _FIT.copy_rate
+class _Odd(NamedTuple):
+  """What sizes that are no multiples of 64 cost a config.
+
+  Attributes:
+    misaligned: TMA reads rows that do not start at multiples of 128 bytes.
+    stores_rows: the result is stored row by row.
+    copies: microseconds of the copies into and out of padded matrices.
+  """
+
+  misaligned: bool
+  stores_rows: bool
+  copies: float
+
+
+def _odd(config: Config, problem: Problem) -> _Odd:
+  c = config  # those of its fields that matter
+  return _odd_of(
+    (c.block_m, c.block_n, c.block_k, c.consumers, c.split),
+    (c.epilogue_n, c.split_k),
+    problem,
+  )
+
+
+@functools.lru_cache(maxsize=1024)
+def _odd_of(tile, tail, problem: Problem) -> _Odd:
+  block_m, block_n, block_k, consumers, split = tile
+  config = Config(
+    block_m=block_m,
+    block_n=block_n,
+    block_k=block_k,
+    consumers=consumers,
+    split=split,
+    epilogue_n=tail[0],
+    split_k=tail[1],
+  )
+  shapes = plan.stored_shapes_of_operands(problem)
+  padded = plan.operand_paddings(config, problem, *shapes)
+  into, out_of = plan.copied_bytes(config, problem)
+  copies = (len(into) + len(out_of)) * _FIT.copy
+  copies += sum(into) / _FIT.copy_rate + sum(out_of) / _FIT.slice_rate
+  return _Odd(
+    misaligned=any(columns % 64 for _, columns in padded),
+    stores_rows=plan.stores_rows(problem, config),
+    copies=copies,
+  )
 
 
 def left_to_xla(config: Config, problem: Problem) -> str | None:
   """None, or why XLA's own kernel is expected to be faster than this config.
 
   XLA's library reads matrices whose rows start at multiples of 16 bytes as
-  they are. Where this kernel must copy such a matrix into a padded one first,
-  and that is more than a few percent of its time, it does not win that back
+  they are. If they are not whole swizzled pieces, this kernel copies them into
+  padded ones or uses tiles that suit them ill, and does not win that back
   (3000^3: 0.90x of jnp.dot). Other matrices XLA does not read fast either.
   """
   p = problem
-  widths = (p.m if p.transpose_a else p.k, p.k if p.transpose_b else p.n, p.n)
-  if any(width % 8 for width in widths):
+  a, b = plan.stored_shapes_of_operands(p)
+  if any(width % 8 for width in (a[1], b[1], p.n)):
     return None
-  copies = _copies(config, problem)
-  if copies <= _MOST_COPYING * predict(config, problem) * 1e6:
+  whole = dataclasses.replace(
+    p, m=_cdiv(p.m, 64) * 64, n=_cdiv(p.n, 64) * 64, k=_cdiv(p.k, 64) * 64
+  )
+  least = predict(choose(whole), whole)
+  time = predict(config, problem)
+  if time <= _MOST_FOR_PIECES * least:
     return None
   return (
-    f"operands would be padded in {copies:.1f} us, where XLA's kernel reads"
+    f"with rows that are no multiples of 128 bytes it would take"
+    f" {time * 1e6:.1f} us instead of {least * 1e6:.1f}; XLA's kernel reads"
     " them as they are"
   )
 
