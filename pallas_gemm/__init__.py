@@ -1,11 +1,10 @@
 """GEMM kernels for JAX on NVIDIA GPUs."""
 
-__version__ = "0.1.0"
-
 from pallas_gemm.ops.dot_general import dot_general
 from pallas_gemm.ops.invariance import batch_invariant
 from pallas_gemm.ops.matmul import gated_matmul, matmul
 from pallas_gemm.tuning.autotune import autotune
+from pallas_gemm.version import __version__ as __version__
 
 __all__ = [
   "autotune",

@@ -13,8 +13,8 @@ import pytest
 from experiments import tune
 from experiments.harness import cli, rows, suites
 from pallas_gemm import compat
+from pallas_gemm.kernels.problem import Config
 from pallas_gemm.tuning import autotune, cache, model
-from pallas_gemm.tuning.problem import Config
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CHOSEN = Config(block_m=64, block_n=64, consumers=1, stages=2, epilogue_n=64)

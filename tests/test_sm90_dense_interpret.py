@@ -15,7 +15,7 @@ import pytest
 
 from pallas_gemm import hardware
 from pallas_gemm.kernels import sm90_dense, sm90_dense_plan
-from pallas_gemm.tuning.problem import Config, Problem
+from pallas_gemm.kernels.problem import Config, Problem
 from tests.support import dense, problems
 
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)

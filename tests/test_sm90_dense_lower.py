@@ -16,8 +16,8 @@ import pytest
 import pallas_gemm
 from pallas_gemm import compat, hardware
 from pallas_gemm.kernels import sm90_dense
+from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import model
-from pallas_gemm.tuning.problem import Config, Problem
 from tests.support import dense
 
 GPU = "NVIDIA H200"

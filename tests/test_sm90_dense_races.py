@@ -13,7 +13,7 @@ import pytest
 
 from pallas_gemm import hardware
 from pallas_gemm.kernels import sm90_dense
-from pallas_gemm.tuning.problem import Config, Problem
+from pallas_gemm.kernels.problem import Config, Problem
 from tests.support import dense, interpret, mutations
 
 BUGS = mutations.bugs_of(sm90_dense.__name__)

@@ -13,10 +13,10 @@ import pytest
 import pallas_gemm
 from pallas_gemm import compat, hardware, tuning
 from pallas_gemm.kernels import sm90_dense
+from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.ops import gemm
 from pallas_gemm.ops.spec import Operands, Spec
 from pallas_gemm.tuning import autotune, cache, measure, model, trial
-from pallas_gemm.tuning.problem import Config, Problem
 
 PROBLEM = Problem(m=96, n=80, k=72, dtype="bfloat16", out_dtype="bfloat16")
 # In the order of the model; the second is the fastest.

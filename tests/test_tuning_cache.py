@@ -11,12 +11,11 @@ import sys
 
 import pytest
 
-import pallas_gemm
-from pallas_gemm import tuning
+from pallas_gemm import tuning, version
 from pallas_gemm.kernels import sm90_dense
 from pallas_gemm.kernels import sm90_dense_plan as plan
+from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import cache, model
-from pallas_gemm.tuning.problem import Config, Problem
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROBLEM = Problem(
@@ -114,7 +113,7 @@ def test_without_the_variable_it_is_the_users_folder(monkeypatch):
 
 def test_another_version_is_not_found_and_not_lost(monkeypatch, path):
   cache.store(PROBLEM, CONFIG, 1e-4)
-  monkeypatch.setattr(pallas_gemm, "__version__", "0.0.1")
+  monkeypatch.setattr(version, "__version__", "0.0.1")
   cache._key.cache_clear()
   cache.clear()
   assert cache.lookup(PROBLEM) is None
@@ -188,24 +187,24 @@ def test_lookup_sees_what_others_stored_before_the_last_store(path):
 WRITER = """
 import dataclasses, sys, types
 package = types.ModuleType("pallas_gemm")
-package.__path__, package.__version__ = [sys.argv[1]], sys.argv[2]
+package.__path__ = [sys.argv[1]]
 sys.modules["pallas_gemm"] = package
 from pallas_gemm.tuning import cache
-from pallas_gemm.tuning.problem import Config, Problem
+from pallas_gemm.kernels.problem import Config, Problem
 assert "jax" not in sys.modules
 print("ready", flush=True)
 sys.stdin.readline()
-for i in range(int(sys.argv[4])):
-  problem = Problem(m=1 + int(sys.argv[3]), n=1 + i, k=1, dtype="bfloat16",
+for i in range(int(sys.argv[3])):
+  problem = Problem(m=1 + int(sys.argv[2]), n=1 + i, k=1, dtype="bfloat16",
                     out_dtype="bfloat16")
-  cache.store(problem, Config(stages=2 + int(sys.argv[3])), 1e-4)
+  cache.store(problem, Config(stages=2 + int(sys.argv[2])), 1e-4)
 """
 
 
 def test_sixteen_writers_at_once_lose_nothing(path, warnings_):
   writers, each = 16, 8
   command = [sys.executable, "-W", "error", "-c", WRITER]
-  command += [str(ROOT / "pallas_gemm"), pallas_gemm.__version__]
+  command += [str(ROOT / "pallas_gemm")]
   with contextlib.ExitStack() as stack:
     processes = [
       stack.enter_context(

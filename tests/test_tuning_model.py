@@ -10,8 +10,8 @@ import pytest
 
 from pallas_gemm import hardware
 from pallas_gemm.kernels import sm90_dense
+from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import model
-from pallas_gemm.tuning.problem import Config, Problem
 
 ROWS = (
   pathlib.Path(__file__).parents[1]

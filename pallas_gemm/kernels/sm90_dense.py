@@ -45,7 +45,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat
 from pallas_gemm.kernels import sm90_dense_plan as plan
-from pallas_gemm.tuning.problem import Config, Problem
+from pallas_gemm.kernels.problem import Config, Problem
 
 is_legal = plan.is_legal
 shared_bytes = plan.shared_bytes

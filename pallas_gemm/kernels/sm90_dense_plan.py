@@ -10,7 +10,7 @@ import math
 import jax.numpy as jnp
 
 from pallas_gemm import hardware
-from pallas_gemm.tuning.problem import Config, Problem
+from pallas_gemm.kernels.problem import Config, Problem
 
 # A swizzled piece: 8 rows of 128 bytes.
 PIECE_ROWS, PIECE_BYTES = 8, 128

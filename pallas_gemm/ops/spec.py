@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from pallas_gemm.tuning.problem import Side
+from pallas_gemm.kernels.problem import Side
 
 
 class Operands(NamedTuple):

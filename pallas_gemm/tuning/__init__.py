@@ -6,9 +6,9 @@ config, `cache` remembers what `autotune` measured, and `resolve` picks.
 
 import dataclasses
 
+from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import cache
 from pallas_gemm.tuning.generation import generation
-from pallas_gemm.tuning.problem import Config, Problem
 
 __all__ = ["INVARIANT_M", "Config", "Problem", "generation", "resolve"]
 

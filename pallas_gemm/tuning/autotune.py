@@ -22,10 +22,10 @@ import numpy as np
 
 from pallas_gemm import compat, hardware
 from pallas_gemm.kernels import sm90_dense
+from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.ops import gemm, implementations
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.tuning import cache, measure, model, trial
-from pallas_gemm.tuning.problem import Config, Problem
 
 _NO_GPU = (
   "tuning needs a Hopper GPU (compute capability 9.0), JAX sees none here;"

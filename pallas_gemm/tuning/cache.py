@@ -34,9 +34,9 @@ from typing import Any
 from absl import logging
 import platformdirs
 
-import pallas_gemm
+from pallas_gemm import version
+from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning.generation import bump
-from pallas_gemm.tuning.problem import Config, Problem
 
 try:
   import fcntl
@@ -165,7 +165,7 @@ def _kernel_hash() -> str:
 def _key(problem: Problem) -> str:
   fields = dataclasses.asdict(problem) | {
     "kernel": _kernel_hash(),
-    "version": pallas_gemm.__version__,
+    "version": version.__version__,
   }
   return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import hardware
 from pallas_gemm.kernels import sm90_dense_plan as plan
-from pallas_gemm.tuning.problem import Config, Problem
+from pallas_gemm.kernels.problem import Config, Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +149,7 @@ def choose(problem: Problem) -> Config:
 
   Example:
     >>> from pallas_gemm.tuning import model
-    >>> from pallas_gemm.tuning.problem import Problem
+    >>> from pallas_gemm.kernels.problem import Problem
     >>> config = model.choose(Problem(
     ...   m=4096, n=4096, k=4096, dtype="bfloat16", out_dtype="bfloat16"))
     >>> config.block_m, config.block_n

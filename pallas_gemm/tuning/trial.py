@@ -19,7 +19,7 @@ import numpy as np
 
 from pallas_gemm import numerics
 from pallas_gemm.kernels import sm90_dense
-from pallas_gemm.tuning.problem import Config, Problem
+from pallas_gemm.kernels.problem import Config, Problem
 
 Results = tuple[jax.Array, ...]
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gemm.kernels import sm90_dense
-from pallas_gemm.tuning.problem import Config, Problem
+from pallas_gemm.kernels.problem import Config, Problem
 from tests.support import products
 
 Arrays = dict[str, jax.Array]
