@@ -62,7 +62,9 @@ EPILOGUES = (
 )
 
 
-@pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)
+@pytest.mark.parametrize(
+  "epilogue", EPILOGUES, ids=lambda x: "+".join(x) or "none"
+)
 @pytest.mark.parametrize("bias", (None, (6,), (4, 1)), ids=str)
 @pytest.mark.parametrize("with_c", (False, True))
 def test_gradients(epilogue, bias, with_c):

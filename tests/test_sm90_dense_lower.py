@@ -15,7 +15,7 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm import compat, hardware
-from pallas_gemm.kernels import sm90_dense
+from pallas_gemm.kernels import epilogues, sm90_dense
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import model
 from tests.support import dense
@@ -154,7 +154,7 @@ def _lower_op(activation, **keywords) -> str:
 
 
 def test_every_primitive_has_an_activation():
-  assert set(ACTIVATIONS) == sm90_dense._PRIMITIVES
+  assert set(ACTIVATIONS) == epilogues.PRIMITIVES
 
 
 @pytest.mark.parametrize("primitive", ACTIVATIONS)

@@ -12,11 +12,11 @@ import jax
 import pytest
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_dense
+from pallas_gemm.kernels import sm90_dense, sm90_dense_body
 from pallas_gemm.kernels.problem import Config, Problem
 from tests.support import dense, interpret, mutations
 
-BUGS = mutations.bugs_of(sm90_dense.__name__)
+BUGS = mutations.bugs_of(sm90_dense_body.__name__)
 
 # Bugs that nothing can show here, and why.
 _ONE_THREAD = "to the interpreter, a warpgroup is one thread"
@@ -131,7 +131,7 @@ REWRITES = {
 @pytest.mark.parametrize("name", REWRITES)
 def test_a_wrong_order_is_caught(name, monkeypatch):
   monkeypatch.setattr(hardware, "sm_count", lambda: 1)
-  mutations.plant_rewrite(sm90_dense._body, REWRITES[name], monkeypatch)
+  mutations.plant_rewrite(sm90_dense_body.body, REWRITES[name], monkeypatch)
   problem = dataclasses.replace(WITH_C, n=96)
   config = dataclasses.replace(SMALL, block_n=96)
   assert mutations.comes_to_light(lambda: _run(problem, config))

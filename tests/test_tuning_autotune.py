@@ -12,7 +12,7 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm import compat, hardware, tuning
-from pallas_gemm.kernels import sm90_dense
+from pallas_gemm.kernels import epilogues, sm90_dense
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.ops import gemm
 from pallas_gemm.ops.spec import Operands, Spec
@@ -63,7 +63,7 @@ def kernel(monkeypatch):
       bias = bias[:, None] if p.bias == "m" else bias
       bias = jnp.broadcast_to(bias.astype(jnp.float32), sums[0].shape)
     c = None if c is None else c.astype(jnp.float32)
-    outs = sm90_dense._tail(sums, c, bias, problem=p, **tail)
+    outs = epilogues.tail(sums, c, bias, problem=p, **tail)
     outs = tuple(x.astype(p.out_dtype) for x in outs)
     return tampering.get(config, lambda outs: outs)(outs)
 

@@ -12,7 +12,8 @@ import sys
 import pytest
 
 from pallas_gemm import tuning, version
-from pallas_gemm.kernels import sm90_dense
+from pallas_gemm.kernels import epilogues, sm90_dense
+from pallas_gemm.kernels import sm90_dense_body as body
 from pallas_gemm.kernels import sm90_dense_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import cache, model
@@ -146,7 +147,8 @@ def test_another_kernel_is_not_found(monkeypatch, tmp_path):
 
 def test_the_kernels_sources_are_where_the_cache_looks():
   found = {cache._KERNELS / source for source in cache._SOURCES}
-  assert found == {pathlib.Path(m.__file__) for m in (sm90_dense, plan)}
+  modules = (epilogues, sm90_dense, body, plan)
+  assert found == {pathlib.Path(m.__file__) for m in modules}
 
 
 def test_storing_is_a_new_generation():

@@ -46,7 +46,12 @@ except ImportError:  # not on Windows
 FOLDER_VARIABLE = "PALLAS_GEMM_CACHE_DIR"
 FORMAT = "pallas_gemm.tuning/1"
 _KERNELS = pathlib.Path(__file__).parents[1] / "kernels"
-_SOURCES = ("sm90_dense.py", "sm90_dense_plan.py")
+_SOURCES = (
+  "epilogues.py",
+  "sm90_dense.py",
+  "sm90_dense_body.py",
+  "sm90_dense_plan.py",
+)
 
 
 class _NotACacheError(ValueError):

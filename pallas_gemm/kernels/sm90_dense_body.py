@@ -1,0 +1,414 @@
+"""What a block of the dense Hopper kernel does; see `sm90_dense`.
+
+From the bottom up: `body` deals out work to the warpgroups; one warp loads
+(`load_unit`), the consumers multiply (`multiply`) and store (`store_tiles`, or
+`store_rows` where TMA can't). A unit of work is a tile of the result, of one
+matrix of a batch or one part of K.
+
+Every barrier among the threads of a warpgroup is explicit: `commit_smem` and
+`wait_smem_to_gmem` hold one each.
+"""
+
+import functools
+from typing import Any
+
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_gemm import compat
+from pallas_gemm.kernels import sm90_dense_plan as plan
+from pallas_gemm.kernels.problem import Config, Problem
+
+# wgmmas in an unrolled lap of the ring; the descriptors of more would spill.
+_UNROLLED_WGMMAS = 16
+# Rows that are stored at a time where TMA can't.
+_ROWS_AT_ONCE = 8
+
+
+def scratch(problem: Problem, config: Config, out_dtype, bias, c):
+  """Shared memory and barriers, by the name that `body` uses."""
+  p, cfg = problem, config
+  stages, consumers = cfg.stages, cfg.consumers
+  columns = plan.operand_columns(cfg, p)
+  a_tile = (cfg.block_m, cfg.block_k)
+  b_tile = (cfg.block_k, cfg.block_n)
+  a_tile = a_tile[::-1] if p.transpose_a else a_tile
+  b_tile = b_tile[::-1] if p.transpose_b else b_tile
+  ring = functools.partial(_swizzled, dtype=p.dtype, columns=columns)
+  buffers, width = plan.buffers(p, cfg), plan.piece_width(p, cfg)
+  piece = (consumers, buffers, plan.WGMMA_ROWS, width)
+  rows, share_n = plan.share(cfg)
+  copies = 3 if p.gated else 2
+  axes = ("cluster_n",) * (cfg.cluster_n > 1) + ("cluster_m",) * (
+    cfg.cluster_m > 1
+  )
+  scratch: dict[str, Any] = {
+    "a_ring": ring((stages, *a_tile)),
+    "b_rings": [ring((stages, *b_tile)) for _ in range(copies - 1)],
+    "staging": [
+      plgpu.SMEM(piece, out_dtype)
+      if plan.stores_rows(p, cfg)
+      else _swizzled(piece, out_dtype, width)
+      for _ in range(plan.outputs(p))
+    ],
+    "full": plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
+    "empty": (
+      plgpu.ClusterBarrier(
+        collective_axes=axes, num_arrivals=consumers, num_barriers=stages
+      )
+      if axes
+      else plgpu.Barrier(num_arrivals=consumers, num_barriers=stages)
+    ),
+  }
+  if cfg.split_k == 1 and bias is not None:
+    along = share_n if p.bias == "n" else rows
+    # TMA writes to multiples of 128 bytes.
+    scratch["bias"] = plgpu.SMEM(
+      (consumers, plan.cdiv(along, 64) * 64), bias.dtype
+    )
+    scratch["bias_loaded"] = plgpu.Barrier(num_barriers=consumers)
+  if cfg.split_k == 1 and c is not None:
+    ahead = plan.c_buffers(p, cfg)
+    piece = (consumers, ahead, plan.WGMMA_ROWS, width)
+    scratch["c"] = _swizzled(piece, c.dtype, width)
+    scratch["c_loaded"] = plgpu.Barrier(num_barriers=consumers * ahead)
+  return scratch
+
+
+def body(
+  *refs,
+  tail,
+  problem: Problem,
+  config: Config,
+  a_ring,
+  b_rings,
+  staging,
+  full,
+  empty,
+  bias=None,
+  bias_loaded=None,
+  c=None,
+  c_loaded=None,
+):
+  """What a block does: one warp loads, `consumers` warpgroups multiply."""
+  p, cfg = problem, config
+  a_ref, *refs = refs
+  b_refs, refs = refs[: len(b_rings)], refs[len(b_rings) :]
+  bias_ref, *refs = refs if bias is not None else (None, *refs)
+  c_ref, *out_refs = refs if c is not None else (None, *refs)
+  stages, consumers, bk = cfg.stages, cfg.consumers, cfg.block_k
+  steps = plan.cdiv(plan.cdiv(p.k, bk), cfg.split_k)  # of one unit of work
+  loaded = plan.loaded_rows(p, cfg)
+  cluster = lax.axis_index("cluster")
+  warpgroup = lax.axis_index("warpgroup")
+
+  def for_each_unit(visit, slot):
+    """slot = visit(part, m_tile, n_tile, slot) for this block's work."""
+    grid = plan.grid(p, cfg)
+    tiles, clusters = grid[0] * grid[1], plan.clusters(p, cfg)
+    units = tiles * p.batch * cfg.split_k
+
+    def turn(i, slot):
+      unit = cluster + i * clusters
+      minor = ("m", "n").index(cfg.raster_dim)
+      tile = unit if units == tiles else lax.rem(unit, tiles)
+      m_tile, n_tile = plgpu.planar_snake(tile, grid, minor, cfg.raster)
+      return visit(
+        lax.div(unit, tiles),
+        m_tile * cfg.cluster_m + lax.axis_index("cluster_m"),
+        n_tile * cfg.cluster_n + lax.axis_index("cluster_n"),
+        slot,
+      )
+
+    turns = lax.div(units - 1 - cluster, clusters) + 1
+    return lax.fori_loop(0, turns, turn, slot)
+
+  def load_unit(part, m_tile, n_tile, slot):
+    batch = lax.rem(part, p.batch)
+    first = lax.div(part, p.batch) * steps
+    rows = pl.ds(m_tile * cfg.block_m, loaded)
+    columns = pl.ds(n_tile * cfg.block_n, cfg.block_n)
+    shared_a = "cluster_n" if cfg.cluster_n > 1 else None
+    shared_b = "cluster_m" if cfg.cluster_m > 1 else None
+
+    def load(step, slot, _):
+      plgpu.barrier_wait(empty.at[slot])
+      slab = pl.ds((first + step) * bk, bk)
+      a_window = (slab, rows) if p.transpose_a else (rows, slab)
+      b_window = (columns, slab) if p.transpose_b else (slab, columns)
+      plgpu.copy_gmem_to_smem(
+        _window(a_ref, batch, a_window),
+        a_ring.at[slot] if p.transpose_a else a_ring.at[slot, pl.ds(0, loaded)],
+        full.at[slot],
+        collective_axes=shared_a,
+      )
+      for b_ref, b_ring in zip(b_refs, b_rings):
+        plgpu.copy_gmem_to_smem(
+          _window(b_ref, batch, b_window),
+          b_ring.at[slot],
+          full.at[slot],
+          collective_axes=shared_b,
+        )
+
+    return _for_each_step(load, slot, steps, p, cfg)[1]
+
+  @pl.when(warpgroup == consumers)
+  def _produce():
+    plgpu.set_max_registers(plan.REGISTERS[consumers][0], action="decrease")
+
+    @plgpu.warp_map
+    def _one_warp(warp):
+      @pl.when(warp == 0)
+      def _():
+        slot = for_each_unit(load_unit, jnp.int32(0))
+        for _ in range(stages):  # leave no release unseen
+          plgpu.barrier_wait(empty.at[slot])
+          slot = _next_slot(slot, stages)
+
+  def multiply(slot, *accumulators):
+    """A unit's sums, and the slot of the next unit's first slab."""
+
+    def step_(step, slot, before):
+      plgpu.barrier_wait(full.at[slot])
+      a = _a_operand(a_ring.at[slot], warpgroup, p, cfg)
+      for acc, b_ring in zip(accumulators, b_rings):
+        plgpu.wgmma(acc, a, _b_operand(b_ring.at[slot], warpgroup, p, cfg))
+      # The step before is done, this one runs on.
+      plgpu.wgmma_wait(len(accumulators))
+      plgpu.barrier_arrive(empty.at[before], predicate=step > 0)
+
+    last, slot = _for_each_step(step_, slot, steps, p, cfg)
+    plgpu.wgmma_wait(0)
+    plgpu.barrier_arrive(empty.at[last])
+    return [acc[...] for acc in accumulators], slot
+
+  pieces = plan.pieces(p, cfg)
+  buffers, width = plan.buffers(p, cfg), plan.piece_width(p, cfg)
+  ahead = plan.c_buffers(p, cfg)
+
+  def window(part, corner, piece):
+    """The part of a result, or of C, that a piece of the tile is."""
+    i, j = pieces[piece]
+    rows = pl.ds(corner[0] + i, plan.WGMMA_ROWS)
+    return part, (rows, pl.ds(corner[1] + j, width))
+
+  def load_c(part, corner, piece):
+    plgpu.copy_gmem_to_smem(
+      _window(c_ref, *window(part, corner, piece)),
+      c.at[warpgroup, piece % ahead],
+      c_loaded.at[warpgroup * ahead + piece % ahead],
+    )
+
+  def prefetch(part, corner):
+    """Starts to load what the tail of this unit needs first."""
+    if bias is not None:
+      start, size = corner[p.bias == "n"], plan.share(cfg)[p.bias == "n"]
+      plgpu.copy_gmem_to_smem(
+        bias_ref.at[pl.ds(start, size)],
+        bias.at[warpgroup, pl.ds(0, size)],
+        bias_loaded.at[warpgroup],
+      )
+    if c is not None:
+      for piece in range(ahead):
+        load_c(part, corner, piece)
+
+  def bias_of(piece):
+    along_n = p.bias == "n"
+    size = width if along_n else plan.WGMMA_ROWS
+    values = plgpu.load(
+      bias.at[warpgroup, pl.ds(pieces[piece][along_n], size)],
+      layout=plgpu.Layout.WGMMA.reduce(0 if along_n else 1),
+      optimized=False,
+    )
+    shape = (plan.WGMMA_ROWS, width)
+    values = values.astype(jnp.float32)
+    values = lax.broadcast_in_dim(values, shape, (1 if along_n else 0,))
+    return plgpu.layout_cast(values, plgpu.Layout.WGMMA)
+
+  def results_of(sums, piece):
+    """The results of one piece, once what they need has arrived."""
+    i, j = pieces[piece]
+    c_piece = None
+    if c is not None:
+      plgpu.barrier_wait(c_loaded.at[warpgroup * ahead + piece % ahead])
+      c_piece = c[warpgroup, piece % ahead]
+    return tail(
+      [x[i : i + plan.WGMMA_ROWS, j : j + width] for x in sums],
+      c_piece,
+      None if bias is None else bias_of(piece),
+    )
+
+  def store_tiles(sums, part, corner):
+    """Stores a unit's results by TMA, and does not wait for them."""
+    # As many pieces at a time as leave as many buffers to those before, or
+    # all of them: one barrier for each such chunk.
+    chunk = buffers if buffers == len(pieces) else max(1, buffers // 2)
+    if c is not None:
+      chunk = min(chunk, ahead)
+    for start in range(0, len(pieces), chunk):
+      some = range(start, min(start + chunk, len(pieces)))
+      # These buffers are free once all stores but the newest have left shared
+      # memory; for the first chunks those are stores of the unit before,
+      # which may have ended with any buffer.
+      in_turn = start > 0 or len(pieces) % buffers == 0
+      pending = (buffers - chunk) * len(out_refs) if in_turn else 0
+      plgpu.wait_smem_to_gmem(pending, wait_read_only=True)
+      for piece in some:
+        results = results_of(sums, piece)
+        for staged, result in zip(staging, results):
+          staged[warpgroup, piece % buffers] = result.astype(staged.dtype)
+      plgpu.commit_smem()
+      for piece in some:
+        for staged, out_ref in zip(staging, out_refs):
+          plgpu.copy_smem_to_gmem(
+            staged.at[warpgroup, piece % buffers],
+            _window(out_ref, *window(part, corner, piece)),
+          )
+        if c is not None and piece + ahead < len(pieces):
+          load_c(part, corner, piece + ahead)
+
+  def store_rows(result, part, corner, piece):
+    """Stores a piece row by row, a column a thread."""
+    staged = staging[0].at[warpgroup, 0]
+    plgpu.commit_smem()  # every thread has read the piece before
+    compat.store(staged, result.astype(staged.dtype), optimized=False)
+    plgpu.commit_smem()  # every thread has written this one
+    first, column = (x + y for x, y in zip(corner, pieces[piece]))
+    rows = jnp.clip(p.m - first, 0, plan.WGMMA_ROWS)
+    whole = p.n - p.n % plan.DIRECT
+
+    def store_to(out_ref, column):
+      def store_row(row, _):
+        target = (first + row, pl.ds(column, plan.DIRECT))
+        _window(out_ref, part, target)[...] = staged[row]
+
+      def store_some(i, _):
+        for row in range(_ROWS_AT_ONCE):
+          store_row(i * _ROWS_AT_ONCE + row, None)
+
+      groups = lax.div(rows, jnp.int32(_ROWS_AT_ONCE))
+      lax.fori_loop(0, groups, store_some, None)
+      lax.fori_loop(groups * _ROWS_AT_ONCE, rows, store_row, None)
+
+    @pl.when(column < whole)
+    def _():
+      store_to(out_refs[0], column)
+
+    if whole < p.n:
+
+      @pl.when(column == whole)
+      def _():
+        store_to(out_refs[1], 0)
+
+  def store(sums, part, corner):
+    """Applies the tail to a unit's sums, and stores the results."""
+    if bias is not None:
+      plgpu.barrier_wait(bias_loaded.at[warpgroup])
+    if not plan.stores_rows(p, cfg):
+      store_tiles(sums, part, corner)
+      return
+    for piece in range(len(pieces)):
+      (result,) = results_of(sums, piece)
+      store_rows(result, part, corner, piece)
+      if c is not None and piece + ahead < len(pieces):
+        load_c(part, corner, piece + ahead)
+
+  @pl.when(warpgroup < consumers)
+  def _consume():
+    plgpu.set_max_registers(plan.REGISTERS[consumers][1], action="increase")
+    for slot in range(stages):  # the ring starts empty
+      plgpu.barrier_arrive(empty.at[slot])
+
+    def compute_unit(part, m_tile, n_tile, slot):
+      corner = _corner(m_tile, n_tile, warpgroup, cfg)
+      prefetch(part, corner)
+      accumulator = plgpu.ACC(plan.share(cfg), jnp.float32)
+      sums, slot = pl.run_scoped(
+        functools.partial(multiply, slot), *[accumulator] * len(b_rings)
+      )
+      store(sums, part, corner)
+      return slot
+
+    for_each_unit(compute_unit, jnp.int32(0))
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _for_each_step(visit, slot, steps: int, problem, config: Config):
+  """visit(step, slot, slot before) for a unit's slabs, from `slot` on.
+
+  Where whole laps of the ring make up a unit, slots are Python numbers and
+  wgmma's descriptors are worked out before the loop: less than half the
+  instructions (rung 12).
+
+  Returns:
+    The slot of the last slab and that of the next unit's first.
+  """
+  stages = config.stages
+  if steps % stages == 0 and plan.lap(config, problem) <= _UNROLLED_WGMMAS:
+
+    def lap(i, _):
+      for s in range(stages):
+        visit(i * stages + s, s, (s - 1) % stages)
+
+    lax.fori_loop(0, steps // stages, lap, None)
+    return stages - 1, slot  # which is 0 in this case
+
+  def turn(step, slots):
+    before, slot = slots
+    visit(step, slot, before)
+    return slot, _next_slot(slot, stages)
+
+  return lax.fori_loop(0, steps, turn, (slot, slot))
+
+
+def _a_operand(tile, consumer, problem: Problem, config: Config):
+  """The rows of A's tile that a consumer multiplies, as [rows, block_k]."""
+  rows, _ = plan.share(config)
+  window = pl.ds(consumer * rows if config.split == "m" else 0, rows)
+  if problem.transpose_a:
+    return tile.at[:, window].transpose((1, 0))
+  return tile.at[window, :]
+
+
+def _b_operand(tile, consumer, problem: Problem, config: Config):
+  """The columns of B's tile that a consumer multiplies."""
+  _, columns = plan.share(config)
+  window = pl.ds(consumer * columns if config.split == "n" else 0, columns)
+  if problem.transpose_b:
+    return tile.at[window, :].transpose((1, 0))
+  return tile.at[:, window]
+
+
+def _corner(m_tile, n_tile, consumer, config: Config):
+  """Row and column of the result where a consumer's share of a tile starts."""
+  rows, columns = plan.share(config)
+  row, column = m_tile * config.block_m, n_tile * config.block_n
+  if config.split == "m":
+    return row + consumer * rows, column
+  return row, column + consumer * columns
+
+
+def _window(ref, batch, window):
+  """A window of a matrix, or of one matrix of a batch."""
+  return ref.at[window] if len(ref.shape) == 2 else ref.at[batch, *window]
+
+
+def _swizzled(shape: tuple[int, ...], dtype, columns: int) -> plgpu.SMEM:
+  """Shared memory for tiles [..., rows, columns], free of bank conflicts."""
+  itemsize = jnp.dtype(dtype).itemsize
+  columns = plan.piece_columns(min(columns, shape[-1]), itemsize)
+  return plgpu.SMEM(
+    shape,
+    jnp.dtype(dtype),
+    transforms=(
+      plgpu.TilingTransform((plan.PIECE_ROWS, columns)),
+      plgpu.SwizzleTransform(columns * itemsize),
+    ),
+  )
+
+
+def _next_slot(slot, stages: int):
+  """The ring's next slot; a select, where a remainder would be a division."""
+  return lax.select(slot == stages - 1, jnp.int32(0), slot + 1)
