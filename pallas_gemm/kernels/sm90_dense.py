@@ -3,7 +3,7 @@
     out = activation(alpha * A @ B + beta * C + bias)
     out = activation(A @ B) * (A @ B2)                      (gated)
 
-A block has one warp that loads and one or two warpgroups that multiply. The
+A block has one warp that loads and up to three warpgroups that multiply. The
 loader fills a ring of `stages` slabs by TMA, the consumers feed it to wgmma,
 and both walk over tiles without ever stopping for the other: while consumers
 write a tile, the ring fills with the next one's slabs. Rungs 10-12 of the
@@ -153,7 +153,7 @@ def _launch(
     compiler_params=plgpu.CompilerParams(
       approx_math=approximate,
       # Mosaic GPU would put a barrier around every store to shared memory;
-      # `_body` has those that are needed.
+      # `body` has those that are needed.
       unsafe_no_auto_barriers=True,
     ),
     scratch_types=device.scratch(p, config, out_dtype, bias, c),
