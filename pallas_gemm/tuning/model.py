@@ -41,6 +41,7 @@ class _Fit:
   Attributes:
     clock: cycles a microsecond under load.
     mma: multiplication, as a part of the time at peak rate.
+    columns: the same with columns shared out: shorter wgmmas read A again.
     small: what the smallest tile costs in clock, beside 128 x 256.
     third: the same with three consumers, as a multiple.
     shared: shared memory, likewise.
@@ -72,6 +73,7 @@ class _Fit:
   mma: float = 0.9882
   small: float = 0.01
   third: float = 1.03
+  columns: float = 1.12
   shared: float = 1.168
   writes: float = 0.06463
   misaligned: float = 1.8
@@ -284,6 +286,8 @@ def predict(
   multiply *= 1 + fit.small * (1 - bm * bn / 2**15)
   if cfg.consumers == 3:
     multiply *= fit.third
+  if cfg.split == "n":
+    multiply *= fit.columns
   reads = bm // 64 * (64 * bk * shares * products + bn * bk) * 2
   writes = (rows + bn) * bk * 2
   shared = (reads + fit.writes * writes) / 128 * fit.shared
