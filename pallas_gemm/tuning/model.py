@@ -73,7 +73,7 @@ class _Fit:
   mma: float = 0.9882
   small: float = 0.01
   third: float = 1.03
-  columns: float = 1.12
+  columns: float = 1.07
   shared: float = 1.168
   writes: float = 0.06463
   misaligned: float = 1.8
