@@ -97,5 +97,5 @@ def test_a_planted_bug_is_caught(rung, bug, monkeypatch):
     check, report = _run(rung, problem, config)
     return check.passed, report.races_found
 
-  assert mutations.comes_to_light(run)
+  assert mutations.comes_to_light(run, mutations.attempts(bug))
   assert planted.reached, "the kernel never came to the planted bug"

@@ -31,7 +31,7 @@ EXAMPLES = {
   "gated": ({"gated": True}, GATED, "silu", 128),
   "gated_saved": (
     {"gated": True, "save_preactivation": True},
-    GATED | {"stages": 2},
+    GATED | {"stages": 3, "epilogue_buffers": 1},
     "silu",
     128,
   ),

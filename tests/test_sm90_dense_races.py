@@ -102,14 +102,12 @@ def test_a_planted_bug_is_caught(bug, monkeypatch):
   monkeypatch.setattr(hardware, "sm_count", lambda: 1)
   planted = mutations.Planted(bug, monkeypatch)
   for example in ((WITH_C, SMALL), ROWS):
-    found = mutations.comes_to_light(lambda example=example: _run(*example))
+    found = mutations.comes_to_light(
+      lambda example=example: _run(*example), mutations.attempts(bug)
+    )
     if planted.reached:
       break
   assert planted.reached, "the kernel never came to the planted bug"
-  # A slot that is released too early may, by chance, not be refilled early.
-  attempts = 1 if bug.key in UNSEEN else 8
-  for _ in range(attempts):
-    found = found or mutations.comes_to_light(lambda: _run(*example))
   assert found
 
 
