@@ -222,7 +222,7 @@ def stores_rows(problem: Problem, config: Config) -> bool:
   """Whether results are stored row by row, not by TMA.
 
   That is for results whose rows TMA can't address. A padded result would
-  have to be copied: 80 us at 4095^3, where the product takes 175.
+  have to be copied: 4095^3 took 296 us so, and takes 242 (dense-1, dense-3).
   """
   itemsize = jnp.dtype(problem.out_dtype).itemsize
   shape, width = (problem.m, problem.n), config.epilogue_n

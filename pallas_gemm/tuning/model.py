@@ -22,16 +22,14 @@ experiments/notes.md. Rates and sizes come from `hardware`, so other Hopper
 GPUs are predicted with the H200's efficiency.
 """
 
-from collections.abc import Iterator
 import dataclasses
 import functools
 from typing import NamedTuple
 
-import jax.numpy as jnp
-
 from pallas_gemm import hardware
 from pallas_gemm.kernels import sm90_dense_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.tuning import tiles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,41 +101,8 @@ class _Fit:
 
 _FIT = _Fit()
 
-# Tiles, consumers and the side that these share out.
-_TILES = (
-  (64, 32, 1, "m"),
-  (64, 64, 1, "m"),
-  (64, 96, 1, "m"),
-  (64, 128, 1, "m"),
-  (64, 192, 1, "m"),
-  (64, 256, 2, "n"),
-  (128, 64, 2, "m"),
-  (128, 96, 2, "m"),
-  (128, 128, 2, "m"),
-  (128, 112, 2, "m"),
-  (128, 144, 2, "m"),
-  (128, 160, 2, "m"),
-  (128, 176, 2, "m"),
-  (128, 192, 2, "m"),
-  (128, 208, 2, "m"),
-  (128, 224, 2, "m"),
-  (128, 240, 2, "m"),
-  (128, 256, 2, "m"),
-  (192, 128, 3, "m"),
-  (192, 160, 3, "m"),
-  (192, 192, 3, "m"),
-  (256, 96, 2, "m"),
-  (256, 128, 2, "m"),
-  (256, 144, 2, "m"),
-  (256, 160, 2, "m"),
-)
-_CLUSTERS = ((1, 1), (2, 1), (1, 2))
-_SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_MOST_STAGES = 12
 # What rows of odd lengths may cost where XLA has a kernel for them.
 _MOST_FOR_PIECES = 1.04
-# Slabs that a part of K must have to be worth a unit of its own.
-_FEWEST_SLABS = 4
 
 
 def choose(problem: Problem) -> Config:
@@ -171,96 +136,10 @@ def candidates(problem: Problem) -> list[Config]:
   Not all need be legal.
   """
   gpu = hardware.current()
-  timed = [(predict(c, problem, gpu), c) for c in _all(problem, gpu)]
+  timed = [
+    (predict(c, problem, gpu), c) for c in tiles.worth_a_try(problem, gpu)
+  ]
   return [config for _, config in sorted(timed, key=lambda x: x[0])]
-
-
-def _all(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
-  p, sms = problem, gpu.sm_count
-  slabs = _cdiv(p.k, 64)
-  for config in _configs(
-    p.gated, p.out_dtype, p.c_dtype, p.bias, p.save_preactivation
-  ):
-    if config.block_n % 32 and not p.transpose_b:
-      continue  # wgmma reads B along N in pieces of 32 columns or more
-    tall, wide = config.cluster_m > 1, config.cluster_n > 1
-    # A tile far larger than the matrix, a cluster with nobody to share with.
-    if config.block_m >= 2 * max(p.m, 64) or config.block_n >= 2 * max(p.n, 32):
-      continue
-    if (tall and p.m <= config.block_m) or (wide and p.n <= config.block_n):
-      continue
-    yield config
-    tiles = _cdiv(p.m, config.block_m) * _cdiv(p.n, config.block_n) * p.batch
-    if p.gated or p.save_preactivation or tall or wide or tiles > sms:
-      continue
-    for split in _SPLITS:
-      if tiles * split > 2 * sms or slabs < split * _FEWEST_SLABS:
-        break
-      parts = _in_parts(config, split)
-      if parts is not None:
-        yield parts
-
-
-@functools.cache
-def _configs(gated, out_dtype, c_dtype, bias, save) -> tuple[Config, ...]:
-  """Every tile and cluster with as many stages as find room."""
-  found = []
-  for block_m, block_n, consumers, split in _TILES:
-    for cluster_m, cluster_n in _CLUSTERS:
-      config = Config(
-        block_m=block_m,
-        block_n=block_n,
-        consumers=consumers,
-        split=split,
-        cluster_m=cluster_m,
-        cluster_n=cluster_n,
-      )
-      config = _fitted(config, gated, out_dtype, c_dtype, bias, save)
-      if config is not None:
-        found.append(config)
-  return tuple(found)
-
-
-@functools.cache
-def _in_parts(config: Config, split_k: int) -> Config | None:
-  """The tile for partial sums in float32; they have no tail."""
-  parts = _fitted(config, False, "float32", None, None, False)
-  return parts and dataclasses.replace(parts, split_k=split_k)
-
-
-@functools.cache
-def _fitted(config, gated, out_dtype, c_dtype, bias, save) -> Config | None:
-  """The config with the pieces of its tail and the stages that find room."""
-  problem = Problem(
-    m=8192,
-    n=8192,
-    k=8192,
-    dtype="bfloat16",
-    out_dtype=out_dtype,
-    gated=gated,
-    c_dtype=c_dtype,
-    bias=bias,
-    save_preactivation=save,
-  )
-  columns = config.block_n
-  if config.split == "n":
-    columns //= config.consumers
-  # One swizzled piece: such copies take matrices of any height (see compat).
-  piece = 128 // jnp.dtype(out_dtype).itemsize
-  piece = next(w for w in (piece, 32, 16) if columns % w == 0)
-  config = dataclasses.replace(config, epilogue_n=piece)
-  room = hardware.current().shared_bytes_per_block
-  # Room for all pieces of a tile, where that leaves a deep enough ring: they
-  # are then written without waiting for each other. 7168 x 8192 x 512: +2 %,
-  # bias and gelu at 4096 x 14336 x 4096: +2 %.
-  pieces = len(plan.pieces(problem, config))
-  for buffers, fewest in ((pieces, 3), (2, 3), (1, 3), (2, 2), (1, 2)):
-    config = dataclasses.replace(config, stages=1, epilogue_buffers=buffers)
-    left = room - plan.shared_bytes(config, problem)
-    stages = min(_MOST_STAGES, 1 + left // plan.slab_bytes(config, problem))
-    if stages >= fewest:
-      return dataclasses.replace(config, stages=stages)
-  return None
 
 
 def predict(
@@ -281,7 +160,7 @@ def predict(
   size = 4 if cfg.split_k > 1 or p.out_dtype == "float32" else 2
 
   # A slab, in cycles.
-  rows = min(bm, _cdiv(p.m, 8) * 8)  # those that are loaded
+  rows = min(bm, plan.cdiv(p.m, 8) * 8)  # those that are loaded
   multiply = bm * bn * bk / 2048 * fit.mma
   multiply *= 1 + fit.small * (1 - bm * bn / 2**15)
   if cfg.consumers == 3:
@@ -306,11 +185,11 @@ def predict(
 
   # All units.
   cluster = cfg.cluster_m * cfg.cluster_n
-  units = _cdiv(p.m, cfg.block_m * cfg.cluster_m)
-  units *= _cdiv(p.n, cfg.block_n * cfg.cluster_n) * cfg.split_k * p.batch
-  rounds = _cdiv(units, gpu.sm_count // cluster)
-  blocks = _cdiv(units, rounds) * cluster
-  slabs = _cdiv(_cdiv(p.k, bk), cfg.split_k)
+  units = plan.cdiv(p.m, cfg.block_m * cfg.cluster_m)
+  units *= plan.cdiv(p.n, cfg.block_n * cfg.cluster_n) * cfg.split_k * p.batch
+  rounds = plan.cdiv(units, gpu.sm_count // cluster)
+  blocks = plan.cdiv(units, rounds) * cluster
+  slabs = plan.cdiv(plan.cdiv(p.k, bk), cfg.split_k)
   tail = fit.tail + bm * cfg.block_n * size / fit.store
   tail += fit.piece * bm * cfg.block_n / (cfg.consumers * 64 * cfg.epilogue_n)
   if p.activation:
@@ -402,7 +281,10 @@ def left_to_xla(config: Config, problem: Problem) -> str | None:
   if any(width % 8 for width in (a[1], b[1], p.n)):
     return None
   whole = dataclasses.replace(
-    p, m=_cdiv(p.m, 64) * 64, n=_cdiv(p.n, 64) * 64, k=_cdiv(p.k, 64) * 64
+    p,
+    m=plan.cdiv(p.m, 64) * 64,
+    n=plan.cdiv(p.n, 64) * 64,
+    k=plan.cdiv(p.k, 64) * 64,
   )
   least = predict(choose(whole), whole)
   time = predict(config, problem)
@@ -413,7 +295,3 @@ def left_to_xla(config: Config, problem: Problem) -> str | None:
     f" {time * 1e6:.1f} us instead of {least * 1e6:.1f}; XLA's kernel reads"
     " them as they are"
   )
-
-
-def _cdiv(a: int, b: int) -> int:
-  return -(-a // b)

@@ -1,0 +1,136 @@
+"""The configs that the cost model weighs: tiles, clusters, splits of K."""
+
+from collections.abc import Iterator
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+
+from pallas_gemm import hardware
+from pallas_gemm.kernels import sm90_dense_plan as plan
+from pallas_gemm.kernels.problem import Config, Problem
+
+# Tiles, consumers and the side that these share out.
+TILES = (
+  (64, 32, 1, "m"),
+  (64, 64, 1, "m"),
+  (64, 96, 1, "m"),
+  (64, 128, 1, "m"),
+  (64, 192, 1, "m"),
+  (64, 256, 2, "n"),
+  (128, 64, 2, "m"),
+  (128, 96, 2, "m"),
+  (128, 128, 2, "m"),
+  (128, 112, 2, "m"),
+  (128, 144, 2, "m"),
+  (128, 160, 2, "m"),
+  (128, 176, 2, "m"),
+  (128, 192, 2, "m"),
+  (128, 208, 2, "m"),
+  (128, 224, 2, "m"),
+  (128, 240, 2, "m"),
+  (128, 256, 2, "m"),
+  (192, 128, 3, "m"),
+  (192, 160, 3, "m"),
+  (192, 192, 3, "m"),
+  (256, 96, 2, "m"),
+  (256, 128, 2, "m"),
+  (256, 144, 2, "m"),
+  (256, 160, 2, "m"),
+)
+CLUSTERS = ((1, 1), (2, 1), (1, 2))
+_SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_MOST_STAGES = 12
+# Slabs that a part of K must have to be worth a unit of its own.
+_FEWEST_SLABS = 4
+
+
+def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
+  """Configs for a problem; not all need be legal."""
+  p, sms = problem, gpu.sm_count
+  slabs = plan.cdiv(p.k, 64)
+  for config in _configs(
+    p.gated, p.out_dtype, p.c_dtype, p.bias, p.save_preactivation
+  ):
+    if config.block_n % 32 and not p.transpose_b:
+      continue  # wgmma reads B along N in pieces of 32 columns or more
+    tall, wide = config.cluster_m > 1, config.cluster_n > 1
+    # A tile far larger than the matrix, a cluster with nobody to share with.
+    if config.block_m >= 2 * max(p.m, 64) or config.block_n >= 2 * max(p.n, 32):
+      continue
+    if (tall and p.m <= config.block_m) or (wide and p.n <= config.block_n):
+      continue
+    yield config
+    tiles = (
+      plan.cdiv(p.m, config.block_m) * plan.cdiv(p.n, config.block_n) * p.batch
+    )
+    if p.gated or p.save_preactivation or tall or wide or tiles > sms:
+      continue
+    for split in _SPLITS:
+      if tiles * split > 2 * sms or slabs < split * _FEWEST_SLABS:
+        break
+      parts = _in_parts(config, split)
+      if parts is not None:
+        yield parts
+
+
+@functools.cache
+def _configs(gated, out_dtype, c_dtype, bias, save) -> tuple[Config, ...]:
+  """Every tile and cluster with as many stages as find room."""
+  found = []
+  for block_m, block_n, consumers, split in TILES:
+    for cluster_m, cluster_n in CLUSTERS:
+      config = Config(
+        block_m=block_m,
+        block_n=block_n,
+        consumers=consumers,
+        split=split,
+        cluster_m=cluster_m,
+        cluster_n=cluster_n,
+      )
+      config = _fitted(config, gated, out_dtype, c_dtype, bias, save)
+      if config is not None:
+        found.append(config)
+  return tuple(found)
+
+
+@functools.cache
+def _in_parts(config: Config, split_k: int) -> Config | None:
+  """The tile for partial sums in float32; they have no tail."""
+  parts = _fitted(config, False, "float32", None, None, False)
+  return parts and dataclasses.replace(parts, split_k=split_k)
+
+
+@functools.cache
+def _fitted(config, gated, out_dtype, c_dtype, bias, save) -> Config | None:
+  """The config with the pieces of its tail and the stages that find room."""
+  problem = Problem(
+    m=8192,
+    n=8192,
+    k=8192,
+    dtype="bfloat16",
+    out_dtype=out_dtype,
+    gated=gated,
+    c_dtype=c_dtype,
+    bias=bias,
+    save_preactivation=save,
+  )
+  columns = config.block_n
+  if config.split == "n":
+    columns //= config.consumers
+  # One swizzled piece: such copies take matrices of any height (see compat).
+  piece = 128 // jnp.dtype(out_dtype).itemsize
+  piece = next(w for w in (piece, 32, 16) if columns % w == 0)
+  config = dataclasses.replace(config, epilogue_n=piece)
+  room = hardware.current().shared_bytes_per_block
+  # Room for all pieces of a tile, where that leaves a deep enough ring: they
+  # are then written without waiting for each other. Bias and gelu at 4096 x
+  # 14336 x 4096: 614 -> 602 us on an H200 (tuning log, dense-6).
+  pieces = len(plan.pieces(problem, config))
+  for buffers, fewest in ((pieces, 3), (2, 3), (1, 3), (2, 2), (1, 2)):
+    config = dataclasses.replace(config, stages=1, epilogue_buffers=buffers)
+    left = room - plan.shared_bytes(config, problem)
+    stages = min(_MOST_STAGES, 1 + left // plan.slab_bytes(config, problem))
+    if stages >= fewest:
+      return dataclasses.replace(config, stages=stages)
+  return None
