@@ -16,6 +16,9 @@ TensorCoreConfig = contract.TensorCoreConfig
 SMALL_SHAPES = suites.suite("tails") + suites.suite("primes")
 # No dimension fits any tile, and each is more than one.
 ODD = suites.Shape(129, 257, 65)
+# The same to the first rungs, whose blocks are small: the interpreter needs a
+# second for every few of theirs.
+ODD_FOR_SMALL_BLOCKS = suites.Shape(35, 67, 33)
 # One shape for what does not depend on the shape.
 ONE_SHAPE = suites.suite("interpret")[0]
 
