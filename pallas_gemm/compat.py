@@ -221,17 +221,43 @@ def cupti_session():
     timings.extend(ext._cupti_get_timings(True))
 
 
-@functools.cache
-def allow_ragged_copies() -> None:
+# Kernels whose copies start at any row; see `allow_ragged_copies`.
+_any_row: set[str] = set()
+
+
+def allow_ragged_copies(any_row: str | None = None) -> None:
   """Lets TMA copy one piece at a time from matrices of any height and width.
 
   Mosaic GPU describes a matrix to TMA as a grid of swizzled pieces (8 rows of
-  up to 128 bytes), and refuses a matrix that is not a whole number of them.
-  A copy that is one piece wide needs no such grid: its rows lie one after the
-  other in shared memory either way, and then TMA takes any matrix whose row
-  stride is a multiple of 16 bytes. Copies that Mosaic GPU takes by itself are
-  left as they are.
+  up to 128 bytes). It refuses a matrix that is not a whole number of them, and
+  a copy that does not start with a piece is wrong: what is past the end of the
+  piece comes as zeros. A copy that is one piece wide needs no such grid: its
+  rows lie one after the other in shared memory either way, and then TMA takes
+  any row of any matrix whose row stride is a multiple of 16 bytes. Other
+  kernels' copies that Mosaic GPU takes by itself are left as they are.
+
+  Args:
+    any_row: name of a kernel whose copies, if one piece wide, may start at any
+      row.
   """
+  if any_row is not None:
+    _any_row.add(any_row)
+  _patch_async_copy()
+
+
+def any_row(row: jax.Array) -> jax.Array:
+  """A row at which a copy may start in a kernel that `allow_ragged_copies`.
+
+  Mosaic GPU infers from the indices of copies which layouts shared memory can
+  have, and wants to be told that rows are multiples of a piece. This tells it
+  so, of a row that may be any. Nothing else reads it, and the copies that start
+  there are described to TMA row by row.
+  """
+  return pl.multiple_of(row, 64)
+
+
+@functools.cache
+def _patch_async_copy() -> None:
   context = _launch_context.LaunchContext
   original = context.async_copy
 
@@ -242,7 +268,10 @@ def allow_ragged_copies() -> None:
     transforms = gmem_transform
     if not isinstance(transforms, tuple):
       transforms = (transforms,)
-    if _is_ragged(gmem, transforms) and _is_one_piece_wide(smem):
+    wanted = _is_ragged(gmem, transforms) or (
+      len(transforms) == 1 and _kernel_name(self) in _any_row
+    )
+    if wanted and _is_one_piece_wide(smem):
       smem, transforms = _mgpu_utils.memref_fold(smem, 0, 3), ()
     src_ref, dst_ref = (gmem, smem) if into_smem else (smem, gmem)
     return original(
@@ -254,6 +283,10 @@ def allow_ragged_copies() -> None:
     )
 
   context.async_copy = async_copy
+
+
+def _kernel_name(context) -> str:
+  return ir.StringAttr(context.module.operation.attributes["sym_name"]).value
 
 
 def _is_ragged(gmem, transforms) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_dense, sm90_dense_plan
+from pallas_gemm.kernels import sm90_dense, sm90_plan
 from pallas_gemm.kernels.problem import Config, Problem
 from tests.support import dense, problems
 
@@ -226,7 +226,7 @@ def test_values(found):
 
 @pytest.mark.parametrize("found", DIRECT_CASES)
 def test_rows_that_tma_can_not_address(found):
-  assert sm90_dense_plan.stores_rows(_check(found), found.config)
+  assert sm90_plan.stores_rows(_check(found), found.config)
 
 
 # NumPy, in which the interpreter computes, remarks on inf - inf.

@@ -1,4 +1,4 @@
-"""Tier A: the dense Hopper kernel is free of races, and these tests can tell.
+"""Tier A: the Hopper kernels are free of races, and these tests can tell.
 
 Each call that synchronises is broken in turn, and so are the places where the
 order of two calls, or which buffer they are about, is what keeps them apart.
@@ -12,11 +12,11 @@ import jax
 import pytest
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_dense, sm90_dense_body
+from pallas_gemm.kernels import sm90_body, sm90_dense
 from pallas_gemm.kernels.problem import Config, Problem
-from tests.support import dense, interpret, mutations
+from tests.support import dense, interpret, mutations, ragged_kernels
 
-BUGS = mutations.bugs_of(sm90_dense_body.__name__)
+BUGS = mutations.bugs_of(sm90_body.__name__)
 
 # Bugs that nothing can show here, and why.
 _ONE_THREAD = "to the interpreter, a warpgroup is one thread"
@@ -25,8 +25,8 @@ UNSEEN = {
     "the last releases are waited for so that no block leaves a cluster while"
     " its peers may still arrive; a fault on the chip alone"
   ),
-  ("plgpu.commit_smem", 1, "left out"): _ONE_THREAD,
   ("plgpu.commit_smem", 2, "left out"): _ONE_THREAD,
+  ("plgpu.commit_smem", 3, "left out"): _ONE_THREAD,
 }
 
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1, epilogue_n=32)
@@ -38,6 +38,31 @@ ROWS = (
   dataclasses.replace(WITH_C, m=9, n=131, k=66, out_dtype="float16"),
   dataclasses.replace(SMALL, block_n=128, epilogue_n=64),
 )
+
+# Groups: tiles that end with their group, one that is stored in part, none;
+# whole slabs and rests.
+GROUPS = Problem(
+  m=140,
+  n=64,
+  k=130,
+  dtype="bfloat16",
+  out_dtype="bfloat16",
+  ragged="m",
+  groups=2,
+  bias="n",
+)
+SLABS = Problem(
+  m=64,
+  n=64,
+  k=140,
+  dtype="bfloat16",
+  out_dtype="bfloat16",
+  ragged="k",
+  groups=2,
+  transpose_a=True,
+)
+OFFSETS = (3, 22, 120)
+PIECES = dataclasses.replace(SMALL, epilogue_n=64)
 
 CLEAN = {
   "two_consumers": (
@@ -56,6 +81,18 @@ CLEAN = {
   ),
   "rows": ROWS,
   "split_k": (PLAIN, dataclasses.replace(SMALL, split_k=2)),
+  "groups": (GROUPS, PIECES),
+  "groups_gated": (
+    dataclasses.replace(
+      GROUPS, m=80, k=66, bias=None, gated=True, save_preactivation=True
+    ),
+    dataclasses.replace(PIECES, cluster_n=2),
+  ),
+  "groups_of_two_consumers": (
+    dataclasses.replace(GROUPS, k=64, transpose_b=True),
+    dataclasses.replace(PIECES, block_m=128, consumers=2),
+  ),
+  "slabs": (SLABS, SMALL),
 }
 
 
@@ -68,16 +105,37 @@ def few_sms(monkeypatch):
 def _run(problem: Problem, config: Config) -> tuple[bool, bool]:
   """Whether numbers are right, and whether races were found."""
   assert sm90_dense.is_legal(config, problem) is None
-  x = dense.operands(problem)
-  tail = dense.Tail(activation=jax.nn.silu if problem.gated else None)
+  run, check = (_grouped if problem.ragged else _dense)(problem, config)
   with interpret.interpreted(detect_races=True) as report:
-    outs = jax.block_until_ready(dense.run(problem, config, x, tail))
+    outs = jax.block_until_ready(run())
   assert report.kernels == 1
   try:
-    dense.assert_right(outs, problem, x, tail)
+    check(outs)
   except AssertionError:
     return False, report.races_found
   return True, report.races_found
+
+
+def _dense(problem: Problem, config: Config):
+  """A run of the kernel, and what checks its results."""
+  x = dense.operands(problem)
+  tail = dense.Tail(activation=jax.nn.silu if problem.gated else None)
+  return (
+    lambda: dense.run(problem, config, x, tail),
+    lambda outs: dense.assert_right(outs, problem, x, tail),
+  )
+
+
+def _grouped(problem: Problem, config: Config):
+  """The same of groups that end at `OFFSETS`, or with the last row."""
+  x = ragged_kernels.operands(problem)
+  rows = problem.m if problem.ragged == "m" else problem.k
+  offsets = tuple(min(offset, rows) for offset in OFFSETS)
+  how = (offsets, jax.nn.silu if problem.gated else None)
+  return (
+    lambda: ragged_kernels.run(problem, config, x, *how),
+    lambda outs: ragged_kernels.assert_right(outs, problem, x, *how),
+  )
 
 
 @pytest.mark.parametrize("name", CLEAN)
@@ -101,7 +159,7 @@ def test_there_are_calls_to_break():
 def test_a_planted_bug_is_caught(bug, monkeypatch):
   monkeypatch.setattr(hardware, "sm_count", lambda: 1)
   planted = mutations.Planted(bug, monkeypatch)
-  for example in ((WITH_C, SMALL), ROWS):
+  for example in ((WITH_C, SMALL), ROWS, (GROUPS, PIECES)):
     found = mutations.comes_to_light(
       lambda example=example: _run(*example), mutations.attempts(bug)
     )
@@ -115,14 +173,14 @@ def test_a_planted_bug_is_caught(bug, monkeypatch):
 REWRITES = {
   "c_overwritten_early": (
     (
-      "        results = results_of(sums, piece)\n",
+      "        results = results_of(unit, sums, piece)\n",
       "        if piece + ahead < len(pieces):\n"
-      "          load_c(part, corner, piece + ahead)\n"
-      "        results = results_of(sums, piece)\n",
+      "          load_c(unit, piece + ahead)\n"
+      "        results = results_of(unit, sums, piece)\n",
     ),
     (
-      "        if c is not None and piece + ahead < len(pieces)",
-      "        if 0",
+      "          load_c(unit, piece + ahead)\n\n  def store_first_rows",
+      "          pass\n\n  def store_first_rows",
     ),
   ),
   # Three pieces and two buffers: the unit before ended with the first.
@@ -133,7 +191,7 @@ REWRITES = {
 @pytest.mark.parametrize("name", REWRITES)
 def test_a_wrong_order_is_caught(name, monkeypatch):
   monkeypatch.setattr(hardware, "sm_count", lambda: 1)
-  mutations.plant_rewrite(sm90_dense_body.body, REWRITES[name], monkeypatch)
+  mutations.plant_rewrite(sm90_body.body, REWRITES[name], monkeypatch)
   problem = dataclasses.replace(WITH_C, n=96)
   config = dataclasses.replace(SMALL, block_n=96)
   assert mutations.comes_to_light(lambda: _run(problem, config))

@@ -8,11 +8,17 @@ Side = Literal["m", "n"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
-  """One dense product, as far as its speed depends on it.
+  """One product, dense or grouped, as far as its speed depends on it.
 
   activation(alpha * A @ B + beta * C + bias), or, if `gated`,
   activation(A @ B) * (A @ B2) with a second matrix shaped as B. A is
   [batch or 1, M, K], B is [batch or 1, K, N], C and the result [batch, M, N].
+
+  If `ragged`, groups of consecutive rows of A, of sizes known at run time,
+  have a product each. "m": A is [M, K], B is [groups, K, N], the result
+  [M, N]; rows of a group are multiplied with its B. "k": A is stored [K, M]
+  (`transpose_a`), B is [K, N], the result [groups, M, N]; it is the sum over
+  the rows of a group. Both have neither batch nor C nor alpha.
 
   Attributes:
     m, n, k: the product's dimensions; all positive.
@@ -27,6 +33,8 @@ class Problem:
     c_dtype: dtype of C; None where C is not read.
     activation: the function's qualified name; None for none.
     gated: computes the gated product.
+    ragged: None, or the dimension that groups share out: "m" or "k".
+    groups: of a ragged product; 0 of a dense one.
     save_preactivation: also writes what the activation is applied to (both
       products if gated), in out_dtype.
     device: the GPU, as the driver names it.
@@ -46,6 +54,8 @@ class Problem:
   c_dtype: str | None = None
   activation: str | None = None
   gated: bool = False
+  ragged: Literal["m", "k"] | None = None
+  groups: int = 0
   save_preactivation: bool = False
   device: str = "NVIDIA H200"
 

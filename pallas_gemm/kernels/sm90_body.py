@@ -1,9 +1,9 @@
-"""What a block of the dense Hopper kernel does; see `sm90_dense`.
+"""What a block of the Hopper kernels does; see `sm90_dense`, `sm90_ragged`.
 
 From the bottom up: `body` deals out work to the warpgroups; one warp loads
-(`load_unit`), the consumers multiply (`multiply`) and store (`store_tiles`, or
-`store_rows` where TMA can't). A unit of work is a tile of the result, of one
-matrix of a batch or one part of K.
+(`load_unit`), the consumers multiply (`multiply`) and store (`store_tiles`;
+`store_rows` where TMA can't; `store_first_rows` where a group ends inside the
+tile). A unit of work is a tile of the result; `sm90_schedule` says which.
 
 Every barrier among the threads of a warpgroup is explicit: `commit_smem` and
 `wait_smem_to_gmem` hold one each.
@@ -18,13 +18,16 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.kernels import sm90_dense_plan as plan
+from pallas_gemm.kernels import sm90_plan as plan
+from pallas_gemm.kernels import sm90_schedule as schedules
 from pallas_gemm.kernels.problem import Config, Problem
 
 # wgmmas in an unrolled lap of the ring; the descriptors of more would spill.
 _UNROLLED_WGMMAS = 16
 # Rows that are stored at a time where TMA can't.
 _ROWS_AT_ONCE = 8
+# Rows that TMA stores at a time where a group ends inside a tile.
+_POWERS = (64, 32, 16, 8, 4, 2, 1)
 
 
 def scratch(problem: Problem, config: Config, out_dtype, bias, c):
@@ -62,6 +65,9 @@ def scratch(problem: Problem, config: Config, out_dtype, bias, c):
       else plgpu.Barrier(num_arrivals=consumers, num_barriers=stages)
     ),
   }
+  if p.ragged == "m":
+    # Not swizzled, so that rows are stored in any number.
+    scratch["rest"] = plgpu.SMEM((consumers, plan.WGMMA_ROWS, width), out_dtype)
   if cfg.split_k == 1 and bias is not None:
     along = share_n if p.bias == "n" else rows
     # TMA writes to multiples of 128 bytes.
@@ -91,83 +97,98 @@ def body(
   bias_loaded=None,
   c=None,
   c_loaded=None,
+  rest=None,
 ):
   """What a block does: one warp loads, `consumers` warpgroups multiply."""
   p, cfg = problem, config
-  a_ref, *refs = refs
-  b_refs, refs = refs[: len(b_rings)], refs[len(b_rings) :]
+  schedule_refs, refs = _split(refs, plan.schedule_arrays(p))
+  (a_ref, *b_refs), refs = _split(refs, 1 + len(b_rings))
+  edge_refs, refs = _split(refs, 2 if p.ragged == "k" else 0)
   bias_ref, *refs = refs if bias is not None else (None, *refs)
   c_ref, *out_refs = refs if c is not None else (None, *refs)
   stages, consumers, bk = cfg.stages, cfg.consumers, cfg.block_k
-  steps = plan.cdiv(plan.cdiv(p.k, bk), cfg.split_k)  # of one unit of work
   loaded = plan.loaded_rows(p, cfg)
   cluster = lax.axis_index("cluster")
   warpgroup = lax.axis_index("warpgroup")
 
   def for_each_unit(visit, slot):
-    """slot = visit(part, m_tile, n_tile, slot) for this block's work."""
-    grid = plan.grid(p, cfg)
-    tiles, clusters = grid[0] * grid[1], plan.clusters(p, cfg)
-    units = tiles * p.batch * cfg.split_k
+    """slot = visit(unit, slot) for this block's work."""
+    schedule = schedules.of(p, cfg, schedule_refs)
+    clusters = plan.clusters(p, cfg)
 
     def turn(i, slot):
-      unit = cluster + i * clusters
-      minor = ("m", "n").index(cfg.raster_dim)
-      tile = unit if units == tiles else lax.rem(unit, tiles)
-      m_tile, n_tile = plgpu.planar_snake(tile, grid, minor, cfg.raster)
-      return visit(
-        lax.div(unit, tiles),
-        m_tile * cfg.cluster_m + lax.axis_index("cluster_m"),
-        n_tile * cfg.cluster_n + lax.axis_index("cluster_n"),
-        slot,
-      )
+      return visit(schedule.unit(cluster + i * clusters), slot)
 
-    turns = lax.div(units - 1 - cluster, clusters) + 1
+    turns = lax.div(schedule.units + clusters - 1 - cluster, clusters)
     return lax.fori_loop(0, turns, turn, slot)
 
-  def load_unit(part, m_tile, n_tile, slot):
-    batch = lax.rem(part, p.batch)
-    first = lax.div(part, p.batch) * steps
-    rows = pl.ds(m_tile * cfg.block_m, loaded)
-    columns = pl.ds(n_tile * cfg.block_n, cfg.block_n)
+  def load_unit(unit, slot):
+    rows = pl.ds(unit.row, loaded)
+    columns = pl.ds(unit.column, cfg.block_n)
     shared_a = "cluster_n" if cfg.cluster_n > 1 else None
     shared_b = "cluster_m" if cfg.cluster_m > 1 else None
 
-    def load(step, slot, _):
-      plgpu.barrier_wait(empty.at[slot])
-      slab = pl.ds((first + step) * bk, bk)
+    def copy(a_ref, b_refs, start, slot):
+      slab = pl.ds(start, bk)
       a_window = (slab, rows) if p.transpose_a else (rows, slab)
       b_window = (columns, slab) if p.transpose_b else (slab, columns)
       plgpu.copy_gmem_to_smem(
-        _window(a_ref, batch, a_window),
+        _window(a_ref, unit.a, a_window),
         a_ring.at[slot] if p.transpose_a else a_ring.at[slot, pl.ds(0, loaded)],
         full.at[slot],
         collective_axes=shared_a,
       )
       for b_ref, b_ring in zip(b_refs, b_rings):
         plgpu.copy_gmem_to_smem(
-          _window(b_ref, batch, b_window),
+          _window(b_ref, unit.b, b_window),
           b_ring.at[slot],
           full.at[slot],
           collective_axes=shared_b,
         )
 
-    return _for_each_step(load, slot, steps, p, cfg)[1]
+    def load(step, slot, _):
+      plgpu.barrier_wait(empty.at[slot])
+      if not edge_refs:
+        copy(a_ref, b_refs, unit.start + step * bk, slot)
+        return
+
+      @pl.when(step < unit.whole)
+      def _():
+        copy(a_ref, b_refs, unit.start + step * bk, slot)
+
+      @pl.when(step >= unit.whole)
+      def _():
+        copy(*edge_refs[:1], edge_refs[1:], (step - unit.whole) * bk, slot)
+
+    return _for_each_step(load, slot, unit.steps, p, cfg)[1]
 
   @pl.when(warpgroup == consumers)
   def _produce():
     plgpu.set_max_registers(plan.REGISTERS[consumers][0], action="decrease")
 
-    @plgpu.warp_map
-    def _one_warp(warp):
-      @pl.when(warp == 0)
-      def _():
-        slot = for_each_unit(load_unit, jnp.int32(0))
-        for _ in range(stages):  # leave no release unseen
-          plgpu.barrier_wait(empty.at[slot])
-          slot = _next_slot(slot, stages)
+    def drain(slot):  # leave no release unseen
+      for _ in range(stages):
+        plgpu.barrier_wait(empty.at[slot])
+        slot = _next_slot(slot, stages)
 
-  def multiply(slot, *accumulators):
+    if not p.ragged:
+
+      @_on_one_warp
+      def _():
+        drain(for_each_unit(load_unit, jnp.int32(0)))
+
+      return
+
+    # What is known of a group's rows can be said to Mosaic GPU by whole
+    # warpgroups alone, so here it is the slabs of a unit that one warp loads.
+    def load(unit, slot):
+      _on_one_warp(lambda: load_unit(unit, slot))
+      return lax.rem(slot + unit.steps, stages)
+
+    slot = for_each_unit(load, jnp.int32(0))
+    _on_one_warp(lambda: drain(slot))
+
+  def multiply(unit, slot, *accumulators):
     """A unit's sums, and the slot of the next unit's first slab."""
 
     def step_(step, slot, before):
@@ -179,40 +200,43 @@ def body(
       plgpu.wgmma_wait(len(accumulators))
       plgpu.barrier_arrive(empty.at[before], predicate=step > 0)
 
-    last, slot = _for_each_step(step_, slot, steps, p, cfg)
+    last, slot = _for_each_step(step_, slot, unit.steps, p, cfg)
     plgpu.wgmma_wait(0)
-    plgpu.barrier_arrive(empty.at[last])
+    held = None if p.ragged is None else unit.steps > 0
+    plgpu.barrier_arrive(empty.at[last], predicate=held)
     return [acc[...] for acc in accumulators], slot
 
   pieces = plan.pieces(p, cfg)
   buffers, width = plan.buffers(p, cfg), plan.piece_width(p, cfg)
   ahead = plan.c_buffers(p, cfg)
 
-  def window(part, corner, piece):
+  def window(unit, piece, first=0, rows=plan.WGMMA_ROWS):
     """The part of a result, or of C, that a piece of the tile is."""
-    i, j = pieces[piece]
-    rows = pl.ds(corner[0] + i, plan.WGMMA_ROWS)
-    return part, (rows, pl.ds(corner[1] + j, width))
+    i, j = _corner(unit, warpgroup, cfg)
+    i, j = i + pieces[piece][0] + first, j + pieces[piece][1]
+    return unit.out, (pl.ds(i, rows), pl.ds(j, width))
 
-  def load_c(part, corner, piece):
+  def load_c(unit, piece):
     plgpu.copy_gmem_to_smem(
-      _window(c_ref, *window(part, corner, piece)),
+      _window(c_ref, *window(unit, piece)),
       c.at[warpgroup, piece % ahead],
       c_loaded.at[warpgroup * ahead + piece % ahead],
     )
 
-  def prefetch(part, corner):
+  def prefetch(unit):
     """Starts to load what the tail of this unit needs first."""
     if bias is not None:
-      start, size = corner[p.bias == "n"], plan.share(cfg)[p.bias == "n"]
+      start = _corner(unit, warpgroup, cfg)[p.bias == "n"]
+      size = plan.share(cfg)[p.bias == "n"]
+      along = pl.ds(start, size)
       plgpu.copy_gmem_to_smem(
-        bias_ref.at[pl.ds(start, size)],
+        bias_ref.at[unit.b, along] if p.ragged else bias_ref.at[along],
         bias.at[warpgroup, pl.ds(0, size)],
         bias_loaded.at[warpgroup],
       )
     if c is not None:
       for piece in range(ahead):
-        load_c(part, corner, piece)
+        load_c(unit, piece)
 
   def bias_of(piece):
     along_n = p.bias == "n"
@@ -227,20 +251,25 @@ def body(
     values = lax.broadcast_in_dim(values, shape, (1 if along_n else 0,))
     return plgpu.layout_cast(values, plgpu.Layout.WGMMA)
 
-  def results_of(sums, piece):
+  def results_of(unit, sums, piece):
     """The results of one piece, once what they need has arrived."""
     i, j = pieces[piece]
     c_piece = None
     if c is not None:
       plgpu.barrier_wait(c_loaded.at[warpgroup * ahead + piece % ahead])
       c_piece = c[warpgroup, piece % ahead]
-    return tail(
+    results = tail(
       [x[i : i + plan.WGMMA_ROWS, j : j + width] for x in sums],
       c_piece,
       None if bias is None else bias_of(piece),
     )
+    if p.ragged == "m" and (bias is not None or p.activation):
+      # What activation and bias make of nothing is not zero.
+      keep = jnp.broadcast_to(unit.is_group, (plan.WGMMA_ROWS, width))
+      return [jnp.where(keep, x, 0.0) for x in results]
+    return results
 
-  def store_tiles(sums, part, corner):
+  def store_tiles(unit, sums):
     """Stores a unit's results by TMA, and does not wait for them."""
     # As many pieces at a time as leave as many buffers to those before, or
     # all of them: one barrier for each such chunk.
@@ -256,7 +285,7 @@ def body(
       pending = (buffers - chunk) * len(out_refs) if in_turn else 0
       plgpu.wait_smem_to_gmem(pending, wait_read_only=True)
       for piece in some:
-        results = results_of(sums, piece)
+        results = results_of(unit, sums, piece)
         for staged, result in zip(staging, results):
           staged[warpgroup, piece % buffers] = result.astype(staged.dtype)
       plgpu.commit_smem()
@@ -264,17 +293,41 @@ def body(
         for staged, out_ref in zip(staging, out_refs):
           plgpu.copy_smem_to_gmem(
             staged.at[warpgroup, piece % buffers],
-            _window(out_ref, *window(part, corner, piece)),
+            _window(out_ref, *window(unit, piece)),
           )
         if c is not None and piece + ahead < len(pieces):
-          load_c(part, corner, piece + ahead)
+          load_c(unit, piece + ahead)
 
-  def store_rows(result, part, corner, piece):
+  def store_first_rows(unit, sums, rows):
+    """Stores the first rows of a tile: as many as a power of two at a time.
+
+    That a number of rows can be stored so is from JAX's `ragged_dot_mgpu`.
+    """
+    for piece in range(len(pieces)):
+      here = jnp.clip(rows - pieces[piece][0], 0, plan.WGMMA_ROWS)
+      for result, out_ref in zip(results_of(unit, sums, piece), out_refs):
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        staged = rest.at[warpgroup]
+        compat.store(staged, result.astype(staged.dtype), optimized=False)
+        plgpu.commit_smem()
+        for height in _POWERS:
+          above = here & ~(2 * height - 1)  # rows of greater heights
+
+          @pl.when((here & height) != 0)
+          def _(height=height, above=above, out_ref=out_ref, piece=piece):
+            target = window(unit, piece, above, height)
+            plgpu.copy_smem_to_gmem(
+              rest.at[warpgroup, pl.ds(above, height)],
+              _window(out_ref, *target),
+            )
+
+  def store_rows(unit, result, piece):
     """Stores a piece row by row, a column a thread."""
     staged = staging[0].at[warpgroup, 0]
     plgpu.commit_smem()  # every thread has read the piece before
     compat.store(staged, result.astype(staged.dtype), optimized=False)
     plgpu.commit_smem()  # every thread has written this one
+    corner = _corner(unit, warpgroup, cfg)
     first, column = (x + y for x, y in zip(corner, pieces[piece]))
     rows = jnp.clip(p.m - first, 0, plan.WGMMA_ROWS)
     whole = p.n - p.n % plan.DIRECT
@@ -282,7 +335,7 @@ def body(
     def store_to(out_ref, column):
       def store_row(row, _):
         target = (first + row, pl.ds(column, plan.DIRECT))
-        _window(out_ref, part, target)[...] = staged[row]
+        _window(out_ref, unit.out, target)[...] = staged[row]
 
       def store_some(i, _):
         for row in range(_ROWS_AT_ONCE):
@@ -302,18 +355,24 @@ def body(
       def _():
         store_to(out_refs[1], 0)
 
-  def store(sums, part, corner):
+  def store(unit, sums):
     """Applies the tail to a unit's sums, and stores the results."""
     if bias is not None:
       plgpu.barrier_wait(bias_loaded.at[warpgroup])
-    if not plan.stores_rows(p, cfg):
-      store_tiles(sums, part, corner)
-      return
-    for piece in range(len(pieces)):
-      (result,) = results_of(sums, piece)
-      store_rows(result, part, corner, piece)
-      if c is not None and piece + ahead < len(pieces):
-        load_c(part, corner, piece + ahead)
+    if plan.stores_rows(p, cfg):
+      for piece in range(len(pieces)):
+        (result,) = results_of(unit, sums, piece)
+        store_rows(unit, result, piece)
+        if c is not None and piece + ahead < len(pieces):
+          load_c(unit, piece + ahead)
+    elif p.ragged == "m":
+      most, _ = plan.share(cfg)
+      above = warpgroup * most if cfg.split == "m" else 0
+      rows = jnp.clip(unit.rows - above, 0, most)
+      pl.when(rows == most)(lambda: store_tiles(unit, sums))
+      pl.when(rows < most)(lambda: store_first_rows(unit, sums, rows))
+    else:
+      store_tiles(unit, sums)
 
   @pl.when(warpgroup < consumers)
   def _consume():
@@ -321,21 +380,30 @@ def body(
     for slot in range(stages):  # the ring starts empty
       plgpu.barrier_arrive(empty.at[slot])
 
-    def compute_unit(part, m_tile, n_tile, slot):
-      corner = _corner(m_tile, n_tile, warpgroup, cfg)
-      prefetch(part, corner)
+    def compute_unit(unit, slot):
+      prefetch(unit)
       accumulator = plgpu.ACC(plan.share(cfg), jnp.float32)
       sums, slot = pl.run_scoped(
-        functools.partial(multiply, slot), *[accumulator] * len(b_rings)
+        functools.partial(multiply, unit, slot), *[accumulator] * len(b_rings)
       )
-      store(sums, part, corner)
+      store(unit, sums)
       return slot
 
     for_each_unit(compute_unit, jnp.int32(0))
     plgpu.wait_smem_to_gmem(0)
 
 
-def _for_each_step(visit, slot, steps: int, problem, config: Config):
+def _on_one_warp(visit) -> None:
+  """Calls `visit` on the first warp of a warpgroup."""
+
+  @plgpu.warp_map
+  def _(warp):
+    @pl.when(warp == 0)
+    def _():
+      visit()
+
+
+def _for_each_step(visit, slot, steps, problem: Problem, config: Config):
   """visit(step, slot, slot before) for a unit's slabs, from `slot` on.
 
   Where whole laps of the ring make up a unit, slots are Python numbers and
@@ -346,13 +414,14 @@ def _for_each_step(visit, slot, steps: int, problem, config: Config):
     The slot of the last slab and that of the next unit's first.
   """
   stages = config.stages
-  if steps % stages == 0 and plan.lap(config, problem) <= _UNROLLED_WGMMAS:
+  if _is_whole_laps(problem, config):
 
     def lap(i, _):
       for s in range(stages):
         visit(i * stages + s, s, (s - 1) % stages)
 
-    lax.fori_loop(0, steps // stages, lap, None)
+    laps = steps // stages if isinstance(steps, int) else lax.div(steps, stages)
+    lax.fori_loop(0, laps, lap, None)
     return stages - 1, slot  # which is 0 in this case
 
   def turn(step, slots):
@@ -361,6 +430,15 @@ def _for_each_step(visit, slot, steps: int, problem, config: Config):
     return slot, _next_slot(slot, stages)
 
   return lax.fori_loop(0, steps, turn, (slot, slot))
+
+
+def _is_whole_laps(problem: Problem, config: Config) -> bool:
+  """Whether units are whole laps of the ring, short enough to be unrolled."""
+  if problem.ragged == "k":
+    return False  # only the device knows how many slabs a group has
+  steps = plan.cdiv(plan.cdiv(problem.k, config.block_k), config.split_k)
+  unrolled = plan.lap(config, problem) <= _UNROLLED_WGMMAS
+  return steps % config.stages == 0 and unrolled
 
 
 def _a_operand(tile, consumer, problem: Problem, config: Config):
@@ -381,13 +459,17 @@ def _b_operand(tile, consumer, problem: Problem, config: Config):
   return tile.at[:, window]
 
 
-def _corner(m_tile, n_tile, consumer, config: Config):
+def _corner(unit, consumer, config: Config):
   """Row and column of the result where a consumer's share of a tile starts."""
   rows, columns = plan.share(config)
-  row, column = m_tile * config.block_m, n_tile * config.block_n
   if config.split == "m":
-    return row + consumer * rows, column
-  return row, column + consumer * columns
+    return unit.row + consumer * rows, unit.column
+  return unit.row, unit.column + consumer * columns
+
+
+def _split(items, count: int):
+  """The first items, and the others."""
+  return items[:count], items[count:]
 
 
 def _window(ref, batch, window):

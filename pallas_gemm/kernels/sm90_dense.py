@@ -42,8 +42,8 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat
 from pallas_gemm.kernels import epilogues
-from pallas_gemm.kernels import sm90_dense_body as device
-from pallas_gemm.kernels import sm90_dense_plan as plan
+from pallas_gemm.kernels import sm90_body as device
+from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
 
 is_legal = plan.is_legal

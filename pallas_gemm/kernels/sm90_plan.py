@@ -1,7 +1,7 @@
-"""How the dense Hopper kernel cuts a product up: tiles, pieces, legality.
+"""How the Hopper kernels cut a product up: tiles, pieces, legality.
 
 Plain arithmetic on `Config` and `Problem`; what runs on the GPU is in
-`sm90_dense`.
+`sm90_body`.
 """
 
 import itertools
@@ -46,6 +46,8 @@ def is_legal(config: Config, problem: Problem) -> str | None:
   if reason := _is_legal_tile(config, problem):
     return reason
   if reason := _is_legal_cluster(config, problem):
+    return reason
+  if problem.ragged and (reason := _is_legal_ragged(config, problem)):
     return reason
   k_steps = cdiv(problem.k, config.block_k)
   if config.split_k < 1 or config.split_k > k_steps:
@@ -117,6 +119,27 @@ def _is_legal_cluster(config: Config, problem: Problem) -> str | None:
   return None
 
 
+def _is_legal_ragged(config: Config, problem: Problem) -> str | None:
+  if config.split_k != 1:
+    return f"a grouped product has no split_k, got {config.split_k}"
+  if problem.ragged == "k":
+    return None
+  if config.cluster_m != 1:
+    # The next row tile may be another group's, and so need another B.
+    return f"cluster_m must be 1 for groups of rows, got {config.cluster_m}"
+  # Groups start at any row. TMA reaches that in copies that are one swizzled
+  # piece wide alone (see `compat.allow_ragged_copies`).
+  if config.block_k * 2 != PIECE_BYTES:
+    return f"block_k must be 64 for groups of rows, got {config.block_k}"
+  size = jnp.dtype(problem.out_dtype).itemsize
+  if config.epilogue_n * size != PIECE_BYTES:
+    return (
+      f"epilogue_n must be {PIECE_BYTES // size} for groups of rows of"
+      f" {problem.out_dtype}, got {config.epilogue_n}"
+    )
+  return None
+
+
 def shared_bytes(config: Config, problem: Problem) -> int:
   """Shared memory of a block, in bytes; a little more than it takes."""
   ring = config.stages * slab_bytes(config, problem)
@@ -124,6 +147,8 @@ def shared_bytes(config: Config, problem: Problem) -> int:
   piece = config.consumers * WGMMA_ROWS * width
   size = 4 if config.split_k > 1 else jnp.dtype(problem.out_dtype).itemsize
   staged = piece * size * outputs(problem) * buffers(problem, config)
+  if problem.ragged == "m":
+    staged += piece * size
   if problem.c_dtype and config.split_k == 1:
     size = jnp.dtype(problem.c_dtype).itemsize
     staged += piece * size * c_buffers(problem, config)
@@ -228,6 +253,7 @@ def stores_rows(problem: Problem, config: Config) -> bool:
   shape, width = (problem.m, problem.n), config.epilogue_n
   return (
     padding(shape, width, width, itemsize) != shape
+    and problem.ragged is None
     and config.split_k == 1
     and not problem.save_preactivation
     and problem.n >= DIRECT
@@ -264,9 +290,28 @@ def clusters(problem: Problem, config: Config) -> int:
   """Clusters that are launched: one block an SM, or fewer."""
   units = math.prod(grid(problem, config)) * problem.batch * config.split_k
   room = hardware.sm_count() // (config.cluster_m * config.cluster_n)
+  if problem.ragged == "m":  # how many units there are, the device knows
+    _, columns = grid(problem, config)
+    return min(room, row_tiles(problem, config) * columns)
+  if problem.ragged == "k":
+    units *= problem.groups
   # As few as need the same number of rounds: all end at the same time, where
   # a partial last round would leave part of the memory bandwidth unused.
   return cdiv(units, cdiv(units, room))
+
+
+def row_tiles(problem: Problem, config: Config) -> int:
+  """The most tiles that M rows can make up in groups of any sizes.
+
+  Rows before the first group and after the last one count as two more.
+  """
+  tiles = problem.groups + 2
+  return (problem.m + tiles * (config.block_m - 1)) // config.block_m
+
+
+def schedule_arrays(problem: Problem) -> int:
+  """Arrays in which `sm90_schedule` finds what the device knows of groups."""
+  return {None: 0, "m": 2, "k": 1}[problem.ragged]
 
 
 def loaded_rows(problem: Problem, config: Config) -> int:

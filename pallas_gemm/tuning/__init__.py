@@ -51,19 +51,22 @@ def resolve(
   """
   if config is not None:
     return config
-  # Here, because both import this package for `Problem`.
-  from pallas_gemm.kernels import sm90_dense
-  from pallas_gemm.tuning import model
+  # Here, because they import this package for `Problem`.
+  from pallas_gemm.kernels import sm90_plan
+  from pallas_gemm.tuning import grouped, model
 
-  if batch_invariant:
+  chosen_by = grouped if problem.ragged else model
+  # Groups have a K of their own each, which no config splits: no row's bits
+  # depend on the others.
+  if batch_invariant and not problem.ragged:
     nominal = dataclasses.replace(
       problem, m=INVARIANT_M, batch=1, batched_a=False, batched_b=False
     )
     return model.choose(nominal)
   measured = cache.lookup(problem)
   if measured is not None:
-    reason = sm90_dense.is_legal(measured, problem)
+    reason = sm90_plan.is_legal(measured, problem)
     if reason is None:
       return measured
     cache.warn_once(f"tuning cache: {measured} is not used: {reason}")
-  return model.choose(problem)
+  return chosen_by.choose(problem)

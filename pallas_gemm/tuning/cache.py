@@ -49,8 +49,10 @@ _KERNELS = pathlib.Path(__file__).parents[1] / "kernels"
 _SOURCES = (
   "epilogues.py",
   "sm90_dense.py",
-  "sm90_dense_body.py",
-  "sm90_dense_plan.py",
+  "sm90_body.py",
+  "sm90_plan.py",
+  "sm90_ragged.py",
+  "sm90_schedule.py",
 )
 
 

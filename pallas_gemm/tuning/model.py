@@ -27,7 +27,7 @@ import functools
 from typing import NamedTuple
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_dense_plan as plan
+from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import tiles
 

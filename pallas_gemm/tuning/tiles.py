@@ -7,7 +7,7 @@ import functools
 import jax.numpy as jnp
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_dense_plan as plan
+from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
 
 # Tiles, consumers and the side that these share out.
@@ -50,7 +50,7 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
   p, sms = problem, gpu.sm_count
   slabs = plan.cdiv(p.k, 64)
   for config in _configs(
-    p.gated, p.out_dtype, p.c_dtype, p.bias, p.save_preactivation
+    p.gated, p.out_dtype, p.c_dtype, p.bias, p.save_preactivation, p.ragged
   ):
     if config.block_n % 32 and not p.transpose_b:
       continue  # wgmma reads B along N in pieces of 32 columns or more
@@ -75,7 +75,7 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
 
 
 @functools.cache
-def _configs(gated, out_dtype, c_dtype, bias, save) -> tuple[Config, ...]:
+def _configs(*kind) -> tuple[Config, ...]:
   """Every tile and cluster with as many stages as find room."""
   found = []
   for block_m, block_n, consumers, split in TILES:
@@ -88,7 +88,7 @@ def _configs(gated, out_dtype, c_dtype, bias, save) -> tuple[Config, ...]:
         cluster_m=cluster_m,
         cluster_n=cluster_n,
       )
-      config = _fitted(config, gated, out_dtype, c_dtype, bias, save)
+      config = _fitted(config, *kind)
       if config is not None:
         found.append(config)
   return tuple(found)
@@ -97,12 +97,14 @@ def _configs(gated, out_dtype, c_dtype, bias, save) -> tuple[Config, ...]:
 @functools.cache
 def _in_parts(config: Config, split_k: int) -> Config | None:
   """The tile for partial sums in float32; they have no tail."""
-  parts = _fitted(config, False, "float32", None, None, False)
+  parts = _fitted(config, False, "float32", None, None, False, None)
   return parts and dataclasses.replace(parts, split_k=split_k)
 
 
 @functools.cache
-def _fitted(config, gated, out_dtype, c_dtype, bias, save) -> Config | None:
+def _fitted(
+  config, gated, out_dtype, c_dtype, bias, save, ragged
+) -> Config | None:
   """The config with the pieces of its tail and the stages that find room."""
   problem = Problem(
     m=8192,
@@ -114,6 +116,7 @@ def _fitted(config, gated, out_dtype, c_dtype, bias, save) -> Config | None:
     c_dtype=c_dtype,
     bias=bias,
     save_preactivation=save,
+    ragged=ragged,
   )
   columns = config.block_n
   if config.split == "n":

@@ -13,6 +13,8 @@ interpreter. The patches here, which hold only inside `interpreted()`,
   fence between proxies is for writes (CUTLASS's pipelines, which load
   operands from shared memory and release the stage without a fence, rest on
   the same),
+* let TMA stores put the same bits over each other in any order (the grouped
+  kernel computes some rows twice): which came last shows nowhere,
 * take an A operand that lives in registers,
 * take `predicate=` of `copy_smem_to_gmem`,
 * let JAX 0.11 accept, as hardware and JAX 0.12 do, a barrier whose last
@@ -137,8 +139,9 @@ _primitives = jaxpr_interpret.gpu_primitives
 
 
 def _reset_per_cluster_state(shared):
-  """Also forgets the wgmmas in flight: (clock, ...) of each thread."""
+  """Also forgets the wgmmas in flight (clocks of each thread), and stores."""
   shared.wgmmas_in_flight = collections.defaultdict(collections.deque)
+  shared.stored = getattr(shared, "stored", {})
   _reset_per_cluster(shared)
 
 
@@ -242,22 +245,89 @@ def _check_transfer_into_smem(task, tma_thread_id, shared):
     return
   task.clock.inc(tma_thread_id)
   races = gpu_callbacks.get_races()
-  key, access = task.dst_allocation_key, task.dst_access
+  key = task.dst_allocation_key
   after_reads = task.clock.generic_clock.copy()
   after_writes = task.clock.async_smem_clock.copy()
   with races.lock:
     earlier = [(entry, after_reads) for entry in races.reads[key]]
     earlier += [(entry, after_writes) for entry in races.writes[key]]
-    races.writes[key].append(
-      (task.thread, after_writes, access.range, str(task.source_info))
-    )
-    for (_, clock, touched, frame), now in earlier:
-      if not clock.ordered(now) and race_detection_state._ranges_overlap(
-        access.range, touched
-      ):
-        races.races_found = True
-        print(f"RACE DETECTED: TMA writes {access.range} over {frame}")
+    _record_write(races, task, after_writes, earlier)
   races._check_ref_union(task.thread, after_writes, key, True, task.source_info)
+
+
+def _check_transfer_into_gmem(task, tma_thread_id, shared):
+  """Races of what TMA writes to global memory, where its bits differ."""
+  if not shared.detect_races:
+    return
+  task.clock.inc(tma_thread_id)
+  task.write_clock = task.clock.copy()
+  races = gpu_callbacks.get_races()
+  now = task.clock.async_smem_clock.copy()
+  data, _, _ = shared.get_buffer_content(
+    task.src_allocation_key,
+    task.src_access,
+    task.thread,
+    increment_clock=False,
+    logging_info=task.logging_info,
+  )
+  where = tuple(
+    x if isinstance(x, slice) else slice(x, x + 1)
+    for x in task.dst_access.range
+  )
+  store = _Store(now, where, np.asarray(data))
+  with races.lock:
+    key = task.dst_allocation_key
+    earlier = [*races.reads[key], *races.writes[key]]
+    others = [(x, now) for x in earlier if not store.agrees(shared.stored, x)]
+    _record_write(races, task, now, others)
+    shared.stored[id(now)] = store
+
+
+@dataclasses.dataclass(frozen=True)
+class _Store:
+  """What TMA writes to global memory: its clock, where, and the values.
+
+  A write is known by its clock, which is kept here lest another takes its id.
+  """
+
+  clock: Any
+  where: tuple[slice, ...]
+  data: np.ndarray
+
+  def agrees(self, stores: "dict[int, _Store]", entry) -> bool:
+    """Whether an earlier access is such a store of the same bits."""
+    other = stores.get(id(entry[1]))
+    if other is None:
+      return False
+    both = [
+      slice(max(a.start, b.start), min(a.stop, b.stop))
+      for a, b in zip(self.where, other.where)
+    ]
+    if any(x.start >= x.stop for x in both):
+      return False
+    return np.array_equal(self._bits(both), other._bits(both))
+
+  def _bits(self, window: list[slice]) -> np.ndarray:
+    data = self.data.reshape([x.stop - x.start for x in self.where])
+    cut = [
+      slice(x.start - own.start, x.stop - own.start)
+      for x, own in zip(window, self.where)
+    ]
+    return np.ascontiguousarray(data[tuple(cut)]).view(np.uint8)
+
+
+def _record_write(races, task, now, earlier) -> None:
+  """Reports which earlier accesses the write of a transfer races with."""
+  touches = task.dst_access.range
+  for (_, clock, touched, frame), ordered_by in earlier:
+    if not clock.ordered(ordered_by) and race_detection_state._ranges_overlap(
+      touches, touched
+    ):
+      races.races_found = True
+      print(f"RACE DETECTED: TMA writes {touches} over {frame}")
+  races.writes[task.dst_allocation_key].append(
+    (task.thread, now, touches, str(task.source_info))
+  )
 
 
 def _predicated_copy_smem_to_gmem(*, token, predicate, **kwargs):
@@ -339,6 +409,11 @@ def _patches(report: Report) -> Iterator[None]:
       gpu_callbacks.AsyncCopyGmemToSmemTask,
       "post_read",
       _check_transfer_into_smem,
+    ),
+    (
+      gpu_callbacks.AsyncCopySmemToGmemTask,
+      "post_read",
+      _check_transfer_into_gmem,
     ),
     (jaxpr_interpret, "gpu_primitives", _Primitives()),
     (interpreter, "_interpret_wait_smem_to_gmem_p", _interpret_waits),

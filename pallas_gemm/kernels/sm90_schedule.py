@@ -1,0 +1,177 @@
+"""Which tiles a block of the Hopper kernels computes, and from what.
+
+A unit of work is one tile of the result: of one matrix of a batch, of one part
+of K, or of one group. `of` numbers the units of a problem, in the order in
+which blocks take them up, and says of each where it lies. Of groups, whose
+sizes only the device knows, the numbers it needs are read from global memory.
+"""
+
+from collections.abc import Callable
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_gemm import compat
+from pallas_gemm.kernels import sm90_plan as plan
+from pallas_gemm.kernels.problem import Config, Problem
+
+Index = int | jax.Array
+
+
+class Unit(NamedTuple):
+  """A tile of the result, and what it is summed from.
+
+  Attributes:
+    row, column: of the result, where this block's tile starts.
+    a, b, out: which matrix, where there are several of them.
+    start: the row of K where the sum starts.
+    steps: slabs that are summed.
+    whole: of these, the slabs that lie in A and B themselves; those after
+      them are in the copies of what a group has beside whole slabs. None if
+      all do.
+    rows: of the tile that are stored; None for all.
+    is_group: whether the tile belongs to a group; None if all do.
+  """
+
+  row: Index
+  column: Index
+  a: Index
+  b: Index
+  out: Index
+  start: Index
+  steps: Index
+  whole: Index | None = None
+  rows: Index | None = None
+  is_group: Index | None = None
+
+
+class Schedule(NamedTuple):
+  """All units of a problem.
+
+  Attributes:
+    units: how many there are, in tiles of clusters.
+    unit: the unit with a number below that, as this block sees it.
+  """
+
+  units: Index
+  unit: Callable[[Index], Unit]
+
+
+def of(problem: Problem, config: Config, refs: list[Any]) -> Schedule:
+  """The schedule of a problem; `refs` hold what it reads of the groups."""
+  if problem.ragged is None:
+    return _dense(problem, config)
+  return (_rows if problem.ragged == "m" else _slabs)(problem, config, *refs)
+
+
+def _dense(p: Problem, cfg: Config) -> Schedule:
+  """Tiles within a matrix first, then the batch, then the parts of K."""
+  grid = plan.grid(p, cfg)
+  tiles = math.prod(grid)
+  units = tiles * p.batch * cfg.split_k
+  steps = plan.cdiv(plan.cdiv(p.k, cfg.block_k), cfg.split_k)
+
+  def unit(i: Index) -> Unit:
+    tile = i if units == tiles else lax.rem(i, tiles)
+    row, column = _corner(_snake(tile, grid, cfg), cfg)
+    part = lax.div(i, tiles)
+    batch = lax.rem(part, p.batch)
+    start = lax.div(part, p.batch) * (steps * cfg.block_k)
+    return Unit(row, column, batch, batch, part, start, steps)
+
+  return Schedule(units, unit)
+
+
+def _rows(p: Problem, cfg: Config, tiles_ref, count_ref) -> Schedule:
+  """Row tiles in the order of their groups: blocks share a group's B.
+
+  Args:
+    p: has groups of rows.
+    cfg: how.
+    tiles_ref: [most row tiles, 3]: first row, rows, group or -1.
+    count_ref: [1], how many row tiles there are.
+  """
+  row_tiles = count_ref[0]
+  _, columns = plan.grid(p, cfg)
+  steps = plan.cdiv(p.k, cfg.block_k)
+
+  def unit(i: Index) -> Unit:
+    m_tile, n_tile = _snake(i, (row_tiles, columns), cfg)
+    _, column = _corner((0, n_tile), cfg)
+    group = tiles_ref[m_tile, 2]
+    is_group = group >= 0
+    return Unit(
+      row=compat.any_row(tiles_ref[m_tile, 0]),
+      column=column,
+      a=0,
+      b=jnp.maximum(group, 0),
+      out=0,
+      start=0,
+      steps=jnp.where(is_group, steps, 0),
+      rows=tiles_ref[m_tile, 1],
+      is_group=is_group,
+    )
+
+  return Schedule(row_tiles * columns, unit)
+
+
+def _slabs(p: Problem, cfg: Config, offsets_ref) -> Schedule:
+  """Tiles within the result of a group first, then the groups."""
+  grid = plan.grid(p, cfg)
+  tiles = math.prod(grid)
+
+  def unit(i: Index) -> Unit:
+    group = lax.div(i, tiles)
+    row, column = _corner(_snake(lax.rem(i, tiles), grid, cfg), cfg)
+    cut = slabs_of(offsets_ref[group], offsets_ref[group + 1], cfg.block_k)
+    steps = cut.whole + lax.div(cut.rest + cfg.block_k - 1, cfg.block_k)
+    start = pl.multiple_of(cut.first, plan.PIECE_ROWS)
+    return Unit(row, column, group, group, group, start, steps, cut.whole)
+
+  return Schedule(tiles * p.groups, unit)
+
+
+class Slabs(NamedTuple):
+  """How the rows of a group are cut into slabs of K.
+
+  TMA addresses swizzled pieces of 8 rows, so whole slabs start at a multiple
+  of 8. At most 7 rows before them and fewer than a slab after them are left:
+  `rest`, fewer than block_k + 7.
+
+  Attributes:
+    head: rows before the first whole slab.
+    first: row where that starts.
+    whole: number of whole slabs.
+    rest: rows that are in none.
+  """
+
+  head: Index
+  first: Index
+  whole: Index
+  rest: Index
+
+
+def slabs_of(start: Index, end: Index, block_k: int) -> Slabs:
+  """The slabs of rows start..end; numbers of a kernel, or arrays of them."""
+  piece = plan.PIECE_ROWS
+  first = lax.div(start + piece - 1, piece) * piece
+  whole = lax.div(jnp.maximum(end - first, 0), block_k)
+  head = jnp.minimum(first, end) - start
+  return Slabs(head, first, whole, end - start - whole * block_k)
+
+
+def _snake(tile: Index, grid: tuple[Index, Index], cfg: Config):
+  minor = ("m", "n").index(cfg.raster_dim)
+  return plgpu.planar_snake(tile, grid, minor, cfg.raster)
+
+
+def _corner(tile: tuple[Index, Index], cfg: Config) -> tuple[Index, Index]:
+  """Row and column where this block's tile of a cluster's tile starts."""
+  m_tile = tile[0] * cfg.cluster_m + lax.axis_index("cluster_m")
+  n_tile = tile[1] * cfg.cluster_n + lax.axis_index("cluster_n")
+  return m_tile * cfg.block_m, n_tile * cfg.block_n

@@ -1,0 +1,107 @@
+"""Predicts which config computes a grouped product fastest.
+
+How large each group is, only the device knows when the product runs. The model
+takes them for about equally large, and a grouped product for a batch of dense
+ones of that size, whose time `model` predicts:
+
+* Groups of rows do not end with tiles, so each has half a tile more than its
+  rows fill, and one tile at least.
+* Groups along K have half a slab more.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+
+from pallas_gemm import hardware
+from pallas_gemm.kernels import sm90_plan as plan
+from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.tuning import model, tiles
+
+
+def choose(problem: Problem) -> Config:
+  """The legal config with the least predicted time.
+
+  Args:
+    problem: what is computed; has groups.
+
+  Raises:
+    NotImplementedError: no config is legal; the reason of the last refusal.
+
+  Example:
+    >>> from pallas_gemm.tuning import grouped
+    >>> from pallas_gemm.kernels.problem import Problem
+    >>> config = grouped.choose(Problem(
+    ...   m=8192, n=14336, k=4096, ragged="m", groups=8, dtype="bfloat16",
+    ...   out_dtype="bfloat16"))
+    >>> config.split_k, config.cluster_m
+    (1, 1)
+  """
+  reason = "no candidate"
+  for config in candidates(problem):
+    reason = plan.is_legal(config, problem)
+    if reason is None:
+      return config
+  raise NotImplementedError(reason)
+
+
+def candidates(problem: Problem) -> list[Config]:
+  """Configs worth a try, the one with the least predicted time first.
+
+  Not all need be legal.
+  """
+  gpu = hardware.current()
+  batch = _as_batch(problem, max(1, round(_rows(problem))))
+  timed = [
+    (predict(config, problem, gpu), config)
+    for config in tiles.worth_a_try(batch, gpu)
+    if config.split_k == 1
+  ]
+  return [config for _, config in sorted(timed, key=lambda x: x[0])]
+
+
+def predict(
+  config: Config, problem: Problem, gpu: hardware.Gpu | None = None
+) -> float:
+  """Predicted time of the kernel, in seconds.
+
+  Args:
+    config: a config, legal or not.
+    problem: what is computed; has groups.
+    gpu: where; None for `hardware.current()`.
+  """
+  gpu = gpu or hardware.current()
+  return sum(
+    share * model.predict(config, _as_batch(problem, rows), gpu)
+    for rows, share in _sizes(config, problem)
+  )
+
+
+def _rows(problem: Problem) -> float:
+  """Rows of a group."""
+  rows = problem.m if problem.ragged == "m" else problem.k
+  return rows / problem.groups
+
+
+def _sizes(config: Config, problem: Problem) -> Iterator[tuple[int, float]]:
+  """Rows of the dense products, and which share of the groups has them."""
+  rows = _rows(problem)
+  if problem.ragged == "k":
+    yield round(rows + config.block_k / 2), 1.0
+    return
+  height = config.block_m
+  row_tiles = max(1.0, rows / height + 0.5)
+  fewer = int(row_tiles)
+  yield fewer * height, 1 - (row_tiles - fewer)
+  if row_tiles > fewer:
+    yield (fewer + 1) * height, row_tiles - fewer
+
+
+def _as_batch(problem: Problem, rows: int) -> Problem:
+  """A batch of dense products, of that many rows each."""
+  return dataclasses.replace(
+    problem,
+    batch=problem.groups,
+    batched_a=True,
+    batched_b=True,
+    **{problem.ragged: rows},
+  )

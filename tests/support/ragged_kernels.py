@@ -1,0 +1,130 @@
+"""The grouped Hopper kernel in tests: operands, runs and checks."""
+
+from collections.abc import Callable, Sequence
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_gemm.kernels import sm90_ragged
+from pallas_gemm.kernels.problem import Config, Problem
+from tests.support import products
+
+Arrays = dict[str, jax.Array]
+Activation = Callable[[jax.Array], jax.Array] | None
+
+
+def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
+  """The arrays that `sm90_ragged.matmul` takes, by name, offsets left out."""
+  p = problem
+  if p.ragged == "k":
+    found = {"a": ((p.k, p.m), p.dtype), "b": ((p.k, p.n), p.dtype)}
+  else:
+    matrix = (p.n, p.k) if p.transpose_b else (p.k, p.n)
+    found = {"a": ((p.m, p.k), p.dtype), "b": ((p.groups, *matrix), p.dtype)}
+  if p.gated:
+    found["b_up"] = found["b"]
+  if p.bias is not None:
+    found["bias"] = ((p.groups, p.n), "float32")
+  return {
+    name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+    for name, (shape, dtype) in found.items()
+  }
+
+
+def operands(problem: Problem, seed: int = 0) -> Arrays:
+  """N(0, 1) for each of `shapes`."""
+  return {
+    name: products.normal(*x.shape, dtype=x.dtype, seed=seed + i)
+    for i, (name, x) in enumerate(shapes(problem).items())
+  }
+
+
+def run(
+  problem: Problem,
+  config: Config,
+  x: Arrays,
+  offsets: Sequence[int],
+  activation: Activation = None,
+) -> tuple[jax.Array, ...]:
+  """What the kernel gives."""
+  return sm90_ragged.matmul(
+    offsets=jnp.asarray(offsets, jnp.int32),
+    problem=problem,
+    config=config,
+    activation=activation,
+    **x,
+  )
+
+
+def assert_right(
+  outs: tuple[jax.Array, ...],
+  problem: Problem,
+  x: Arrays,
+  offsets: Sequence[int],
+  activation: Activation = None,
+) -> None:
+  """Every result is within its bound of float64, and zero beside groups."""
+  p = problem
+  assert all(out.dtype == p.out_dtype for out in outs)
+  for group, (start, end) in enumerate(itertools.pairwise(offsets)):
+    rows = slice(start, end)
+    if p.ragged == "k":
+      _assert_sum(outs[0][group], x["a"][rows].T, x["b"][rows])
+    elif start < end:
+      _assert_rows([out[rows] for out in outs], p, x, rows, group, activation)
+  if p.ragged == "m":
+    for out in outs:
+      assert not np.asarray(out[: offsets[0]]).any()
+      assert not np.asarray(out[offsets[-1] :]).any()
+
+
+def _assert_sum(out, a, b) -> None:
+  if a.shape[1]:
+    products.assert_product(out, a, b)
+  else:
+    assert not np.asarray(out).any()
+
+
+def _assert_rows(outs, p: Problem, x: Arrays, rows, group, activation) -> None:
+  a = x["a"][rows]
+  b, *up = (
+    x[name][group].T if p.transpose_b else x[name][group]
+    for name in ("b", "b_up")
+    if name in x
+  )
+  out, *saved = outs
+  if p.gated:
+    products.assert_gated(out, a, b, *up, activation)
+    for product, factor in zip(saved, (b, *up)):
+      products.assert_product(product, a, factor)
+    return
+  epilogue: dict[str, Any] = {"bias": x["bias"][group]} if p.bias else {}
+  products.assert_product(out, a, b, activation=activation, **epilogue)
+  for preactivation in saved:
+    products.assert_product(preactivation, a, b, **epilogue)
+
+
+def example(
+  problem: Problem, config: Config
+) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]:
+  """The kernel as a function, and its arguments.
+
+  The problem's activation is a name of `jax.nn`, or None.
+  """
+  arguments = shapes(problem)
+  offsets = jax.ShapeDtypeStruct((problem.groups + 1,), jnp.int32)
+  named = problem.activation
+  activation = getattr(jax.nn, named) if named else None
+
+  def kernel(offsets, *args):
+    return run(problem, config, dict(zip(arguments, args)), offsets, activation)
+
+  return kernel, [offsets, *arguments.values()]
+
+
+def named_example(problem: dict, config: dict, activation: str | None):
+  """`example` of fields that JSON holds; see `aot.compile_example`."""
+  return example(Problem(**problem, activation=activation), Config(**config))

@@ -1,0 +1,81 @@
+"""Tier C: the grouped Hopper kernel as machine code, compiled without a GPU."""
+
+import re
+
+import pytest
+
+from tests.support import aot
+
+pytestmark = pytest.mark.aot
+
+LARGE = {"block_m": 128, "block_n": 256, "stages": 4, "epilogue_buffers": 1}
+ROWS = {"m": 8192, "n": 14336, "k": 4096, "ragged": "m"}
+SLABS = {"m": 4096, "n": 14336, "k": 8192, "ragged": "k", "transpose_a": True}
+GATED = {"block_m": 128, "block_n": 128, "stages": 3, "epilogue_buffers": 1}
+
+# (problem, config, activation, columns of a wgmma, TMA loads' ranks)
+EXAMPLES = {
+  # A is read from any row on, so without a grid of swizzled pieces.
+  "rows": (ROWS, LARGE, None, 256, {"2D", "5D"}),
+  "cluster": (
+    ROWS | {"transpose_b": True},
+    LARGE | {"cluster_n": 2},
+    None,
+    256,
+    {"2D.MULTICAST", "3D"},
+  ),
+  "gelu": (
+    ROWS | {"bias": "n"},
+    LARGE | {"stages": 3},
+    "gelu",
+    256,
+    {"2D", "5D"},
+  ),
+  "gated": (
+    ROWS | {"gated": True, "save_preactivation": True},
+    GATED,
+    "silu",
+    128,
+    {"2D", "5D"},
+  ),
+  "few_rows": (
+    ROWS | {"m": 256},
+    {"block_m": 64, "block_n": 128, "stages": 8, "consumers": 1},
+    None,
+    128,
+    {"2D", "5D"},
+  ),
+  "slabs": (SLABS, LARGE, None, 256, {"4D", "5D"}),
+}
+
+
+def _compile(name: str) -> aot.Compiled:
+  problem, config, activation, _, _ = EXAMPLES[name]
+  dtypes = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
+  return aot.compile_example(
+    "tests.support.ragged_kernels:named_example",
+    problem=dtypes | problem | {"groups": 8},
+    config=config,
+    activation=activation,
+  )
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_nothing_is_lost(name):
+  """No spills, and no wgmma that waits for the one before it."""
+  compiled = _compile(name)
+  assert compiled.spill_bytes == 0
+  assert compiled.stack_bytes == 0
+  assert compiled.warnings == ()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_instructions(name):
+  compiled = _compile(name)
+  columns, ranks = EXAMPLES[name][3:]
+  shapes = set(re.findall(r"HGMMA\.64x(\d+)x16\.F32", compiled.sass))
+  assert shapes == {str(columns)}
+  loads = set(re.findall(r"UTMALDG\.(\S*?)(?= |;|$)", compiled.sass))
+  assert loads == ranks
+  assert compiled.has(r"UTMASTG\S*")
+  assert not compiled.has(r"STG\S*")

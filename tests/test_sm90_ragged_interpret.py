@@ -1,0 +1,227 @@
+"""Tier A: numbers of the grouped Hopper kernel, in Pallas' GPU interpreter.
+
+Groups end inside tiles and inside slabs, some are empty, some rows belong to
+none. Shared memory that nothing was loaded to holds NaN in the interpreter, so
+what leaks from past an edge shows.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_gemm import hardware
+from pallas_gemm.kernels import sm90_plan, sm90_ragged
+from pallas_gemm.kernels.problem import Config, Problem
+from tests.support import problems, ragged_kernels
+
+SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)
+TWO = Config(block_m=128, block_n=64, stages=2)
+COLUMNS = Config(block_m=64, block_n=128, stages=3, split="n")
+WIDE = Config(block_m=64, block_n=64, stages=2, consumers=1, epilogue_n=32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One grouped product with one config."""
+
+  problem: Problem
+  offsets: tuple[int, ...]
+  config: Config
+  activation: ragged_kernels.Activation = None
+
+
+def case(name, ragged, shape, offsets, config, activation=None, **problem):
+  """A parameter of the test; of groups along K, `shape` is (M, N, rows)."""
+  m, n, k = shape
+  dtypes = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
+  found = Problem(
+    m=m,
+    n=n,
+    k=k,
+    ragged=ragged,
+    groups=len(offsets) - 1,
+    transpose_a=ragged == "k",
+    activation=activation and activation.__name__,
+    **dtypes | problem,
+  )
+  return pytest.param(Case(found, offsets, config, activation), id=name)
+
+
+FP16 = {"dtype": "float16", "out_dtype": "float16"}
+CASES = (
+  # Tiles that end with their group, groups smaller than a tile, none at all.
+  case("rows", "m", (200, 70, 66), (0, 3, 3, 90, 190), SMALL),
+  case("rows_before", "m", (150, 72, 70), (7, 70, 70, 150), SMALL, **FP16),
+  case("one_group", "m", (130, 64, 64), (0, 130), TWO),
+  case("no_rows", "m", (70, 64, 64), (70, 70, 70), SMALL),
+  case("one_row_each", "m", (9, 64, 8), tuple(range(10)), SMALL),
+  case(
+    "rows_transposed",
+    "m",
+    (140, 136, 130),
+    (0, 64, 65, 129, 140),
+    COLUMNS,
+    transpose_b=True,
+  ),
+  case(
+    "rows_in_clusters",
+    "m",
+    (100, 130, 64),
+    (0, 33, 90),
+    dataclasses.replace(SMALL, cluster_n=2),
+  ),
+  # A second consumer that has some rows, all or none.
+  case("two_consumers", "m", (220, 64, 70), (0, 64, 164, 210), TWO),
+  case("float32", "m", (80, 72, 64), (0, 5, 77), WIDE, out_dtype="float32"),
+  case(
+    "bias_and_gelu",
+    "m",
+    (90, 72, 64),
+    (2, 50, 85),
+    SMALL,
+    jax.nn.gelu,
+    bias="n",
+  ),
+  case(
+    "saved",
+    "m",
+    (70, 72, 64),
+    (0, 20, 66),
+    SMALL,
+    jax.nn.silu,
+    bias="n",
+    save_preactivation=True,
+  ),
+  case("gated", "m", (90, 64, 70), (0, 40, 88), SMALL, jax.nn.silu, gated=True),
+  case(
+    "gated_saved",
+    "m",
+    (75, 64, 64),
+    (3, 70),
+    SMALL,
+    jax.nn.gelu,
+    gated=True,
+    save_preactivation=True,
+    transpose_b=True,
+  ),
+  # Slabs: whole ones, none, a rest of more than one slab (64 + 6 rows).
+  case("slabs", "k", (70, 72, 200), (0, 3, 3, 90, 190), SMALL),
+  case("slabs_of_70_rows", "k", (64, 64, 80), (1, 71, 80), SMALL, **FP16),
+  case("slabs_from_5", "k", (130, 66, 203), (5, 14, 14, 90, 190, 203), TWO),
+  case("no_slabs", "k", (64, 64, 5), (2, 2, 2), SMALL),
+  case("few_rows", "k", (40, 64, 5), (0, 1, 4), SMALL, out_dtype="float32"),
+  case(
+    "slabs_of_128",
+    "k",
+    (64, 130, 300),
+    (0, 9, 290),
+    dataclasses.replace(SMALL, block_k=128, cluster_n=2),
+  ),
+  case(
+    "slabs_in_clusters",
+    "k",
+    (130, 64, 140),
+    (0, 70, 140),
+    dataclasses.replace(SMALL, cluster_m=2),
+  ),
+)
+
+
+@pytest.fixture(autouse=True)
+def two_sms(monkeypatch):
+  """A persistent grid of fewer blocks than there are tiles."""
+  monkeypatch.setattr(hardware, "sm_count", lambda: 2)
+
+
+@pytest.mark.parametrize("found", CASES)
+def test_values(found):
+  p = found.problem
+  assert sm90_ragged.is_legal(found.config, p) is None
+  x = ragged_kernels.operands(p, seed=p.m + p.n + p.k)
+  outs = ragged_kernels.run(p, found.config, x, found.offsets, found.activation)
+  ragged_kernels.assert_right(outs, p, x, found.offsets, found.activation)
+
+
+ROWS = Problem(
+  m=70,
+  n=64,
+  k=64,
+  dtype="bfloat16",
+  out_dtype="bfloat16",
+  ragged="m",
+  groups=2,
+)
+SLABS = dataclasses.replace(ROWS, k=80, ragged="k", transpose_a=True)
+
+
+# NumPy, in which the interpreter computes, remarks on inf - inf.
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_nan_stays_in_its_row_and_group():
+  x = ragged_kernels.operands(ROWS)
+  x["a"] = x["a"].at[20].set(jnp.nan).at[69].set(jnp.nan)  # 69: in no group
+  x["b"] = x["b"].at[1].set(jnp.inf)
+  (out,) = ragged_kernels.run(ROWS, SMALL, x, (0, 30, 69))
+  finite = np.isfinite(np.asarray(out, np.float32))
+  assert not finite[20].any()
+  assert finite[:20].all() and finite[21:30].all()
+  assert not finite[30:69].any()
+  assert not np.asarray(out[69]).any()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("operand", ["a", "b"])
+def test_nan_stays_in_its_group_along_k(operand):
+  x = ragged_kernels.operands(SLABS)
+  x[operand] = x[operand].at[30].set(jnp.nan)
+  (out,) = ragged_kernels.run(SLABS, SMALL, x, (3, 30, 78))
+  finite = np.isfinite(np.asarray(out, np.float32))
+  assert finite[0].all()
+  assert not finite[1].all()
+
+
+@pytest.mark.parametrize("problem", [ROWS, SLABS], ids=["rows", "slabs"])
+def test_the_config_does_not_change_the_bits(problem):
+  """Rows that are computed twice, too, are added up in one order."""
+  x = ragged_kernels.operands(problem)
+  (want,) = ragged_kernels.run(problem, SMALL, x, (1, 5, 70))
+  for config in (TWO, COLUMNS):
+    (got,) = ragged_kernels.run(problem, config, x, (1, 5, 70))
+    np.testing.assert_array_equal(problems.bits(got), problems.bits(want))
+
+
+@pytest.mark.parametrize(
+  "sizes", [(5, 0, 7), (64, 64, 64), (1, 190, 1), (0, 0, 192)], ids=str
+)
+def test_row_tiles_cover_each_row_once_but_in_the_last_tile(sizes):
+  problem = dataclasses.replace(ROWS, m=200, groups=3)
+  offsets = jnp.asarray(np.cumsum((4, *sizes)), jnp.int32)
+  tiles, count = sm90_ragged._row_tiles(offsets, problem, SMALL)
+  assert len(tiles) == sm90_plan.row_tiles(problem, SMALL) >= count[0]
+  groups = np.full(200, -2)
+  for row, rows, group in np.asarray(tiles[: count[0]]):
+    assert 0 < rows <= SMALL.block_m
+    assert set(groups[row : row + rows]) <= {-2, group}
+    groups[row : row + rows] = group
+  want = np.repeat((-1, 0, 1, 2, -1), (4, *sizes, 196 - sum(sizes)))
+  np.testing.assert_array_equal(groups, want)
+
+
+REFUSED = {
+  "split_k": (ROWS, {"split_k": 2}, "split_k"),
+  "cluster": (ROWS, {"cluster_m": 2}, "cluster_m"),
+  "slab": (ROWS, {"block_k": 128}, "block_k"),
+  "piece": (ROWS, {"epilogue_n": 32}, "epilogue_n"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_legal(name):
+  problem, change, word = REFUSED[name]
+  config = dataclasses.replace(SMALL, **change)
+  assert word in sm90_ragged.is_legal(config, problem)
+  with pytest.raises(NotImplementedError, match=word):
+    x = ragged_kernels.operands(problem)
+    ragged_kernels.run(problem, config, x, (0, 30, 70))
