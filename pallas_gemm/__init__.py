@@ -3,6 +3,8 @@
 from pallas_gemm.ops.dot_general import dot_general
 from pallas_gemm.ops.invariance import batch_invariant
 from pallas_gemm.ops.matmul import gated_matmul, matmul
+from pallas_gemm.ops.ragged import gated_ragged_dot, ragged_dot
+from pallas_gemm.ops.ragged_general import ragged_dot_general
 from pallas_gemm.tuning.autotune import autotune
 from pallas_gemm.version import __version__ as __version__
 
@@ -11,5 +13,8 @@ __all__ = [
   "batch_invariant",
   "dot_general",
   "gated_matmul",
+  "gated_ragged_dot",
   "matmul",
+  "ragged_dot",
+  "ragged_dot_general",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax import lax
 from jax._src.pallas import core as _pallas_core
-from jax.experimental import pallas as pl  # noqa: F401  (registers backends)
+from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu import fragmented_array as _fa
 from jax.experimental.mosaic.gpu import launch_context as _launch_context
 from jax.experimental.mosaic.gpu import utils as _mgpu_utils

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+import examples
 import experiments
 import pallas_gemm
 
@@ -26,7 +27,7 @@ EXTRAS = {"jax_triton", "matplotlib", "rich", "triton"}
 
 MODULES = sorted(
   module.name
-  for package in (pallas_gemm, experiments)
+  for package in (pallas_gemm, experiments, examples)
   for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
 )
 

@@ -3,7 +3,7 @@
 They run while a call is traced, so a compiled call does not pay for them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 import math
 import numbers
 from typing import Any, NamedTuple
@@ -33,14 +33,20 @@ class Options(NamedTuple):
   config: Any
 
 
-def hashable(options: tuple[Any, ...]) -> tuple[Any, ...]:
+def hashable(
+  options: tuple[Any, ...], names: tuple[str, ...] = Options._fields
+) -> tuple[Any, ...]:
   """The options with lists made tuples.
+
+  Args:
+    options: as the user passed them.
+    names: of the arguments that they are.
 
   Raises:
     TypeError: one can't be hashed, as what a compiled function is kept under
       must be.
   """
-  found = Options(*options)._asdict()
+  found = dict(zip(names, options, strict=True))
   for name, value in found.items():
     if name in ("implementation", "precision") and isinstance(value, list):
       value = found[name] = tuple(value)
@@ -68,6 +74,30 @@ def check_operand(name: str, value: Any) -> None:
   check_array(name, value)
   if value.ndim == 0:
     raise ValueError(f"{name} must have rank 1 or more, got a scalar")
+
+
+def check_like(name: str, value: Any, other_name: str, other: Any) -> None:
+  """An array of the shape and dtype of another."""
+  check_array(name, value)
+  if value.shape != other.shape or value.dtype != other.dtype:
+    raise ValueError(
+      f"{name} must be {other.dtype.name}{list(other.shape)} like {other_name},"
+      f" got {value.dtype.name}{list(value.shape)}"
+    )
+
+
+def check_rank(name: str, value: Any, rank: int, dimensions: str) -> None:
+  """An array of a fixed rank, with `dimensions` its shape in words."""
+  check_array(name, value)
+  if value.ndim != rank:
+    raise ValueError(f"{name} must be {dimensions}, got shape {value.shape}")
+
+
+def check_integers(name: str, value: Any) -> None:
+  """An array of integers."""
+  check_array(name, value)
+  if spec_lib.kind(value.dtype) != "integer":
+    raise TypeError(f"{name} must hold integers, got dtype {value.dtype}")
 
 
 def check_transposes(options: Options, a: jax.Array, b: jax.Array) -> None:
@@ -139,22 +169,22 @@ def _no_number(name: str, value: Any) -> TypeError:
   )
 
 
-def out_dtype(value: Any, dtype: Any) -> Any:
+def out_dtype(value: Any, dtype: Any, name: str = "out_dtype") -> Any:
   """The result's dtype: by default that of the operands, else of its kind."""
   if value is None:
     return dtype
   try:
     wanted = jnp.dtype(value)
   except TypeError as error:
-    raise TypeError(f"out_dtype must be a dtype, got {value!r}") from error
+    raise TypeError(f"{name} must be a dtype, got {value!r}") from error
   kind = spec_lib.kind(dtype)
   if spec_lib.kind(wanted) != kind:
     raise TypeError(
-      f"out_dtype must be {kind} like the operands, {dtype.name}, got"
+      f"{name} must be {kind} like the operands, {dtype.name}, got"
       f" {wanted.name}"
     )
   if jax.dtypes.canonicalize_dtype(wanted) != wanted:
-    raise TypeError(f"out_dtype {wanted.name} needs jax_enable_x64")
+    raise TypeError(f"{name} {wanted.name} needs jax_enable_x64")
   return wanted
 
 
@@ -230,8 +260,10 @@ def _traced_activation(activation: Callable[..., Any], shape, dtype):
     ) from error
 
 
-def implementation(value: Any) -> tuple[str, ...] | None:
-  """The names to try; None for the platform's."""
+def implementation(
+  value: Any, known: Collection[str] = IMPLEMENTATIONS
+) -> tuple[str, ...] | None:
+  """The names to try, all of those known; None for the platform's."""
   if value is None:
     return None
   names = (value,) if isinstance(value, str) else value
@@ -243,14 +275,18 @@ def implementation(value: Any) -> tuple[str, ...] | None:
   if not names:
     raise ValueError("implementation must hold a name, got an empty sequence")
   for name in names:
-    if name not in IMPLEMENTATIONS:
+    if name not in known:
       raise ValueError(
-        f"implementation must be of {tuple(IMPLEMENTATIONS)}, got {name!r}"
+        f"implementation must be of {tuple(known)}, got {name!r}"
       )
   return names
 
 
-def check_config(config: Any, names: tuple[str, ...] | None) -> None:
+def check_config(
+  config: Any,
+  names: tuple[str, ...] | None,
+  known: Collection[str] = IMPLEMENTATIONS,
+) -> None:
   """A config of one of the implementations that will be tried."""
   if config is None:
     return
@@ -258,12 +294,16 @@ def check_config(config: Any, names: tuple[str, ...] | None) -> None:
   from pallas_gemm.kernels import triton_dense
   from pallas_gemm.tuning import Config
 
-  owners = {"sm90": Config, "triton": triton_dense.Config}
-  owner = next((n for n, t in owners.items() if isinstance(config, t)), None)
-  if owner is None:
+  owners = {
+    "sm90": (Config, "a tuning.Config"),
+    "triton": (triton_dense.Config, "a triton_dense.Config"),
+  }
+  owners = {name: owner for name, owner in owners.items() if name in known}
+  owner = next((n for n, (t, _) in owners.items() if isinstance(config, t)), "")
+  if not owner:
     raise TypeError(
-      "config must be a tuning.Config or a triton_dense.Config, got"
-      f" {type(config).__name__}"
+      f"config must be {' or '.join(words for _, words in owners.values())},"
+      f" got {type(config).__name__}"
     )
   if owner not in (names or ("sm90", "xla")):
     raise ValueError(

@@ -1,5 +1,6 @@
 """Which implementation computes a product: tried in order, and logged once."""
 
+from collections.abc import Callable, Mapping
 import threading
 from typing import Any
 
@@ -29,17 +30,41 @@ def run(*operands: jax.Array, spec: Spec, target: Target) -> Any:
   x = spec.named(operands)
   if spec_lib.is_empty(spec.sizes(x)) or spec.alpha == 0:
     return _without_product(x, spec)
+  return first_of(IMPLEMENTATIONS, x, spec, target, _shapes(x, spec))
+
+
+def first_of(
+  implementations: Mapping[str, Callable[..., Any]],
+  x: Any,
+  spec: Any,
+  target: Target,
+  product: str,
+) -> tuple[jax.Array, ...]:
+  """The results of the first implementation that takes a product.
+
+  Args:
+    implementations: by name; each is called with x, spec and target.
+    x: the operands.
+    spec: what is computed; `spec.implementation` has the names to try.
+    target: what is lowered for.
+    product: the product in words, as far as the choice depends on it.
+
+  Raises:
+    NotImplementedError: none takes it; the reason of each.
+  """
   refusals: dict[str, str] = {}
   for name in spec.implementation or target.default:
     try:
-      outs = IMPLEMENTATIONS[name](x, spec, target)
+      outs = implementations[name](x, spec, target)
     except NotImplementedError as error:
       refusals[name] = str(error)
       continue
-    log_once(_describe(x, spec, target, name, refusals))
+    platform = "CUDA" if target.cuda else "other platforms than CUDA"
+    skipped = f" (not {_listed(refusals)})" if refusals else ""
+    log_once(f"{product} runs on {name!r} on {platform}{skipped}")
     return tuple(outs)
   raise NotImplementedError(
-    f"no implementation computes {_shapes(x, spec)}: {_listed(refusals)}"
+    f"no implementation computes {product}: {_listed(refusals)}"
   )
 
 
@@ -58,14 +83,6 @@ def _without_product(x: Operands, spec: Spec) -> list[jax.Array]:
   dtype = spec_lib.accumulation_dtype(x.a.dtype, spec.out_dtype)
   nothing = jnp.zeros((batch, m, n), dtype)
   return spec_lib.epilogue([nothing] * (2 if spec.gated else 1), x, spec)
-
-
-def _describe(
-  x: Operands, spec: Spec, target: Target, name: str, refusals: dict[str, str]
-) -> str:
-  platform = "CUDA" if target.cuda else "other platforms than CUDA"
-  skipped = f" (not {_listed(refusals)})" if refusals else ""
-  return f"{_shapes(x, spec)} runs on {name!r} on {platform}{skipped}"
 
 
 def _shapes(x: Operands, spec: Spec) -> str:

@@ -6,22 +6,18 @@ into one product; and it is lowered to whatever `dispatch` chooses.
 """
 
 import dataclasses
-import functools
-from typing import Any
 
 import jax
-from jax.extend import core
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 import jax.numpy as jnp
 
-from pallas_gemm import compat, hardware
-from pallas_gemm.ops import dispatch
+from pallas_gemm import compat
+from pallas_gemm.ops import dispatch, primitives
 from pallas_gemm.ops import spec as spec_lib
-from pallas_gemm.ops.implementations import Target
+from pallas_gemm.ops.primitives import instantiated, total
 from pallas_gemm.ops.spec import Operands, Spec
 
-gemm_p = core.Primitive("pallas_gemm")
-gemm_p.multiple_results = True
+gemm_p = primitives.define("pallas_gemm", dispatch.run)
 
 
 def gemm(x: Operands, spec: Spec) -> list[jax.Array]:
@@ -35,66 +31,17 @@ def gemm(x: Operands, spec: Spec) -> list[jax.Array]:
   return gemm_p.bind(*compat.join_varying(*x.present()), spec=spec)
 
 
-@functools.partial(jax.jit, static_argnames="spec")
-def _eagerly(*operands, spec):
-  return gemm_p.bind(*operands, spec=spec)
-
-
-gemm_p.def_impl(_eagerly)
-
-
 @gemm_p.def_effectful_abstract_eval
 def _abstract_eval(*avals, spec: Spec):
   batch, m, n, _ = spec.sizes(spec.named(avals))
-  out = compat.shaped_like(avals[0], (batch, m, n), spec.out_dtype)
-  interpreted = (
-    "sm90" in (spec.implementation or ())
-    and avals[0].dtype.itemsize == 2
-    and not compat.targets_gpu()
-  )
-  effects = compat.interpreter_effects() if interpreted else frozenset()
-  return [out] * spec.outputs, effects
-
-
-# Lowering.
-
-
-def _lowering(ctx, *operands, spec: Spec, cuda: bool):
-  partitioned = compat.is_partitioned(ctx.module_context.axis_context)
-  run = functools.partial(
-    dispatch.run, spec=spec, target=Target(cuda, partitioned)
-  )
-  # A kernel is traced for one device. That it is inside of a shard_map shows
-  # in the types of its operands alone, and is of no concern from here on.
-  plain = [jax.core.ShapedArray(x.shape, x.dtype) for x in ctx.avals_in]
-  inner = ctx.replace(avals_in=plain)
-  with _one_device(cuda):
-    outs = mlir.lower_fun(run)(inner, *operands)
-  if inner.tokens_out is not None:  # of an interpreted kernel's effects
-    ctx.set_tokens_out(inner.tokens_out)
-  return outs
-
-
-def _one_device(cuda: bool):
-  """Context: kernels are traced for one device of what is lowered for."""
-  if cuda and not compat.targets_gpu():  # ahead of time, without a GPU
-    return hardware.assume(hardware.DEFAULT_NAME)
-  if not cuda and compat.targets_gpu():
-    return compat.one_device("cpu")
-  return compat.one_device()
-
-
-mlir.register_lowering(gemm_p, functools.partial(_lowering, cuda=False))
-mlir.register_lowering(
-  gemm_p, functools.partial(_lowering, cuda=True), platform="cuda"
-)
+  return primitives.abstract_results(avals, (batch, m, n), spec)
 
 
 # Derivatives.
 
 
 def _jvp(primals, tangents, *, spec: Spec):
-  x, dx = spec.named(primals), spec.named(map(_instantiated, tangents))
+  x, dx = spec.named(primals), spec.named(map(instantiated, tangents))
   if spec.activation is None:
     return gemm(x, spec), [_d_preactivation(x, dx, spec)]
   outs = gemm(x, dataclasses.replace(spec, save=True))
@@ -104,16 +51,10 @@ def _jvp(primals, tangents, *, spec: Spec):
     d_saved = [_d_product(x, dx, spec), _d_product(*of_up, spec)]
   else:
     d_saved = [_d_preactivation(x, dx, spec)]
-  d_saved = [
-    jnp.zeros_like(z) if d is None else d for d, z in zip(d_saved, saved)
-  ]
-  _, d_out = jax.jvp(_activation(spec, x.a.dtype), saved, d_saved)
+  d_saved = primitives.or_zeros(d_saved, saved)
+  activation = primitives.activation_of_saved(spec, x.a.dtype)
+  _, d_out = jax.jvp(activation, saved, d_saved)
   return outs[: spec.outputs], [d_out, *d_saved][: spec.outputs]
-
-
-def _instantiated(tangent):
-  """None for a tangent that is known to be zero."""
-  return None if type(tangent) is ad.Zero else tangent
 
 
 def _d_product(x: Operands, dx: Operands, spec: Spec) -> jax.Array | None:
@@ -124,11 +65,7 @@ def _d_product(x: Operands, dx: Operands, spec: Spec) -> jax.Array | None:
     terms += gemm(Operands(dx.a, x.b), alone)
   if dx.b is not None:
     terms += gemm(Operands(x.a, dx.b), alone)
-  return _sum(terms)
-
-
-def _sum(terms: list[jax.Array]) -> jax.Array | None:
-  return functools.reduce(jnp.add, terms) if terms else None
+  return total(terms)
 
 
 def _d_preactivation(x: Operands, dx: Operands, spec: Spec):
@@ -145,22 +82,7 @@ def _d_preactivation(x: Operands, dx: Operands, spec: Spec):
     bias = spec_lib.bias_as_matrix(dx.bias.astype(wide), spec.bias)
     bias = jnp.broadcast_to(bias, (batch, m, n))
     terms.append(bias.astype(spec.out_dtype))
-  return _sum(terms)
-
-
-def _activation(spec: Spec, dtype):
-  """The activation as a function of what is saved; keeps only that."""
-  wide = spec_lib.accumulation_dtype(dtype, spec.out_dtype)
-
-  def apply(first, *rest):
-    out = spec.activation(first.astype(wide))
-    for up in rest:
-      out = out * up.astype(wide)
-    return out.astype(spec.out_dtype)
-
-  # Nothing is there to be recomputed that a compiler could share: the forward
-  # pass applied the activation inside the kernel.
-  return jax.checkpoint(apply, prevent_cse=False)
+  return total(terms)
 
 
 ad.primitive_jvps[gemm_p] = _jvp
@@ -283,19 +205,3 @@ def _merged(x: Operands, is_new: Operands, size: int, batch: int) -> Operands:
 
 
 batching.primitive_batchers[gemm_p] = _batch
-
-
-# Dead code: what is saved for a derivative is not written if nobody reads it.
-
-
-def _dce(used: list[bool], eqn) -> tuple[list[bool], Any]:
-  if not any(used):
-    return [False] * len(eqn.invars), None
-  spec = eqn.params["spec"]
-  if spec.save and not any(used[1:]):
-    spec = dataclasses.replace(spec, save=False)
-    eqn = eqn.replace(params={"spec": spec}, outvars=eqn.outvars[:1])
-  return [True] * len(eqn.invars), eqn
-
-
-compat.register_dce_rule(gemm_p, _dce)

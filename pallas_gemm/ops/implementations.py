@@ -16,6 +16,9 @@ from pallas_gemm import hardware, tuning
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.spec import Operands, Spec
 
+NOT_INVARIANT = (
+  "XLA chooses the order of additions for M too, so it is not batch invariant"
+)
 _PRESETS = lax.DotAlgorithmPreset
 
 
@@ -39,32 +42,13 @@ class Target:
 
 def sm90(x: Operands, spec: Spec, target: Target) -> tuple[jax.Array, ...]:
   """The Hopper kernel; interpreted where the target is no GPU."""
-  if target.partitioned:
-    raise NotImplementedError(
-      "XLA can't partition a kernel; wrap the call in jax.shard_map"
-    )
+  check_unpartitioned(target)
   problem = problem_of(x, spec)
-  if problem.dtype not in ("bfloat16", "float16"):
-    raise NotImplementedError(
-      f"operands must be bfloat16 or float16, got {problem.dtype}"
-    )
-  if problem.out_dtype not in ("bfloat16", "float16", "float32"):
-    raise NotImplementedError(
-      f"out_dtype must be 16-bit float or float32, got {problem.out_dtype}"
-    )
-  gpu = hardware.current()
-  if gpu.compute_capability != (9, 0):
-    raise NotImplementedError(
-      f"needs a GPU of compute capability 9.0, the {gpu.name} has"
-      f" {'.'.join(map(str, gpu.compute_capability))}"
-    )
-  _check_16_bit_precision(spec.precision, problem.dtype)
+  check_hopper(problem, spec.precision)
   from pallas_gemm.kernels import sm90_dense
   from pallas_gemm.tuning import model
 
-  config = spec.config if isinstance(spec.config, tuning.Config) else None
-  if config is not None and (reason := sm90_dense.is_legal(config, problem)):
-    raise ValueError(f"config can't compute this product: {reason}")
+  config = given_config(spec.config, problem, sm90_dense.is_legal)
   free = config is None and not spec.batch_invariant
   config = tuning.resolve(
     problem, config=config, batch_invariant=spec.batch_invariant
@@ -92,13 +76,10 @@ def xla(x: Operands, spec: Spec, target: Target) -> list[jax.Array]:
   """What `jnp.dot` runs, and XLA's fusions for the epilogue."""
   del target
   if spec.batch_invariant:
-    raise NotImplementedError(
-      "XLA chooses the order of additions for M too, so it is not batch"
-      " invariant"
-    )
+    raise NotImplementedError(NOT_INVARIANT)
   dtype = x.a.dtype
   wide = spec_lib.accumulation_dtype(dtype, spec.out_dtype)
-  if spec.has_epilogue or spec.gated or not _is_wider(spec.out_dtype, dtype):
+  if spec.has_epilogue or spec.gated or not is_wider(spec.out_dtype, dtype):
     sums = [_dot(x.a, b, spec, wide) for b in (x.b, x.b_up) if b is not None]
     return spec_lib.epilogue(sums, x, spec)
   return [_dot(x.a, x.b, spec, spec.out_dtype)]
@@ -106,10 +87,7 @@ def xla(x: Operands, spec: Spec, target: Target) -> list[jax.Array]:
 
 def triton(x: Operands, spec: Spec, target: Target) -> list[jax.Array]:
   """The Triton kernel: row-major matrices of one dtype, alpha and beta."""
-  if target.partitioned:
-    raise NotImplementedError(
-      "XLA can't partition a kernel; wrap the call in jax.shard_map"
-    )
+  check_unpartitioned(target)
   if spec.batch_invariant:
     raise NotImplementedError("its config depends on M")
   dtypes = {x.a.dtype, jnp.dtype(spec.out_dtype)}
@@ -167,18 +145,62 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
     transpose_b=spec.transpose_b,
     bias=spec.bias,
     c_dtype=None if x.c is None else x.c.dtype.name,
-    activation=_qualified_name(spec.activation),
+    activation=qualified_name(spec.activation),
     gated=spec.gated,
     save_preactivation=spec.save,
     device=hardware.current().name,
   )
 
 
-def _qualified_name(function: Callable[..., Any] | None) -> str | None:
+def qualified_name(function: Callable[..., Any] | None) -> str | None:
   if function is None:
     return None
   named = function if hasattr(function, "__qualname__") else type(function)
   return f"{named.__module__}.{named.__qualname__}"
+
+
+def check_unpartitioned(target: Target) -> None:
+  """A kernel runs on one device."""
+  if target.partitioned:
+    raise NotImplementedError(
+      "XLA can't partition a kernel; wrap the call in jax.shard_map"
+    )
+
+
+def check_hopper(problem: tuning.Problem, precision: Any) -> None:
+  """What the Hopper kernels have in common: dtypes, GPU and precision."""
+  if problem.dtype not in ("bfloat16", "float16"):
+    raise NotImplementedError(
+      f"operands must be bfloat16 or float16, got {problem.dtype}"
+    )
+  if problem.out_dtype not in ("bfloat16", "float16", "float32"):
+    raise NotImplementedError(
+      f"out_dtype must be 16-bit float or float32, got {problem.out_dtype}"
+    )
+  gpu = hardware.current()
+  if gpu.compute_capability != (9, 0):
+    raise NotImplementedError(
+      f"needs a GPU of compute capability 9.0, the {gpu.name} has"
+      f" {'.'.join(map(str, gpu.compute_capability))}"
+    )
+  _check_16_bit_precision(precision, problem.dtype)
+
+
+def given_config(
+  config: Any,
+  problem: tuning.Problem,
+  is_legal: Callable[[tuning.Config, tuning.Problem], str | None],
+) -> tuning.Config | None:
+  """The user's config for a Hopper kernel, if there is one.
+
+  Raises:
+    ValueError: the kernel can't compute the problem with it.
+  """
+  if not isinstance(config, tuning.Config):
+    return None
+  if reason := is_legal(config, problem):
+    raise ValueError(f"config can't compute this product: {reason}")
+  return config
 
 
 def _check_16_bit_precision(precision: Any, dtype: str) -> None:
@@ -210,7 +232,7 @@ def _triton_precision(precision: Any, dtype: Any) -> str:
   raise NotImplementedError(f"has no precision {precision} of float32")
 
 
-def _is_wider(dtype: Any, than: Any) -> bool:
+def is_wider(dtype: Any, than: Any) -> bool:
   """Whether `lax.dot_general` takes `dtype` for the result of `than`."""
   return dtype == than or jnp.dtype(dtype).itemsize > than.itemsize
 

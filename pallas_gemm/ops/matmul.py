@@ -195,13 +195,9 @@ def _matmul(a, b, bias, c, options, generation):
 def _gated_matmul(x, w_gate, w_up, options, generation):
   del generation
   options = Options(*options)
-  for name, value in {"x": x, "w_gate": w_gate, "w_up": w_up}.items():
-    arguments.check_operand(name, value)
-  if w_up.shape != w_gate.shape or w_up.dtype != w_gate.dtype:
-    raise ValueError(
-      f"w_up must be {w_gate.dtype.name}{list(w_gate.shape)} like w_gate, got"
-      f" {w_up.dtype.name}{list(w_up.shape)}"
-    )
+  arguments.check_operand("x", x)
+  arguments.check_operand("w_gate", w_gate)
+  arguments.check_like("w_up", w_up, "w_gate", w_gate)
   if options.activation is None:
     raise TypeError("activation must be a function, got None")
   dtype = jnp.result_type(x, w_gate)

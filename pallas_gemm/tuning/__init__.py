@@ -5,12 +5,20 @@ config, `cache` remembers what `autotune` measured, and `resolve` picks.
 """
 
 import dataclasses
+from types import ModuleType
 
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import cache
 from pallas_gemm.tuning.generation import generation
 
-__all__ = ["INVARIANT_M", "Config", "Problem", "generation", "resolve"]
+__all__ = [
+  "INVARIANT_M",
+  "Config",
+  "Problem",
+  "generation",
+  "model_of",
+  "resolve",
+]
 
 # Rows of the problem whose config every batch-invariant product of the same
 # weights gets: those of a small batch of tokens, where the config matters
@@ -51,16 +59,18 @@ def resolve(
   """
   if config is not None:
     return config
-  # Here, because they import this package for `Problem`.
+  # Here, because both import this package for `Problem`.
   from pallas_gemm.kernels import sm90_plan
-  from pallas_gemm.tuning import grouped, model
 
-  chosen_by = grouped if problem.ragged else model
-  # Groups have a K of their own each, which no config splits: no row's bits
-  # depend on the others.
-  if batch_invariant and not problem.ragged:
+  model = model_of(problem)
+  # Groups along K have no rows of their own, and a K of any size.
+  if batch_invariant and problem.ragged != "k":
     nominal = dataclasses.replace(
-      problem, m=INVARIANT_M, batch=1, batched_a=False, batched_b=False
+      problem,
+      m=INVARIANT_M * max(1, problem.groups),
+      batch=1,
+      batched_a=False,
+      batched_b=False,
     )
     return model.choose(nominal)
   measured = cache.lookup(problem)
@@ -69,4 +79,11 @@ def resolve(
     if reason is None:
       return measured
     cache.warn_once(f"tuning cache: {measured} is not used: {reason}")
-  return chosen_by.choose(problem)
+  return model.choose(problem)
+
+
+def model_of(problem: Problem) -> ModuleType:
+  """The cost model of such problems: `model`, or `grouped`."""
+  from pallas_gemm.tuning import grouped, model
+
+  return grouped if problem.ragged else model

@@ -20,19 +20,26 @@ import jax
 from jax.interpreters import partial_eval
 import numpy as np
 
-from pallas_gemm import compat, hardware
-from pallas_gemm.kernels import sm90_dense
+from pallas_gemm import compat, hardware, tuning
+from pallas_gemm.kernels import sm90_plan
 from pallas_gemm.kernels.problem import Config, Problem
-from pallas_gemm.ops import gemm, implementations
+from pallas_gemm.ops import (
+  gemm,
+  implementations,
+  ragged_implementations,
+  ragged_primitive,
+)
 from pallas_gemm.ops import spec as spec_lib
-from pallas_gemm.tuning import cache, measure, model, trial
+from pallas_gemm.tuning import cache, measure, trial
+from pallas_gemm.tuning.grouped_trial import GroupedTrial
 
 _NO_GPU = (
   "tuning needs a Hopper GPU (compute capability 9.0), JAX sees none here;"
   ' products with implementation="sm90" are tuned in the interpreter'
 )
 _Operands = tuple[jax.ShapeDtypeStruct, ...]
-_Product = tuple[spec_lib.Spec, _Operands]
+# A primitive, what it computes (a `Spec` or a `RaggedSpec`), and of what.
+_Product = tuple[Any, Any, _Operands]
 
 # Compiling leaves Python for most of its time.
 _COMPILERS = min(8, os.cpu_count() or 1)
@@ -135,8 +142,10 @@ def autotune(
   says nothing about a GPU, so this process alone remembers it.
 
   Args:
-    fn: `pallas_gemm.matmul`, `gated_matmul`, `dot_general`, or any function
-      that calls them; it is traced and never run.
+    fn: `pallas_gemm.matmul`, `gated_matmul`, `dot_general`, `ragged_dot`,
+      `gated_ragged_dot`, or any function that calls them; it is traced and
+      never run. Group sizes have no part in it: they may differ from call to
+      call, and are tuned for as if they were moderately uneven.
     *args: its arguments; arrays may be `jax.ShapeDtypeStruct`s.
     top: how many configs of the model to measure.
     **kwargs: its keyword arguments.
@@ -181,12 +190,14 @@ def find(
     )
   cases: dict[Problem, trial.Case] = {}
   reasons: list[str] = []
-  for spec, operands in _products(_trace(fn, args, kwargs)):
-    if reason := _left_out(spec, operands):
+  for primitive, spec, operands in _products(_trace(fn, args, kwargs)):
+    kinds = _KINDS[primitive]
+    if reason := _left_out(kinds, spec, operands):
       reasons.append(reason)
       continue
-    problem = implementations.problem_of(spec.named(operands), spec)
-    case = trial.Case(problem, spec.activation, spec.alpha, spec.beta)
+    problem = kinds.problem_of(spec.named(operands), spec)
+    factors = [getattr(spec, name, 1.0) for name in ("alpha", "beta")]
+    case = trial.Case(problem, spec.activation, *factors)
     cases.setdefault(problem, case)
   if cases:
     return tuple(cases.values())
@@ -202,24 +213,33 @@ def _products(jaxpr) -> list[_Product]:
   """The different products of a jaxpr, in order of appearance."""
   found = {
     (
+      eqn.primitive,
       eqn.params["spec"],
       tuple(
         jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars
       ),
     ): None
     for eqn in _equations(jaxpr)
-    if eqn.primitive is gemm.gemm_p
+    if eqn.primitive in _KINDS
   }
   return list(found)
 
 
-def _left_out(spec: spec_lib.Spec, operands: _Operands) -> str | None:
+# Where the implementations of a primitive are, and what makes a problem of it.
+_KINDS = {
+  gemm.gemm_p: implementations,
+  ragged_primitive.ragged_p: ragged_implementations,
+}
+
+
+def _left_out(kinds: Any, spec: Any, operands: _Operands) -> str | None:
   """None, or why a product looks up no config of the Hopper kernel."""
-  if spec_lib.is_empty(spec.sizes(spec.named(operands))) or spec.alpha == 0:
+  sizes = spec.sizes(spec.named(operands))
+  if spec_lib.is_empty(sizes) or getattr(spec, "alpha", 1) == 0:
     return "a product is empty"
   if spec.config is not None:
     return "a product has an explicit config"
-  if spec.batch_invariant:
+  if getattr(spec, "batch_invariant", False):
     return "a batch-invariant product takes the model's config"
   target = implementations.Target(cuda=compat.targets_gpu())
   names = spec.implementation or target.default
@@ -228,7 +248,7 @@ def _left_out(spec: spec_lib.Spec, operands: _Operands) -> str | None:
     return f"a product runs on {names}" if asked else _NO_GPU
   try:
     jax.eval_shape(
-      lambda *x: implementations.sm90(spec.named(x), spec, target), *operands
+      lambda *x: kinds.sm90(spec.named(x), spec, target), *operands
     )
   except NotImplementedError as error:
     return f"the kernel does not take a product: {error}"
@@ -285,10 +305,11 @@ def tune(
   """
   problem = case.problem
   name = describe(problem)
-  chosen = model.choose(problem)
+  chosen = tuning.model_of(problem).choose(problem)
   configs = _candidates(problem, chosen, top)
   doing(f"{name}: compiling {len(configs)} configs")
-  calls, reasons = _prepare(trial.Trial(case), configs)
+  kind = GroupedTrial if problem.ragged else trial.Trial
+  calls, reasons = _prepare(kind(case), configs)
   doing(f"{name}: measuring {len(calls)} configs")
   seconds = dict(zip(calls, measure.seconds(list(calls.values()))))
   for config, reason in reasons.items():
@@ -311,9 +332,10 @@ def _candidates(problem: Problem, chosen: Config, top: int) -> list[Config]:
   """The model's choice, what else it ranks first, what was measured before."""
 
   def legal(config: Config | None) -> bool:
-    return config is not None and not sm90_dense.is_legal(config, problem)
+    return config is not None and not sm90_plan.is_legal(config, problem)
 
-  ranked = filter(legal, dict.fromkeys((chosen, *model.candidates(problem))))
+  candidates = tuning.model_of(problem).candidates(problem)
+  ranked = filter(legal, dict.fromkeys((chosen, *candidates)))
   found = list(itertools.islice(ranked, top))
   measured = cache.lookup(problem)
   if legal(measured) and measured not in found:

@@ -51,6 +51,8 @@ def candidates(problem: Problem) -> list[Config]:
   """
   gpu = hardware.current()
   batch = _as_batch(problem, max(1, round(_rows(problem))))
+  # Rows of groups are stored in pieces of up to 64 columns.
+  batch = dataclasses.replace(batch, n=max(problem.n, 64))
   timed = [
     (predict(config, problem, gpu), config)
     for config in tiles.worth_a_try(batch, gpu)

@@ -49,7 +49,7 @@ class Case:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Expected:
+class Expected:
   """Part of one result: output[index][rows][:, columns].
 
   Attributes:
@@ -89,8 +89,8 @@ class Trial:
 
   def __init__(self, case: Case):
     self.case = case
-    self._operands = _operands(case.problem)
-    self._expected = _expected(case, self._operands)
+    self._operands = self._make_operands()
+    self._expected = self._make_expected()
 
   def compile(self, config: Config) -> Callable[[], Results]:
     """A call that runs the kernel with a config, compiled.
@@ -98,16 +98,7 @@ class Trial:
     Raises:
       Exception: whatever stops the config from being compiled.
     """
-    case = self.case
-    kernel = functools.partial(
-      sm90_dense.matmul,
-      problem=case.problem,
-      config=config,
-      alpha=case.alpha,
-      beta=case.beta,
-      activation=case.activation,
-    )
-    compiled = jax.jit(kernel).lower(**self._operands).compile()
+    compiled = jax.jit(self._kernel(config)).lower(**self._operands).compile()
     return functools.partial(compiled, **self._operands)
 
   def error(self, results: Results) -> str | None:
@@ -120,13 +111,30 @@ class Trial:
           return reason
     return None
 
+  def _make_operands(self) -> dict[str, jax.Array]:
+    return operands(self.case.problem)
+
+  def _make_expected(self) -> "list[list[Expected]]":
+    return expected(self.case, self._operands)
+
+  def _kernel(self, config: Config) -> Callable[..., Results]:
+    return functools.partial(
+      sm90_dense.matmul,
+      problem=self.case.problem,
+      config=config,
+      alpha=self.case.alpha,
+      beta=self.case.beta,
+      activation=self.case.activation,
+    )
+
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _normal(key, shape: tuple[int, ...], dtype: str, scale: float):
+def normal(key, shape: tuple[int, ...], dtype: str, scale: float):
+  """N(0, 1), scaled."""
   return (scale * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
 
 
-def _operands(problem: Problem) -> dict[str, jax.Array]:
+def operands(problem: Problem) -> dict[str, jax.Array]:
   """What the kernel takes, by the name of its argument."""
   p = problem
   a = (p.k, p.m) if p.transpose_a else (p.m, p.k)
@@ -143,17 +151,17 @@ def _operands(problem: Problem) -> dict[str, jax.Array]:
     wanted["c"] = ((p.batch, p.m, p.n), p.c_dtype, 1.0)
   keys = jax.random.split(jax.random.key(0), len(wanted))
   return {
-    name: _normal(key, *how) for key, (name, how) in zip(keys, wanted.items())
+    name: normal(key, *how) for key, (name, how) in zip(keys, wanted.items())
   }
 
 
-def _expected(
+def expected(
   case: Case, operands: Mapping[str, jax.Array]
-) -> list[list[_Expected]]:
+) -> list[list[Expected]]:
   """Of each result, what is checked: parts of the first and last matrix."""
   p = case.problem
   rows, columns = _spread(p.m), _spread(p.n)
-  found: list[list[_Expected]] = []
+  found: list[list[Expected]] = []
   for index in sorted({0, p.batch - 1}):
     sums = [
       _sum(case, operands, name, index, rows, columns)
@@ -166,7 +174,7 @@ def _expected(
     found = found or [[] for _ in results]
     for parts, (want, bound) in zip(found, results):
       bound = _rounded(want, bound, p.out_dtype)
-      parts.append(_Expected(index, rows, columns, want, bound))
+      parts.append(Expected(index, rows, columns, want, bound))
   return found
 
 

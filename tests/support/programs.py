@@ -1,0 +1,60 @@
+"""The programs of experiments/, run by their tests."""
+
+from collections.abc import Callable, Sequence
+import os
+import pathlib
+import subprocess
+import sys
+
+from absl import flags
+from absl.testing import flagsaver
+import pytest
+
+from experiments.harness import timing
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def readme(name: str) -> str:
+  """A page with an old block between the markers of that name."""
+  return f"# Title\n\n<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n\nEnd.\n"
+
+
+def call(main: Callable[[list[str]], int], args: Sequence[str]) -> int:
+  """Runs a program in this process; what other tests gave is forgotten."""
+  with flagsaver.flagsaver():
+    flags.FLAGS.unparse_flags()
+    for name in flags.FLAGS:
+      flags.FLAGS[name].present = 0
+    flags.FLAGS(["program", *args])
+    return main([])
+
+
+def pretend_times(monkeypatch: pytest.MonkeyPatch) -> None:
+  """Every call takes a made-up time: the second arm twice the first's."""
+
+  def measure(arms, *, warmup, repeats, flush, tick=None):
+    del flush, tick
+    found = {}
+    for i, arm in enumerate(arms):
+      arm.call()
+      ms = [(1 + i) * (1 + 0.01 * r) for r in range(repeats)]
+      found[arm.name] = timing.Timing(tuple(ms), (f"k{i}",), warmup)
+    return found
+
+  monkeypatch.setattr(timing, "measure", measure)
+  monkeypatch.setattr(timing, "l2_flush", lambda size: None)
+
+
+def start(module: str, *args: str) -> tuple[int, str, str]:
+  """A program as a user starts it: (status, stdout, stderr)."""
+  done = subprocess.run(
+    [sys.executable, "-W", "error", "-m", module, *args],
+    capture_output=True,
+    text=True,
+    timeout=120,
+    cwd=ROOT,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    check=False,
+  )
+  return done.returncode, done.stdout, done.stderr

@@ -1,0 +1,163 @@
+"""ragged_dot_general against jax.lax.ragged_dot_general."""
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gemm
+from tests.support import products, ragged
+from tests.support.products import normal
+
+
+def numbers(contract, ragged_dim, group, batch=((), ())):
+  return lax.RaggedDotDimensionNumbers((contract, batch), ragged_dim, group)
+
+
+# Shapes of lhs and rhs, dimension numbers, the same as an einsum with which row
+# (r) is in which group (g), and whether operands are transposed.
+GENERAL = {
+  "rows": (
+    ((9, 5), (3, 5, 4)),
+    numbers(((1,), (1,)), (0,), (0,)),
+    "rg,rk,gkn->rn",
+    False,
+  ),
+  "rhs transposed": (
+    ((9, 5), (3, 4, 5)),
+    numbers(((1,), (2,)), (0,), (0,)),
+    "rg,rk,gnk->rn",
+    False,
+  ),
+  "columns": (
+    ((5, 9), (3, 5, 4)),
+    numbers(((0,), (1,)), (1,), (0,)),
+    "rg,kr,gkn->rn",
+    True,
+  ),
+  "groups last": (
+    ((9, 5), (5, 4, 3)),
+    numbers(((1,), (0,)), (0,), (2,)),
+    "rg,rk,kng->rn",
+    True,
+  ),
+  "groups between": (
+    ((9, 5), (4, 3, 5)),
+    numbers(((1,), (2,)), (0,), (1,)),
+    "rg,rk,ngk->rn",
+    True,
+  ),
+  "sums": (
+    ((9, 5), (9, 4)),
+    numbers(((0,), (0,)), (0,), ()),
+    "rg,rm,rn->gmn",
+    False,
+  ),
+  "sums of columns": (
+    ((5, 9), (4, 9)),
+    numbers(((1,), (1,)), (1,), ()),
+    "rg,mr,nr->gmn",
+    True,
+  ),
+}
+LEFT_TO_LAX = {
+  "batch": (
+    (2, 9, 5),
+    (3, 2, 5, 4),
+    numbers(((2,), (2,)), (1,), (0,), ((0,), (1,))),
+    "batch dimensions",
+  ),
+  "ragged batch": (
+    (9, 6, 5),
+    (9, 5, 4),
+    numbers(((2,), (1,)), (0,), (), ((0,), (0,))),
+    "batch dimensions",
+  ),
+  "two contracted": (
+    (9, 5, 2),
+    (3, 5, 2, 4),
+    numbers(((1, 2), (1, 2)), (0,), (0,)),
+    "contracts 2",
+  ),
+  "two free": (
+    (9, 5),
+    (3, 5, 4, 2),
+    numbers(((1,), (1,)), (0,), (0,)),
+    r"must have ranks \(2, 3\), got \(2, 4\)",
+  ),
+}
+
+
+@pytest.mark.parametrize("name", GENERAL)
+def test_general(name):
+  shapes, numbers, subscripts, transposes = GENERAL[name]
+  sizes = jnp.array([4, 0, 3])
+  with jax.enable_x64(True):
+    lhs, rhs = (normal(*shape, dtype="float64") for shape in shapes)
+    weights = ragged.membership(9, sizes).astype("float64")
+
+    def ours(lhs, rhs):
+      return pallas_gemm.ragged_dot_general(lhs, rhs, sizes, numbers)
+
+    def reference(lhs, rhs):
+      return jnp.einsum(subscripts, weights, lhs, rhs)
+
+    def loss(f):
+      return lambda lhs, rhs: (f(lhs, rhs) ** 2).sum()
+
+    got = jax.jit(jax.value_and_grad(loss(ours), (0, 1)))(lhs, rhs)
+    want = jax.jit(jax.value_and_grad(loss(reference), (0, 1)))(lhs, rhs)
+    products.assert_same(got, want)
+    jaxpr = str(jax.make_jaxpr(ours)(lhs, rhs))
+    assert "pallas_gemm_ragged" in jaxpr
+    assert ("transpose[" in jaxpr) == transposes
+
+
+@pytest.mark.parametrize("name", LEFT_TO_LAX)
+def test_general_left_to_lax(name):
+  lhs_shape, rhs_shape, numbers, reason = LEFT_TO_LAX[name]
+  lhs, rhs, sizes = normal(*lhs_shape), normal(*rhs_shape), jnp.array([4, 0, 3])
+  arguments = lhs, rhs, sizes, numbers
+  want = lax.ragged_dot_general(*arguments)
+  for implementation in (None, "xla", ["sm90", "xla"]):
+    out = pallas_gemm.ragged_dot_general(
+      *arguments, implementation=implementation
+    )
+    np.testing.assert_array_equal(out, want)
+  for keywords in ({"implementation": "sm90"}, {"group_offset": 0}):
+    with pytest.raises(NotImplementedError, match=reason):
+      pallas_gemm.ragged_dot_general(*arguments, **keywords)
+
+
+def test_general_with_sizes_of_each_batch():
+  *shapes, numbers, _ = LEFT_TO_LAX["batch"]
+  lhs, rhs = (normal(*shape) for shape in shapes)
+  sizes = jnp.array([[4, 0, 3], [1, 2, 3]])
+  want = lax.ragged_dot_general(lhs, rhs, sizes, numbers)
+  out = pallas_gemm.ragged_dot_general(lhs, rhs, sizes, numbers)
+  np.testing.assert_array_equal(out, want)
+
+
+def test_general_with_offset_and_dtypes():
+  case = ragged.Case(
+    m=20,
+    n=7,
+    k=5,
+    sizes=(3, 4, 6),
+    offset=1,
+    groups=2,
+    dtype="bfloat16",
+    out_dtype="float32",
+  )
+  x = case.operands()
+  _, numbers, *_ = GENERAL["rows"]
+  out = pallas_gemm.ragged_dot_general(
+    *x.values(), jnp.asarray(case.sizes), numbers, "highest", "float32", 1
+  )
+  case.assert_right(out, x)
+  mixed = x["lhs"], x["rhs"].astype("float32"), jnp.array([3, 4]), numbers
+  out = pallas_gemm.ragged_dot_general(*mixed)
+  want = lax.ragged_dot_general(*mixed)
+  assert out.dtype == want.dtype
+  np.testing.assert_array_equal(out, want)

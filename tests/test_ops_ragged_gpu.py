@@ -1,0 +1,206 @@
+"""Tier D: grouped products on an NVIDIA GPU of compute capability 9.0.
+
+Run as `test_ops_gpu`.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gemm
+from pallas_gemm import tuning
+from tests.support import canaries, problems
+from tests.support.ragged import Case
+
+pytestmark = pytest.mark.gpu
+
+CHUNK = 25
+DTYPES = ("bfloat16", "float16")
+
+
+def _draw(rng: np.random.Generator, most: int, groups: int) -> Case:
+  """A random case; sizes that are no multiples of anything."""
+  m, n, k = (int(x) for x in rng.integers(1, most + 1, 3))
+  if rng.random() < 0.5:  # what TMA addresses without a copy
+    n, k = -(-n // 64) * 64, -(-k // 64) * 64
+  total = int(rng.integers(1, groups + 1))
+  share = rng.dirichlet(np.full(total, 0.5))
+  taken = int(rng.integers(0, m + m // 8 + 1))  # may be more than there are
+  sizes = tuple(int(size) for size in rng.multinomial(taken, share))
+  local = int(rng.integers(1, total + 1)) if rng.random() < 0.5 else None
+  dtype = str(rng.choice(DTYPES))
+  return Case(
+    m=m,
+    n=n,
+    k=k,
+    sizes=sizes,
+    offset=local and int(rng.integers(0, total - local + 1)),
+    groups=local,
+    dtype=dtype,
+    out_dtype=str(rng.choice((dtype, "float32"))),
+    transpose=bool(rng.random() < 0.5),
+    bias=bool(rng.random() < 0.3),
+  )
+
+
+@functools.partial(jax.jit, static_argnums=(0,))
+def _forward_and_back(case: Case, x, ct):
+  out, vjp = jax.vjp(functools.partial(case, implementation="sm90"), x)
+  return out, vjp(ct)[0]
+
+
+def _check(case: Case, seed: int) -> None:
+  """The result and all gradients."""
+  x = case.operands(seed)
+  ct = jax.random.normal(jax.random.key(seed), (case.m, case.n))
+  ct = ct.astype(case.out_dtype or case.dtype)
+  out, gradients = _forward_and_back(case, x, ct)
+  try:
+    case.assert_right(out, x)
+    case.assert_gradients(gradients, ct, x)
+  except AssertionError as error:
+    raise AssertionError(f"operands({seed}) of {case}: {error}") from error
+
+
+@pytest.mark.timeout(600, method="thread")
+@pytest.mark.parametrize("chunk", range(38))
+def test_random(chunk):
+  rng = np.random.default_rng((1, chunk))
+  for seed in range(CHUNK):
+    _check(_draw(rng, 400, 24), seed)
+
+
+@pytest.mark.timeout(600, method="thread")
+@pytest.mark.parametrize("chunk", range(10))
+def test_random_large(chunk):
+  rng = np.random.default_rng((2, chunk))
+  for seed in range(5):
+    _check(_draw(rng, 3000, 300), seed)
+
+
+def _random_sizes(rows: int, groups: int) -> tuple[int, ...]:
+  share = np.random.default_rng(0).dirichlet(np.full(groups, 1.0))
+  sizes = np.random.default_rng(1).multinomial(rows, share)
+  return tuple(int(size) for size in sizes)
+
+
+@pytest.mark.parametrize("gated", (False, True))
+@pytest.mark.parametrize("transpose", (False, True))
+def test_epilogues(gated, transpose):
+  if gated and transpose:
+    pytest.skip("gated_ragged_dot has no transpose_rhs")
+  case = Case(
+    m=2000,
+    n=1024,
+    k=1024,
+    sizes=_random_sizes(1900, 8),
+    dtype="bfloat16",
+    transpose=transpose,
+    activation=jax.nn.silu,
+    bias=not gated,
+    gated=gated,
+  )
+  x = case.operands()
+  case.assert_right(jax.jit(case)(x), x)
+
+
+_TILE = {"block_m": 128, "block_n": 128, "stages": 4, "epilogue_buffers": 1}
+CONFIGS = {
+  "model": None,
+  "low": tuning.Config(block_m=64, block_n=64, stages=4, consumers=1),
+  "columns": tuning.Config(block_m=64, block_n=256, stages=4, split="n"),
+  "three": tuning.Config(
+    block_m=192, block_n=128, stages=4, consumers=3, epilogue_buffers=1
+  ),
+  "cluster": tuning.Config(**_TILE, cluster_n=2),
+  "high": tuning.Config(block_m=256, block_n=128, stages=3, epilogue_buffers=1),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configs(name):
+  """Each gives the same, right bits 100 times."""
+  case = Case(
+    m=3000, n=1000, k=520, sizes=_random_sizes(2900, 12), dtype="bfloat16"
+  )
+  x = case.operands()
+  compute = jax.jit(
+    functools.partial(case, implementation="sm90", config=CONFIGS[name])
+  )
+  first = compute(x)
+  case.assert_right(first, x)
+  for _ in range(100):
+    np.testing.assert_array_equal(
+      problems.bits(compute(x)), problems.bits(first)
+    )
+
+
+def test_gradients_have_the_same_bits_every_time():
+  case = Case(
+    m=4000, n=512, k=768, sizes=_random_sizes(3900, 16), dtype="bfloat16"
+  )
+  x = case.operands()
+  ct = jax.random.normal(jax.random.key(0), (case.m, case.n), jnp.bfloat16)
+  first = _forward_and_back(case, x, ct)
+  for _ in range(100):
+    again = _forward_and_back(case, x, ct)
+    for got, want in zip(jax.tree.leaves(again), jax.tree.leaves(first)):
+      np.testing.assert_array_equal(problems.bits(got), problems.bits(want))
+
+
+def test_rows_do_not_depend_on_the_others():
+  sizes = _random_sizes(4000, 8)
+  case = Case(m=4096, n=1024, k=2048, sizes=sizes, dtype="bfloat16")
+  x = case.operands()
+  with pallas_gemm.batch_invariant():
+    want = np.asarray(case(x))
+    for rows in (1, 2, 63, 64, 65, 300):
+      few = tuple(min(size, rows) for size in sizes)
+      starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+      kept = np.concatenate(
+        [np.arange(start, start + n) for start, n in zip(starts, few)]
+      )
+      fewer = Case(m=len(kept), n=1024, k=2048, sizes=few, dtype="bfloat16")
+      got = fewer(x | {"lhs": x["lhs"][kept]})
+      np.testing.assert_array_equal(np.asarray(got), want[kept])
+
+
+# Sizes that sum to less than M, to more, that are negative.
+SIZES = {
+  "less": (100, 0, 300),
+  "more": (500, 500, 500),
+  "negative": (100, -5, 300),
+  "none": (0, 0, 0),
+  "huge": (2**31 - 1, 2**31 - 1, 7),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_nothing_is_written_outside(name):
+  case = Case(m=768, n=1000, k=256, sizes=SIZES[name], dtype="bfloat16")
+  x = case.operands()
+  canaries.assert_written_inside(
+    jax.jit(functools.partial(case, implementation="sm90")),
+    x,
+    check=lambda out: case.assert_right(out, x),
+  )
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_no_weight_gradient_is_written_outside(name):
+  case = Case(m=768, n=256, k=96, sizes=SIZES[name], dtype="bfloat16")
+  x = case.operands()
+  ct = jax.random.normal(jax.random.key(0), (case.m, case.n), jnp.bfloat16)
+
+  @jax.jit
+  def gradient(x, ct):
+    return _forward_and_back(case, x, ct)[1]["rhs"]
+
+  def check(out):
+    case.assert_gradients(dict(x, rhs=out) | {"lhs": lhs}, ct, x)
+
+  lhs = _forward_and_back(case, x, ct)[1]["lhs"]
+  canaries.assert_written_inside(gradient, x, ct, check=check)

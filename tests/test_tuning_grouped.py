@@ -1,0 +1,147 @@
+"""The cost model of grouped products, and autotune's trials of them."""
+
+import dataclasses
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gemm
+from pallas_gemm import hardware, tuning
+from pallas_gemm.kernels import sm90_ragged
+from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.tuning import autotune, cache, grouped, trial
+from pallas_gemm.tuning.grouped_trial import GroupedTrial
+from tests.support import products
+
+DTYPES = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
+ROWS = Problem(m=8192, n=14336, k=4096, ragged="m", groups=8, **DTYPES)
+SLABS = Problem(
+  m=4096, n=14336, k=8192, ragged="k", groups=8, transpose_a=True, **DTYPES
+)
+SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+  monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path))
+  cache.clear()
+  yield
+  cache.clear()
+
+
+PROBLEMS = {
+  "rows": ROWS,
+  "slabs": SLABS,
+  "many_groups": dataclasses.replace(ROWS, m=131072, n=1024, groups=256),
+  "decode": dataclasses.replace(ROWS, m=64),
+  "gated": dataclasses.replace(ROWS, gated=True, activation="silu"),
+  "unaligned": dataclasses.replace(ROWS, m=517, n=1001, k=2003),
+  "one_column": dataclasses.replace(ROWS, n=1),
+  "more_groups_than_rows": dataclasses.replace(ROWS, m=100, groups=512),
+  "float32": dataclasses.replace(SLABS, out_dtype="float32"),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_choice_is_legal(name):
+  problem = PROBLEMS[name]
+  config = tuning.resolve(problem)
+  assert sm90_ragged.is_legal(config, problem) is None
+  assert config == grouped.choose(problem)
+
+
+def test_few_rows_get_low_tiles_and_many_get_high_ones():
+  assert grouped.choose(PROBLEMS["decode"]).block_m == 64
+  assert grouped.choose(ROWS).block_m >= 128
+
+
+@pytest.mark.parametrize("problem", [ROWS, SLABS], ids=["rows", "slabs"])
+def test_predicted_is_no_faster_than_the_tensor_cores(problem):
+  gpu = hardware.lookup("NVIDIA H200")
+  seconds = grouped.predict(grouped.choose(problem), problem, gpu)
+  flops = 2 * problem.m * problem.n * problem.k
+  assert 0.3 < flops / seconds / gpu.bf16_flops < 1
+
+
+def test_larger_groups_take_longer():
+  half = dataclasses.replace(ROWS, m=ROWS.m // 2)
+  config = grouped.choose(ROWS)
+  assert grouped.predict(config, half) < grouped.predict(config, ROWS)
+
+
+def test_choosing_takes_milliseconds():
+  grouped.choose(ROWS)
+  start = time.perf_counter()
+  for _ in range(5):
+    grouped.choose(ROWS)
+  assert (time.perf_counter() - start) / 5 < 0.05
+
+
+def test_no_legal_config():
+  with pytest.raises(NotImplementedError, match="operands must be of"):
+    grouped.choose(dataclasses.replace(ROWS, dtype="float32"))
+
+
+# Trials, interpreted.
+
+SMALL_ROWS = dataclasses.replace(ROWS, m=96, n=72, k=64, groups=2)
+SMALL_SLABS = dataclasses.replace(SLABS, m=72, n=64, k=96, groups=2)
+TRIALS = {
+  "rows": (SMALL_ROWS, None),
+  "bias": (dataclasses.replace(SMALL_ROWS, bias="n", activation="silu"), 1),
+  "gated": (
+    dataclasses.replace(
+      SMALL_ROWS,
+      gated=True,
+      save_preactivation=True,
+      transpose_b=True,
+      activation="silu",
+    ),
+    1,
+  ),
+  "slabs": (SMALL_SLABS, None),
+}
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_a_right_result_passes_and_a_wrong_one_does_not(name):
+  problem, has_activation = TRIALS[name]
+  activation = jax.nn.silu if has_activation else None
+  attempt = GroupedTrial(trial.Case(problem, activation))
+  results = attempt.compile(SMALL)()
+  assert attempt.error(results) is None
+  last = results[-1]
+  wrong = last.at[(-1,) * last.ndim].add(jnp.asarray(64, last.dtype))
+  assert "wrong result" in attempt.error((*results[:-1], wrong))
+
+
+def test_autotune_finds_the_products_of_a_training_step():
+  x = products.normal(40, 64, dtype=jnp.bfloat16)
+  w = products.normal(2, 64, 72, dtype=jnp.bfloat16)
+  sizes = jnp.array([25, 12], jnp.int32)
+
+  def loss(w, x):
+    out = pallas_gemm.ragged_dot(x, w, sizes, implementation="sm90")
+    return jnp.sum(out.astype(jnp.float32) ** 2)
+
+  found = autotune.find(jax.grad(loss), w, x)
+  kinds = [
+    (p.ragged, p.groups, p.m, p.n, p.k) for p in (c.problem for c in found)
+  ]
+  assert kinds == [("m", 2, 40, 72, 64), ("k", 2, 64, 72, 40)]
+
+
+def test_the_fastest_is_remembered_and_used():
+  x = products.normal(40, 64, dtype=jnp.bfloat16)
+  w = products.normal(2, 64, 72, dtype=jnp.bfloat16)
+  sizes = np.array([25, 12], np.int32)
+
+  def product(x, w):
+    return pallas_gemm.ragged_dot(x, w, sizes, implementation="sm90")
+
+  (found,) = autotune.autotune(product, x, w, top=2).problems
+  assert [reason for *_, reason in found.tried] == [None, None]
+  assert tuning.resolve(found.problem) == found.config
