@@ -29,31 +29,27 @@ Exit status: 0; 1 if a case FAILED or could not run; 2 for a command that can't
 be carried out; 130 after Ctrl-C.
 """
 
-from collections.abc import Callable, Sequence
-import dataclasses
+from collections.abc import Sequence
+import functools
 import itertools
 import pathlib
 from typing import Any
 
-from absl import flags, logging
+from absl import flags
 
-from experiments.harness import bench as bench_lib
 from experiments.harness import (
   cli,
-  contestants,
   dense_bench,
   dense_cases,
   dense_latency,
   dense_plots,
   dense_tables,
-  provenance,
   report,
-  tables,
-  timing,
 )
 from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
-from pallas_gemm import compat, hardware
+from experiments.harness import session as session_lib
+from pallas_gemm import compat
 
 EXPERIMENT = "dense"
 # Without a GPU: what is small enough to be interpreted.
@@ -86,73 +82,6 @@ _MEASURING = (
     "suite", "shapes", "dtype", "seed", "warmup", "repeats", "tuned",
     "implementation",
 )  # fmt: skip
-
-
-@dataclasses.dataclass
-class Dense:
-  """A run: how it measures, and the rows it has so far."""
-
-  console: console_lib.Console
-  bench: dense_bench.DenseBench
-  path: pathlib.Path
-  interrupt: console_lib.Interrupt
-  rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-  failures: list[str] = dataclasses.field(default_factory=list)
-
-  def cases(self, cases: Sequence[dense_cases.Case]) -> None:
-    """Measures cases, those of a suite compiled together."""
-    for name, suite in itertools.groupby(cases, lambda case: case.suite):
-      suite = list(suite)
-      self.console.doing(f"{name}: compiling {len(suite)} cases")
-      prepared = dense_bench.prepare(suite, self.bench.implementation)
-      for case in prepared:
-        self._case(case)
-        self.console.step()
-
-  def _case(self, prepared: dense_bench.Prepared) -> None:
-    fields = prepared.case.fields()
-    name = f"{fields['suite']} {dense_tables.label(fields)} {fields['dtype']}"
-    self.console.doing(name)
-    found = self._guarded(name, lambda: self.bench.measure(prepared))
-    if found is None:
-      return
-    self._keep(found)
-    parts = [
-      f"{name:<46}",
-      *dense_tables.measured_parts(found),
-      f"{tables.verdict(found)} error / bound {tables.of_bound(found)}",
-    ]
-    failed = found["passed"] is False
-    if failed:
-      self.failures.append(name)
-    self.console.line("  ".join(parts), bad=failed)
-
-  def host_rows(self, name: str, measure: Callable[[], Any]) -> None:
-    """Keeps and prints rows that compare no case; `measure` gives them."""
-
-    def take() -> None:
-      for row in measure():
-        self._keep(row)
-        self.console.line(f"{name} {dense_tables.host_line(row)}")
-
-    self.console.doing(name)
-    self._guarded(name, take)
-
-  def _guarded(self, name: str, work: Callable[[], Any]) -> Any:
-    """What `work` gives; None if it failed, with its reason in a line."""
-    try:
-      return work()
-    except Exception as error:  # pylint: disable=broad-exception-caught
-      if self.interrupt.pressed:  # inside a kernel Ctrl-C comes in disguise
-        raise KeyboardInterrupt from None
-      reason = contestants.first_line(error)
-      self.failures.append(name)
-      self.console.line(f"{name}  can't run here: {reason}", bad=True)
-      return None
-
-  def _keep(self, row: dict[str, Any]) -> None:
-    rows_lib.append(self.path, row)
-    self.rows.append(row)
 
 
 def chosen(on_gpu: bool) -> tuple[list[dense_cases.Case], bool]:
@@ -191,66 +120,47 @@ def run(console: console_lib.Console) -> int:
   """Measures what the flags say."""
   on_gpu = compat.targets_gpu()
   cases, latency = chosen(on_gpu)
-  device = provenance.device_name()
-  path = rows_lib.results_file(device, EXPERIMENT, cli.OUTPUT_DIR.value)
-  bench = bench_lib.Bench(
-    experiment=EXPERIMENT,
-    seed=cli.SEED.value,
-    warmup=cli.WARMUP.value,
-    repeats=cli.REPEATS.value,
-    timed=on_gpu,
-    measure=timing.measure,
-    flush=timing.l2_flush(hardware.current().l2_bytes) if on_gpu else None,
+  session = session_lib.start(console, EXPERIMENT, on_gpu)
+  bench = dense_bench.DenseBench(
+    session_lib.bench(EXPERIMENT, on_gpu),
+    tuned=_TUNED.value,
+    implementation=_IMPLEMENTATION.value,
   )
-  interrupt = console_lib.Interrupt()
-  dense = Dense(
-    console,
-    dense_bench.DenseBench(
-      bench, tuned=_TUNED.value, implementation=_IMPLEMENTATION.value
-    ),
-    path,
-    interrupt,
-  )
-  if on_gpu:
-    console.line(f"{device}; times are GPU kernel times, L2 flushed")
-  else:
-    console.line(
-      f"No NVIDIA GPU here ({device}): results are checked; wall times are the"
-      " host's and say nothing of a GPU"
-    )
-  interrupted = False
-  try:
-    with interrupt, console.progress(len(cases)):
-      if on_gpu:
-        dense.host_rows("bandwidth", dense.bench.measure_bandwidth)
-      dense.cases(cases)
-      if latency:
-        dtype = cli.DTYPE.value or "bfloat16"
-        dense.host_rows(
-          dense_latency.SUITE, lambda: dense_latency.rows(dense.bench, dtype)
-        )
-  except KeyboardInterrupt:
-    interrupted = True
-  return _finish(dense, device, on_gpu, interrupted)
+  with session.measuring(len(cases)):
+    if on_gpu:
+      session.host_rows(
+        "bandwidth", bench.measure_bandwidth, dense_tables.host_line
+      )
+    _measure(session, bench, cases)
+    if latency:
+      dtype = cli.DTYPE.value or "bfloat16"
+      session.host_rows(
+        dense_latency.SUITE,
+        lambda: dense_latency.rows(bench, dtype),
+        dense_tables.host_line,
+      )
+  title = f"The dense ops on {session.device}, relative to jnp"
+  _print(console, title, session.rows)
+  return session.finish(lambda rows: show(console, rows, session.path.parent))
 
 
-def _finish(dense: Dense, device: str, on_gpu: bool, interrupted: bool) -> int:
-  """Table, plots, README; the exit status."""
-  console = dense.console
-  _print(console, f"The dense ops on {device}, relative to jnp", dense.rows)
-  console.line(f"rows: {dense.path}")
-  if interrupted:
-    console.line(f"interrupted: {len(dense.rows)} finished rows were kept")
-    return 130
-  if on_gpu:
-    show(console, rows_lib.read(dense.path), dense.path.parent)
-  elif cli.UPDATE_README.value or cli.PLOT.value:
-    console.line("no plots and no README table: nothing was timed on a GPU")
-  if dense.failures:
-    count, names = len(dense.failures), "; ".join(dense.failures)
-    console.line(f"FAILED ({count}): {names}", bad=True)
-    return 1
-  return 0
+def _measure(
+  session: session_lib.Session,
+  bench: dense_bench.DenseBench,
+  cases: Sequence[dense_cases.Case],
+) -> None:
+  """Measures cases, those of a suite compiled together."""
+  for name, suite in itertools.groupby(cases, lambda case: case.suite):
+    suite = list(suite)
+    session.console.doing(f"{name}: compiling {len(suite)} cases")
+    for prepared in dense_bench.prepare(suite, bench.implementation):
+      fields = prepared.case.fields()
+      label = f"{name} {dense_tables.label(fields)} {fields['dtype']}"
+      session.case(
+        label,
+        functools.partial(bench.measure, prepared),
+        dense_tables.measured_parts,
+      )
 
 
 def _print(console: console_lib.Console, title: str, rows) -> None:
@@ -294,14 +204,7 @@ def from_rows(console: console_lib.Console) -> int:
 def main(argv: Sequence[str]) -> int:
   """Carries out the flags; returns the exit status."""
   del argv
-  if not flags.FLAGS["verbosity"].present:
-    # Each line says which implementation ran; the ops log it too.
-    logging.set_verbosity(logging.WARNING)
-  console = console_lib.Console()
-  measuring = any(flags.FLAGS[name].present for name in _MEASURING)
-  if cli.FROM_ROWS.value or (cli.UPDATE_README.value and not measuring):
-    return from_rows(console)
-  return run(console)
+  return session_lib.main(_MEASURING, run, from_rows)
 
 
 if __name__ == "__main__":

@@ -157,10 +157,7 @@ class Ladder:
         raise KeyboardInterrupt from None
       # A kernel that can't run must not cost the rows of the others; only a
       # peer is allowed not to.
-      if isinstance(error, NotImplementedError):
-        reason = str(error)
-      else:
-        reason = contestants.first_line(error)
+      reason = contestants.reason(error)
       if not peer:
         self.failures.append(name)
       self.console.line(f"{label}  can't run here: {reason}", bad=not peer)

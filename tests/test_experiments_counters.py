@@ -4,8 +4,6 @@ import os
 import stat
 import sys
 
-from absl import flags
-from absl.testing import flagsaver
 import jax
 import pytest
 
@@ -15,6 +13,7 @@ from pallas_gemm import hardware
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract, traffic
 from tests import test_experiments_ladder
+from tests.support import programs
 
 FIRST = [counter.names[0] for counter in counters.COUNTERS.values()]
 CANNED = """\
@@ -152,11 +151,8 @@ def run(monkeypatch, tmp_path, capsys):
       )
     )
     os.chmod(ncu, ncu.stat().st_mode | stat.S_IEXEC)
-    argv = ["counters", f"--ncu={ncu}", f"--output_dir={tmp_path}", *args]
-    with flagsaver.flagsaver():
-      flags.FLAGS.unparse_flags()
-      flags.FLAGS(argv)
-      status = counters.main([])
+    places = f"--ncu={ncu}", f"--output_dir={tmp_path}"
+    status = programs.call(counters.main, [*places, *args])
     calls = log.read_text().splitlines() if log.exists() else []
     return status, capsys.readouterr().out, calls
 

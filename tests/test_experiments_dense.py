@@ -2,15 +2,9 @@
 
 from collections import Counter
 import functools
-import os
-import pathlib
 import re
-import subprocess
-import sys
 import types
 
-from absl import flags
-from absl.testing import flagsaver
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +12,7 @@ import pytest
 
 from experiments import dense
 from experiments.harness import (
+  case_bench,
   cli,
   dense_cases,
   dense_check,
@@ -25,13 +20,13 @@ from experiments.harness import (
   dense_tables,
   rows,
   suites,
+  tables,
   timing,
 )
 import pallas_gemm
 from tests import test_harness_rows
+from tests.support import programs
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-README = "# Title\n\n<!-- dense:begin -->\nold\n<!-- dense:end -->\n\nEnd.\n"
 PLAIN = {"m": 24, "n": 16, "k": 40}
 SMALL = [
   PLAIN,
@@ -47,20 +42,14 @@ def case(**fields):
 @pytest.fixture
 def run(monkeypatch, tmp_path, capsys):
   """Runs the program in this process: (status, standard output)."""
-  (tmp_path / "README.md").write_text(README)
+  (tmp_path / "README.md").write_text(programs.readme("dense"))
   monkeypatch.setitem(dense_cases.SPECIAL, "interpret", SMALL)
 
   def call(*args):
-    argv = ["dense", f"--output_dir={tmp_path}", "--implementation=xla"]
-    argv += [f"--readme={tmp_path / 'README.md'}", *args]
-    with flagsaver.flagsaver():
-      flags.FLAGS.unparse_flags()
-      for name in flags.FLAGS:
-        flags.FLAGS[name].present = 0
-      flags.FLAGS(argv)
-      if args == ("--update_readme",):
-        flags.FLAGS["implementation"].present = 0
-      status = dense.main([])
+    places = f"--output_dir={tmp_path}", f"--readme={tmp_path / 'README.md'}"
+    # --implementation says what to measure.
+    how = () if args == ("--update_readme",) else ("--implementation=xla",)
+    status = programs.call(dense.main, [*places, *how, *args])
     return status, capsys.readouterr().out
 
   return call
@@ -68,22 +57,11 @@ def run(monkeypatch, tmp_path, capsys):
 
 @pytest.fixture
 def gpu(monkeypatch):
-  """Pretends that there is an H200; every call takes a made-up time."""
-
-  def measure(arms, *, warmup, repeats, flush, tick=None):
-    del flush, tick
-    found = {}
-    for i, arm in enumerate(arms):
-      arm.call()
-      ms = [(1 + i) * (1 + 0.01 * r) for r in range(repeats)]
-      found[arm.name] = timing.Timing(tuple(ms), (f"k{i}",), warmup)
-    return found
-
+  """Pretends that there is a GPU, where calls take made-up times."""
+  programs.pretend_times(monkeypatch)
   fake = types.SimpleNamespace(targets_gpu=lambda: True)
   monkeypatch.setattr(dense, "compat", fake)
-  monkeypatch.setattr(dense.dense_bench, "_BANDWIDTH_SHAPE", (64, 32))
-  monkeypatch.setattr(timing, "measure", measure)
-  monkeypatch.setattr(timing, "l2_flush", lambda size: None)
+  monkeypatch.setattr(case_bench, "_BANDWIDTH_SHAPE", (64, 32))
   monkeypatch.setattr(
     dense_cases,
     "SUITES",
@@ -189,8 +167,8 @@ def test_all_suites_latency_plots_and_readme(run, gpu, monkeypatch, tmp_path):
 
 
 def test_tuned_is_a_third_arm(run, gpu, monkeypatch, tmp_path):
-  choice = dense.dense_bench.Choice("sm90", {"block_m": 64}, "model")
-  monkeypatch.setattr(dense.dense_bench, "_choice", lambda *args: choice)
+  choice = case_bench.Choice("sm90", {"block_m": 64}, "model")
+  monkeypatch.setattr(case_bench, "choice", lambda *args: choice)
   monkeypatch.setattr(
     dense.dense_bench.DenseBench,
     "_tuned",
@@ -402,14 +380,14 @@ def test_rows_that_differ_in_a_variant_are_kept_apart():
   found = [make_row(1.0, layout=layout) for layout in ("NN", "NT", "NN")]
   assert [r["layout"] for r in rows.latest(found)] == ["NN", "NT"]
   found.append(make_row(1.0, dtype="float16"))
-  assert list(dense_tables.by_suite(found)) == ["square", "square float16"]
+  assert list(tables.by_suite(found)) == ["square", "square float16"]
 
 
 # The README.
 
 
 def blocks(containing):
-  text = (ROOT / "README.md").read_text()
+  text = (programs.ROOT / "README.md").read_text()
   found = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
   return [block for block in found if containing in block]
 
@@ -423,19 +401,11 @@ def test_the_examples_of_the_readme_run(containing):
 
 
 def test_help_is_for_newcomers():
-  done = subprocess.run(
-    [sys.executable, "-W", "error", "-m", "experiments.dense", "--help"],
-    capture_output=True,
-    text=True,
-    timeout=120,
-    cwd=ROOT,
-    env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    check=False,
-  )
-  assert (done.returncode, done.stderr) == (0, "")
-  assert "python -m experiments.dense --suite=all" in done.stdout
+  status, out, err = programs.start("experiments.dense", "--help")
+  assert (status, err) == (0, "")
+  assert "python -m experiments.dense --suite=all" in out
   for flag in (
       "suite", "shapes", "dtype", "repeats", "warmup", "seed", "output_dir",
       "tuned", "implementation", "plot", "update_readme", "from_rows",
   ):  # fmt: skip
-    assert re.search(rf"--\[?(no\])?{flag}:", done.stdout), flag
+    assert re.search(rf"--\[?(no\])?{flag}:", out), flag

@@ -1,13 +1,7 @@
 """The ladder runner: flags, rows, README, exit status. No GPU needed."""
 
 import dataclasses
-import os
-import pathlib
-import subprocess
-import sys
 
-from absl import flags
-from absl.testing import flagsaver
 import jax.numpy as jnp
 import pytest
 
@@ -17,9 +11,7 @@ from pallas_gemm import compat, hardware
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract
 from tests import test_harness_rows
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-README = "# Title\n\n<!-- ladder:begin -->\nold\n<!-- ladder:end -->\n\nEnd.\n"
+from tests.support import programs
 
 
 def right(a, b, c, problem, config):
@@ -75,17 +67,11 @@ LADDER = (
 def run(monkeypatch, tmp_path, capsys):
   """Runs the program in this process: (status, standard output)."""
   monkeypatch.setattr(ladder_lib, "LADDER", LADDER, raising=False)
-  (tmp_path / "README.md").write_text(README)
+  (tmp_path / "README.md").write_text(programs.readme("ladder"))
 
   def call(*args):
-    argv = ["ladder", f"--output_dir={tmp_path}"]
-    argv += [f"--readme={tmp_path / 'README.md'}", *args]
-    with flagsaver.flagsaver():
-      flags.FLAGS.unparse_flags()
-      for name in flags.FLAGS:
-        flags.FLAGS[name].present = 0
-      flags.FLAGS(argv)
-      status = ladder.main([])
+    places = f"--output_dir={tmp_path}", f"--readme={tmp_path / 'README.md'}"
+    status = programs.call(ladder.main, [*places, *args])
     return status, capsys.readouterr().out
 
   return call
@@ -93,21 +79,10 @@ def run(monkeypatch, tmp_path, capsys):
 
 @pytest.fixture
 def gpu(monkeypatch):
-  """Pretends that there is an H200; every call takes a made-up time."""
-
-  def measure(arms, *, warmup, repeats, flush, tick=None):
-    del flush, tick
-    found = {}
-    for i, arm in enumerate(arms):
-      arm.call()
-      ms = [(1 + i) * (1 + 0.01 * r) for r in range(repeats)]
-      found[arm.name] = timing.Timing(tuple(ms), (f"k{i}",), warmup)
-    return found
-
+  """Pretends that there is an H200, where calls take made-up times."""
+  programs.pretend_times(monkeypatch)
   monkeypatch.setattr(compat, "targets_gpu", lambda: True)
   monkeypatch.setattr(hardware, "current", lambda: hardware.lookup("H200"))
-  monkeypatch.setattr(timing, "measure", measure)
-  monkeypatch.setattr(timing, "l2_flush", lambda size: None)
 
 
 def stored(tmp_path):
@@ -372,16 +347,7 @@ def test_explain_prints_the_page_and_the_models_numbers(run, tmp_path):
 
 def program(*args):
   """The program as a user starts it: (status, stdout, stderr)."""
-  done = subprocess.run(
-    [sys.executable, "-W", "error", "-m", "experiments.ladder", *args],
-    capture_output=True,
-    text=True,
-    timeout=120,
-    cwd=ROOT,
-    env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    check=False,
-  )
-  return done.returncode, done.stdout, done.stderr
+  return programs.start("experiments.ladder", *args)
 
 
 def test_the_real_ladder_runs_without_a_gpu(tmp_path):

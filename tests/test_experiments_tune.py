@@ -1,13 +1,7 @@
 """The tuning program: flags, rows, table, exit status. No GPU needed."""
 
-import os
-import pathlib
 import signal
-import subprocess
-import sys
 
-from absl import flags
-from absl.testing import flagsaver
 import pytest
 
 from experiments import tune
@@ -15,8 +9,8 @@ from experiments.harness import cli, rows, suites
 from pallas_gemm import compat
 from pallas_gemm.kernels.problem import Config
 from pallas_gemm.tuning import autotune, cache, model
+from tests.support import programs
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 CHOSEN = Config(block_m=64, block_n=64, consumers=1, stages=2, epilogue_n=64)
 FASTER = Config(block_m=64, block_n=64, consumers=1, stages=2, epilogue_n=32)
 PROVENANCE = {"device", "driver", "cuda", "jax", "jaxlib", "commit", "utc"}
@@ -41,10 +35,7 @@ def run(capsys):
   """Runs the program in this process: (status, standard output)."""
 
   def call(*args):
-    with flagsaver.flagsaver():
-      flags.FLAGS.unparse_flags()
-      flags.FLAGS(["tune", *args])
-      status = tune.main([])
+    status = programs.call(tune.main, args)
     return status, capsys.readouterr().out
 
   return call
@@ -216,16 +207,7 @@ def test_a_gpu_that_is_no_hopper(run, monkeypatch):
 
 def program(*args):
   """The program as a user starts it: (status, stdout, stderr)."""
-  done = subprocess.run(
-    [sys.executable, "-W", "error", "-m", "experiments.tune", *args],
-    capture_output=True,
-    text=True,
-    timeout=120,
-    cwd=ROOT,
-    env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    check=False,
-  )
-  return done.returncode, done.stdout, done.stderr
+  return programs.start("experiments.tune", *args)
 
 
 def test_help_lists_the_flags():

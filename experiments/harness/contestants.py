@@ -185,6 +185,13 @@ def first_line(error: BaseException, limit: int = 300) -> str:
   return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def reason(error: BaseException) -> str:
+  """Why something can't run: what it says itself, or the error's first line."""
+  if isinstance(error, NotImplementedError):
+    return str(error)
+  return first_line(error)
+
+
 def least_bytes(problem: contract.Problem) -> int:
   """Bytes if each operand is read once and the result written once."""
   p = problem

@@ -255,12 +255,8 @@ def suite(name: str, dtype: str = "bfloat16") -> list[Case]:
   Raises:
     ValueError: no suite has that name.
   """
-  if name == "all":
-    return [case for each in SUITES for case in suite(each, dtype)]
-  if name not in SPECIAL | SUITES:
-    raise ValueError(f"no suite {name!r}; there are {', '.join(NAMES)}")
-  found = (SPECIAL | SUITES)[name]
-  return [Case(suite=name, dtype=dtype, **kwargs) for kwargs in found]
+  found = suites.choose(name, SUITES, SPECIAL)
+  return [Case(suite=of, dtype=dtype, **kwargs) for of, kwargs in found]
 
 
 def plain(shapes: tuple[suites.Shape, ...], dtype: str) -> list[Case]:

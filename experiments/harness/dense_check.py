@@ -6,9 +6,10 @@ values at most L d apart, L the largest slope of f, and a factor multiplies
 what its partner is off by. Evaluating f and rounding the result come on top.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,10 +77,15 @@ def check(
   """
   rng = np.random.default_rng(seed)
   checks = [
-    _compare(case, sample)
+    compare(case, sample)
     for result, x in _products(case, results, operands)
     for sample in _samples(case, result, x, rng)
   ]
+  return worst_of(checks, results)
+
+
+def worst_of(checks: Sequence[numerics.Check], results: Any) -> numerics.Check:
+  """One of all: the worst, failed if anything in `results` is not finite."""
   worst = max(checks, key=lambda found: found.worst_ratio)
   checked = sum(found.checked for found in checks)
   finite = all(bool(_no_stray(x)) for x in jax.tree.leaves(results))
@@ -106,13 +112,13 @@ def _products(case, results, operands) -> Iterator[tuple]:
 
 def _samples(case, out, x, rng) -> Iterator[dict[str, np.ndarray]]:
   """Rows of A, columns of B and what belongs to them, on the host."""
-  rows, columns = (_some(size, SAMPLE, rng) for size in out.shape[-2:])
-  for index in _some(case.batch, MATRICES, rng):
+  rows, columns = (some(size, SAMPLE, rng) for size in out.shape[-2:])
+  for index in some(case.batch, MATRICES, rng):
     arrays = {"out": out, **x}
     yield jax.device_get(_pick(arrays, index, rows, columns))
 
 
-def _some(size: int, count: int, rng) -> np.ndarray:
+def some(size: int, count: int, rng) -> np.ndarray:
   """Up to `count` indices: the first, the last, and others at random."""
   if count >= size:
     return np.arange(size)
@@ -139,11 +145,18 @@ def _no_stray(out: jax.Array) -> jax.Array:
   return ~jnp.any(jnp.isnan(out) if allowed else ~jnp.isfinite(out))
 
 
-def _compare(case, sample: dict[str, np.ndarray]) -> numerics.Check:
+def compare(case, sample: dict[str, np.ndarray]) -> numerics.Check:
   """`numerics.check`, for any expression."""
   out, a, b = sample["out"], sample["a"], sample["b"]
   if case.epilogue == "none" and case.kernel != "gated_matmul":
     return numerics.check(out, a, b)
+  return verdict(out, *expected(case, sample))
+
+
+def expected(
+  case: dense_cases.Case, sample: dict[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+  """The result in float64, and how far off one of the case's dtype may be."""
   want, bound = _sum(sample, "b")
   if case.activation is not None:
     want, bound = _activated(case, want, bound)
@@ -151,7 +164,7 @@ def _compare(case, sample: dict[str, np.ndarray]) -> numerics.Check:
     up, up_bound = _sum(sample, "b2")
     bound = bound * (np.abs(up) + up_bound) + np.abs(want) * up_bound
     want = want * up
-  return _verdict(out, want, _rounded(want, bound, out.dtype))
+  return want, rounded(want, bound, jnp.dtype(case.result_dtype))
 
 
 def _sum(sample, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -175,14 +188,15 @@ def _activated(case, want, bound) -> tuple[np.ndarray, np.ndarray]:
   return activation.fn(want), activation.slope * bound + inexact
 
 
-def _rounded(want, bound, dtype) -> np.ndarray:
+def rounded(want, bound, dtype) -> np.ndarray:
   """Adds the rounding of the result to its dtype."""
   info = jnp.finfo(dtype)
   unit = float(info.eps) / 2
   return bound + unit * (np.abs(want) + bound) + float(info.smallest_normal)
 
 
-def _verdict(out, want, bound) -> numerics.Check:
+def verdict(out, want, bound) -> numerics.Check:
+  """Compares a result with a reference, given the bound of each element."""
   got = out.astype(np.float64)
   # A result that rounds to an infinity.
   overflow = np.isinf(got) & (np.sign(got) == np.sign(want))

@@ -1,13 +1,12 @@
 """Figures of the dense ops: every case's ratio, and GB/s of small batches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import os
 
 from experiments.harness import dense_tables, plots, tables
 
 RowDict = tables.RowDict
 _COLUMNS = 3
-_GRID = {"color": "#E3E3E3", "linewidth": 0.8}
 _LINES = (plots.BLUE, plots.VERMILLION, plots.GREEN, plots.INK)
 
 
@@ -26,8 +25,8 @@ def ratios(rows: Sequence[RowDict], path: str | os.PathLike[str]) -> None:
   if not timed:
     raise ValueError("no case was timed; there is nothing to draw")
   plt = plots.pyplot()
-  columns = list(_columns(dense_tables.by_suite(timed)))
-  height = max(_height(column) for column in columns)
+  columns = list(plots.columns(tables.by_suite(timed), _COLUMNS))
+  height = max(map(plots.lines, columns))
   with plt.rc_context(plots.STYLE):
     fig, axes = plt.subplots(
       1,
@@ -48,24 +47,6 @@ def ratios(rows: Sequence[RowDict], path: str | os.PathLike[str]) -> None:
     plots.save(plt, fig, path)
 
 
-def _height(groups: dict[str, list[RowDict]]) -> int:
-  """Lines that the suites take: a title and a gap each, and their cases."""
-  return sum(len(group) + 2 for group in groups.values())
-
-
-def _columns(groups: dict[str, list[RowDict]]) -> Iterator[dict]:
-  """The suites in order, cut into columns of about one height."""
-  enough = _height(groups) / _COLUMNS
-  column: dict[str, list[RowDict]] = {}
-  for name, group in groups.items():
-    # A suite that would mostly hang over begins the next column.
-    if column and _height(column) + len(group) / 2 > enough:
-      yield column
-      column = {}
-    column[name] = group
-  yield column
-
-
 def _limits(rows: Sequence[RowDict]) -> tuple[float, float]:
   found = [row["ratio_to_jnp_dot"] for row in rows]
   found += [x for row in rows if (x := dense_tables.tuned_ratio(row))]
@@ -79,16 +60,7 @@ def _dots(ax, groups: dict[str, list[RowDict]], limits, height: int) -> None:
   ticks: dict[int, str] = {}
   line = 0
   for name, group in groups.items():
-    ax.annotate(
-      name,
-      (0, line),
-      xycoords=("axes fraction", "data"),
-      xytext=(4, 0),
-      textcoords="offset points",
-      va="center",
-      fontweight="bold",
-      fontsize=9,
-    )
+    plots.heading(ax, name, line)
     line += 1
     for row in sorted(group, key=lambda r: -r["ratio_to_jnp_dot"]):
       ticks[line] = dense_tables.label(row)
@@ -105,7 +77,7 @@ def _dots(ax, groups: dict[str, list[RowDict]], limits, height: int) -> None:
   ax.xaxis.set_major_formatter(ticker.FormatStrFormatter("%gx"))
   ax.xaxis.set_minor_locator(ticker.NullLocator())
   ax.set_xlabel("faster to the right of 1x (hollow: tuned)")
-  ax.grid(axis="x", **_GRID)
+  ax.grid(axis="x", **plots.GRID)
   ax.set_axisbelow(True)
 
 
@@ -145,7 +117,7 @@ def small_m(rows: Sequence[RowDict], path: str | os.PathLike[str]) -> None:
     ValueError: no such case was timed.
     ImportError: matplotlib is not installed.
   """
-  groups = dense_tables.by_suite(dense_tables.small_m(rows))
+  groups = tables.by_suite(dense_tables.small_m(rows))
   if not groups:
     raise ValueError("no small batch was timed; there is nothing to draw")
   plt = plots.pyplot()
@@ -200,5 +172,5 @@ def _curves(ax, rows: Sequence[RowDict]) -> None:
   ax.set_xticks(ticks, map(str, ticks))
   ax.set_xlabel("tokens M (dashed: jnp.dot)")
   ax.legend(fontsize=8, loc="lower center", frameon=False)
-  ax.grid(**_GRID)
+  ax.grid(**plots.GRID)
   ax.set_axisbelow(True)

@@ -36,15 +36,6 @@ def compared(rows: Iterable[RowDict]) -> list[RowDict]:
   return [r for r in cases(rows) if r["ratio_to_jnp_dot"] is not None]
 
 
-def by_suite(rows: Iterable[RowDict]) -> dict[str, list[RowDict]]:
-  """Rows by suite, and by dtype if it is not bfloat16, as they appear."""
-  found: dict[str, list[RowDict]] = {}
-  for row in rows:
-    dtype = "" if row["dtype"] == "bfloat16" else f" {row['dtype']}"
-    found.setdefault(row["suite"] + dtype, []).append(row)
-  return found
-
-
 def tuned_ratio(row: RowDict) -> float | None:
   """The baseline's time over that of the fastest config measured."""
   if row.get("tuned_ms_median") is None:
@@ -62,28 +53,24 @@ def summary(
   with_tuned = any(tuned_ratio(row) is not None for row in rows)
   header += ["tuned"] if with_tuned else []
   header.append("failed")
-  groups = by_suite(cases(rows))
+  groups = tables.by_suite(cases(rows))
   if len(groups) > 1:
     groups["all"] = cases(rows)
   cells = []
   for name, group in groups.items():
     timed = sorted(compared(group), key=lambda r: r["ratio_to_jnp_dot"])
     ratios = [row["ratio_to_jnp_dot"] for row in timed]
-    cell = [name, str(len(group)), tables.factor(_geomean(ratios))]
+    cell = [name, str(len(group)), tables.factor(tables.geomean(ratios))]
     for end in (0, -1):
       row = timed[end] if timed else None
       cell.append(tables.factor(row and row["ratio_to_jnp_dot"]))
       cell.append(label(row) if row else tables.EMPTY)
     if with_tuned:
       tuned = [x for row in timed if (x := tuned_ratio(row)) is not None]
-      cell.append(tables.factor(_geomean(tuned)))
+      cell.append(tables.factor(tables.geomean(tuned)))
     cell.append(str(sum(row["passed"] is False for row in group)))
     cells.append(cell)
   return header, cells
-
-
-def _geomean(ratios: Sequence[float]) -> float | None:
-  return statistics.geometric_mean(ratios) if ratios else None
 
 
 def measured_parts(row: RowDict) -> list[str]:

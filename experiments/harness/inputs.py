@@ -27,6 +27,20 @@ def normal(seed: int, index: int, shape: tuple[int, ...], dtype: str):
   return _normal(key, tuple(shape), dtype)
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _normals(key: jax.Array, count: int, shape: tuple[int, ...], dtype: str):
+  keys = jax.random.split(key, count)
+  return jax.lax.map(lambda key: _normal(key, shape, dtype), keys)
+
+
+def normals(
+  seed: int, index: int, count: int, shape: tuple[int, ...], dtype: str
+):
+  """As `normal`, [count, *shape]; drawn one by one, in little memory."""
+  key = jax.random.fold_in(jax.random.key(seed), index)
+  return _normals(key, count, tuple(shape), dtype)
+
+
 def operands(
   problem: contract.Problem, seed: int
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:

@@ -5,7 +5,7 @@ tells kinds apart is also said in words or by shape, never by colour alone.
 matplotlib is needed only when a figure is drawn.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import math
 import os
 import pathlib
@@ -18,6 +18,7 @@ RowDict = Mapping[str, Any]
 BLUE, VERMILLION, GREEN, GREY, INK = (
     "#0072B2", "#D55E00", "#009E73", "#8C8C8C", "#222222",
 )  # fmt: skip
+GRID = {"color": "#E3E3E3", "linewidth": 0.8}
 _COLOURS = {"float32": BLUE, "bfloat16": VERMILLION, "float16": VERMILLION}
 _DPI = 160
 STYLE = {
@@ -42,6 +43,41 @@ def pyplot():
   import matplotlib.pyplot as plt
 
   return plt
+
+
+Groups = dict[str, Sequence[RowDict]]
+
+
+def columns(groups: Groups, count: int) -> Iterator[Groups]:
+  """Groups in order, cut into about `count` columns of about one height."""
+  enough = lines(groups) / count
+  column: Groups = {}
+  for name, group in groups.items():
+    # A group that would mostly hang over begins the next column.
+    if column and lines(column) + len(group) / 2 > enough:
+      yield column
+      column = {}
+    column[name] = group
+  yield column
+
+
+def lines(groups: Groups) -> int:
+  """Lines of a column: a title and a gap for each group, and its rows."""
+  return sum(len(group) + 2 for group in groups.values())
+
+
+def heading(ax, name: str, line: float) -> None:
+  """A group's title in a column, at a line."""
+  ax.annotate(
+    name,
+    (0, line),
+    xycoords=("axes fraction", "data"),
+    xytext=(4, 0),
+    textcoords="offset points",
+    va="center",
+    fontweight="bold",
+    fontsize=9,
+  )
 
 
 def one_problem_each_kind(
@@ -164,7 +200,7 @@ def _bars(ax, group: Sequence[RowDict]) -> None:
     loc="left",
     pad=20,
   )
-  ax.grid(axis="x", color="#E3E3E3", linewidth=0.8)
+  ax.grid(axis="x", **GRID)
   ax.set_axisbelow(True)
 
 
@@ -263,7 +299,7 @@ def roofline(
       ha="center",
       fontsize=9,
     )
-    ax.grid(which="major", color="#E3E3E3", linewidth=0.8)
+    ax.grid(which="major", **GRID)
     ax.set_axisbelow(True)
     sizes = dict.fromkeys(
       f"{row['dtype']} {tables.shape(row)}" for row, _ in points

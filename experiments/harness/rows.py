@@ -27,17 +27,18 @@ class Row:
   """One kernel on one problem, measured.
 
   Attributes:
-    experiment: the program: "ladder", "dense".
+    experiment: the program: "ladder", "dense", "ragged".
     kernel: a rung's name, a baseline ("jnp.dot HIGHEST"), a peer, or an op.
     number: the rung's number; None for baselines and peers.
     m, n, k, dtype, alpha, beta: the problem.
     config: fields of the config that ran.
     ms_median, ms_p25, ms_p75: GPU kernel time of a call, all its kernels.
-    tflops: 2*m*n*k / time, in 1e12/s; None where no GPU was timed.
+    tflops: 2*m*n*k / time, in 1e12/s; None where no GPU was timed. Of groups,
+      m is the number of rows in them.
     gbytes_per_s: A, B and C read once and the result written once / time, in
       1e9/s: the least traffic, not what the kernel caused.
-    baseline_ms_median: time of jnp.dot, or of the expression written with it,
-      interleaved with this kernel.
+    baseline_ms_median: time of jnp.dot, or of the expression written with it
+      (of groups, with jax.lax.ragged_dot), interleaved with this kernel.
     ratio_to_jnp_dot: baseline_ms_median / ms_median; above 1 is faster.
     max_error: |result - float64 reference| at the element where it is the
       largest part of its bound; None if not finite.
@@ -102,6 +103,16 @@ OPTIONAL_FIELDS: dict[str, Any] = {
   "epilogue": str,
   "batch": int,
   "out_dtype": str,
+  # Of grouped products: the pass, groups, and how rows are shared out; what
+  # was measured of each arm, and why one was left out; speed over that of the
+  # same pass on groups of one size.
+  "pass": str,
+  "groups": int,
+  "group_sizes": str,
+  "top_k": int,
+  "arms": dict[str, Any],
+  "skipped": dict[str, Any],
+  "ratio_to_even": float,
   # What ran, and where its config came from: "model", "cache", "explicit".
   "implementation": str,
   "config_origin": str,
@@ -121,7 +132,10 @@ OPTIONAL_FIELDS: dict[str, Any] = {
 }
 # What makes two rows rows of the same thing.
 PROBLEM_FIELDS = ("kernel", "m", "n", "k", "dtype", "alpha", "beta")
-VARIANT_FIELDS = ("suite", "layout", "epilogue", "batch", "out_dtype")
+VARIANT_FIELDS = (
+    "suite", "layout", "epilogue", "batch", "out_dtype", "pass", "groups",
+    "group_sizes", "top_k",
+)  # fmt: skip
 
 
 def as_dict(row: Row, **optional: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Named lists of shapes: the one place that tests, benches and tuning use."""
 
+from collections.abc import Mapping, Sequence
 import re
 from typing import NamedTuple
 
@@ -117,3 +118,21 @@ def suite(name: str) -> tuple[Shape, ...]:
   if name not in SUITES:
     raise ValueError(f"no suite {name!r}; there are {', '.join(SUITES)}")
   return SUITES[name]
+
+
+def choose[T](
+  name: str,
+  suites: Mapping[str, Sequence[T]],
+  special: Mapping[str, Sequence[T]],
+) -> list[tuple[str, T]]:
+  """(suite, element) of each element of a suite; "all" has no special ones.
+
+  Raises:
+    ValueError: no suite has that name.
+  """
+  if name == "all":
+    return [(each, x) for each, found in suites.items() for x in found]
+  there = {**special, **suites}
+  if name not in there:
+    raise ValueError(f"no suite {name!r}; there are {', '.join(there)}, all")
+  return [(name, x) for x in there[name]]

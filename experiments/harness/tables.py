@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 import pathlib
+import statistics
 from typing import Any
 
 from experiments.harness import published
@@ -42,6 +43,20 @@ def factor(x: float | None) -> str:
   if x is None:
     return EMPTY
   return f"{x:.1f}x" if x >= 10 else f"{x:.3f}x"
+
+
+def geomean(ratios: Sequence[float]) -> float | None:
+  """The geometric mean; None of nothing."""
+  return statistics.geometric_mean(ratios) if ratios else None
+
+
+def by_suite(rows: Iterable[RowDict]) -> dict[str, list[RowDict]]:
+  """Rows by suite, and by dtype if it is not bfloat16, as they appear."""
+  found: dict[str, list[RowDict]] = {}
+  for row in rows:
+    dtype = "" if row["dtype"] == "bfloat16" else f" {row['dtype']}"
+    found.setdefault(row["suite"] + dtype, []).append(row)
+  return found
 
 
 def shape(row: RowDict) -> str:

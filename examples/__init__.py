@@ -1,0 +1,1 @@
+"""Models that use pallas_gemm, to copy from."""

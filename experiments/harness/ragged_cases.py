@@ -1,0 +1,387 @@
+"""Grouped products beside what a JAX user writes instead: cases, by suite.
+
+A case is one pass (forward, a derivative, a gated product, a whole layer) on
+one shape with one distribution of group sizes. It is written several times:
+with `pallas_gemm`, with `jax.lax.ragged_dot`, and as a dense product of the
+same FLOPs, which a grouped one can't be expected to beat.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import inspect
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from examples import moe
+from experiments.harness import inputs, suites
+import pallas_gemm
+
+Operands = dict[str, Any]
+Call = Callable[..., Any]
+
+PASSES = ("forward", "dx", "dw", "gated", "layer", "layer_grad")
+LAYERS = ("layer", "layer_grad")
+# 2*M*K*N FLOP, so many times.
+_PRODUCTS = {"gated": 2, "layer": 3, "layer_grad": 9}
+_KERNELS = {"gated": "gated_ragged_dot", "layer": "moe", "layer_grad": "moe"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+  """One pass over groups of rows; lhs is [M, K], rhs [G, K, N].
+
+  Attributes:
+    suite: the list that it is of.
+    m, n, k: of the product; of a layer, `m` counts a token `top_k` times, `n`
+      is the width of an expert, `k` that of a token.
+    groups: G.
+    pass_: "forward"; "dx" or "dw", its derivative for lhs or rhs alone;
+      "gated", silu(lhs @ rhs) * (lhs @ rhs_up); "layer" or "layer_grad", the
+      layer of examples/moe.py without and with all derivatives.
+    sizes: how rows are shared out, a key of `DISTRIBUTIONS`; "routed" in a
+      layer, whose router decides.
+    dtype: of operands and results.
+    top_k: experts of a token in a layer.
+  """
+
+  suite: str
+  m: int
+  n: int
+  k: int
+  groups: int
+  pass_: str = "forward"
+  sizes: str = "even"
+  dtype: str = "bfloat16"
+  top_k: int = 1
+
+  @property
+  def program(self) -> "Case":
+    """What the compiled program depends on: sizes are its input."""
+    return dataclasses.replace(self, suite="", sizes="")
+
+  @property
+  def is_layer(self) -> bool:
+    """Whether it is a whole layer, whose router shares out the rows."""
+    return self.pass_ in LAYERS
+
+  def fields(self) -> dict[str, Any]:
+    """What a row says of the case."""
+    found = dataclasses.asdict(self)
+    found["pass"] = found.pop("pass_")
+    found["group_sizes"] = found.pop("sizes")
+    found["top_k"] = self.top_k if self.is_layer else None
+    found["kernel"] = _KERNELS.get(self.pass_, "ragged_dot")
+    return found
+
+  def group_sizes(self, seed: int) -> np.ndarray | None:
+    """Rows of each group, int32 [G]; None in a layer."""
+    if self.is_layer:
+      return None
+    return DISTRIBUTIONS[self.sizes](
+      self.m, self.groups, np.random.default_rng(seed)
+    ).astype(np.int32)
+
+  def operands(self) -> Operands:
+    """Shapes and dtypes of the arguments, by name."""
+    return jax.eval_shape(functools.partial(self._draw, 0))
+
+  def draw(self, seed: int) -> Operands:
+    """The arguments, N(0, 1), on the device; a layer's weights are smaller."""
+    return jax.block_until_ready(self._draw(seed))
+
+  def _draw(self, seed: int) -> Operands:
+    normal = functools.partial(inputs.normal, seed, dtype=self.dtype)
+    if self.is_layer:
+      return self._draw_layer(normal, seed)
+    found = {"group_sizes": jnp.asarray(self.group_sizes(seed))}
+    if self.pass_ != "dx":
+      found["lhs"] = normal(0, (self.m, self.k))
+    if self.pass_ in ("dx", "dw"):
+      found["dout"] = normal(1, (self.m, self.n))
+    if self.pass_ != "dw":
+      names = ("rhs", "rhs_up") if self.pass_ == "gated" else ("rhs",)
+      for i, name in enumerate(names):
+        found[name] = inputs.normals(
+          seed, 2 + i, self.groups, (self.k, self.n), self.dtype
+        )
+      width = len(names) * self.n
+      found["weight"] = normal(4, (self.k, width))
+    return found
+
+  def _draw_layer(self, normal: Call, seed: int) -> Operands:
+    tokens = self.m // self.top_k
+    params = _init(
+      jax.random.key(seed),
+      features=self.k,
+      hidden=self.n,
+      experts=self.groups,
+      dtype=self.dtype,
+    )
+    found = {"x": normal(0, (tokens, self.k)), "params": params}
+    # One expert that takes all rows.
+    found["expert"] = tuple(w[0] for w in found["params"][1:])
+    found["dense_x"] = normal(1, (self.m, self.k))
+    if self.pass_ == "layer_grad":
+      found["dout"] = normal(2, (tokens, self.k))
+      found["dense_dout"] = normal(3, (self.m, self.k))
+    return found
+
+  def rows(self, seed: int) -> int:
+    """Rows in groups."""
+    sizes = self.group_sizes(seed)
+    return self.m if sizes is None else int(sizes.sum())
+
+  def flops(self, seed: int) -> int:
+    """2*rows*K*N for each product, of the rows in groups alone."""
+    return 2 * _PRODUCTS.get(self.pass_, 1) * self.rows(seed) * self.k * self.n
+
+  def least_bytes(self, seed: int) -> int:
+    """Bytes if each operand is read once and each result written once.
+
+    Weights of empty groups are not read; derivatives of them are written.
+    """
+    itemsize = jnp.dtype(self.dtype).itemsize
+    weight, rows = self.k * self.n, self.rows(seed)
+    if self.is_layer:
+      tokens = self.m // self.top_k
+      elements = 3 * self.groups * weight + 2 * tokens * self.k
+      # The derivatives of weights and tokens, and the result's.
+      return itemsize * elements * (2 if self.pass_ == "layer_grad" else 1)
+    groups = self.groups
+    if self.pass_ != "dw":
+      groups = np.count_nonzero(self.group_sizes(seed))
+    weights = (2 if self.pass_ == "gated" else 1) * groups * weight
+    return int(itemsize * (weights + rows * (self.k + self.n)))
+
+
+_init = jax.jit(
+  moe.init, static_argnames=("features", "hidden", "experts", "dtype")
+)
+
+
+# How M rows are shared out among G groups: (m, groups, rng) -> [groups].
+
+
+def _even(m: int, groups: int, rng) -> np.ndarray:
+  del rng
+  return m // groups + (np.arange(groups) < m % groups)
+
+
+def _random(m: int, groups: int, rng) -> np.ndarray:
+  return rng.multinomial(m, np.full(groups, 1 / groups))
+
+
+def _zipf(m: int, groups: int, rng) -> np.ndarray:
+  shares = 1 / np.arange(1, groups + 1)
+  return rng.permutation(rng.multinomial(m, shares / shares.sum()))
+
+
+def _one_hot(m: int, groups: int, rng) -> np.ndarray:
+  sizes = np.zeros(groups, int)
+  sizes[rng.integers(groups)] = m
+  return sizes
+
+
+def _half_empty(m: int, groups: int, rng) -> np.ndarray:
+  full = np.arange(groups) < math.ceil(groups / 2)
+  sizes = np.zeros(groups, int)
+  sizes[rng.permutation(full)] = _even(m, int(full.sum()), rng)
+  return sizes
+
+
+def _odd(m: int, groups: int, rng) -> np.ndarray:
+  """Each odd, about even; a row is left over if the parities say so."""
+  pairs = _random(max(0, m - groups) // 2, groups, rng)
+  return 2 * pairs + 1
+
+
+def _padded(m: int, groups: int, rng) -> np.ndarray:
+  """The last quarter of the rows is of no group."""
+  return _random(m - m // 4, groups, rng)
+
+
+DISTRIBUTIONS: dict[str, Callable[..., np.ndarray]] = {
+  "even": _even,
+  "random": _random,
+  "zipf": _zipf,
+  "one_hot": _one_hot,
+  "half_empty": _half_empty,
+  "odd": _odd,
+  "padded": _padded,
+}
+
+
+# The case, written with what multiplies groups: a function of its operands.
+
+
+def ours(case: Case, implementation: str | None = None) -> Call:
+  """With `pallas_gemm`."""
+  dot, gated_dot = (
+    functools.partial(op, implementation=implementation)
+    for op in (pallas_gemm.ragged_dot, pallas_gemm.gated_ragged_dot)
+  )
+  return _written(case, dot, gated_dot)
+
+
+def two_calls(case: Case, implementation: str | None = None) -> Call:
+  """With `pallas_gemm.ragged_dot` alone, called twice for a gate."""
+  dot = functools.partial(pallas_gemm.ragged_dot, implementation=implementation)
+  return _written(case, dot, moe.gated(dot))
+
+
+def lax(case: Case) -> Call:
+  """With `jax.lax.ragged_dot`."""
+  return _written(case, jax.lax.ragged_dot, moe.gated(jax.lax.ragged_dot))
+
+
+def _written(case: Case, dot: Call, gated_dot: Call) -> Call:
+  """The pass of the case. What only a trace needs is never computed."""
+
+  def dx(dout, rhs, group_sizes):
+    lhs = jnp.zeros((case.m, case.k), case.dtype)
+    _, vjp = jax.vjp(lambda lhs: dot(lhs, rhs, group_sizes), lhs)
+    return vjp(dout)[0]
+
+  def dw(lhs, dout, group_sizes):
+    rhs = jnp.zeros((case.groups, case.k, case.n), case.dtype)
+    _, vjp = jax.vjp(lambda rhs: dot(lhs, rhs, group_sizes), rhs)
+    return vjp(dout)[0]
+
+  layer = functools.partial(
+    moe.layer, top_k=case.top_k, dot=dot, gated_dot=gated_dot
+  )
+
+  def layer_grad(params, x, dout):
+    out, vjp = jax.vjp(layer, params, x)
+    return out, *vjp(dout)
+
+  by_pass = {
+    "forward": lambda lhs, rhs, group_sizes: dot(lhs, rhs, group_sizes),
+    "dx": dx,
+    "dw": dw,
+    "gated": lambda lhs, rhs, rhs_up, group_sizes: gated_dot(
+      lhs, rhs, rhs_up, group_sizes
+    ),
+    "layer": lambda params, x: layer(params, x),
+    "layer_grad": layer_grad,
+  }
+  return _taking_all(by_pass[case.pass_])
+
+
+def dense(case: Case) -> Call:
+  """One product of the same FLOPs, as if all rows were of one group.
+
+  The same pass for the derivatives; for a gate, both weights side by side; for
+  a layer, the MLP of one expert.
+  """
+
+  def mlp(x, gate, up, down):
+    return jnp.dot(jax.nn.silu(jnp.dot(x, gate)) * jnp.dot(x, up), down)
+
+  def layer_grad(expert, dense_x, dense_dout):
+    out, vjp = jax.vjp(mlp, dense_x, *expert)
+    return out, *vjp(dense_dout)
+
+  by_pass = {
+    "forward": lambda lhs, weight: jnp.dot(lhs, weight),
+    "dx": lambda dout, weight: jnp.dot(dout, weight.T),
+    "dw": lambda lhs, dout: jnp.dot(lhs.T, dout),
+    "gated": lambda lhs, weight: jnp.dot(lhs, weight),
+    "layer": lambda expert, dense_x: mlp(dense_x, *expert),
+    "layer_grad": layer_grad,
+  }
+  return _taking_all(by_pass[case.pass_])
+
+
+def _taking_all(fn: Call) -> Call:
+  """A function of all operands of a case; it gets those that it names."""
+  names = inspect.signature(fn).parameters
+
+  def call(**operands):
+    return fn(**{name: operands[name] for name in names})
+
+  return call
+
+
+# Each suite as keyword arguments of its cases.
+Kwargs = dict[str, Any]
+_TRAINING = ("forward", "dx", "dw")
+
+
+def _each(passes, sizes, *shapes: Kwargs) -> list[Kwargs]:
+  return [
+    shape | {"sizes": how, "pass_": pass_}
+    for shape in shapes
+    for how in sizes
+    for pass_ in passes
+  ]
+
+
+def _shape(m: int, n: int, k: int, groups: int, **kwargs) -> Kwargs:
+  return {"m": m, "n": n, "k": k, "groups": groups, **kwargs}
+
+
+def _moe(*shapes: Kwargs) -> list[Kwargs]:
+  return _each(LAYERS, ("routed",), *shapes)
+
+
+# All but "padded": every row is in a group.
+_FULL = tuple(DISTRIBUTIONS)[:-1]
+_MIXTRAL = _shape(8192, 14336, 4096, 8)
+SUITES: dict[str, list[Kwargs]] = {
+  "mixtral": _each(_TRAINING, ("even", "zipf", "one_hot"), _MIXTRAL),
+  "deepseek": _each(
+    _TRAINING,
+    ("even", "zipf"),
+    _shape(131072, 1024, 7168, 256),
+    _shape(131072, 7168, 1024, 256),
+  ),
+  "qwen": _each(
+    _TRAINING,
+    ("even", "zipf"),
+    _shape(65536, 1536, 4096, 128),
+    _shape(65536, 4096, 1536, 128),
+  ),
+  "decode": _each(
+    ("forward",),
+    ("random",),
+    *(
+      _shape(rows * groups, 14336, 4096, groups)
+      for groups in (8, 64)
+      for rows in (8, 32, 128)
+    ),
+  ),
+  "distributions": _each(_TRAINING, _FULL, _shape(16384, 4096, 4096, 32)),
+  "gated": _each(("gated",), ("even", "zipf", "one_hot"), _MIXTRAL),
+  "moe": _moe(_MIXTRAL | {"top_k": 2}),
+}
+QUICK = [
+  *_each(_TRAINING, ("even",), _MIXTRAL),
+  *_each(("forward",), ("zipf",), _MIXTRAL),
+  *_each(("gated",), ("zipf",), _MIXTRAL),
+]
+_SMALL = _shape(32, 24, 16, 4)
+INTERPRET = [
+  *_each(_TRAINING, ("odd",), _SMALL),
+  *_each(("forward",), ("even", "half_empty", "padded"), _SMALL),
+  *_each(("gated",), ("zipf",), _SMALL),
+  *_moe(_SMALL | {"top_k": 2}),
+]
+# The suites that no "all" holds: parts of others, or for the interpreter.
+SPECIAL = {"quick": QUICK, "interpret": INTERPRET}
+NAMES = (*SPECIAL, *SUITES, "all")
+
+
+def suite(name: str, dtype: str = "bfloat16") -> list[Case]:
+  """The cases of a suite; of "all", those of every suite but the special.
+
+  Raises:
+    ValueError: no suite has that name.
+  """
+  found = suites.choose(name, SUITES, SPECIAL)
+  return [Case(suite=of, dtype=dtype, **kwargs) for of, kwargs in found]

@@ -1,0 +1,194 @@
+"""A run of a program that measures cases: its lines, rows and exit status."""
+
+from collections.abc import Callable, Iterable, Iterator
+import contextlib
+import dataclasses
+import pathlib
+from typing import Any
+
+from absl import flags, logging
+
+from experiments.harness import bench as bench_lib
+from experiments.harness import cli, contestants, provenance, tables, timing
+from experiments.harness import console as console_lib
+from experiments.harness import rows as rows_lib
+from pallas_gemm import hardware
+
+RowDict = dict[str, Any]
+
+
+@dataclasses.dataclass
+class Session:
+  """What a run prints and keeps.
+
+  Attributes:
+    console: where its lines go.
+    path: of the rows.
+    device: name of the device.
+    on_gpu: whether it is a GPU, so that kernels are timed.
+    name_width: columns for the names of cases.
+    interrupt: knows of Ctrl-C.
+    rows: those of this run.
+    failures: names of what failed or could not run.
+    interrupted: Ctrl-C ended the run.
+  """
+
+  console: console_lib.Console
+  path: pathlib.Path
+  device: str
+  on_gpu: bool
+  name_width: int = 46
+  interrupt: console_lib.Interrupt = dataclasses.field(
+    default_factory=console_lib.Interrupt
+  )
+  rows: list[RowDict] = dataclasses.field(default_factory=list)
+  failures: list[str] = dataclasses.field(default_factory=list)
+  interrupted: bool = False
+
+  def __post_init__(self) -> None:
+    if self.on_gpu:
+      line = f"{self.device}; times are GPU kernel times, L2 flushed"
+    else:
+      line = (
+        f"No NVIDIA GPU here ({self.device}): results are checked; wall times"
+        " are the host's and say nothing of a GPU"
+      )
+    self.console.line(line)
+
+  @contextlib.contextmanager
+  def measuring(self, steps: int) -> Iterator[None]:
+    """Context of all that is measured: a bar of `steps`, and Ctrl-C."""
+    try:
+      with self.interrupt, self.console.progress(steps):
+        yield
+    except KeyboardInterrupt:
+      self.interrupted = True
+
+  def case(
+    self,
+    name: str,
+    measure: Callable[[], RowDict],
+    parts: Callable[[RowDict], list[str]],
+  ) -> None:
+    """Keeps and prints the row of a case.
+
+    Args:
+      name: what the case is called.
+      measure: gives the row.
+      parts: what was measured, as parts of a line.
+    """
+    self.console.doing(name)
+    found = self._guarded(name, measure)
+    if found is not None:
+      self._keep(found)
+      verdict = f"{tables.verdict(found)} error / bound"
+      line = [
+        f"{name:<{self.name_width}}",
+        *parts(found),
+        f"{verdict} {tables.of_bound(found)}",
+      ]
+      failed = found["passed"] is False
+      if failed:
+        self.failures.append(name)
+      self.console.line("  ".join(line), bad=failed)
+    self.console.step()
+
+  def host_rows(
+    self,
+    name: str,
+    measure: Callable[[], Iterable[RowDict]],
+    line: Callable[[RowDict], str],
+  ) -> None:
+    """Keeps and prints rows that compare no case; `measure` gives them."""
+
+    def take() -> None:
+      for row in measure():
+        self._keep(row)
+        self.console.line(f"{name} {line(row)}")
+
+    self.console.doing(name)
+    self._guarded(name, take)
+
+  def _guarded(self, name: str, work: Callable[[], Any]) -> Any:
+    """What `work` gives; None if it failed, with its reason in a line."""
+    try:
+      return work()
+    except Exception as error:  # pylint: disable=broad-exception-caught
+      if self.interrupt.pressed:  # inside a kernel Ctrl-C comes in disguise
+        raise KeyboardInterrupt from None
+      reason = contestants.first_line(error)
+      self.failures.append(name)
+      self.console.line(f"{name}  can't run here: {reason}", bad=True)
+      return None
+
+  def _keep(self, row: RowDict) -> None:
+    rows_lib.append(self.path, row)
+    self.rows.append(row)
+
+  def finish(self, show: Callable[[list[RowDict]], None]) -> int:
+    """Plots and README; the exit status.
+
+    Args:
+      show: draws and writes what the flags say, from all rows of the file.
+    """
+    console = self.console
+    console.line(f"rows: {self.path}")
+    if self.interrupted:
+      console.line(f"interrupted: {len(self.rows)} finished rows were kept")
+      return 130
+    if self.on_gpu:
+      show(rows_lib.read(self.path))
+    elif cli.UPDATE_README.value or cli.PLOT.value:
+      console.line("no plots and no README table: nothing was timed on a GPU")
+    if self.failures:
+      count, names = len(self.failures), "; ".join(self.failures)
+      console.line(f"FAILED ({count}): {names}", bad=True)
+      return 1
+    return 0
+
+
+def start(
+  console: console_lib.Console,
+  experiment: str,
+  on_gpu: bool,
+  **fields: Any,
+) -> Session:
+  """A session whose rows go where the flags say; `fields` are of `Session`."""
+  device = provenance.device_name()
+  path = rows_lib.results_file(device, experiment, cli.OUTPUT_DIR.value)
+  return Session(console, path, device, on_gpu, **fields)
+
+
+def bench(experiment: str, on_gpu: bool) -> bench_lib.Bench:
+  """Measures as the flags say."""
+  return bench_lib.Bench(
+    experiment=experiment,
+    seed=cli.SEED.value,
+    warmup=cli.WARMUP.value,
+    repeats=cli.REPEATS.value,
+    timed=on_gpu,
+    measure=timing.measure,
+    flush=timing.l2_flush(hardware.current().l2_bytes) if on_gpu else None,
+  )
+
+
+def main(
+  measuring: Iterable[str],
+  run: Callable[[console_lib.Console], int],
+  from_rows: Callable[[console_lib.Console], int],
+) -> int:
+  """Carries out the flags; returns the exit status.
+
+  Args:
+    measuring: given one of these flags, --update_readme follows a measurement.
+    run: measures.
+    from_rows: makes tables and plots of rows measured before.
+  """
+  if not flags.FLAGS["verbosity"].present:
+    # Each line says which implementation ran; the ops log it too.
+    logging.set_verbosity(logging.WARNING)
+  console = console_lib.Console()
+  told = any(flags.FLAGS[name].present for name in measuring)
+  if cli.FROM_ROWS.value or (cli.UPDATE_README.value and not told):
+    return from_rows(console)
+  return run(console)

@@ -1,0 +1,205 @@
+"""Compares grouped products with what a JAX user writes without them.
+
+  python -m experiments.ragged                      a short list, about a minute
+  python -m experiments.ragged --suite=mixtral
+  python -m experiments.ragged --suite=deepseek,qwen --passes=forward
+  python -m experiments.ragged --suite=all          every suite, some minutes
+  python -m experiments.ragged --update_readme      README from measured rows
+
+A case is one pass (forward; dx and dw, the derivatives for rows and weights;
+gated; a whole mixture-of-experts layer) on one shape with one distribution of
+group sizes. It is computed by pallas_gemm with the config that it picks by
+itself, by jax.lax.ragged_dot, by the grouped matmul that JAX ships as an
+example (forward alone; the fastest of a few configs), and by one jnp.dot of
+the same FLOPs, which no grouped product can be expected to beat. What can't
+run, or would take too long, is left out with its reason. The first result is
+checked against float64 on sampled groups, rows and columns; then all are timed
+in turns (CUPTI, every kernel that a call launches, cold L2). One line a case
+is printed as the run goes:
+
+  implementation, time, TFLOP/s of the rows in groups, speed relative to each
+  of the others, PASSED or FAILED, and the largest error beside the bound that
+  correct arithmetic obeys; for the suite decode also GB/s, beside a copy's.
+
+Rows go to experiments/results/<device>/ragged.jsonl as they are measured, so
+an interrupted run keeps what it finished. Without an NVIDIA GPU a few tiny
+cases are checked, and timed by the host's clock, which says nothing of a GPU.
+
+Exit status: 0; 1 if a case FAILED or could not run; 2 for a command that can't
+be carried out; 130 after Ctrl-C.
+"""
+
+from collections.abc import Sequence
+import functools
+import itertools
+import pathlib
+from typing import Any
+
+from absl import flags
+
+from experiments.harness import (
+  cli,
+  dense_tables,
+  ragged_bench,
+  ragged_cases,
+  ragged_plots,
+  ragged_tables,
+  report,
+)
+from experiments.harness import console as console_lib
+from experiments.harness import rows as rows_lib
+from experiments.harness import session as session_lib
+from pallas_gemm import compat
+
+EXPERIMENT = "ragged"
+
+for _name in ("dtype", "seed", "output_dir", *cli.TIMED):
+  flags.declare_key_flag(_name)
+_SUITE = flags.DEFINE_list(
+  "suite",
+  [],
+  f"What to measure, separated by commas: {', '.join(ragged_cases.NAMES)}."
+  " Default: quick on a GPU, interpret without.",
+  # Other programs have flags of these names; the tests import several.
+  allow_override=True,
+)
+_PASSES = flags.DEFINE_list(
+  "passes",
+  [],
+  "Of the suites, only the cases of these passes, separated by commas:"
+  f" {', '.join(ragged_cases.PASSES)}. Default: all.",
+)
+_IMPLEMENTATION = flags.DEFINE_enum(
+  "implementation",
+  None,
+  ("sm90", "triton", "xla"),
+  "Passed to the ops; triton has no grouped products. Default: they choose.",
+  allow_override=True,
+)
+# Given any of these, --update_readme follows a measurement.
+_MEASURING = (
+    "suite", "passes", "dtype", "seed", "warmup", "repeats", "implementation",
+)  # fmt: skip
+
+
+def chosen(on_gpu: bool) -> list[ragged_cases.Case]:
+  """The cases that the flags name.
+
+  Raises:
+    cli.FlagError: no such suite or pass, none left, or not without a GPU.
+  """
+  dtype = cli.DTYPE.value or "bfloat16"
+  if dtype == "float32":
+    raise cli.FlagError("--dtype: grouped products are compared in 16 bits")
+  passes = [name.strip() for name in _PASSES.value]
+  if unknown := [x for x in passes if x not in ragged_cases.PASSES]:
+    raise cli.FlagError(
+      f"--passes: no pass {unknown[0]!r}; there are"
+      f" {', '.join(ragged_cases.PASSES)}"
+    )
+  names = list(dict.fromkeys(name.strip() for name in _SUITE.value))
+  names = names or ["quick" if on_gpu else "interpret"]
+  large = [x for x in names if x != "interpret" and x in ragged_cases.NAMES]
+  if large and not on_gpu:
+    raise cli.FlagError(
+      f"--suite={','.join(large)}: too large without an NVIDIA GPU; there is"
+      " interpret"
+    )
+  cases: list[ragged_cases.Case] = []
+  for name in names:
+    try:
+      cases += ragged_cases.suite(name, dtype)
+    except ValueError as error:
+      raise cli.FlagError(f"--suite: {error}") from None
+  # A suite that is named beside "all" is measured once.
+  found = [x for x in dict.fromkeys(cases) if not passes or x.pass_ in passes]
+  if not found:
+    raise cli.FlagError(
+      f"--passes={','.join(passes)}: {', '.join(names)} has no such case"
+    )
+  return found
+
+
+def run(console: console_lib.Console) -> int:
+  """Measures what the flags say."""
+  on_gpu = compat.targets_gpu()
+  cases = chosen(on_gpu)
+  session = session_lib.start(console, EXPERIMENT, on_gpu, name_width=66)
+  bench = ragged_bench.RaggedBench(
+    session_lib.bench(EXPERIMENT, on_gpu),
+    implementation=_IMPLEMENTATION.value,
+  )
+  with session.measuring(len(cases)):
+    if on_gpu:
+      session.host_rows(
+        "bandwidth", bench.measure_bandwidth, dense_tables.host_line
+      )
+    _measure(session, bench, cases)
+  _print(console, f"Grouped products on {session.device}", session.rows)
+  return session.finish(lambda rows: show(console, rows, session.path.parent))
+
+
+def _measure(
+  session: session_lib.Session,
+  bench: ragged_bench.RaggedBench,
+  cases: Sequence[ragged_cases.Case],
+) -> None:
+  """Measures cases, those of a suite compiled together."""
+  for name, suite in itertools.groupby(cases, lambda case: case.suite):
+    suite = list(suite)
+    session.console.doing(f"{name}: compiling {len(suite)} cases")
+    for prepared in ragged_bench.prepare(suite, bench.implementation):
+      fields = prepared.case.fields()
+      session.case(
+        f"{name} {ragged_tables.label(fields)} {fields['dtype']}",
+        functools.partial(bench.measure, prepared),
+        ragged_tables.measured_parts,
+      )
+
+
+def _print(console: console_lib.Console, title: str, rows) -> None:
+  header, cells = ragged_tables.summary(rows)
+  console.line()
+  console.table(title, header, cells, ragged_tables.NUMERIC)
+
+
+def show(
+  console: console_lib.Console,
+  rows: Sequence[dict[str, Any]],
+  folder: pathlib.Path,
+) -> None:
+  """Plots and README tables, as the flags say, of one device's rows."""
+  latest = rows_lib.latest(rows)
+  if not ragged_tables.timed(latest):
+    raise cli.FlagError(f"no timed rows in {folder}; measure on a GPU first")
+  figures = {
+    "ragged.png": lambda path: ragged_plots.throughput(latest, path),
+    "ragged_decode.png": lambda path: ragged_plots.decode(latest, path),
+  }
+  if cli.PLOT.value:
+    report.draw(console, folder, figures)
+  if cli.UPDATE_README.value:
+    report.update_readme(
+      console,
+      EXPERIMENT,
+      ragged_tables.markdown(latest),
+      [folder / name for name in figures],
+    )
+
+
+def from_rows(console: console_lib.Console) -> int:
+  """Table, plots and README from rows measured before."""
+  path, folder, rows = report.measured_before(EXPERIMENT)
+  _print(console, f"Rows of {path}", rows_lib.latest(rows))
+  show(console, rows, folder)
+  return 0
+
+
+def main(argv: Sequence[str]) -> int:
+  """Carries out the flags; returns the exit status."""
+  del argv
+  return session_lib.main(_MEASURING, run, from_rows)
+
+
+if __name__ == "__main__":
+  cli.run(main)

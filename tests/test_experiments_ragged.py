@@ -1,0 +1,451 @@
+"""The program that compares grouped products with XLA's. No GPU needed."""
+
+import re
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import ragged
+from experiments.harness import (
+  case_bench,
+  cli,
+  ragged_bench,
+  ragged_cases,
+  ragged_check,
+  ragged_tables,
+  rows,
+  timing,
+)
+import pallas_gemm
+from tests import test_harness_rows
+from tests.support import programs
+
+SHAPE = {"m": 12, "n": 16, "k": 8, "groups": 3}
+SMALL = [
+  SHAPE | {"pass_": "forward", "sizes": "even"},
+  SHAPE | {"pass_": "forward", "sizes": "one_hot"},
+  SHAPE | {"pass_": "dw", "sizes": "odd"},
+]
+
+
+def case(**fields):
+  return ragged_cases.Case(suite="test", **SHAPE | fields)
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+  """Runs the program in this process: (status, standard output)."""
+  (tmp_path / "README.md").write_text(programs.readme("ragged"))
+  monkeypatch.setitem(ragged_cases.SPECIAL, "interpret", SMALL)
+
+  def call(*args):
+    places = f"--output_dir={tmp_path}", f"--readme={tmp_path / 'README.md'}"
+    status = programs.call(ragged.main, [*places, *args])
+    return status, capsys.readouterr().out
+
+  return call
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+  """Pretends that there is a GPU, where calls take made-up times."""
+  programs.pretend_times(monkeypatch)
+  fake = types.SimpleNamespace(targets_gpu=lambda: True)
+  monkeypatch.setattr(ragged, "compat", fake)
+  monkeypatch.setattr(case_bench, "_BANDWIDTH_SHAPE", (64, 32))
+  decode = [SHAPE | {"sizes": "random"}]
+  suites = {"distributions": SMALL[:2], "decode": decode}
+  monkeypatch.setattr(ragged_cases, "SUITES", suites)
+  monkeypatch.setitem(ragged_cases.SPECIAL, "quick", SMALL)
+
+
+def replaces_ragged_dot(monkeypatch, wrong):
+  """Makes the op give something else."""
+  real = pallas_gemm.ragged_dot
+
+  def ragged_dot(lhs, rhs, group_sizes, **kwargs):
+    return wrong(real, lhs, rhs, group_sizes, **kwargs)
+
+  monkeypatch.setattr(pallas_gemm, "ragged_dot", ragged_dot)
+
+
+def stored(tmp_path):
+  return rows.read(tmp_path / "ragged.jsonl")
+
+
+def test_a_run_without_a_gpu_checks_all(run, tmp_path):
+  status, out = run()
+  assert status == 0, out
+  found = stored(tmp_path)
+  assert [row["pass"] for row in found] == ["forward", "forward", "dw"]
+  assert [row["group_sizes"] for row in found] == ["even", "one_hot", "odd"]
+  for row in found:
+    rows.validate(row)
+    assert row["passed"] is True and row["max_error"] <= row["error_bound"]
+    assert row["implementation"] == "xla" and row["config"] is None
+    assert row["ms_median"] is None and row["tflops"] is None
+    assert row["wall_ms_median"] > 0 and row["arms"] == {}
+    assert (row["suite"], row["groups"]) == ("interpret", 3)
+    assert row["kernel"] == "ragged_dot" and row["dtype"] == "bfloat16"
+  assert found[0]["skipped"] == {"jax_ragged_dot_mgpu": "it needs a Hopper GPU"}
+  assert out.count("PASSED") == 3 and "nothing was timed on a GPU" in out
+
+
+def test_passes_choose_among_the_cases(run, tmp_path):
+  status, out = run("--passes=dw", "--dtype=float16")
+  assert status == 0, out
+  [row] = stored(tmp_path)
+  assert (row["pass"], row["dtype"]) == ("dw", "float16")
+
+
+def test_a_timed_run_compares_all_arms(run, gpu, tmp_path):
+  status, out = run("--suite=quick", "--noplot")
+  assert status == 0, out
+  copy, _, even, one_hot, dw = stored(tmp_path)
+  for row in stored(tmp_path):
+    rows.validate(row)
+    assert row["repeats"] == timing.DEFAULT_REPEATS
+  assert list(even["arms"]) == ["pallas_gemm", "lax.ragged_dot", "jnp.dot"]
+  # The fake takes twice and three times as long for the second and third arm.
+  assert even["ratio_to_jnp_dot"] == pytest.approx(2)
+  assert even["kernel_names"] == ["k0"]
+  assert even["baseline_kernel_names"] == ["k1"]
+  # Of 12 rows, 3 odd groups have 11.
+  for row, m in ((even, 12), (one_hot, 12), (dw, 11)):
+    flops = 2 * m * 16 * 8
+    assert row["tflops"] == pytest.approx(flops / row["ms_median"] / 1e9)
+    dense = row["arms"]["jnp.dot"]
+    assert dense["ms_p25"] < dense["ms_median"] < dense["ms_p75"]
+    assert dense["kernel_names"] == ["k2"]
+    assert dense["tflops"] == pytest.approx(row["tflops"] / 3)
+  least = 2 * (1 * 8 * 16 + 12 * (8 + 16))  # one group has rows
+  rate = least / one_hot["ms_median"] / 1e6
+  assert one_hot["gbytes_per_s"] == pytest.approx(rate)
+  assert one_hot["copy_gbytes_per_s"] == copy["gbytes_per_s"]
+  assert one_hot["ratio_to_even"] == 1 and "ratio_to_even" not in dw
+  assert "2.000x of lax.ragged_dot" in out and "3.000x of jnp.dot" in out
+
+
+def test_all_suites_plots_and_readme(run, gpu, tmp_path):
+  status, out = run("--suite=all,decode", "--update_readme")
+  assert status == 0, out
+  suites = [row["suite"] for row in stored(tmp_path)]
+  assert suites == ["bandwidth"] * 2 + ["distributions"] * 2 + ["decode"]
+  assert (tmp_path / "ragged.png").stat().st_size > 10_000
+  assert (tmp_path / "ragged_decode.png").stat().st_size > 10_000
+  text = (tmp_path / "README.md").read_text()
+  assert text.startswith("# Title\n\n<!-- ragged:begin -->\n\n")
+  assert (
+    text.endswith("\n\n<!-- ragged:end -->\n\nEnd.\n") and "old" not in text
+  )
+  assert "| distributions | forward | 2 |" in text
+  assert "| one_hot | 1.000x |" in text
+  assert re.search(r"\| 12x16x8 in 3 random, forward \| .* \| \d+% \|", text)
+  assert "* `jax_ragged_dot_mgpu`, distributions, decode: it needs" in text
+  assert "![ragged](ragged.png)" in text
+  # Alone, it measures nothing and finds nothing new.
+  status, out = run("--update_readme")
+  assert status == 0 and "nothing new for" in out
+  (tmp_path / "README.md").write_text("no markers")
+  with pytest.raises(cli.FlagError, match="want one line <!-- ragged:begin"):
+    run("--update_readme")
+
+
+def test_a_wrong_result_is_never_timed_and_the_run_goes_on(
+  run, gpu, monkeypatch, tmp_path
+):
+  def wrong(real, lhs, rhs, group_sizes, **kwargs):
+    out = real(lhs, rhs, group_sizes, **kwargs)
+    return out.at[0].add(jnp.where(group_sizes[0] == 4, 8, 0).astype(out.dtype))
+
+  replaces_ragged_dot(monkeypatch, wrong)
+  status, out = run("--suite=quick", "--noplot")
+  assert status == 1
+  *_, even, one_hot, dw = stored(tmp_path)
+  assert [r["passed"] for r in (even, one_hot, dw)] == [False, True, True]
+  assert even["ms_median"] is None and even["arms"] == {}
+  assert "FAILED (1): quick 12x16x8 in 3 even, forward bfloat16" in out
+
+
+def test_what_can_not_run_costs_no_other(run, monkeypatch, tmp_path):
+  def broken(real, lhs, rhs, group_sizes, **kwargs):
+    if isinstance(rhs, jax.core.Tracer) and rhs.shape[0] == 3:
+      raise RuntimeError("no such instruction\nand more lines")
+    return real(lhs, rhs, group_sizes, **kwargs)
+
+  replaces_ragged_dot(monkeypatch, broken)
+  other = SHAPE | {"groups": 2}
+  monkeypatch.setitem(ragged_cases.SPECIAL, "interpret", [SHAPE, other])
+  status, out = run()
+  assert status == 1
+  assert [row["groups"] for row in stored(tmp_path)] == [2]
+  assert "can't run here: RuntimeError: no such instruction\n" in out
+
+
+def test_an_arm_beside_the_op_may_fail(run, gpu, monkeypatch, tmp_path):
+  def no_memory(*args):
+    raise MemoryError("RESOURCE_EXHAUSTED: out of memory")
+
+  monkeypatch.setattr(ragged_bench.RaggedBench, "_warm", no_memory)
+  status, out = run("--suite=decode", "--noplot")
+  assert status == 0, out
+  row = stored(tmp_path)[-1]
+  assert list(row["arms"]) == ["pallas_gemm"]
+  assert row["skipped"]["lax.ragged_dot"].startswith("MemoryError: RESOURCE")
+  assert row["ratio_to_jnp_dot"] is None
+
+
+def test_interrupt_keeps_finished_rows(run, monkeypatch, tmp_path):
+  real = ragged_check.check
+
+  def check(case, *args):
+    if case.sizes != "even":
+      raise KeyboardInterrupt
+    return real(case, *args)
+
+  monkeypatch.setattr(ragged_check, "check", check)
+  status, out = run()
+  assert status == 130 and "interrupted: 1 finished rows were kept" in out
+  assert len(stored(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+  "args, message",
+  [
+    (["--suite=nope"], "--suite: no suite 'nope'; there are quick"),
+    (["--suite=decode,all"], "--suite=decode,all: too large without"),
+    (["--passes=up"], "--passes: no pass 'up'; there are forward, dx"),
+    (["--passes=dx"], "--passes=dx: interpret has no such case"),
+    (["--dtype=float32"], "--dtype: grouped products are compared in 16"),
+    (["--from_rows=/no/such"], "--from_rows: there is no /no/such"),
+    (["--update_readme"], "no timed rows"),
+  ],
+)
+def test_an_impossible_flag_is_an_error_in_a_line(run, args, message):
+  with pytest.raises(cli.FlagError, match=message) as caught:
+    run(*args)
+  assert "\n" not in str(caught.value)
+
+
+def test_help_is_for_newcomers():
+  status, out, err = programs.start("experiments.ragged", "--help")
+  assert (status, err) == (0, "")
+  assert "python -m experiments.ragged --suite=all" in out
+  for flag in (
+      "suite", "passes", "dtype", "repeats", "warmup", "seed", "output_dir",
+      "implementation", "plot", "update_readme", "from_rows",
+  ):  # fmt: skip
+    assert re.search(rf"--\[?(no\])?{flag}:", out), flag
+
+
+# JAX's example kernel.
+
+
+@pytest.fixture
+def example(monkeypatch):
+  """A stand-in for the example; yields what each config is to give."""
+  by_config = {}
+
+  def ragged_dot(lhs, rhs, *, group_sizes, **config):
+    give = by_config.get(config["block_m"], jax.lax.ragged_dot)
+    return give(lhs, rhs, group_sizes)
+
+  # pylint: disable=g-import-not-at-top
+  from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu
+
+  monkeypatch.setattr(ragged_dot_mgpu, "ragged_dot", ragged_dot)
+  fake = types.SimpleNamespace(targets_gpu=lambda: True)
+  monkeypatch.setattr(ragged_bench, "compat", fake)
+  configs = ((128, 16, 4, 1), (64, 8, 4, 2), (64, 16, 4, 2))
+  monkeypatch.setattr(ragged_bench, "_EXAMPLE_CONFIGS", configs)
+  return by_config
+
+
+def test_the_example_runs_with_its_fastest_config(run, gpu, example, tmp_path):
+  status, out = run("--suite=decode", "--noplot")
+  assert status == 0, out
+  row = stored(tmp_path)[-1]
+  found = row["arms"]["jax_ragged_dot_mgpu"]
+  # The fake takes least for the first.
+  assert found["config"]["block_m"] == 128 and found["config"]["block_k"] == 64
+  assert row["skipped"] == {}
+
+
+def test_an_example_that_is_wrong_is_not_timed(run, gpu, example, tmp_path):
+  example[128] = lambda lhs, rhs, sizes: jax.lax.ragged_dot(-lhs, rhs, sizes)
+  run("--suite=decode", "--noplot")
+  row = stored(tmp_path)[-1]
+  assert row["passed"] is True
+  assert row["skipped"]["jax_ragged_dot_mgpu"].startswith("wrong: an error of")
+
+
+# Cases.
+
+
+def test_all_arms_of_every_case_give_the_same_arrays():
+  cases = ragged_cases.suite("all") + ragged_cases.suite("interpret")
+  assert len(set(cases)) == len(cases) > 50
+  for each in {each.program: each for each in cases}.values():
+    operands = each.operands()
+    mine = jax.eval_shape(ragged_cases.ours(each), **operands)
+    assert mine == jax.eval_shape(ragged_cases.lax(each), **operands), each
+    assert mine == jax.eval_shape(ragged_cases.two_calls(each), **operands)
+    jax.eval_shape(ragged_cases.dense(each), **operands)
+
+
+@pytest.mark.parametrize("pass_", ["forward", "dx", "dw"])
+def test_a_pass_computes_one_product(pass_):
+  each = case(pass_=pass_)
+  for arm in (ragged_cases.lax(each), ragged_cases.ours(each, "xla")):
+    text = jax.jit(arm).lower(**each.operands()).as_text("hlo")
+    assert text.count(" ragged-dot(") + text.count(" dot(") == 1, text
+
+
+@pytest.mark.parametrize("name", ragged_cases.DISTRIBUTIONS)
+def test_group_sizes(name):
+  for m, groups in ((16384, 32), (64, 64), (33, 4)):
+    sizes = case(m=m, groups=groups, sizes=name).group_sizes(seed=3)
+    assert sizes.dtype == np.int32 and sizes.shape == (groups,)
+    missing = {"padded": m // 4, "odd": (m - groups) % 2}.get(name, 0)
+    assert sizes.sum() == m - missing and sizes.min() >= 0
+    again = case(m=m, groups=groups, sizes=name).group_sizes(seed=3)
+    np.testing.assert_array_equal(sizes, again)
+    if name == "even":
+      assert sizes.max() - sizes.min() <= 1
+    if name == "odd":
+      assert (sizes % 2 == 1).all()
+    if name == "one_hot":
+      assert np.count_nonzero(sizes) == 1
+    if name == "half_empty":
+      assert np.count_nonzero(sizes) == groups // 2
+    if name == "zipf" and m > 1000:
+      assert sizes.max() > 4 * m / groups > 8 * np.median(sizes)
+
+
+def test_work_is_counted():
+  product = 2 * 12 * 16 * 8
+  assert case().flops(0) == case(pass_="dw").flops(0) == product
+  assert case(sizes="padded").flops(0) == product * 9 // 12
+  assert case(pass_="gated").flops(0) == 2 * product
+  layer = case(pass_="layer", top_k=2)
+  assert layer.flops(0) == 3 * product
+  assert case(pass_="layer_grad", top_k=2).flops(0) == 9 * product
+  rows_ = 12 * (16 + 8)
+  assert case().least_bytes(0) == 2 * (3 * 16 * 8 + rows_)
+  assert case(sizes="one_hot").least_bytes(0) == 2 * (16 * 8 + rows_)
+  dw = case(sizes="one_hot", pass_="dw")
+  assert dw.least_bytes(0) == 2 * (3 * 16 * 8 + rows_)
+  assert layer.least_bytes(0) == 2 * (9 * 16 * 8 + 2 * 6 * 8)
+
+
+def test_what_is_too_much_for_lax_says_why():
+  assert ragged_bench.too_large_for_lax(case()) is None
+  deepseek = ragged_cases.suite("deepseek")[0]
+  assert "0.5 s a call at peak" in ragged_bench.too_large_for_lax(deepseek)
+  wide = case(m=2**20, groups=64, k=256, n=1)
+  assert "32 GiB, the limit is" in ragged_bench.too_large_for_lax(wide)
+  for each in ragged_cases.suite("mixtral") + ragged_cases.suite("moe"):
+    assert ragged_bench.too_large_for_lax(each) is None
+
+
+# The check.
+
+# More rows, columns and groups than are sampled.
+LARGE = {"m": 900, "n": 70, "k": 66, "groups": 12}
+CHECKED = [
+  case(**LARGE, sizes="zipf"),
+  case(**LARGE, sizes="padded"),
+  case(**LARGE, sizes="half_empty", pass_="dx"),
+  case(**LARGE, sizes="half_empty", pass_="dw"),
+  case(**LARGE, sizes="one_hot", pass_="gated"),
+  case(**LARGE, pass_="layer", top_k=2),
+]
+
+
+@pytest.mark.parametrize(
+  "each", CHECKED, ids=lambda each: f"{each.pass_}_{each.sizes}"
+)
+def test_right_results_pass_and_wrong_ones_do_not(each):
+  operands = each.draw(seed=1)
+  out = jax.jit(ragged_cases.ours(each, "xla"))(**operands)
+  check = ragged_check.check(each, out, operands)
+  assert check.passed and 0 < check.worst_ratio <= 1, check
+  assert 0 < check.error_bound < 8
+
+  def judged(changed):
+    return ragged_check.check(each, jnp.asarray(changed), operands)
+
+  values = np.asarray(out)
+  assert not judged(-values).passed
+  assert not judged(np.roll(values, 1, axis=-1)).passed
+  if not each.is_layer:
+    assert not judged(np.roll(values, 40, axis=0)).passed
+  values = values.copy()
+  values[tuple(size // 2 for size in values.shape)] = np.nan
+  unseen = judged(values)
+  assert not unseen.passed and np.isinf(unseen.max_error)
+
+
+def test_rows_outside_of_all_groups_must_be_zero():
+  each = CHECKED[1]
+  operands = each.draw(seed=1)
+  out = jax.jit(ragged_cases.ours(each, "xla"))(**operands)
+  assert not ragged_check.check(each, out.at[-7, 3].set(1e-3), operands).passed
+
+
+def test_an_empty_groups_weights_must_have_no_derivative():
+  each = CHECKED[3]
+  operands = each.draw(seed=1)
+  out = jax.jit(ragged_cases.ours(each, "xla"))(**operands)
+  empty = int(np.argmin(operands["group_sizes"]))
+  changed = out.at[empty, 0, 0].set(1e-3)
+  assert not ragged_check.check(each, changed, operands).passed
+
+
+# Tables.
+
+
+def make_row(ms, **fields):
+  base = {"experiment": "ragged", "kernel": "ragged_dot", "number": None}
+  row = test_harness_rows.make_row(
+    **base, dtype="bfloat16", ms_median=ms, tflops=ms and 1 / ms
+  )
+  arms = {
+    "pallas_gemm": {"ms_median": ms},
+    "jnp.dot": {"ms_median": 1.0},
+  }
+  variant = {
+    "suite": "mixtral",
+    "pass": "forward",
+    "groups": 8,
+    "group_sizes": "even",
+    "arms": {} if ms is None else arms,
+    "skipped": {},
+  }
+  return row | variant | fields
+
+
+def test_summary_gives_means_of_each_suite_and_pass():
+  found = [
+    make_row(0.5),
+    make_row(2.0, group_sizes="zipf"),
+    make_row(None, group_sizes="odd", passed=False),
+    make_row(4.0, suite="qwen", **{"pass": "dx"}),
+  ]
+  for row in found:
+    rows.validate(row)
+  assert rows.latest(found) == found
+  header, cells = ragged_tables.summary(found)
+  assert header == [
+      "suite", "pass", "cases", "TFLOP/s", "x jnp.dot", "worst", "worst case",
+      "failed",
+  ]  # fmt: skip
+  assert cells == [
+    ["mixtral", "forward", "3", "1.00", "1.000x", "0.500x",
+     "48x40x24 in 8 zipf, forward", "1"],
+    ["qwen", "dx", "1", "0.25", "0.250x", "0.250x", "48x40x24 in 8 even, dx",
+     "0"],
+  ]  # fmt: skip
