@@ -1,19 +1,23 @@
-"""Runs each rung under NVIDIA's compute-sanitizer, at a small odd shape.
+"""Runs rungs and ops under NVIDIA's compute-sanitizer, at a small odd shape.
 
   python -m experiments.sanitize                      memcheck, all rungs
   python -m experiments.sanitize --kernels=8-12 --tool=racecheck
+  python -m experiments.sanitize --ops=all            the ops' Hopper kernels
 
-Each rung computes 0.5 * A @ B - C once in a process of its own. Rows go to
-experiments/results/<device>/sanitize.jsonl, one a rung: the tool's own error
-count, and whether the result passed the float64 check under it. racecheck
-does not follow TMA and mbarriers: what it says of rungs 8-12 is kept in the
-row and is no verdict.
+Each rung computes 0.5 * A @ B - C once in a process of its own, each op its
+plain product. Rows go to experiments/results/<device>/sanitize.jsonl, one a
+kernel: the tool's own error count, and whether the result passed the float64
+check under it. racecheck does not follow TMA and mbarriers: what it says of
+rungs 8-12 and of the ops is kept in the row and is no verdict.
 
-Exit status: 0; 1 if a rung has memcheck errors, a wrong result or did not
+Exit status: 0; 1 if a kernel has memcheck errors, a wrong result or did not
 run; 2 for a command that can't be carried out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+import itertools
 import os
 import re
 import shutil
@@ -22,9 +26,11 @@ import sys
 
 from absl import flags
 import jax
+import numpy as np
 
 from experiments.harness import cli, inputs, provenance, suites
 from experiments.harness import rows as rows_lib
+import pallas_gemm
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm import numerics
 from pallas_gemm.ladder import contract
@@ -38,6 +44,9 @@ _SUMMARY = re.compile(
 
 for _name in ("kernels", "shapes", "output_dir", "seed"):
   flags.declare_key_flag(_name)
+_OPS = flags.DEFINE_list(
+  "ops", [], "Ops instead of rungs, separated by commas, or all."
+)
 _TOOL = flags.DEFINE_enum(
   "tool",
   "memcheck",
@@ -45,19 +54,108 @@ _TOOL = flags.DEFINE_enum(
   "compute-sanitizer's tool.",
 )
 _TIMEOUT = flags.DEFINE_integer(
-  "sanitize_timeout_s", 300, "Longest time for one rung.", lower_bound=1
+  "sanitize_timeout_s", 300, "Longest time for one kernel.", lower_bound=1
 )
 _UNDER = flags.DEFINE_bool(
-  "under_sanitizer", False, "Run the one rung of --kernels and exit."
+  "under_sanitizer", False, "Run the one rung, or op, and exit."
 )
 
 
-def run_once(rung: contract.Rung, shape: suites.Shape) -> int:
-  """What the sanitizer looks at: one call, checked; 0 if it passed."""
+@dataclasses.dataclass(frozen=True)
+class Subject:
+  """What the sanitizer looks at.
+
+  Attributes:
+    name: of the rung or the op.
+    flag: what names it to this program.
+    passes: runs it once on a shape; whether the result is right.
+    fields: what else its row says.
+  """
+
+  name: str
+  flag: str
+  passes: Callable[[suites.Shape], bool]
+  fields: dict
+
+
+def _of_rung(rung: contract.Rung) -> Subject:
+  fields = {"number": rung.number, "dtype": rung.dtypes[0], **FACTORS}
+  passes = functools.partial(_rung_passes, rung)
+  return Subject(rung.name, f"--kernels={rung.number}", passes, fields)
+
+
+def _rung_passes(rung: contract.Rung, shape: suites.Shape) -> bool:
   problem = contract.Problem(*shape, rung.dtypes[0], **FACTORS)
   a, b, c = inputs.operands(problem, cli.SEED.value)
   out = jax.jit(lambda *x: rung.gemm(*x, **FACTORS))(a, b, c)
-  return 0 if numerics.check(out, a, b, c, **FACTORS).passed else 1
+  return numerics.check(out, a, b, c, **FACTORS).passed
+
+
+def _matmul(shape: suites.Shape) -> bool:
+  a, b = _normal(0, shape.m, shape.k), _normal(1, shape.k, shape.n)
+  out = jax.jit(functools.partial(pallas_gemm.matmul, implementation="sm90"))
+  return numerics.check(out(a, b), a, b).passed
+
+
+def _ragged_dot(shape: suites.Shape) -> bool:
+  """The result and both derivatives; a group is empty, some rows in none."""
+  m, n, k = shape
+  sizes = np.array([m // 8, 0, m // 2, m // 5], np.int32)
+  lhs, rhs = _normal(0, m, k), _normal(1, len(sizes), k, n)
+  ct = _normal(2, m, n)
+
+  @jax.jit
+  def compute(lhs, rhs, ct):
+    dot = functools.partial(
+      pallas_gemm.ragged_dot, group_sizes=sizes, implementation="sm90"
+    )
+    out, vjp = jax.vjp(dot, lhs, rhs)
+    return out, *vjp(ct)
+
+  out, dlhs, drhs = compute(lhs, rhs, ct)
+  ends = np.cumsum(sizes)
+  outside = slice(int(ends[-1]), None)
+  right = not (np.any(out[outside]) or np.any(dlhs[outside]))
+  for g, (start, end) in enumerate(itertools.pairwise((0, *ends.tolist()))):
+    if start == end:
+      right &= not np.any(drhs[g])
+      continue
+    rows = slice(start, end)
+    for got, a, b in (
+      (out[rows], lhs[rows], rhs[g]),
+      (dlhs[rows], ct[rows], rhs[g].T),
+      (drhs[g], lhs[rows].T, ct[rows]),
+    ):
+      right &= numerics.check(got, a, b).passed
+  return right
+
+
+def _normal(index: int, *shape: int) -> jax.Array:
+  return inputs.normal(cli.SEED.value, index, shape, dtype="bfloat16")
+
+
+OPS = {"matmul": _matmul, "ragged_dot": _ragged_dot}
+
+
+def _of_op(name: str) -> Subject:
+  return Subject(name, f"--ops={name}", OPS[name], {"dtype": "bfloat16"})
+
+
+def subjects() -> list[Subject]:
+  """What the flags name.
+
+  Raises:
+    cli.FlagError: there is no such rung or op.
+  """
+  if not _OPS.value:
+    rungs = cli.parse_rungs(cli.KERNELS.value, ladder_lib.LADDER)
+    return [_of_rung(rung) for rung in rungs]
+  names = list(OPS) if _OPS.value == ["all"] else _OPS.value
+  if unknown := [name for name in names if name not in OPS]:
+    raise cli.FlagError(
+      f"--ops: no op {unknown[0]!r}; there are {', '.join(OPS)}"
+    )
+  return [_of_op(name) for name in names]
 
 
 def errors_in(output: str) -> int | None:
@@ -66,10 +164,10 @@ def errors_in(output: str) -> int | None:
   return int(next(filter(None, found[-1]))) if found else None
 
 
-def examine(rung: contract.Rung, shape: suites.Shape, tool: str) -> dict:
-  """Runs one rung under the tool; the row's own fields."""
+def examine(subject: Subject, shape: suites.Shape, tool: str) -> dict:
+  """Runs one kernel under the tool; the row's own fields."""
   child = [sys.executable, "-m", "experiments.sanitize", "--under_sanitizer"]
-  child += [f"--kernels={rung.number}", f"--seed={cli.SEED.value}"]
+  child += [subject.flag, f"--seed={cli.SEED.value}"]
   child += [f"--shapes={shape.m}x{shape.n}x{shape.k}"]
   # Without preallocation each array is an allocation of its own, with its
   # own bounds.
@@ -89,11 +187,9 @@ def examine(rung: contract.Rung, shape: suites.Shape, tool: str) -> dict:
   return {
     "experiment": EXPERIMENT,
     "tool": tool,
-    "kernel": rung.name,
-    "number": rung.number,
+    "kernel": subject.name,
     **{name: getattr(shape, name) for name in ("m", "n", "k")},
-    "dtype": rung.dtypes[0],
-    **FACTORS,
+    **subject.fields,
     "errors": errors_in(output),
     "passed": done.returncode == 0,
     "said": said[:12],
@@ -103,10 +199,10 @@ def examine(rung: contract.Rung, shape: suites.Shape, tool: str) -> dict:
 def main(argv: Sequence[str]) -> int:
   """Carries out the flags; returns the exit status."""
   del argv
-  rungs = cli.parse_rungs(cli.KERNELS.value, ladder_lib.LADDER)
+  found = subjects()
   shapes = cli.parse_shapes(cli.SHAPES.value) or (DEFAULT_SHAPE,)
   if _UNDER.value:
-    return run_once(rungs[0], shapes[0])
+    return 0 if found[0].passes(shapes[0]) else 1
   if shutil.which("compute-sanitizer") is None:
     raise cli.FlagError("compute-sanitizer is not on PATH")
   facts = provenance.versions() | {"utc": provenance.utc()}
@@ -114,16 +210,16 @@ def main(argv: Sequence[str]) -> int:
     facts["device"], EXPERIMENT, cli.OUTPUT_DIR.value
   )
   bad = 0
-  for rung in rungs:
+  for subject in found:
     for shape in shapes:
-      row = examine(rung, shape, _TOOL.value) | facts
+      row = examine(subject, shape, _TOOL.value) | facts
       rows_lib.append(path, row)
       clean = row["passed"] and row["errors"] is not None
       if _TOOL.value == "memcheck":
         clean = clean and row["errors"] == 0
       bad += not clean
       print(
-        f"{rung.number:2} {rung.name:18} {_TOOL.value}"
+        f"{subject.name:18} {_TOOL.value}"
         f" {shape.m}x{shape.n}x{shape.k}: {row['errors']} errors,"
         f" result {'PASSED' if row['passed'] else 'FAILED'}",
         flush=True,

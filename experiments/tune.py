@@ -1,16 +1,18 @@
-"""Measures configs of the dense kernel and remembers the fastest.
+"""Measures configs of the Hopper kernels and remembers the fastest.
 
   python -m experiments.tune --suite=llama_70b
   python -m experiments.tune --suite=square,unaligned --dtype=float16 --top=16
   python -m experiments.tune --shapes=4096x14336x4096 --epilogue=bias_gelu
   python -m experiments.tune --shapes=4096x4096x4096 --layout=nt
+  python -m experiments.tune --shapes=8192x14336x4096 --groups=8
 
 For each shape the configs that the cost model ranks first, and the one that
 was remembered so far, are compiled, checked against a float64 product, and
-timed in turns (CUPTI kernel time, cold L2). The fastest goes to the tuning
-cache, where `pallas_gemm.matmul` finds it: the file in the user's cache folder
-or in $PALLAS_GEMM_CACHE_DIR. `pallas_gemm.autotune` does the same for the
-products of any function.
+timed in turns (CUPTI kernel time, cold L2). With --groups that is done for the
+grouped product of so many groups of M rows in all, and for those that its
+derivatives are. The fastest goes to the tuning cache, where the ops find it:
+the file in the user's cache folder or in $PALLAS_GEMM_CACHE_DIR.
+`pallas_gemm.autotune` does the same for the products of any function.
 
 With --output_dir every measured config is also a line of <dir>/tune.jsonl:
 what was computed, the config, its time and the model's, and where it ran.
@@ -22,7 +24,7 @@ Exit status: 0; 1 if a config failed; 2 for a command that can't be carried
 out; 130 after Ctrl-C.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import pathlib
 from typing import Any
@@ -35,8 +37,8 @@ from experiments.harness import cli, provenance, suites, tables
 from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
 import pallas_gemm
-from pallas_gemm import compat
-from pallas_gemm.tuning import autotune, cache, model
+from pallas_gemm import compat, tuning
+from pallas_gemm.tuning import autotune, cache
 
 EXPERIMENT = "tune"
 _DTYPES = ("bfloat16", "float16")
@@ -65,6 +67,13 @@ _LAYOUT = flags.DEFINE_enum(
 )
 _TOP = flags.DEFINE_integer(
   "top", 8, "How many configs of the cost model to measure.", lower_bound=1
+)
+_GROUPS = flags.DEFINE_integer(
+  "groups",
+  None,
+  "Of this many groups of rows, the product for each with a matrix of its own"
+  " (ragged_dot), and its derivatives.",
+  lower_bound=1,
 )
 # Arguments of matmul beside A and B; "bias" and "c" are made to shape.
 EPILOGUES: dict[str, dict[str, Any]] = {
@@ -98,6 +107,8 @@ def call_of(shape: suites.Shape) -> tuple[Any, list[Any], dict[str, Any]]:
     return jax.ShapeDtypeStruct(sizes, dtype)
 
   m, n, k = shape
+  if _GROUPS.value is not None:
+    return _grouped_call(_GROUPS.value, shape, array)
   kwargs = EPILOGUES[_EPILOGUE.value] | {"out_dtype": _OUT_DTYPE.value}
   # None tries the Hopper kernel first, but on a GPU alone.
   kwargs["implementation"] = None if compat.targets_gpu() else "sm90"
@@ -114,6 +125,37 @@ def call_of(shape: suites.Shape) -> tuple[Any, list[Any], dict[str, Any]]:
   a = array(k, m) if transpose_a else array(m, k)
   b = array(n, k) if transpose_b else array(k, n)
   return pallas_gemm.matmul, [a, b], kwargs
+
+
+def _grouped_call(groups: int, shape: suites.Shape, array: Callable[..., Any]):
+  """A grouped product with its derivatives, as `call_of`."""
+  m, n, k = shape
+  ops = {
+    "none": pallas_gemm.ragged_dot,
+    "gated_silu": pallas_gemm.gated_ragged_dot,
+  }
+  op = ops.get(_EPILOGUE.value)
+  if op is None or _LAYOUT.value != "nn":
+    raise cli.FlagError(
+      f"--groups: takes --layout=nn and --epilogue={'|'.join(ops)}, got"
+      f" {_LAYOUT.value} and {_EPILOGUE.value}"
+    )
+
+  def step(group_sizes, *arrays):
+    out, vjp = jax.vjp(
+      lambda *arrays: op(
+        *arrays,
+        group_sizes=group_sizes,
+        preferred_element_type=_OUT_DTYPE.value,
+        implementation=None if compat.targets_gpu() else "sm90",
+      ),
+      *arrays,
+    )
+    return vjp(out)
+
+  sizes = jax.ShapeDtypeStruct((groups,), jnp.int32)
+  weights = [array(groups, k, n)] * (2 if op is not ops["none"] else 1)
+  return step, [sizes, array(m, k), *weights], {}
 
 
 def shapes_of_flags() -> tuple[suites.Shape, ...]:
@@ -136,11 +178,12 @@ def rows_of(tuned: autotune.Tuned) -> list[dict[str, Any]]:
   return [
     {
       "experiment": EXPERIMENT,
-      "kernel": "sm90_dense",
+      "kernel": "sm90_ragged" if tuned.problem.ragged else "sm90_dense",
       **dataclasses.asdict(tuned.problem),
       "config": dataclasses.asdict(config),
       "ms_median": None if seconds is None else 1e3 * seconds,
-      "ms_model": 1e3 * model.predict(config, tuned.problem),
+      "ms_model": 1e3
+      * tuning.model_of(tuned.problem).predict(config, tuned.problem),
       "fastest": config == tuned.config,
       "chosen_by_model": config == tuned.model_config,
       "failed": reason,

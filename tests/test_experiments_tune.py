@@ -22,7 +22,9 @@ def small_model(tmp_path, monkeypatch):
   monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
   monkeypatch.setattr(model, "candidates", lambda problem: [CHOSEN, FASTER])
   monkeypatch.setattr(
-    model, "predict", lambda config, problem: 1e-6 * config.epilogue_n
+    model,
+    "predict",
+    lambda config, problem, gpu=None: 1e-6 * config.epilogue_n,
   )
   monkeypatch.setattr(model, "choose", lambda problem: CHOSEN)
   cache.clear()
@@ -128,6 +130,23 @@ def test_flags_say_what_is_computed(run, tuned, flags_, want):
   assert names(tuned) == [f"40x24x32 {want}"]
 
 
+@pytest.mark.parametrize(
+  "epilogue, kinds",
+  [("none", ["m", "m", "k"]), ("gated_silu", ["m", "m", "k"])],
+)
+def test_groups(run, tuned, epilogue, kinds, tmp_path):
+  """A grouped product, and those of its derivatives."""
+  flags_ = "--shapes=40x24x32 --groups=3".split()
+  run(*flags_, f"--epilogue={epilogue}", f"--output_dir={tmp_path}")
+  problems = [case.problem for case in tuned]
+  assert [p.ragged for p in problems] == kinds
+  assert {p.groups for p in problems} == {3}
+  assert problems[0].gated == (epilogue == "gated_silu")
+  found = rows.read(tmp_path / "tune.jsonl")
+  assert {row["kernel"] for row in found} == {"sm90_ragged"}
+  assert all(row["ms_model"] > 0 for row in found)
+
+
 @pytest.mark.parametrize("epilogue", tune.EPILOGUES)
 def test_epilogues(run, tuned, epilogue):
   run("--shapes=40x24x32", f"--epilogue={epilogue}")
@@ -183,6 +202,8 @@ def test_interrupted_runs_keep_what_they_finished(
     ("--suite=none_such", "--suite"),
     ("--shapes=1x2", "--shapes"),
     ("--layout=nt --epilogue=gated_silu", "--layout"),
+    ("--groups=2 --epilogue=relu", "--groups"),
+    ("--groups=2 --layout=nt", "--groups"),
   ],
 )
 def test_what_cannot_be_carried_out(run, flags_, want):
