@@ -130,16 +130,13 @@ def test_flags_say_what_is_computed(run, tuned, flags_, want):
   assert names(tuned) == [f"40x24x32 {want}"]
 
 
-@pytest.mark.parametrize(
-  "epilogue, kinds",
-  [("none", ["m", "m", "k"]), ("gated_silu", ["m", "m", "k"])],
-)
-def test_groups(run, tuned, epilogue, kinds, tmp_path):
+@pytest.mark.parametrize("epilogue", ["none", "gated_silu"])
+def test_groups(run, tuned, epilogue, tmp_path):
   """A grouped product, and those of its derivatives."""
   flags_ = "--shapes=40x24x32 --groups=3".split()
   run(*flags_, f"--epilogue={epilogue}", f"--output_dir={tmp_path}")
   problems = [case.problem for case in tuned]
-  assert [p.ragged for p in problems] == kinds
+  assert sorted(p.ragged for p in problems) == ["k", "m", "m"]
   assert {p.groups for p in problems} == {3}
   assert problems[0].gated == (epilogue == "gated_silu")
   found = rows.read(tmp_path / "tune.jsonl")

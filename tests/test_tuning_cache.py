@@ -16,6 +16,7 @@ from pallas_gemm.kernels import epilogues, sm90_dense, sm90_ragged
 from pallas_gemm.kernels import sm90_body as body
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels import sm90_schedule as schedule
+from pallas_gemm.kernels import sm90_scratch as scratch
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import cache, model
 
@@ -148,7 +149,15 @@ def test_another_kernel_is_not_found(monkeypatch, tmp_path):
 
 def test_the_kernels_sources_are_where_the_cache_looks():
   found = {cache._KERNELS / source for source in cache._SOURCES}
-  modules = (epilogues, sm90_dense, sm90_ragged, body, plan, schedule)
+  modules = (
+    epilogues,
+    sm90_dense,
+    sm90_ragged,
+    body,
+    plan,
+    schedule,
+    scratch,
+  )
   assert found == {pathlib.Path(m.__file__) for m in modules}
 
 

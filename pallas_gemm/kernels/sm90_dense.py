@@ -45,6 +45,7 @@ from pallas_gemm.kernels import epilogues
 from pallas_gemm.kernels import sm90_body as device
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90_scratch import scratch
 
 is_legal = plan.is_legal
 shared_bytes = plan.shared_bytes
@@ -156,7 +157,7 @@ def _launch(
       # `body` has those that are needed.
       unsafe_no_auto_barriers=True,
     ),
-    scratch_types=device.scratch(p, config, out_dtype, bias, c),
+    scratch_types=scratch(p, config, out_dtype, bias, c),
   )(*operands)
   shape = (splits, p.batch) if splits > 1 else (p.batch,)
   if plan.stores_rows(p, config) and p.n % plan.DIRECT:

@@ -44,6 +44,7 @@ from pallas_gemm.kernels import sm90_body as device
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels import sm90_schedule as schedules
 from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90_scratch import scratch
 
 is_legal = plan.is_legal
 
@@ -128,7 +129,7 @@ def _launch(operands, tail, approximate, bias, p: Problem, config: Config):
       approx_math=approximate,
       unsafe_no_auto_barriers=True,  # as in `sm90_dense`
     ),
-    scratch_types=device.scratch(p, config, out_dtype, bias, None),
+    scratch_types=scratch(p, config, out_dtype, bias, None),
   )(*operands)
 
 

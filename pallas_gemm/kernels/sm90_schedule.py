@@ -54,12 +54,34 @@ class Schedule(NamedTuple):
   """All units of a problem.
 
   Attributes:
-    units: how many there are, in tiles of clusters.
-    unit: the unit with a number below that, as this block sees it.
+    units: how many there are, in tiles of clusters; at least one.
+    read: what a unit with a number below that has in global memory.
+    unit: the unit, from its number and from that, as this block sees it.
   """
 
   units: Index
-  unit: Callable[[Index], Unit]
+  read: Callable[[Index], tuple[Index, ...]]
+  unit: Callable[[Index, tuple[Index, ...]], Unit]
+
+  def for_each(self, first, step: int, visit, carry):
+    """carry = visit(unit, carry) for the units first, first + step, ...
+
+    Global memory takes hundreds of cycles to answer, so what the next unit is
+    is asked for before this one is visited.
+    """
+
+    def turn(i, state):
+      known, carry = state
+      number = first + i * step
+      following = self._known(number + step)
+      return following, visit(self.unit(number, known), carry)
+
+    turns = lax.div(self.units + step - 1 - first, step)
+    return lax.fori_loop(0, turns, turn, (self._known(first), carry))[1]
+
+  def _known(self, number: Index) -> tuple[Index, ...]:
+    """`read`, of the last unit if there are not so many."""
+    return self.read(jnp.minimum(number, self.units - 1))
 
 
 def of(problem: Problem, config: Config, refs: list[Any]) -> Schedule:
@@ -76,7 +98,8 @@ def _dense(p: Problem, cfg: Config) -> Schedule:
   units = tiles * p.batch * cfg.split_k
   steps = plan.cdiv(plan.cdiv(p.k, cfg.block_k), cfg.split_k)
 
-  def unit(i: Index) -> Unit:
+  def unit(i: Index, known: tuple[()]) -> Unit:
+    del known
     tile = i if units == tiles else lax.rem(i, tiles)
     row, column = _corner(_snake(tile, grid, cfg), cfg)
     part = lax.div(i, tiles)
@@ -84,7 +107,7 @@ def _dense(p: Problem, cfg: Config) -> Schedule:
     start = lax.div(part, p.batch) * (steps * cfg.block_k)
     return Unit(row, column, batch, batch, part, start, steps)
 
-  return Schedule(units, unit)
+  return Schedule(units, lambda _: (), unit)
 
 
 def _rows(p: Problem, cfg: Config, tiles_ref, count_ref) -> Schedule:
@@ -100,24 +123,28 @@ def _rows(p: Problem, cfg: Config, tiles_ref, count_ref) -> Schedule:
   _, columns = plan.grid(p, cfg)
   steps = plan.cdiv(p.k, cfg.block_k)
 
-  def unit(i: Index) -> Unit:
-    m_tile, n_tile = _snake(i, (row_tiles, columns), cfg)
+  def read(i: Index):
+    m_tile, _ = _snake(i, (row_tiles, columns), cfg)
+    return tuple(tiles_ref[m_tile, field] for field in range(3))
+
+  def unit(i: Index, known: tuple[Index, ...]) -> Unit:
+    row, rows, group = known
+    _, n_tile = _snake(i, (row_tiles, columns), cfg)
     _, column = _corner((0, n_tile), cfg)
-    group = tiles_ref[m_tile, 2]
     is_group = group >= 0
     return Unit(
-      row=compat.any_row(tiles_ref[m_tile, 0]),
+      row=compat.any_row(row),
       column=column,
       a=0,
       b=jnp.maximum(group, 0),
       out=0,
       start=0,
       steps=jnp.where(is_group, steps, 0),
-      rows=tiles_ref[m_tile, 1],
+      rows=rows,
       is_group=is_group,
     )
 
-  return Schedule(row_tiles * columns, unit)
+  return Schedule(row_tiles * columns, read, unit)
 
 
 def _slabs(p: Problem, cfg: Config, offsets_ref) -> Schedule:
@@ -125,15 +152,19 @@ def _slabs(p: Problem, cfg: Config, offsets_ref) -> Schedule:
   grid = plan.grid(p, cfg)
   tiles = math.prod(grid)
 
-  def unit(i: Index) -> Unit:
+  def read(i: Index):
+    group = lax.div(i, tiles)
+    return offsets_ref[group], offsets_ref[group + 1]
+
+  def unit(i: Index, known: tuple[Index, ...]) -> Unit:
     group = lax.div(i, tiles)
     row, column = _corner(_snake(lax.rem(i, tiles), grid, cfg), cfg)
-    cut = slabs_of(offsets_ref[group], offsets_ref[group + 1], cfg.block_k)
+    cut = slabs_of(*known, cfg.block_k)
     steps = cut.whole + lax.div(cut.rest + cfg.block_k - 1, cfg.block_k)
     start = pl.multiple_of(cut.first, plan.PIECE_ROWS)
     return Unit(row, column, group, group, group, start, steps, cut.whole)
 
-  return Schedule(tiles * p.groups, unit)
+  return Schedule(tiles * p.groups, read, unit)
 
 
 class Slabs(NamedTuple):

@@ -53,6 +53,7 @@ _SOURCES = (
   "sm90_plan.py",
   "sm90_ragged.py",
   "sm90_schedule.py",
+  "sm90_scratch.py",
 )
 
 
