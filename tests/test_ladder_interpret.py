@@ -12,7 +12,6 @@ from pallas_gemm.ladder import LADDER, contract
 from tests.support import problems
 
 each_rung = pytest.mark.parametrize("rung", LADDER, ids=lambda r: r.name)
-ONE = problems.ONE_SHAPE
 
 
 def _dtype_of(rung, index: int) -> str:
@@ -44,7 +43,7 @@ def test_shapes(rung, shape):
 def test_alpha_and_beta(rung, factors):
   alpha, beta = factors
   index = problems.FACTORS.index(factors)
-  a, b, c = problems.operands(*ONE, _dtype_of(rung, index))
+  a, b, c = problems.operands(*problems.one_shape(rung), _dtype_of(rung, index))
   out = rung.gemm(a, b, c, alpha=alpha, beta=beta)
   _assert_right(out, a, b, c, alpha=alpha, beta=beta)
 
@@ -59,7 +58,7 @@ def test_a_tail_in_c(rung):
 @each_rung
 def test_every_dtype(rung):
   for dtype in rung.dtypes:
-    a, b, c = problems.operands(*ONE, dtype)
+    a, b, c = problems.operands(*problems.one_shape(rung), dtype)
     _assert_right(rung.gemm(a, b, c, beta=1.0), a, b, c, beta=1.0)
 
 
@@ -80,7 +79,7 @@ def test_small_tiles(rung, monkeypatch):
 
 @each_rung
 def test_beta_of_zero_does_not_read_c(rung):
-  a, b, c = problems.operands(*ONE, rung.dtypes[0])
+  a, b, c = problems.operands(*problems.one_shape(rung), rung.dtypes[0])
   without = rung.gemm(a, b)
   c[:] = np.nan
   out = rung.gemm(a, b, c, beta=0.0)
@@ -89,7 +88,7 @@ def test_beta_of_zero_does_not_read_c(rung):
 
 @each_rung
 def test_alpha_of_zero_does_not_read_a_and_b(rung):
-  a, b, c = problems.operands(*ONE, rung.dtypes[0])
+  a, b, c = problems.operands(*problems.one_shape(rung), rung.dtypes[0])
   a[:], b[:] = np.nan, np.inf
   out = rung.gemm(a, b, c, alpha=0.0, beta=2.0)
   _assert_right(out, a, b, c, alpha=0.0, beta=2.0)
@@ -126,7 +125,7 @@ def test_dimensions_of_zero(rung, shape):
 
 @each_rung
 def test_bitwise_repeatable(rung):
-  a, b, c = problems.operands(*ONE, rung.dtypes[0])
+  a, b, c = problems.operands(*problems.one_shape(rung), rung.dtypes[0])
   first, second = (rung.gemm(a, b, c, alpha=0.7, beta=0.3) for _ in range(2))
   np.testing.assert_array_equal(problems.bits(first), problems.bits(second))
 
@@ -134,7 +133,7 @@ def test_bitwise_repeatable(rung):
 @each_rung
 def test_strided_operands(rung):
   """NumPy arrays that are transposed, reversed or cut out of larger ones."""
-  a, b, c = problems.operands(*ONE, rung.dtypes[0])
+  a, b, c = problems.operands(*problems.one_shape(rung), rung.dtypes[0])
   wide = np.zeros((2 * a.shape[0], a.shape[1] + 3), a.dtype)
   wide[::2, 1:-2] = a
   strided = (
@@ -150,7 +149,7 @@ def test_strided_operands(rung):
 
 @each_rung
 def test_jax_arrays_under_jit(rung):
-  a, b, c = problems.operands(*ONE, rung.dtypes[0])
+  a, b, c = problems.operands(*problems.one_shape(rung), rung.dtypes[0])
   gemm = jax.jit(rung.gemm, static_argnames=("alpha", "beta", "config"))
   out = gemm(*(jnp.asarray(x) for x in (a, b, c)), alpha=2, beta=1)
   assert isinstance(out, jax.Array)

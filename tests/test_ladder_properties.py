@@ -20,7 +20,7 @@ _FACTORS = st.sampled_from((0.0, 1.0, -1.0, 0.5, 3.25, 1e-3))
 # A run of the interpreter costs about a second, mostly in compiling what a
 # new shape needs, so few examples; HYPOTHESIS_PROFILE=explore takes more.
 _FEW = hypothesis.settings(
-  max_examples=max(6, hypothesis.settings().max_examples // 20)
+  max_examples=max(4, hypothesis.settings().max_examples // 25)
 )
 
 

@@ -19,8 +19,9 @@ ODD = suites.Shape(129, 257, 65)
 # The same to the first rungs, whose blocks are small: the interpreter needs a
 # second for every few of theirs.
 ODD_FOR_SMALL_BLOCKS = suites.Shape(35, 67, 33)
-# One shape for what does not depend on the shape.
+# One shape for what does not depend on the shape, and one for small blocks.
 ONE_SHAPE = suites.suite("interpret")[0]
+ONE_SHAPE_FOR_SMALL_BLOCKS = suites.Shape(20, 24, 12)
 
 # (alpha, beta): what a BLAS test has to tell apart.
 FACTORS = (
@@ -43,6 +44,14 @@ def operands(
   return tuple(
     rng.standard_normal(shape, np.float32).astype(dtype) for shape in shapes
   )
+
+
+def one_shape(rung: contract.Rung) -> suites.Shape:
+  """A shape for what does not depend on the shape.
+
+  For the first rungs' small blocks it is smaller.
+  """
+  return ONE_SHAPE_FOR_SMALL_BLOCKS if rung.number <= 4 else ONE_SHAPE
 
 
 def bits(x) -> np.ndarray:
