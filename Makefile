@@ -21,7 +21,7 @@ else
   PYTHON := $(VENV)/bin/python
   SETUP = @sh tools/setup_env.sh $(VENV) $(EXTRAS)
 endif
-PYTEST = -m pytest -n $(JOBS) --maxprocesses=$(MAX_JOBS)
+PYTEST = -m pytest -n $(JOBS) --maxprocesses=$(MAX_JOBS) --dist worksteal
 GPU_EXTRAS = $(shell sh tools/has_nvidia_gpu.sh && echo ,cuda13,triton)
 
 .DEFAULT_GOAL := help
