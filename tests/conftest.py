@@ -41,8 +41,8 @@ def pytest_configure(config):
 def pytest_xdist_auto_num_workers(config):
   """Processes for `-n auto`: one more than cores.
 
-  The threads of an interpreted kernel wait for each other, a fifth of the time
-  for nothing else.
+  The threads of an interpreted kernel wait for each other, some of the time
+  with nothing to do.
   """
   del config
   return (os.cpu_count() or 1) + 1

@@ -4,6 +4,7 @@ Plain arithmetic on `Config` and `Problem`; what runs on the GPU is in
 `sm90_body`.
 """
 
+from collections.abc import Iterable
 import itertools
 import math
 
@@ -67,6 +68,20 @@ def is_legal(config: Config, problem: Problem) -> str | None:
       f" {gpu.shared_bytes_per_block}"
     )
   return None
+
+
+def first_legal(configs: Iterable[Config], problem: Problem) -> Config:
+  """The first of some configs that can run the problem.
+
+  Raises:
+    NotImplementedError: none can; the reason of the last refusal.
+  """
+  reason: str | None = "no candidate"
+  for config in configs:
+    reason = is_legal(config, problem)
+    if reason is None:
+      return config
+  raise NotImplementedError(reason)
 
 
 def _is_legal_tile(config: Config, problem: Problem) -> str | None:

@@ -36,12 +36,7 @@ def choose(problem: Problem) -> Config:
     >>> config.split_k, config.cluster_m
     (1, 1)
   """
-  reason = "no candidate"
-  for config in candidates(problem):
-    reason = plan.is_legal(config, problem)
-    if reason is None:
-      return config
-  raise NotImplementedError(reason)
+  return plan.first_legal(candidates(problem), problem)
 
 
 def candidates(problem: Problem) -> list[Config]:

@@ -122,12 +122,7 @@ def choose(problem: Problem) -> Config:
     >>> config.block_m, config.block_n
     (128, 256)
   """
-  reason = "no candidate"
-  for config in candidates(problem):
-    reason = plan.is_legal(config, problem)
-    if reason is None:
-      return config
-  raise NotImplementedError(reason)
+  return plan.first_legal(candidates(problem), problem)
 
 
 def candidates(problem: Problem) -> list[Config]:
