@@ -214,6 +214,12 @@ REFUSED = {
   "cluster": (ROWS, {"cluster_m": 2}, "cluster_m"),
   "slab": (ROWS, {"block_k": 128}, "block_k"),
   "piece": (ROWS, {"epilogue_n": 32}, "epilogue_n"),
+  # A's pieces would be as narrow as B's, and A's copies two pieces wide.
+  "columns": (
+    dataclasses.replace(ROWS, out_dtype="float32"),
+    {"block_n": 32, "epilogue_n": 32},
+    "columns",
+  ),
 }
 
 

@@ -146,6 +146,11 @@ def _is_legal_ragged(config: Config, problem: Problem) -> str | None:
   # piece wide alone (see `compat.allow_ragged_copies`).
   if config.block_k * 2 != PIECE_BYTES:
     return f"block_k must be 64 for groups of rows, got {config.block_k}"
+  if operand_columns(config, problem) != config.block_k:
+    return (
+      "a consumer's columns must be a multiple of 64 for groups of rows where B"
+      f" is stored [K, N], got {share(config)[1]}"
+    )
   size = jnp.dtype(problem.out_dtype).itemsize
   if config.epilogue_n * size != PIECE_BYTES:
     return (
