@@ -12,21 +12,25 @@ import jax
 import pytest
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_body, sm90_dense
+from pallas_gemm.kernels import sm90_body, sm90_dense, sm90_stores
 from pallas_gemm.kernels.problem import Config, Problem
 from tests.support import dense, interpret, mutations, ragged_kernels
 
-BUGS = mutations.bugs_of(sm90_body.__name__)
+BUGS = [
+  bug
+  for module in (sm90_body, sm90_stores)
+  for bug in mutations.bugs_of(module.__name__)
+]
 
 # Bugs that nothing can show here, and why.
 _ONE_THREAD = "to the interpreter, a warpgroup is one thread"
 UNSEEN = {
-  ("plgpu.barrier_wait", 1, "left out"): (
+  (sm90_body.__name__, "plgpu.barrier_wait", 1, "left out"): (
     "the last releases are waited for so that no block leaves a cluster while"
     " its peers may still arrive; a fault on the chip alone"
   ),
-  ("plgpu.commit_smem", 2, "left out"): _ONE_THREAD,
-  ("plgpu.commit_smem", 3, "left out"): _ONE_THREAD,
+  (sm90_stores.__name__, "plgpu.commit_smem", 2, "left out"): _ONE_THREAD,
+  (sm90_stores.__name__, "plgpu.commit_smem", 3, "left out"): _ONE_THREAD,
 }
 
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1, epilogue_n=32)
@@ -144,22 +148,28 @@ def test_free_of_races(name):
 
 
 def _parameter(bug: mutations.Bug):
-  reason = UNSEEN.get(bug.key)
+  reason = UNSEEN.get((bug.module, *bug.key))
   marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
-  return pytest.param(bug, id=str(bug), marks=marks)
+  name = f"{bug.module.rpartition('.')[2]}-{bug}"
+  return pytest.param(bug, id=name, marks=marks)
 
 
 def test_there_are_calls_to_break():
   missing = set(mutations.CALLS) - {bug.call for bug in BUGS}
   assert missing == {"simt.sync"}
-  assert set(UNSEEN) <= {bug.key for bug in BUGS}, "no longer in the source"
+  there = {(bug.module, *bug.key) for bug in BUGS}
+  assert set(UNSEEN) <= there, "no longer in the source"
+
+
+# Between them they come to every call.
+EXAMPLES = ((WITH_C, SMALL), (PLAIN, SMALL), ROWS, (GROUPS, PIECES))
 
 
 @pytest.mark.parametrize("bug", [_parameter(bug) for bug in BUGS])
 def test_a_planted_bug_is_caught(bug, monkeypatch):
   monkeypatch.setattr(hardware, "sm_count", lambda: 1)
   planted = mutations.Planted(bug, monkeypatch)
-  for example in ((WITH_C, SMALL), ROWS, (GROUPS, PIECES)):
+  for example in EXAMPLES:
     found = mutations.comes_to_light(
       lambda example=example: _run(*example), mutations.attempts(bug)
     )
@@ -172,26 +182,32 @@ def test_a_planted_bug_is_caught(bug, monkeypatch):
 # What else keeps accesses apart: texts of the kernel, and wrong ones.
 REWRITES = {
   "c_overwritten_early": (
+    WITH_C,
     (
-      "        results = results_of(unit, sums, piece)\n",
-      "        if piece + ahead < len(pieces):\n"
-      "          load_c(unit, piece + ahead)\n"
-      "        results = results_of(unit, sums, piece)\n",
-    ),
-    (
-      "          load_c(unit, piece + ahead)\n\n  def store_first_rows",
-      "          pass\n\n  def store_first_rows",
+      (
+        "        for staged, result in zip(self.staging, results(piece)):\n",
+        "        self._load_next_c(unit, piece)\n"
+        "        for staged, result in zip(self.staging, results(piece)):\n",
+      ),
+      (
+        "          )\n        self._load_next_c(unit, piece)\n",
+        "          )\n",
+      ),
     ),
   ),
   # Three pieces and two buffers: the unit before ended with the first.
-  "staged_where_one_leaves": ((" if in_turn else 0", ""),),
+  "staged_where_one_leaves": (WITH_C, ((" if in_turn else 0", ""),)),
+  "deferred_where_one_leaves": (PLAIN, ((" if in_turn else 0", ""),)),
 }
 
 
 @pytest.mark.parametrize("name", REWRITES)
 def test_a_wrong_order_is_caught(name, monkeypatch):
   monkeypatch.setattr(hardware, "sm_count", lambda: 1)
-  mutations.plant_rewrite(sm90_body.body, REWRITES[name], monkeypatch)
-  problem = dataclasses.replace(WITH_C, n=96)
+  problem, rewrites = REWRITES[name]
+  mutations.plant_rewrite(sm90_stores.Stores, rewrites, monkeypatch)
+  # The body has a name of its own for it.
+  monkeypatch.setattr(sm90_body, "Stores", sm90_stores.Stores)
+  problem = dataclasses.replace(problem, n=96)
   config = dataclasses.replace(SMALL, block_n=96)
   assert mutations.comes_to_light(lambda: _run(problem, config))

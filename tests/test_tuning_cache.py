@@ -17,6 +17,7 @@ from pallas_gemm.kernels import sm90_body as body
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels import sm90_schedule as schedule
 from pallas_gemm.kernels import sm90_scratch as scratch
+from pallas_gemm.kernels import sm90_stores as stores
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import cache, model
 
@@ -157,6 +158,7 @@ def test_the_kernels_sources_are_where_the_cache_looks():
     plan,
     schedule,
     scratch,
+    stores,
   )
   assert found == {pathlib.Path(m.__file__) for m in modules}
 

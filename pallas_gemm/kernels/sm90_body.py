@@ -1,32 +1,28 @@
 """What a block of the Hopper kernels does; see `sm90_dense`, `sm90_ragged`.
 
 From the bottom up: `body` deals out work to the warpgroups; one warp loads
-(`load_unit`), the consumers multiply (`multiply`) and store (`store_tiles`;
-`store_rows` where TMA can't; `store_first_rows` where a group ends inside the
-tile). A unit of work is a tile of the result; `sm90_schedule` says which.
-
-Every barrier among the threads of a warpgroup is explicit: `commit_smem` and
-`wait_smem_to_gmem` hold one each.
+(`load_unit`), the consumers multiply (`multiply`) and store (`sm90_stores`).
+A unit of work is a tile of the result; `sm90_schedule` says which.
 """
 
 import functools
+import math
 
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels import sm90_schedule as schedules
 from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90_stores import Stores, window
 
 # wgmmas in an unrolled lap of the ring; the descriptors of more would spill.
 _UNROLLED_WGMMAS = 16
-# Rows that are stored at a time where TMA can't.
-_ROWS_AT_ONCE = 8
-# Rows that TMA stores at a time where a group ends inside a tile.
-_POWERS = (64, 32, 16, 8, 4, 2, 1)
+# A consumer's sums up to which the descriptors of a lap have room beside them
+# and results that wait to be stored.
+_MOST_SUMS_IF_UNROLLED = 64 * 128
 
 
 def body(
@@ -73,14 +69,14 @@ def body(
       a_window = (slab, rows) if p.transpose_a else (rows, slab)
       b_window = (columns, slab) if p.transpose_b else (slab, columns)
       plgpu.copy_gmem_to_smem(
-        _window(a_ref, unit.a, a_window),
+        window(a_ref, unit.a, a_window),
         a_ring.at[slot] if p.transpose_a else a_ring.at[slot, pl.ds(0, loaded)],
         full.at[slot],
         collective_axes=shared_a,
       )
       for b_ref, b_ring in zip(b_refs, b_rings):
         plgpu.copy_gmem_to_smem(
-          _window(b_ref, unit.b, b_window),
+          window(b_ref, unit.b, b_window),
           b_ring.at[slot],
           full.at[slot],
           collective_axes=shared_b,
@@ -128,191 +124,46 @@ def body(
     slot = for_each_unit(load, jnp.int32(0))
     _on_one_warp(lambda: drain(slot))
 
-  def multiply(unit, slot, *accumulators):
-    """A unit's sums, and the slot of the next unit's first slab."""
+  stores = Stores(
+    problem=p,
+    config=cfg,
+    warpgroup=warpgroup,
+    tail=tail,
+    out_refs=out_refs,
+    staging=staging,
+    rest=rest,
+    bias_ref=bias_ref,
+    bias=bias,
+    bias_loaded=bias_loaded,
+    c_ref=c_ref,
+    c=c,
+    c_loaded=c_loaded,
+  )
+
+  def multiply(unit, slot, beside, *accumulators):
+    """A unit's sums, and the slot of the next unit's first slab.
+
+    beside(slab) is called once, while the tensor cores have that slab or when
+    there is no such slab, for the first `stores.slabs`.
+    """
 
     def step_(step, slot, before):
       plgpu.barrier_wait(full.at[slot])
       a = _a_operand(a_ring.at[slot], warpgroup, p, cfg)
       for acc, b_ring in zip(accumulators, b_rings):
         plgpu.wgmma(acc, a, _b_operand(b_ring.at[slot], warpgroup, p, cfg))
+      for slab in range(stores.slabs):
+        pl.when(step == slab)(functools.partial(beside, slab))
       # The step before is done, this one runs on.
       plgpu.wgmma_wait(len(accumulators))
       plgpu.barrier_arrive(empty.at[before], predicate=step > 0)
 
     last, slot = _for_each_step(step_, slot, unit.steps, p, cfg)
+    for slab in range(1, stores.slabs):
+      pl.when(unit.steps <= slab)(functools.partial(beside, slab))
     plgpu.wgmma_wait(0)
-    held = None if p.ragged is None else unit.steps > 0
-    plgpu.barrier_arrive(empty.at[last], predicate=held)
+    plgpu.barrier_arrive(empty.at[last])
     return [acc[...] for acc in accumulators], slot
-
-  pieces = plan.pieces(p, cfg)
-  buffers, width = plan.buffers(p, cfg), plan.piece_width(p, cfg)
-  ahead = plan.c_buffers(p, cfg)
-
-  def window(unit, piece, first=0, rows=plan.WGMMA_ROWS):
-    """The part of a result, or of C, that a piece of the tile is."""
-    i, j = _corner(unit, warpgroup, cfg)
-    i, j = i + pieces[piece][0] + first, j + pieces[piece][1]
-    return unit.out, (pl.ds(i, rows), pl.ds(j, width))
-
-  def load_c(unit, piece):
-    plgpu.copy_gmem_to_smem(
-      _window(c_ref, *window(unit, piece)),
-      c.at[warpgroup, piece % ahead],
-      c_loaded.at[warpgroup * ahead + piece % ahead],
-    )
-
-  def prefetch(unit):
-    """Starts to load what the tail of this unit needs first."""
-    if bias is not None:
-      start = _corner(unit, warpgroup, cfg)[p.bias == "n"]
-      size = plan.share(cfg)[p.bias == "n"]
-      along = pl.ds(start, size)
-      plgpu.copy_gmem_to_smem(
-        bias_ref.at[unit.b, along] if p.ragged else bias_ref.at[along],
-        bias.at[warpgroup, pl.ds(0, size)],
-        bias_loaded.at[warpgroup],
-      )
-    if c is not None:
-      for piece in range(ahead):
-        load_c(unit, piece)
-
-  def bias_of(piece):
-    along_n = p.bias == "n"
-    size = width if along_n else plan.WGMMA_ROWS
-    values = plgpu.load(
-      bias.at[warpgroup, pl.ds(pieces[piece][along_n], size)],
-      layout=plgpu.Layout.WGMMA.reduce(0 if along_n else 1),
-      optimized=False,
-    )
-    shape = (plan.WGMMA_ROWS, width)
-    values = values.astype(jnp.float32)
-    values = lax.broadcast_in_dim(values, shape, (1 if along_n else 0,))
-    return plgpu.layout_cast(values, plgpu.Layout.WGMMA)
-
-  def results_of(unit, sums, piece):
-    """The results of one piece, once what they need has arrived."""
-    i, j = pieces[piece]
-    c_piece = None
-    if c is not None:
-      plgpu.barrier_wait(c_loaded.at[warpgroup * ahead + piece % ahead])
-      c_piece = c[warpgroup, piece % ahead]
-    results = tail(
-      [x[i : i + plan.WGMMA_ROWS, j : j + width] for x in sums],
-      c_piece,
-      None if bias is None else bias_of(piece),
-    )
-    if p.ragged == "m" and (bias is not None or p.activation):
-      # What activation and bias make of nothing is not zero.
-      keep = jnp.broadcast_to(unit.is_group, (plan.WGMMA_ROWS, width))
-      return [jnp.where(keep, x, 0.0) for x in results]
-    return results
-
-  def store_tiles(unit, sums):
-    """Stores a unit's results by TMA, and does not wait for them."""
-    # As many pieces at a time as leave as many buffers to those before, or
-    # all of them: one barrier for each such chunk.
-    chunk = buffers if buffers == len(pieces) else max(1, buffers // 2)
-    if c is not None:
-      chunk = min(chunk, ahead)
-    for start in range(0, len(pieces), chunk):
-      some = range(start, min(start + chunk, len(pieces)))
-      # These buffers are free once all stores but the newest have left shared
-      # memory; for the first chunks those are stores of the unit before,
-      # which may have ended with any buffer.
-      in_turn = start > 0 or len(pieces) % buffers == 0
-      pending = (buffers - chunk) * len(out_refs) if in_turn else 0
-      plgpu.wait_smem_to_gmem(pending, wait_read_only=True)
-      for piece in some:
-        results = results_of(unit, sums, piece)
-        for staged, result in zip(staging, results):
-          staged[warpgroup, piece % buffers] = result.astype(staged.dtype)
-      plgpu.commit_smem()
-      for piece in some:
-        for staged, out_ref in zip(staging, out_refs):
-          plgpu.copy_smem_to_gmem(
-            staged.at[warpgroup, piece % buffers],
-            _window(out_ref, *window(unit, piece)),
-          )
-        if c is not None and piece + ahead < len(pieces):
-          load_c(unit, piece + ahead)
-
-  def store_first_rows(unit, sums, rows):
-    """Stores the first rows of a tile: as many as a power of two at a time.
-
-    That a number of rows can be stored so is from JAX's `ragged_dot_mgpu`.
-    """
-    for piece in range(len(pieces)):
-      here = jnp.clip(rows - pieces[piece][0], 0, plan.WGMMA_ROWS)
-      for result, out_ref in zip(results_of(unit, sums, piece), out_refs):
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        staged = rest.at[warpgroup]
-        compat.store(staged, result.astype(staged.dtype), optimized=False)
-        plgpu.commit_smem()
-        for height in _POWERS:
-          above = here & ~(2 * height - 1)  # rows of greater heights
-
-          @pl.when((here & height) != 0)
-          def _(height=height, above=above, out_ref=out_ref, piece=piece):
-            target = window(unit, piece, above, height)
-            plgpu.copy_smem_to_gmem(
-              rest.at[warpgroup, pl.ds(above, height)],
-              _window(out_ref, *target),
-            )
-
-  def store_rows(unit, result, piece):
-    """Stores a piece row by row, a column a thread."""
-    staged = staging[0].at[warpgroup, 0]
-    plgpu.commit_smem()  # every thread has read the piece before
-    compat.store(staged, result.astype(staged.dtype), optimized=False)
-    plgpu.commit_smem()  # every thread has written this one
-    corner = _corner(unit, warpgroup, cfg)
-    first, column = (x + y for x, y in zip(corner, pieces[piece]))
-    rows = jnp.clip(p.m - first, 0, plan.WGMMA_ROWS)
-    whole = p.n - p.n % plan.DIRECT
-
-    def store_to(out_ref, column):
-      def store_row(row, _):
-        target = (first + row, pl.ds(column, plan.DIRECT))
-        _window(out_ref, unit.out, target)[...] = staged[row]
-
-      def store_some(i, _):
-        for row in range(_ROWS_AT_ONCE):
-          store_row(i * _ROWS_AT_ONCE + row, None)
-
-      groups = lax.div(rows, jnp.int32(_ROWS_AT_ONCE))
-      lax.fori_loop(0, groups, store_some, None)
-      lax.fori_loop(groups * _ROWS_AT_ONCE, rows, store_row, None)
-
-    @pl.when(column < whole)
-    def _():
-      store_to(out_refs[0], column)
-
-    if whole < p.n:
-
-      @pl.when(column == whole)
-      def _():
-        store_to(out_refs[1], 0)
-
-  def store(unit, sums):
-    """Applies the tail to a unit's sums, and stores the results."""
-    if bias is not None:
-      plgpu.barrier_wait(bias_loaded.at[warpgroup])
-    if plan.stores_rows(p, cfg):
-      for piece in range(len(pieces)):
-        (result,) = results_of(unit, sums, piece)
-        store_rows(unit, result, piece)
-        if c is not None and piece + ahead < len(pieces):
-          load_c(unit, piece + ahead)
-    elif p.ragged == "m":
-      most, _ = plan.share(cfg)
-      above = warpgroup * most if cfg.split == "m" else 0
-      rows = jnp.clip(unit.rows - above, 0, most)
-      pl.when(rows == most)(lambda: store_tiles(unit, sums))
-      pl.when(rows < most)(lambda: store_first_rows(unit, sums, rows))
-    else:
-      store_tiles(unit, sums)
 
   @pl.when(warpgroup < consumers)
   def _consume():
@@ -320,17 +171,19 @@ def body(
     for slot in range(stages):  # the ring starts empty
       plgpu.barrier_arrive(empty.at[slot])
 
-    def compute_unit(unit, slot):
-      prefetch(unit)
+    def compute_unit(unit, state):
+      slot, pending = state
+      stores.begin(unit, pending)
+      beside = functools.partial(stores.beside, unit=unit, pending=pending)
       accumulator = plgpu.ACC(plan.share(cfg), jnp.float32)
       sums, slot = pl.run_scoped(
-        functools.partial(multiply, unit, slot), *[accumulator] * len(b_rings)
+        functools.partial(multiply, unit, slot, beside),
+        *[accumulator] * len(b_rings),
       )
-      store(unit, sums)
-      return slot
+      return slot, stores.finish(unit, sums)
 
-    for_each_unit(compute_unit, jnp.int32(0))
-    plgpu.wait_smem_to_gmem(0)
+    state = for_each_unit(compute_unit, (jnp.int32(0), stores.nothing()))
+    stores.end(state[1])
 
 
 def _on_one_warp(visit) -> None:
@@ -376,6 +229,10 @@ def _is_whole_laps(problem: Problem, config: Config) -> bool:
   """Whether units are whole laps of the ring, short enough to be unrolled."""
   if problem.ragged == "k":
     return False  # only the device knows how many slabs a group has
+  if plan.defers_stores(problem, config):
+    sums = math.prod(plan.share(config))
+    if sums > _MOST_SUMS_IF_UNROLLED:
+      return False
   steps = plan.cdiv(plan.cdiv(problem.k, config.block_k), config.split_k)
   unrolled = plan.lap(config, problem) <= _UNROLLED_WGMMAS
   return steps % config.stages == 0 and unrolled
@@ -399,22 +256,9 @@ def _b_operand(tile, consumer, problem: Problem, config: Config):
   return tile.at[:, window]
 
 
-def _corner(unit, consumer, config: Config):
-  """Row and column of the result where a consumer's share of a tile starts."""
-  rows, columns = plan.share(config)
-  if config.split == "m":
-    return unit.row + consumer * rows, unit.column
-  return unit.row, unit.column + consumer * columns
-
-
 def _split(items, count: int):
   """The first items, and the others."""
   return items[:count], items[count:]
-
-
-def _window(ref, batch, window):
-  """A window of a matrix, or of one matrix of a batch."""
-  return ref.at[window] if len(ref.shape) == 2 else ref.at[batch, *window]
 
 
 def _next_slot(slot, stages: int):

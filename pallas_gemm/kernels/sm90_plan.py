@@ -21,14 +21,16 @@ WGMMA_ROWS, WGMMA_COLUMNS = 64, 256
 THREADS = 128
 ACCUMULATORS = {1: 160, 2: 160, 3: 96}
 # Registers of a thread of the producer and of one, two or three consumers:
-# 128 * (40 + 2 * 232) = 64512 and 128 * (32 + 3 * 160) = 65536 of the 65536
+# 128 * (24 + 2 * 240) = 64512 and 128 * (32 + 3 * 160) = 65536 of the 65536
 # that an SM has.
-REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160)}
+REGISTERS = {1: (24, 240), 2: (24, 240), 3: (32, 160)}
 # Columns that a warpgroup stores at a time where TMA can't: one a thread.
 DIRECT = THREADS
 # Barriers and the alignment of what lies in shared memory.
 SHARED_SLACK = 1024
 DTYPES = ("bfloat16", "float16")
+# Registers of a consumer that hold no results.
+_OTHER_REGISTERS = 40
 
 
 def is_legal(config: Config, problem: Problem) -> str | None:
@@ -279,6 +281,21 @@ def stores_rows(problem: Problem, config: Config) -> bool:
     and problem.n >= DIRECT
     and share(config)[1] % DIRECT == 0
   )
+
+
+def defers_stores(problem: Problem, config: Config) -> bool:
+  """Whether results wait in registers until the next unit is under way."""
+  return has_room_to_defer(problem, config) and not stores_rows(problem, config)
+
+
+def has_room_to_defer(problem: Problem, config: Config) -> bool:
+  """Whether results have room in registers beside the sums of the next unit."""
+  p, cfg = problem, config
+  if p.out_dtype == "float32" or p.c_dtype or p.save_preactivation:
+    return False
+  sums = cfg.block_m * cfg.block_n // (THREADS * cfg.consumers)
+  needed = sums * (2 if p.gated else 1) + sums // 2 + _OTHER_REGISTERS
+  return cfg.split_k == 1 and needed <= REGISTERS[cfg.consumers][1]
 
 
 def stored_shapes(problem: Problem, config: Config, itemsize: int):

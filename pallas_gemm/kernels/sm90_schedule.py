@@ -30,7 +30,7 @@ class Unit(NamedTuple):
     row, column: of the result, where this block's tile starts.
     a, b, out: which matrix, where there are several of them.
     start: the row of K where the sum starts.
-    steps: slabs that are summed.
+    steps: slabs that are summed; at least one.
     whole: of these, the slabs that lie in A and B themselves; those after
       them are in the copies of what a group has beside whole slabs. None if
       all do.
@@ -48,6 +48,55 @@ class Unit(NamedTuple):
   whole: Index | None = None
   rows: Index | None = None
   is_group: Index | None = None
+
+
+class Place(NamedTuple):
+  """Where the results of a unit go, in as few registers as that takes.
+
+  Attributes:
+    row, column: as of `Unit`.
+    which: the matrix; with groups of rows how many rows are stored, less than
+      none if they belong to no group.
+  """
+
+  row: jax.Array
+  column: jax.Array
+  which: jax.Array
+
+  def is_real(self, problem: Problem) -> jax.Array:
+    """Whether it is a unit's, and not `NOWHERE`."""
+    return self.which != (0 if problem.ragged == "m" else -1)
+
+
+def nowhere(problem: Problem) -> Place:
+  """The place of no unit."""
+  zero = jnp.int32(0)
+  return Place(zero, zero, zero if problem.ragged == "m" else jnp.int32(-1))
+
+
+def place(unit: Unit) -> Place:
+  """Where the results of a unit go."""
+  which = unit.out
+  if unit.rows is not None:
+    which = jnp.where(unit.is_group, unit.rows, -unit.rows)
+  return Place(*(jnp.int32(x) for x in (unit.row, unit.column, which)))
+
+
+def placed(place: Place, p: Problem, cfg: Config) -> Unit:
+  """A unit whose results go there; nothing else of it is known."""
+  nothing = {"a": 0, "b": 0, "start": 0, "steps": 0}
+  column = pl.multiple_of(place.column, cfg.block_n)
+  if p.ragged != "m":
+    row = pl.multiple_of(place.row, cfg.block_m)
+    return Unit(row, column, out=place.which, **nothing)
+  return Unit(
+    compat.any_row(place.row),
+    column,
+    out=0,
+    rows=jnp.abs(place.which),
+    is_group=place.which > 0,
+    **nothing,
+  )
 
 
 class Schedule(NamedTuple):
@@ -122,6 +171,9 @@ def _rows(p: Problem, cfg: Config, tiles_ref, count_ref) -> Schedule:
   row_tiles = count_ref[0]
   _, columns = plan.grid(p, cfg)
   steps = plan.cdiv(p.k, cfg.block_k)
+  # What is summed for rows of no group is not stored. Whole laps of the ring,
+  # if those of groups are.
+  least = min(steps, cfg.stages)
 
   def read(i: Index):
     m_tile, _ = _snake(i, (row_tiles, columns), cfg)
@@ -139,7 +191,7 @@ def _rows(p: Problem, cfg: Config, tiles_ref, count_ref) -> Schedule:
       b=jnp.maximum(group, 0),
       out=0,
       start=0,
-      steps=jnp.where(is_group, steps, 0),
+      steps=jnp.where(is_group, steps, least),
       rows=rows,
       is_group=is_group,
     )
@@ -160,7 +212,9 @@ def _slabs(p: Problem, cfg: Config, offsets_ref) -> Schedule:
     group = lax.div(i, tiles)
     row, column = _corner(_snake(lax.rem(i, tiles), grid, cfg), cfg)
     cut = slabs_of(*known, cfg.block_k)
-    steps = cut.whole + lax.div(cut.rest + cfg.block_k - 1, cfg.block_k)
+    rest = lax.div(cut.rest + cfg.block_k - 1, cfg.block_k)
+    # The rest of a group without rows is a slab of zeros.
+    steps = jnp.maximum(cut.whole + rest, 1)
     start = pl.multiple_of(cut.first, plan.PIECE_ROWS)
     return Unit(row, column, group, group, group, start, steps, cut.whole)
 

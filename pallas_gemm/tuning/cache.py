@@ -54,6 +54,7 @@ _SOURCES = (
   "sm90_ragged.py",
   "sm90_schedule.py",
   "sm90_scratch.py",
+  "sm90_stores.py",
 )
 
 

@@ -8,7 +8,7 @@ works on one unit after the other. The time has these parts:
   clock and SM), of what wgmma and TMA move through shared memory (128 bytes a
   clock), and of its way from L2, plus a constant for barriers.
 * **A round** is as long as a unit: its slabs, and the part of its tail that
-  the next unit's loads do not hide. All blocks take the same number of rounds,
+  the next unit does not hide. All blocks take the same number of rounds,
   so a tile that leaves half of the SMs idle in the last round pays for it.
 * **Device memory** must be read once and written once. How fast depends on
   how many blocks have how many bytes in flight.
@@ -57,6 +57,8 @@ class _Fit:
     activation, with_c, by_rows: the tail with an activation, with C, and
       stored row by row, as multiples.
     hidden: part of the tail that the next unit does not hide.
+    packed: microseconds of the tail where results are stored beside the next
+      unit's slabs; applied: of an activation for 128 x 256 results, besides.
     latency: microseconds that a load takes.
     dram: part of the peak rate of device memory.
     blend: exponent of the sum of overlapping parts.
@@ -88,6 +90,8 @@ class _Fit:
   with_c: float = 2.778
   by_rows: float = 7.689
   hidden: float = 1.399
+  packed: float = 0.42
+  applied: float = 1.2
   latency: float = 0.1901
   dram: float = 0.9087
   blend: float = 7.396
@@ -185,16 +189,20 @@ def predict(
   rounds = plan.cdiv(units, gpu.sm_count // cluster)
   blocks = plan.cdiv(units, rounds) * cluster
   slabs = plan.cdiv(plan.cdiv(p.k, bk), cfg.split_k)
+  stores_rows = odd is not None and odd.stores_rows
   tail = fit.tail + bm * cfg.block_n * size / fit.store
   tail += fit.piece * bm * cfg.block_n / (cfg.consumers * 64 * cfg.epilogue_n)
   if p.activation:
     tail *= fit.activation
   if p.c_dtype:
     tail *= fit.with_c
-  if odd and odd.stores_rows:
+  if stores_rows:
     tail *= fit.by_rows
-  between = fit.hidden * (rounds - 1)
-  busy = rounds * slabs * slab / fit.clock + (1 + between) * tail
+  between = fit.hidden * tail
+  if plan.has_room_to_defer(p, cfg) and not stores_rows:
+    applied = fit.applied if p.activation else 0.0
+    between = fit.packed + applied * bm * cfg.block_n / 2**15
+  busy = rounds * slabs * slab / fit.clock + tail + (rounds - 1) * between
 
   # Device memory.
   stored = p.m * p.n * p.batch

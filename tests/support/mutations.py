@@ -115,10 +115,10 @@ def plant_rewrite(
   rewrites: Collection[tuple[str, str]],
   monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-  """Puts a function of a module in force whose source is changed.
+  """Puts a function or class of a module in force whose source is changed.
 
   Args:
-    function: defined in a module, at its outermost level.
+    function: defined in a module, at its outermost level; or a class.
     rewrites: pairs of text in its source, each there once, and what stands
       there instead.
     monkeypatch: takes it back.
