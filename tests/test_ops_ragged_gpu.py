@@ -3,6 +3,7 @@
 Run as `test_ops_gpu`.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -17,28 +18,27 @@ from tests.support.ragged import Case
 
 pytestmark = pytest.mark.gpu
 
-CHUNK = 25
+# Most of a test's time is compiling: sizes and offsets are traced, and several
+# are drawn for a program: 120 * 2 * 4 small and 10 * 4 large products.
+CHUNKS, LARGE_CHUNKS = 120, 10
+PROGRAMS, LARGE_PROGRAMS = 2, 1
+DRAWS = 4
 DTYPES = ("bfloat16", "float16")
 
 
 def _draw(rng: np.random.Generator, most: int, groups: int) -> Case:
-  """A random case; sizes that are no multiples of anything."""
+  """A random program, its sizes left out."""
   m, n, k = (int(x) for x in rng.integers(1, most + 1, 3))
   if rng.random() < 0.5:  # what TMA addresses without a copy
     n, k = -(-n // 64) * 64, -(-k // 64) * 64
   total = int(rng.integers(1, groups + 1))
-  share = rng.dirichlet(np.full(total, 0.5))
-  taken = int(rng.integers(0, m + m // 8 + 1))  # may be more than there are
-  sizes = tuple(int(size) for size in rng.multinomial(taken, share))
-  local = int(rng.integers(1, total + 1)) if rng.random() < 0.5 else None
   dtype = str(rng.choice(DTYPES))
   return Case(
     m=m,
     n=n,
     k=k,
-    sizes=sizes,
-    offset=local and int(rng.integers(0, total - local + 1)),
-    groups=local,
+    sizes=(0,) * total,
+    groups=int(rng.integers(1, total + 1)) if rng.random() < 0.5 else None,
     dtype=dtype,
     out_dtype=str(rng.choice((dtype, "float32"))),
     transpose=bool(rng.random() < 0.5),
@@ -46,39 +46,64 @@ def _draw(rng: np.random.Generator, most: int, groups: int) -> Case:
   )
 
 
+def _draw_sizes(rng: np.random.Generator, case: Case) -> Case:
+  """The program with sizes that are no multiples of anything."""
+  total = len(case.sizes)
+  share = rng.dirichlet(np.full(total, 0.5))
+  taken = int(rng.integers(0, case.m + case.m // 8 + 1))  # may be too many
+  sizes = tuple(int(size) for size in rng.multinomial(taken, share))
+  offset = None
+  if case.groups is not None:
+    offset = int(rng.integers(0, total - case.groups + 1))
+  return dataclasses.replace(case, sizes=sizes, offset=offset)
+
+
 @functools.partial(jax.jit, static_argnums=(0,))
-def _forward_and_back(case: Case, x, ct):
-  out, vjp = jax.vjp(functools.partial(case, implementation="sm90"), x)
+def _forward_and_back(case: Case, x, ct, sizes, offset):
+  def forward(x):
+    return case(x, sizes, offset, implementation="sm90")
+
+  out, vjp = jax.vjp(forward, x)
   return out, vjp(ct)[0]
 
 
-def _check(case: Case, seed: int) -> None:
-  """The result and all gradients."""
-  x = case.operands(seed)
-  ct = jax.random.normal(jax.random.key(seed), (case.m, case.n))
-  ct = ct.astype(case.out_dtype or case.dtype)
-  out, gradients = _forward_and_back(case, x, ct)
-  try:
-    case.assert_right(out, x)
-    case.assert_gradients(gradients, ct, x)
-  except AssertionError as error:
-    raise AssertionError(f"operands({seed}) of {case}: {error}") from error
+def _run(case: Case, x, ct):
+  """The result and all gradients; compiled once for all sizes and offsets."""
+  program = dataclasses.replace(case, sizes=(0,) * len(case.sizes), offset=None)
+  sizes = jnp.asarray(case.sizes, jnp.int32)
+  offset = None if case.offset is None else jnp.int32(case.offset)
+  return _forward_and_back(program, x, ct, sizes, offset)
+
+
+def _check(program: Case, rng: np.random.Generator, seed: int) -> None:
+  """Results and gradients of a program, with some sizes."""
+  x = program.operands(seed)
+  ct = jax.random.normal(jax.random.key(seed), (program.m, program.n))
+  ct = ct.astype(program.out_dtype or program.dtype)
+  for _ in range(DRAWS):
+    case = _draw_sizes(rng, program)
+    out, gradients = _run(case, x, ct)
+    try:
+      case.assert_right(out, x)
+      case.assert_gradients(gradients, ct, x)
+    except AssertionError as error:
+      raise AssertionError(f"operands({seed}) of {case}: {error}") from error
 
 
 @pytest.mark.timeout(600, method="thread")
-@pytest.mark.parametrize("chunk", range(38))
+@pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_random(chunk):
   rng = np.random.default_rng((1, chunk))
-  for seed in range(CHUNK):
-    _check(_draw(rng, 400, 24), seed)
+  for seed in range(PROGRAMS):
+    _check(_draw(rng, 400, 24), rng, seed)
 
 
 @pytest.mark.timeout(600, method="thread")
-@pytest.mark.parametrize("chunk", range(10))
+@pytest.mark.parametrize("chunk", range(LARGE_CHUNKS))
 def test_random_large(chunk):
   rng = np.random.default_rng((2, chunk))
-  for seed in range(5):
-    _check(_draw(rng, 3000, 300), seed)
+  for seed in range(LARGE_PROGRAMS):
+    _check(_draw(rng, 3000, 300), rng, seed)
 
 
 def _random_sizes(rows: int, groups: int) -> tuple[int, ...]:
@@ -143,9 +168,9 @@ def test_gradients_have_the_same_bits_every_time():
   )
   x = case.operands()
   ct = jax.random.normal(jax.random.key(0), (case.m, case.n), jnp.bfloat16)
-  first = _forward_and_back(case, x, ct)
+  first = _run(case, x, ct)
   for _ in range(100):
-    again = _forward_and_back(case, x, ct)
+    again = _run(case, x, ct)
     for got, want in zip(jax.tree.leaves(again), jax.tree.leaves(first)):
       np.testing.assert_array_equal(problems.bits(got), problems.bits(want))
 
@@ -196,10 +221,10 @@ def test_no_weight_gradient_is_written_outside(name):
 
   @jax.jit
   def gradient(x, ct):
-    return _forward_and_back(case, x, ct)[1]["rhs"]
+    return _run(case, x, ct)[1]["rhs"]
 
   def check(out):
     case.assert_gradients(dict(x, rhs=out) | {"lhs": lhs}, ct, x)
 
-  lhs = _forward_and_back(case, x, ct)[1]["lhs"]
+  lhs = _run(case, x, ct)[1]["lhs"]
   canaries.assert_written_inside(gradient, x, ct, check=check)
