@@ -9,10 +9,11 @@ in copies of 64, 32, ... 1 rows where a group ends inside a tile
 **When.** While results are stored, a warpgroup gives the tensor cores nothing
 to do. So they are kept in registers, rounded, until the next unit is under way,
 and each piece is stored beside one of that unit's slabs. On an H200 short sums
-gain most (7168 x 8192 x 512: 92.8 -> 79.5 us; groups along K, G = 256: 3010 ->
-2764 us), 4096^3 2 %. All pieces beside the first slab are no gain at all: the
-stores take longer than a slab. Where registers do not suffice, or C is read,
-results are stored at once (`plan.defers_stores`).
+gain most (7168 x 8192 x 512: 0.85 -> 0.98x of jnp.dot; groups along K, G = 256:
+2989 -> 2764 us), 4096^3 2 % (dense-9 to -12, ragged-2 to -5 of the notes). All
+pieces beside the first slab gain little: they take longer than a slab. Where
+registers do not suffice, or C is read, results are stored at once
+(`plan.defers_stores`).
 
 Every barrier among the threads of a warpgroup is explicit: `commit_smem` and
 `wait_smem_to_gmem` hold one each.

@@ -145,7 +145,7 @@ def _fitted(
   is_large = gated or config.block_m * config.block_n > 2**13 * config.consumers
   if in_turn and is_large and plan.defers_stores(problem, config):
     # Pieces that are stored one at a time, beside slabs of the next tile, need
-    # no room: a deeper ring is worth more (4096^3: 171 -> 169 us, dense-9).
+    # no room: a deeper ring is worth more (4096^3: 171 -> 169 us, dense-12).
     options = (1, 4), (1, 3), (1, 2)
     if ragged is None and not has_activation and columns % 32 == 0:
       # Half as wide they hold up a slab for less; 7168 x 8192 x 512: 81.9 ->
