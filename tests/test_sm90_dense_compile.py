@@ -88,6 +88,10 @@ def test_instructions(name):
   shared = config.get("cluster_m", 1) * config.get("cluster_n", 1) > 1
   assert compiled.has(r"UTMALDG\S*")
   assert compiled.has(r"UTMALDG\S*MULTICAST\S*") == shared
+  # Results of 16 bits without C wait for the next tile's slabs, where a block
+  # has a next tile.
+  at_once = ("with_c", "wide", "gated_saved", "split_k", "few_rows")
+  assert compiled.stores_beside_wgmma == (name not in at_once)
   # Loads and stores of 16 bytes, or none that are not TMA's.
   assert not compiled.has(r"STG\.E(?!\.128)\S*")
 

@@ -9,6 +9,8 @@ and both walk over tiles without ever stopping for the other: while consumers
 write a tile, the ring fills with the next one's slabs. Rungs 10-12 of the
 ladder take that apart step by step; what is here beyond them:
 
+* **A tile is written while the next one is multiplied**, piece by piece, from
+  registers (`sm90_stores`).
 * **Layouts.** wgmma reads 16-bit operands along either dimension, so all of
   NN, NT, TN and TT are read as they are stored: a tile is loaded in its stored
   order and handed to wgmma through a transposed reference.

@@ -13,15 +13,15 @@ groups. A small XLA fusion lists them: first row, rows, group. The last tile of
 a group that is larger than a tile ends where the group ends, and computes some
 rows a second time: the same bits are stored twice, and nothing is masked. Only
 a group that is smaller than a tile is stored in part, in TMA copies of 32, 16,
-8, 4, 2 and 1 rows. Rows that belong to no group are tiles without slabs, which
-store zeros. Tiles of one group follow each other, so that blocks which run at
-a time share its B in the L2.
+8, 4, 2 and 1 rows. Rows that belong to no group are tiles of few slabs, whose
+sums are dropped and zeros stored. Tiles of one group follow each other, so that
+blocks which run at a time share its B in the L2.
 
 **Groups along K.** A unit sums the slabs of its group. TMA fetches whole slabs
 from A and B. What a group has beside them, fewer than block_k + 7 rows, is
 first copied by XLA into slabs of its own, the rest of which is zero: rows of
 other groups never meet, so a NaN stays in its group, and no step is masked. A
-group without rows has no slabs and stores zeros.
+group without rows has one slab, of zeros.
 
 **Limits.** Row strides that are no multiples of 16 bytes, and groups along K of
 matrices whose number of rows is no multiple of 8, make XLA pad the operand.

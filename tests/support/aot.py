@@ -54,6 +54,14 @@ class Compiled:
     """Whether an instruction that matches this regular expression is there."""
     return re.search(rf"\s{instruction}[\s;]", self.sass) is not None
 
+  @property
+  def stores_beside_wgmma(self) -> bool:
+    """Whether TMA stores between a wgmma and the wait for it."""
+    after = [
+      text.split("WARPGROUP.DEPBAR") for text in self.sass.split("HGMMA")
+    ]
+    return any("UTMASTG" in parts[0] for parts in after[1:] if parts[1:])
+
 
 def unavailable() -> str | None:
   """Why kernels can't be compiled to SASS here, or None."""
