@@ -77,7 +77,7 @@ class _Fit:
   shared: float = 1.168
   writes: float = 0.06463
   misaligned: float = 1.8
-  narrow: float = 2.395
+  narrow: float = 3.4
   narrow_dram: float = 1.178
   narrow_mma: float = 1.055
   l2: float = 107.0
