@@ -85,6 +85,7 @@ def _parameter(rung: contract.Rung, bug: mutations.Bug):
   return pytest.param(rung, bug, id=f"{rung.name}-{bug}", marks=marks)
 
 
+@pytest.mark.mutation
 @pytest.mark.parametrize(
   ("rung", "bug"), [_parameter(rung, bug) for rung, bug in BUGS]
 )

@@ -165,6 +165,7 @@ def test_there_are_calls_to_break():
 EXAMPLES = ((WITH_C, SMALL), (PLAIN, SMALL), ROWS, (GROUPS, PIECES))
 
 
+@pytest.mark.mutation
 @pytest.mark.parametrize("bug", [_parameter(bug) for bug in BUGS])
 def test_a_planted_bug_is_caught(bug, monkeypatch):
   monkeypatch.setattr(hardware, "sm_count", lambda: 1)
@@ -201,6 +202,7 @@ REWRITES = {
 }
 
 
+@pytest.mark.mutation
 @pytest.mark.parametrize("name", REWRITES)
 def test_a_wrong_order_is_caught(name, monkeypatch):
   monkeypatch.setattr(hardware, "sm_count", lambda: 1)
