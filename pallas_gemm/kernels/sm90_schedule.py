@@ -64,7 +64,7 @@ class Place(NamedTuple):
   which: jax.Array
 
   def is_real(self, problem: Problem) -> jax.Array:
-    """Whether it is a unit's, and not `NOWHERE`."""
+    """Whether it is a unit's, and not `nowhere`."""
     return self.which != (0 if problem.ragged == "m" else -1)
 
 

@@ -123,12 +123,9 @@ class Stores:
     else:
       self._store_rest_of(pending)
 
-  def beside(
-    self, slab: int, unit: schedules.Unit, pending: Pending | None
-  ) -> None:
+  def beside(self, slab: int, unit: schedules.Unit, pending: Pending) -> None:
     """To be called when one of the first `slabs` slabs is under way."""
-    if pending is not None:
-      self._store_tile_of(pending, range(slab, slab + 1))
+    self._store_tile_of(pending, range(slab, slab + 1))
     if slab + 1 == self.slabs:
       # Now every thread has read the bias of the unit before.
       self._prefetch(unit)
@@ -307,6 +304,7 @@ class Stores:
       here = jnp.clip(rows - self._pieces[piece][0], 0, plan.WGMMA_ROWS)
       for result, out_ref in zip(results(piece), self.out_refs):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        # In float32: selecting 16-bit elements spills.
         result = jnp.where(keep, result.astype(jnp.float32), 0.0)
         compat.store(staged, result.astype(staged.dtype), optimized=False)
         plgpu.commit_smem()
