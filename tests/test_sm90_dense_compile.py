@@ -22,6 +22,12 @@ EXAMPLES = {
   ),
   "gelu": ({"bias": "n"}, DEFAULT, "gelu", 256),
   "with_c": ({"c_dtype": "bfloat16", "bias": "m"}, DEFAULT, None, 256),
+  "c_in_place": (
+    {"c_dtype": "bfloat16", "bias": "n"},
+    DEFAULT | {"stages": 3, "epilogue_buffers": 4},
+    None,
+    256,
+  ),
   "wide": (
     {"out_dtype": "float32"},
     {"block_m": 256, "block_n": 128, "epilogue_n": 32, "stages": 3},

@@ -21,6 +21,7 @@ from tests.support import dense, problems
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)
 ROWS = Config(block_m=128, block_n=64, stages=2, epilogue_n=32)
 COLUMNS = Config(block_m=64, block_n=128, stages=3, split="n")
+WIDE = Config(block_m=64, block_n=128, stages=2, consumers=1, epilogue_n=32)
 NARROW = Config(block_m=64, block_n=96, stages=2, consumers=1, epilogue_n=32)
 DIRECT = Config(block_m=64, block_n=128, stages=2, consumers=1)
 
@@ -115,6 +116,22 @@ CASES = (
     (65, 130, 64),
     changed(SMALL, cluster_n=2, epilogue_n=32),
     out_dtype="float32",
+  ),
+  # C where the results go: more slabs than pieces of both, and fewer.
+  case(
+    "c_in_place_nn",
+    (70, 300, 520),
+    changed(WIDE, epilogue_buffers=4),
+    dense.Tail(beta=-2.0, activation=jax.nn.silu),
+    c_dtype="bfloat16",
+    bias="n",
+  ),
+  case(
+    "c_in_place_at_the_end_nt",
+    (70, 300, 72),
+    changed(WIDE, epilogue_buffers=4),
+    c_dtype="float16",
+    **FP16,
   ),
   # Batches; a tile that hangs over must leave the next matrix alone.
   case(

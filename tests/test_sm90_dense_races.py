@@ -24,11 +24,18 @@ BUGS = [
 
 # Bugs that nothing can show here, and why.
 _ONE_THREAD = "to the interpreter, a warpgroup is one thread"
+_PACE = "what is stored are zeros that nothing overwrites: it sets the pace"
+_LAST = "waited for so that shared memory outlives its readers, on the chip"
 UNSEEN = {
   (sm90_body.__name__, "plgpu.barrier_wait", 1, "left out"): (
     "the last releases are waited for so that no block leaves a cluster while"
     " its peers may still arrive; a fault on the chip alone"
   ),
+  **{
+    (sm90_body.__name__, "plgpu.wait_smem_to_gmem", i, kind): reason
+    for i, reason in enumerate((_PACE, _LAST))
+    for kind in ("left out", "too weak")
+  },
   (sm90_stores.__name__, "plgpu.commit_smem", 2, "left out"): _ONE_THREAD,
   (sm90_stores.__name__, "plgpu.commit_smem", 3, "left out"): _ONE_THREAD,
 }
@@ -37,6 +44,8 @@ SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1, epilogue_n=32)
 # Two tiles of three slabs of K: whatever is used again is.
 PLAIN = Problem(m=65, n=64, k=130, dtype="bfloat16", out_dtype="bfloat16")
 WITH_C = dataclasses.replace(PLAIN, c_dtype="float32", bias="n")
+# C where the results go.
+IN_PLACE = (dataclasses.replace(WITH_C, c_dtype="bfloat16"), SMALL)
 # Results that are stored row by row.
 ROWS = (
   dataclasses.replace(WITH_C, m=9, n=131, k=66, out_dtype="float16"),
@@ -65,7 +74,8 @@ SLABS = Problem(
   groups=2,
   transpose_a=True,
 )
-OFFSETS = (3, 22, 120)
+EMPTY = dataclasses.replace(SLABS, groups=3)
+OFFSETS = {2: (3, 22, 120), 3: (3, 22, 22, 120)}
 PIECES = dataclasses.replace(SMALL, epilogue_n=64)
 
 CLEAN = {
@@ -97,6 +107,8 @@ CLEAN = {
     dataclasses.replace(PIECES, block_m=128, consumers=2),
   ),
   "slabs": (SLABS, SMALL),
+  "a_group_of_zeros": (EMPTY, SMALL),
+  "c_in_place": IN_PLACE,
 }
 
 
@@ -134,7 +146,7 @@ def _grouped(problem: Problem, config: Config):
   """The same of groups that end at `OFFSETS`, or with the last row."""
   x = ragged_kernels.operands(problem)
   rows = problem.m if problem.ragged == "m" else problem.k
-  offsets = tuple(min(offset, rows) for offset in OFFSETS)
+  offsets = tuple(min(offset, rows) for offset in OFFSETS[problem.groups])
   how = (offsets, jax.nn.silu if problem.gated else None)
   return (
     lambda: ragged_kernels.run(problem, config, x, *how),
@@ -162,7 +174,14 @@ def test_there_are_calls_to_break():
 
 
 # Between them they come to every call.
-EXAMPLES = ((WITH_C, SMALL), (PLAIN, SMALL), ROWS, (GROUPS, PIECES))
+EXAMPLES = (
+  (WITH_C, SMALL),
+  (PLAIN, SMALL),
+  ROWS,
+  (GROUPS, PIECES),
+  IN_PLACE,
+  (EMPTY, SMALL),
+)
 
 
 @pytest.mark.mutation

@@ -112,6 +112,13 @@ CASES = (
   case("slabs_of_70_rows", "k", (64, 64, 80), (1, 71, 80), SMALL, **FP16),
   case("slabs_from_5", "k", (130, 66, 203), (5, 14, 14, 90, 190, 203), TWO),
   case("no_slabs", "k", (64, 64, 5), (2, 2, 2), SMALL),
+  # One group that has much more than its share: blocks go both ways.
+  case(
+    "slabs_uneven", "k", (64, 64, 70), (0, 1, 2, 3, 3, 64, 65, 70, 70), SMALL
+  ),
+  # Groups of zeros that take longer than the products, and less long.
+  case("most_empty", "k", (70, 72, 30), (0, 0, 0, 30, 30, 30), TWO),
+  case("one_empty", "k", (70, 72, 400), (0, 0, 400), SMALL, **FP16),
   case("few_rows", "k", (40, 64, 5), (0, 1, 4), SMALL, out_dtype="float32"),
   case(
     "slabs_of_128",

@@ -6,6 +6,7 @@ A unit of work is a tile of the result; `sm90_schedule` says which.
 """
 
 import functools
+import itertools
 import math
 
 from jax import lax
@@ -40,9 +41,12 @@ def body(
   c=None,
   c_loaded=None,
   rest=None,
+  zeros=None,
 ):
   """What a block does: one warp loads, `consumers` warpgroups multiply."""
   p, cfg = problem, config
+  if c_loaded is not None and c is None:
+    (c,) = staging  # see `plan.c_in_place`
   schedule_refs, refs = _split(refs, plan.schedule_arrays(p))
   (a_ref, *b_refs), refs = _split(refs, 1 + len(b_rings))
   edge_refs, refs = _split(refs, 2 if p.ragged == "k" else 0)
@@ -98,6 +102,38 @@ def body(
 
     return _for_each_step(load, slot, unit.steps, p, cfg)[1]
 
+  def fill_with_zeros():
+    """Stores the results of groups along K that have no rows.
+
+    By a warp that nothing waits for, two pieces at a time where products take
+    longer: writes in one go would hold up their loads. Of 32 groups one with
+    all rows: 988 -> 868 us on an H200 (ragged-7, ragged-8).
+    """
+    piece = jnp.zeros(zeros.shape, zeros.dtype)
+    zeros[...] = plgpu.layout_cast(piece, plgpu.Layout.WGMMA)
+    plgpu.commit_smem()
+    (out_ref,) = out_refs
+    spare = schedule_refs[1][schedules.Facts.spare]
+    rows, columns = zeros.shape
+
+    def fill(unit):
+      places = itertools.product(
+        range(0, cfg.block_m, rows), range(0, cfg.block_n, columns)
+      )
+      for i, j in places:
+        at = (pl.ds(unit.row + i, rows), pl.ds(unit.column + j, columns))
+        plgpu.copy_smem_to_gmem(zeros, window(out_ref, unit.out, at))
+
+        @pl.when(spare != 0)
+        def _():
+          plgpu.wait_smem_to_gmem(1)
+
+    def fill_all():
+      schedules.for_each_zero(p, cfg, schedule_refs, cluster, fill)
+      plgpu.wait_smem_to_gmem(0)
+
+    _on_one_warp(fill_all, 1)
+
   @pl.when(warpgroup == consumers)
   def _produce():
     plgpu.set_max_registers(plan.REGISTERS[consumers][0], action="decrease")
@@ -121,6 +157,8 @@ def body(
       _on_one_warp(lambda: load_unit(unit, slot))
       return lax.rem(slot + unit.steps, stages)
 
+    if zeros is not None:
+      fill_with_zeros()
     slot = for_each_unit(load, jnp.int32(0))
     _on_one_warp(lambda: drain(slot))
 
@@ -186,12 +224,12 @@ def body(
     stores.end(state[1])
 
 
-def _on_one_warp(visit) -> None:
-  """Calls `visit` on the first warp of a warpgroup."""
+def _on_one_warp(visit, number: int = 0) -> None:
+  """Calls `visit` on one warp of a warpgroup, and does not wait for it."""
 
   @plgpu.warp_map
   def _(warp):
-    @pl.when(warp == 0)
+    @pl.when(warp == number)
     def _():
       visit()
 

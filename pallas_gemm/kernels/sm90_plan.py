@@ -171,10 +171,13 @@ def shared_bytes(config: Config, problem: Problem) -> int:
   staged = piece * size * outputs(problem) * buffers(problem, config)
   if problem.ragged == "m":
     staged += piece * size
-  if problem.c_dtype and config.split_k == 1:
+  if problem.ragged == "k":
+    staged += WGMMA_ROWS * width * size
+  fused = config.split_k == 1
+  if problem.c_dtype and fused and not c_in_place(problem, config):
     size = jnp.dtype(problem.c_dtype).itemsize
     staged += piece * size * c_buffers(problem, config)
-  if problem.bias and config.split_k == 1:
+  if problem.bias and fused:
     staged += config.consumers * 4 * cdiv(max(share(config)), 64) * 64
   return ring + staged + SHARED_SLACK
 
@@ -255,7 +258,23 @@ def buffers(problem: Problem, config: Config) -> int:
 
 def c_buffers(problem: Problem, config: Config) -> int:
   """Pieces of C in shared memory: one is read while the next arrives."""
-  return min(2, len(pieces(problem, config)))
+  count = len(pieces(problem, config))
+  return count if c_in_place(problem, config) else min(2, count)
+
+
+def c_in_place(problem: Problem, config: Config) -> bool:
+  """Whether a tile of C is loaded to where results are stored from.
+
+  Each piece of the result then takes the place of what was added to it, and all
+  of C has arrived when the sums are complete.
+  """
+  p = problem
+  return (
+    p.c_dtype == p.out_dtype
+    and has_room_to_defer(p, config)
+    and not stores_rows(p, config)
+    and buffers(p, config) == len(pieces(p, config))
+  )
 
 
 def outputs(problem: Problem) -> int:
@@ -285,13 +304,15 @@ def stores_rows(problem: Problem, config: Config) -> bool:
 
 def defers_stores(problem: Problem, config: Config) -> bool:
   """Whether results wait in registers until the next unit is under way."""
+  if problem.c_dtype and not c_in_place(problem, config):
+    return False
   return has_room_to_defer(problem, config) and not stores_rows(problem, config)
 
 
 def has_room_to_defer(problem: Problem, config: Config) -> bool:
   """Whether results have room in registers beside the sums of the next unit."""
   p, cfg = problem, config
-  if p.out_dtype == "float32" or p.c_dtype or p.save_preactivation:
+  if p.out_dtype == "float32" or p.save_preactivation:
     return False
   sums = cfg.block_m * cfg.block_n // (THREADS * cfg.consumers)
   needed = sums * (2 if p.gated else 1) + sums // 2 + _OTHER_REGISTERS
@@ -348,7 +369,7 @@ def row_tiles(problem: Problem, config: Config) -> int:
 
 def schedule_arrays(problem: Problem) -> int:
   """Arrays in which `sm90_schedule` finds what the device knows of groups."""
-  return {None: 0, "m": 2, "k": 1}[problem.ragged]
+  return {None: 0, "m": 2, "k": 2}[problem.ragged]
 
 
 def loaded_rows(problem: Problem, config: Config) -> int:

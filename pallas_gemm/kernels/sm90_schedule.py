@@ -7,6 +7,7 @@ sizes only the device knows, the numbers it needs are read from global memory.
 """
 
 from collections.abc import Callable
+import enum
 import math
 from typing import Any, NamedTuple
 
@@ -106,11 +107,14 @@ class Schedule(NamedTuple):
     units: how many there are, in tiles of clusters; at least one.
     read: what a unit with a number below that has in global memory.
     unit: the unit, from its number and from that, as this block sees it.
+    both_ways: whether the second half of the blocks takes its units up from
+      the last to the first; None for never.
   """
 
   units: Index
   read: Callable[[Index], tuple[Index, ...]]
   unit: Callable[[Index, tuple[Index, ...]], Unit]
+  both_ways: jax.Array | None = None
 
   def for_each(self, first, step: int, visit, carry):
     """carry = visit(unit, carry) for the units first, first + step, ...
@@ -118,6 +122,11 @@ class Schedule(NamedTuple):
     Global memory takes hundreds of cycles to answer, so what the next unit is
     is asked for before this one is visited.
     """
+    turns = lax.div(self.units + step - 1 - first, step)
+    if self.both_ways is not None:
+      from_last = self.both_ways & (2 * first >= step)
+      first = jnp.where(from_last, first + (turns - 1) * step, first)
+      step = jnp.where(from_last, -step, step)
 
     def turn(i, state):
       known, carry = state
@@ -125,12 +134,11 @@ class Schedule(NamedTuple):
       following = self._known(number + step)
       return following, visit(self.unit(number, known), carry)
 
-    turns = lax.div(self.units + step - 1 - first, step)
     return lax.fori_loop(0, turns, turn, (self._known(first), carry))[1]
 
   def _known(self, number: Index) -> tuple[Index, ...]:
-    """`read`, of the last unit if there are not so many."""
-    return self.read(jnp.minimum(number, self.units - 1))
+    """`read`, of the nearest unit if there is no such number."""
+    return self.read(jnp.clip(number, 0, self.units - 1))
 
 
 def of(problem: Problem, config: Config, refs: list[Any]) -> Schedule:
@@ -199,26 +207,70 @@ def _rows(p: Problem, cfg: Config, tiles_ref, count_ref) -> Schedule:
   return Schedule(row_tiles * columns, read, unit)
 
 
-def _slabs(p: Problem, cfg: Config, offsets_ref) -> Schedule:
-  """Tiles within the result of a group first, then the groups."""
+def _slabs(p: Problem, cfg: Config, groups_ref, facts_ref) -> Schedule:
+  """Tiles within the result of a group first, then the groups that have rows.
+
+  Large groups come first. They keep the tensor cores busy, groups of few rows
+  the memory, which their results have to be written to: where sizes differ
+  much, half of the blocks start with the small ones.
+
+  Args:
+    p: has groups along K.
+    cfg: how.
+    groups_ref: [groups, 3]: first row, row after the last, group; by size.
+    facts_ref: see `Facts`.
+  """
   grid = plan.grid(p, cfg)
   tiles = math.prod(grid)
 
   def read(i: Index):
-    group = lax.div(i, tiles)
-    return offsets_ref[group], offsets_ref[group + 1]
+    nth = lax.div(i, tiles)
+    return tuple(groups_ref[nth, field] for field in range(3))
 
   def unit(i: Index, known: tuple[Index, ...]) -> Unit:
-    group = lax.div(i, tiles)
+    start, end, group = known
     row, column = _corner(_snake(lax.rem(i, tiles), grid, cfg), cfg)
-    cut = slabs_of(*known, cfg.block_k)
+    cut = slabs_of(start, end, cfg.block_k)
     rest = lax.div(cut.rest + cfg.block_k - 1, cfg.block_k)
-    # The rest of a group without rows is a slab of zeros.
+    # If no group has rows, the first has a slab of zeros.
     steps = jnp.maximum(cut.whole + rest, 1)
     start = pl.multiple_of(cut.first, plan.PIECE_ROWS)
     return Unit(row, column, group, group, group, start, steps, cut.whole)
 
-  return Schedule(tiles * p.groups, read, unit)
+  units = tiles * facts_ref[Facts.filled]
+  return Schedule(units, read, unit, facts_ref[Facts.uneven] != 0)
+
+
+class Facts(enum.IntEnum):
+  """What the device knows of groups along K.
+
+  Attributes:
+    filled: how many groups have rows; at least one.
+    uneven: whether sizes differ much.
+    spare: whether products take longer than zeros for the other groups.
+  """
+
+  filled = 0
+  uneven = 1
+  spare = 2
+
+
+def for_each_zero(p: Problem, cfg: Config, refs, cluster, visit) -> None:
+  """visit(unit) for this block's tiles of the groups that have no rows."""
+  groups_ref, facts_ref = refs
+  grid = plan.grid(p, cfg)
+  tiles, step = math.prod(grid), plan.clusters(p, cfg)
+  nothing = {"a": 0, "b": 0, "start": 0, "steps": 0}
+
+  def turn(i, _):
+    number = first + i * step
+    group = groups_ref[lax.div(number, tiles), 2]
+    row, column = _corner(_snake(lax.rem(number, tiles), grid, cfg), cfg)
+    visit(Unit(row, column, out=group, **nothing))
+
+  first = facts_ref[Facts.filled] * tiles + cluster
+  turns = lax.div(tiles * p.groups + step - 1 - first, step)
+  lax.fori_loop(0, turns, turn, None)
 
 
 class Slabs(NamedTuple):

@@ -48,6 +48,8 @@ def scratch(problem: Problem, config: Config, out_dtype, bias, c):
   if p.ragged == "m":
     # Not swizzled, so that rows are stored in any number.
     scratch["rest"] = plgpu.SMEM((consumers, plan.WGMMA_ROWS, width), out_dtype)
+  if p.ragged == "k":
+    scratch["zeros"] = _swizzled((plan.WGMMA_ROWS, width), out_dtype, width)
   if cfg.split_k == 1 and bias is not None:
     along = share_n if p.bias == "n" else rows
     # TMA writes to multiples of 128 bytes.
@@ -57,8 +59,9 @@ def scratch(problem: Problem, config: Config, out_dtype, bias, c):
     scratch["bias_loaded"] = plgpu.Barrier(num_barriers=consumers)
   if cfg.split_k == 1 and c is not None:
     ahead = plan.c_buffers(p, cfg)
-    piece = (consumers, ahead, plan.WGMMA_ROWS, width)
-    scratch["c"] = _swizzled(piece, c.dtype, width)
+    if not plan.c_in_place(p, cfg):
+      piece = (consumers, ahead, plan.WGMMA_ROWS, width)
+      scratch["c"] = _swizzled(piece, c.dtype, width)
     scratch["c_loaded"] = plgpu.Barrier(num_barriers=consumers * ahead)
   return scratch
 

@@ -103,18 +103,17 @@ class Stores:
 
   @property
   def slabs(self) -> int:
-    """The first slabs of a unit that results of the one before go beside."""
-    return len(self._pieces) if self._defers else 0
+    """The first slabs of a unit that something goes beside, see `beside`."""
+    if not self._defers:
+      return 0
+    return len(self._pieces) * (1 if self.c is None else 2)
 
   def nothing(self) -> Pending | None:
     """What is pending before the first unit; None if nothing ever is."""
     if not self._defers:
       return None
-    dtype = self.staging[0].dtype
-    piece = jnp.zeros((plan.WGMMA_ROWS, self._width), dtype)
-    piece = plgpu.layout_cast(piece, plgpu.Layout.WGMMA)
     nowhere = schedules.nowhere(self.problem)
-    return Pending(nowhere, (piece,) * len(self._pieces))
+    return Pending(nowhere, (self._zeros(),) * len(self._pieces))
 
   def begin(self, unit: schedules.Unit, pending: Pending | None) -> None:
     """To be called before a unit is multiplied."""
@@ -124,11 +123,20 @@ class Stores:
       self._store_rest_of(pending)
 
   def beside(self, slab: int, unit: schedules.Unit, pending: Pending) -> None:
-    """To be called when one of the first `slabs` slabs is under way."""
-    self._store_tile_of(pending, range(slab, slab + 1))
-    if slab + 1 == self.slabs:
-      # Now every thread has read the bias of the unit before.
-      self._prefetch(unit)
+    """To be called when one of the first `slabs` slabs is under way.
+
+    The pieces of the unit before are stored, then those of C loaded.
+    """
+    pieces = len(self._pieces)
+    if slab < pieces:
+      self._store_tile_of(pending, range(slab, slab + 1))
+      if slab + 1 == pieces:
+        # Now every thread has read the bias of the unit before.
+        self._load_bias(unit)
+      return
+    if slab == pieces:  # C goes to where these results have left
+      plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    self._load_c(unit, slab - pieces)
 
   def finish(
     self, unit: schedules.Unit, sums: list[jax.Array]
@@ -174,6 +182,12 @@ class Stores:
     def _():
       self._store_first_rows(unit, lambda i: [pending.pieces[i]], rows)
 
+  def _zeros(self) -> jax.Array:
+    """A piece of them."""
+    shape = (plan.WGMMA_ROWS, self._width)
+    zeros = jnp.zeros(shape, self.staging[0].dtype)
+    return plgpu.layout_cast(zeros, plgpu.Layout.WGMMA)
+
   def _store(self, unit: schedules.Unit, results: _Results) -> None:
     if plan.stores_rows(self.problem, self.config):
       for piece in range(len(self._pieces)):
@@ -202,6 +216,12 @@ class Stores:
 
   def _prefetch(self, unit: schedules.Unit) -> None:
     """Starts to load what the tail of this unit needs first."""
+    self._load_bias(unit)
+    if self.c is not None:
+      for piece in range(self._ahead):
+        self._load_c(unit, piece)
+
+  def _load_bias(self, unit: schedules.Unit) -> None:
     along_n = self.problem.bias == "n"
     if self.bias is not None:
       start = corner(unit, self.warpgroup, self.config)[along_n]
@@ -214,9 +234,6 @@ class Stores:
         self.bias.at[self.warpgroup, pl.ds(0, size)],
         self.bias_loaded.at[self.warpgroup],
       )
-    if self.c is not None:
-      for piece in range(self._ahead):
-        self._load_c(unit, piece)
 
   def _load_c(self, unit: schedules.Unit, piece: int) -> None:
     buffer = piece % self._ahead

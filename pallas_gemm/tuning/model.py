@@ -58,7 +58,8 @@ class _Fit:
       stored row by row, as multiples.
     hidden: part of the tail that the next unit does not hide.
     packed: microseconds of the tail where results are stored beside the next
-      unit's slabs; applied: of an activation for 128 x 256 results, besides.
+      unit's slabs; applied, added: of an activation and of C for 128 x 256
+      results, besides.
     latency: microseconds that a load takes.
     dram: part of the peak rate of device memory.
     blend: exponent of the sum of overlapping parts.
@@ -92,6 +93,7 @@ class _Fit:
   hidden: float = 1.399
   packed: float = 0.42
   applied: float = 1.2
+  added: float = 0.9
   latency: float = 0.1901
   dram: float = 0.9087
   blend: float = 7.396
@@ -199,8 +201,10 @@ def predict(
   if stores_rows:
     tail *= fit.by_rows
   between = fit.hidden * tail
-  if plan.has_room_to_defer(p, cfg) and not stores_rows:
+  in_place = p.c_dtype is None or plan.c_in_place(p, cfg)
+  if plan.has_room_to_defer(p, cfg) and in_place and not stores_rows:
     applied = fit.applied if p.activation else 0.0
+    applied += fit.added if p.c_dtype else 0.0
     between = fit.packed + applied * bm * cfg.block_n / 2**15
   busy = rounds * slabs * slab / fit.clock + tail + (rounds - 1) * between
 
