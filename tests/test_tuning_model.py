@@ -11,7 +11,7 @@ import pytest
 from pallas_gemm import hardware
 from pallas_gemm.kernels import sm90_dense
 from pallas_gemm.kernels.problem import Config, Problem
-from pallas_gemm.tuning import model
+from pallas_gemm.tuning import left_to_xla, model
 
 ROWS = (
   pathlib.Path(__file__).parents[1]
@@ -97,7 +97,7 @@ def test_a_choice_takes_little_time():
   ids=str,
 )
 def test_rows_that_suit_xla_better_are_left_to_it(case):
-  assert "128 bytes" in model.left_to_xla(model.choose(case), case)
+  assert "128 bytes" in left_to_xla.why(model.choose(case), case)
 
 
 def test_a_ring_of_two_stages_is_known_to_be_slow():
@@ -111,7 +111,7 @@ def test_a_ring_of_two_stages_is_known_to_be_slow():
 )
 def test_what_xla_does_not_read_fast_either_is_kept(sizes):
   case = problem(*sizes)
-  assert model.left_to_xla(model.choose(case), case) is None
+  assert left_to_xla.why(model.choose(case), case) is None
 
 
 def test_the_model_agrees_with_what_was_measured():

@@ -46,7 +46,7 @@ def sm90(x: Operands, spec: Spec, target: Target) -> tuple[jax.Array, ...]:
   problem = problem_of(x, spec)
   check_hopper(problem, spec.precision)
   from pallas_gemm.kernels import sm90_dense
-  from pallas_gemm.tuning import model
+  from pallas_gemm.tuning import left_to_xla
 
   config = given_config(spec.config, problem, sm90_dense.is_legal)
   free = config is None and not spec.batch_invariant
@@ -54,7 +54,7 @@ def sm90(x: Operands, spec: Spec, target: Target) -> tuple[jax.Array, ...]:
     problem, config=config, batch_invariant=spec.batch_invariant
   )
   if free and spec.implementation is None:
-    if reason := model.left_to_xla(config, problem):
+    if reason := left_to_xla.why(config, problem):
       raise NotImplementedError(reason)
   # Indices in kernels are 32 bits wide, whatever the user's are.
   with jax.enable_x64(False):

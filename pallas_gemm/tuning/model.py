@@ -41,7 +41,8 @@ class _Fit:
     mma: multiplication, as a part of the time at peak rate.
     columns: the same with columns shared out: shorter wgmmas read A again.
     small: what the smallest tile costs in clock, beside 128 x 256.
-    third: the same with three consumers, as a multiple.
+    third: the same with three consumers, as a multiple; tall: with more than
+      64 rows a consumer.
     shared: shared memory, likewise.
     writes: part of TMA's writes that gets in the way of wgmma's reads.
     misaligned: loads of rows that do not start at multiples of 128 bytes.
@@ -74,6 +75,7 @@ class _Fit:
   mma: float = 0.9882
   small: float = 0.01
   third: float = 1.03
+  tall: float = 1.01
   columns: float = 1.07
   shared: float = 1.168
   writes: float = 0.06463
@@ -106,9 +108,6 @@ class _Fit:
 
 
 _FIT = _Fit()
-
-# What rows of odd lengths may cost where XLA has a kernel for them.
-_MOST_FOR_PIECES = 1.04
 
 
 def choose(problem: Problem) -> Config:
@@ -166,6 +165,8 @@ def predict(
   multiply *= 1 + fit.small * (1 - bm * bn / 2**15)
   if cfg.consumers == 3:
     multiply *= fit.third
+  if bm > 64 * cfg.consumers and cfg.split == "m":
+    multiply *= fit.tall
   if cfg.split == "n":
     multiply *= fit.columns
   reads = bm // 64 * (64 * bk * shares * products + bn * bk) * 2
@@ -272,33 +273,4 @@ def _odd_of(tile, tail, problem: Problem) -> _Odd:
     misaligned=any(columns % 64 for _, columns in padded),
     stores_rows=plan.stores_rows(problem, config),
     copies=copies,
-  )
-
-
-def left_to_xla(config: Config, problem: Problem) -> str | None:
-  """None, or why XLA's own kernel is expected to be faster than this config.
-
-  XLA's library reads matrices whose rows start at multiples of 16 bytes as
-  they are. If they are not whole swizzled pieces, this kernel copies them into
-  padded ones or uses tiles that suit them ill, and does not win that back
-  (3000^3: 0.90x of jnp.dot). Other matrices XLA does not read fast either.
-  """
-  p = problem
-  a, b = plan.stored_shapes_of_operands(p)
-  if any(width % 8 for width in (a[1], b[1], p.n)):
-    return None
-  whole = dataclasses.replace(
-    p,
-    m=plan.cdiv(p.m, 64) * 64,
-    n=plan.cdiv(p.n, 64) * 64,
-    k=plan.cdiv(p.k, 64) * 64,
-  )
-  least = predict(choose(whole), whole)
-  time = predict(config, problem)
-  if time <= _MOST_FOR_PIECES * least:
-    return None
-  return (
-    f"with rows that are no multiples of 128 bytes it would take"
-    f" {time * 1e6:.1f} us instead of {least * 1e6:.1f}; XLA's kernel reads"
-    " them as they are"
   )
