@@ -43,7 +43,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.kernels import epilogues
+from pallas_gemm.kernels import epilogues, sm90_memory
 from pallas_gemm.kernels import sm90_body as device
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
@@ -127,7 +127,7 @@ def _launch(
   splits = config.split_k
   parts = p.batch * splits
   out_dtype = jnp.dtype("float32" if splits > 1 else p.out_dtype)
-  a_pad, b_pad = plan.operand_paddings(config, p, a.shape, b.shape)
+  a_pad, b_pad = sm90_memory.operand_paddings(config, p, a.shape, b.shape)
   operands = [_pad(a, a_pad, p.batched_a), _pad(b, b_pad, p.batched_b)]
   if p.gated:
     operands.append(_pad(b_up, b_pad, p.batched_b))
@@ -145,7 +145,7 @@ def _launch(
     name="sm90_gated" if p.gated else "sm90_dense",
     out_type=[
       jax.ShapeDtypeStruct((*lead, *shape), out_dtype)
-      for shape in plan.stored_shapes(p, config, out_dtype.itemsize)
+      for shape in sm90_memory.result_shapes(p, config, out_dtype.itemsize)
     ],
     grid=(plan.clusters(p, config),),
     grid_names=("cluster",),

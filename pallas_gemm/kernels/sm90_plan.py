@@ -1,7 +1,7 @@
 """How the Hopper kernels cut a product up: tiles, pieces, legality.
 
 Plain arithmetic on `Config` and `Problem`; what runs on the GPU is in
-`sm90_body`.
+`sm90_body`, how matrices lie in global memory in `sm90_memory`.
 """
 
 from collections.abc import Iterable
@@ -188,47 +188,6 @@ def slab_bytes(config: Config, problem: Problem) -> int:
   return 2 * config.block_k * (config.block_m + columns_b)
 
 
-def copied_bytes(
-  config: Config, problem: Problem
-) -> tuple[list[int], list[int]]:
-  """Bytes read and written by each copy into, and out of, a padded matrix."""
-  p = problem
-  a, b = stored_shapes_of_operands(p)
-  a_pad, b_pad = operand_paddings(config, p, a, b)
-  batch_a = p.batch if p.batched_a else 1
-  batch_b = p.batch if p.batched_b else 1
-  into = [(a, a_pad, batch_a, 2)]
-  into += [(b, b_pad, batch_b, 2)] * (2 if p.gated else 1)
-  out_of = []
-  if config.split_k == 1:
-    shape, width = (p.m, p.n), piece_width(p, config)
-    if p.c_dtype:
-      size = jnp.dtype(p.c_dtype).itemsize
-      padded = padding(shape, width, width, size)
-      into.append((shape, padded, p.batch, size))
-    if not stores_rows(p, config):
-      size = jnp.dtype(p.out_dtype).itemsize
-      padded = stored_shapes(p, config, size)[0]
-      out_of = [(shape, padded, p.batch, size)] * outputs(p)
-  return _copied(into), _copied(out_of)
-
-
-def _copied(pairs) -> list[int]:
-  return [
-    size * batch * (math.prod(shape) + math.prod(padded))
-    for shape, padded, batch, size in pairs
-    if shape != padded
-  ]
-
-
-def stored_shapes_of_operands(problem: Problem):
-  """Rows and columns of A and B in memory."""
-  p = problem
-  a = (p.k, p.m) if p.transpose_a else (p.m, p.k)
-  b = (p.n, p.k) if p.transpose_b else (p.k, p.n)
-  return a, b
-
-
 def share(config: Config) -> tuple[int, int]:
   """Rows and columns of the tile that one consumer computes."""
   if config.split == "m":
@@ -319,23 +278,6 @@ def has_room_to_defer(problem: Problem, config: Config) -> bool:
   return cfg.split_k == 1 and needed <= REGISTERS[cfg.consumers][1]
 
 
-def stored_shapes(problem: Problem, config: Config, itemsize: int):
-  """Shapes of the matrices that the kernel writes."""
-  p = problem
-  if stores_rows(p, config):
-    rest = [(p.m, DIRECT)] if p.n % DIRECT else []
-    return [(p.m, p.n), *rest]
-  width = config.epilogue_n
-  columns = piece_columns(width, itemsize)
-  m, n = padding((p.m, p.n), width, width, itemsize)
-  if n <= columns < config.block_n:
-    # Of a matrix that is one piece wide, Mosaic GPU drops the column index of
-    # a store that is one piece wide: what lies past the edge would land in
-    # column 0 instead of nowhere.
-    n = 2 * columns
-  return [(m, n)] * outputs(p)
-
-
 def grid(problem: Problem, config: Config) -> tuple[int, int]:
   """Tiles of clusters along M and N."""
   return (
@@ -388,17 +330,6 @@ def operand_columns(config: Config, problem: Problem) -> int:
   """Columns of the swizzled pieces of A and B; wgmma wants the same of both."""
   _, columns = share(config)
   return 64 if problem.transpose_b or columns % 64 == 0 else 32
-
-
-def operand_paddings(config: Config, problem: Problem, a_shape, b_shape):
-  """Rows and columns of A and B, as stored, once TMA can address them."""
-  columns = operand_columns(config, problem)
-  a_box = config.block_m if problem.transpose_a else config.block_k
-  b_box = config.block_k if problem.transpose_b else config.block_n
-  return (
-    padding(a_shape, columns, a_box, 2),
-    padding(b_shape, columns, b_box, 2),
-  )
 
 
 def padding(

@@ -40,7 +40,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.kernels import epilogues
+from pallas_gemm.kernels import epilogues, sm90_memory
 from pallas_gemm.kernels import sm90_body as device
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels import sm90_schedule as schedules
@@ -124,7 +124,7 @@ def _launch(operands, tail, approximate, bias, p: Problem, config: Config):
     name=name,
     out_type=[
       jax.ShapeDtypeStruct((*lead, *shape), out_dtype)
-      for shape in plan.stored_shapes(p, config, out_dtype.itemsize)
+      for shape in sm90_memory.result_shapes(p, config, out_dtype.itemsize)
     ],
     grid=(plan.clusters(p, config),),
     grid_names=("cluster",),
@@ -143,7 +143,9 @@ def _launch(operands, tail, approximate, bias, p: Problem, config: Config):
 def _addressable(operands, p: Problem, config: Config) -> list[jax.Array]:
   """A and B, padded where TMA can't address their rows."""
   a, *b = operands
-  a_shape, b_shape = plan.operand_paddings(config, p, a.shape, b[0].shape)
+  a_shape, b_shape = sm90_memory.operand_paddings(
+    config, p, a.shape, b[0].shape
+  )
   return [_padded(a, a_shape), *[_padded(x, b_shape) for x in b]]
 
 

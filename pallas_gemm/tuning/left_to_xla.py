@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from pallas_gemm.kernels import sm90_memory
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import model
@@ -19,7 +20,7 @@ def why(config: Config, problem: Problem) -> str | None:
   (3000^3: 0.90x of jnp.dot). Other matrices XLA does not read fast either.
   """
   p = problem
-  a, b = plan.stored_shapes_of_operands(p)
+  a, b = sm90_memory.operand_shapes(p)
   if any(width % 8 for width in (a[1], b[1], p.n)):
     return None
   whole = dataclasses.replace(

@@ -27,6 +27,7 @@ import functools
 from typing import NamedTuple
 
 from pallas_gemm import hardware
+from pallas_gemm.kernels import sm90_memory
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import tiles
@@ -264,9 +265,9 @@ def _odd_of(tile, tail, problem: Problem) -> _Odd:
     epilogue_n=tail[0],
     split_k=tail[1],
   )
-  shapes = plan.stored_shapes_of_operands(problem)
-  padded = plan.operand_paddings(config, problem, *shapes)
-  into, out_of = plan.copied_bytes(config, problem)
+  shapes = sm90_memory.operand_shapes(problem)
+  padded = sm90_memory.operand_paddings(config, problem, *shapes)
+  into, out_of = sm90_memory.copied_bytes(config, problem)
   copies = (len(into) + len(out_of)) * _FIT.copy
   copies += sum(into) / _FIT.copy_rate + sum(out_of) / _FIT.slice_rate
   return _Odd(

@@ -1,0 +1,81 @@
+"""How matrices lie in global memory so that the Hopper kernels can use them.
+
+TMA wants row strides that are multiples of 16 bytes, Mosaic GPU whole swizzled
+pieces. Shapes for which that does not hold are padded.
+"""
+
+import math
+
+import jax.numpy as jnp
+
+from pallas_gemm.kernels import sm90_plan as plan
+from pallas_gemm.kernels.problem import Config, Problem
+
+
+def operand_shapes(problem: Problem):
+  """Rows and columns of A and B in memory."""
+  p = problem
+  a = (p.k, p.m) if p.transpose_a else (p.m, p.k)
+  b = (p.n, p.k) if p.transpose_b else (p.k, p.n)
+  return a, b
+
+
+def operand_paddings(config: Config, problem: Problem, a_shape, b_shape):
+  """Rows and columns of A and B, as stored, once TMA can address them."""
+  columns = plan.operand_columns(config, problem)
+  a_box = config.block_m if problem.transpose_a else config.block_k
+  b_box = config.block_k if problem.transpose_b else config.block_n
+  return (
+    plan.padding(a_shape, columns, a_box, 2),
+    plan.padding(b_shape, columns, b_box, 2),
+  )
+
+
+def result_shapes(problem: Problem, config: Config, itemsize: int):
+  """Shapes of the matrices that the kernel writes."""
+  p = problem
+  if plan.stores_rows(p, config):
+    rest = [(p.m, plan.DIRECT)] if p.n % plan.DIRECT else []
+    return [(p.m, p.n), *rest]
+  width = config.epilogue_n
+  columns = plan.piece_columns(width, itemsize)
+  m, n = plan.padding((p.m, p.n), width, width, itemsize)
+  if n <= columns < config.block_n:
+    # Of a matrix that is one piece wide, Mosaic GPU drops the column index of
+    # a store that is one piece wide: what lies past the edge would land in
+    # column 0 instead of nowhere.
+    n = 2 * columns
+  return [(m, n)] * plan.outputs(p)
+
+
+def copied_bytes(
+  config: Config, problem: Problem
+) -> tuple[list[int], list[int]]:
+  """Bytes read and written by each copy into, and out of, a padded matrix."""
+  p = problem
+  a, b = operand_shapes(p)
+  a_pad, b_pad = operand_paddings(config, p, a, b)
+  batch_a = p.batch if p.batched_a else 1
+  batch_b = p.batch if p.batched_b else 1
+  into = [(a, a_pad, batch_a, 2)]
+  into += [(b, b_pad, batch_b, 2)] * (2 if p.gated else 1)
+  out_of = []
+  if config.split_k == 1:
+    shape, width = (p.m, p.n), plan.piece_width(p, config)
+    if p.c_dtype:
+      size = jnp.dtype(p.c_dtype).itemsize
+      padded = plan.padding(shape, width, width, size)
+      into.append((shape, padded, p.batch, size))
+    if not plan.stores_rows(p, config):
+      size = jnp.dtype(p.out_dtype).itemsize
+      padded = result_shapes(p, config, size)[0]
+      out_of = [(shape, padded, p.batch, size)] * plan.outputs(p)
+  return _copied(into), _copied(out_of)
+
+
+def _copied(pairs) -> list[int]:
+  return [
+    size * batch * (math.prod(shape) + math.prod(padded))
+    for shape, padded, batch, size in pairs
+    if shape != padded
+  ]
