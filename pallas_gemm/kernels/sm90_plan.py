@@ -228,11 +228,13 @@ def c_in_place(problem: Problem, config: Config) -> bool:
   of C has arrived when the sums are complete.
   """
   p = problem
+  rows, columns = share(config)
+  count = rows * columns // (WGMMA_ROWS * config.epilogue_n)
   return (
     p.c_dtype == p.out_dtype
+    and count <= config.epilogue_buffers
     and has_room_to_defer(p, config)
     and not stores_rows(p, config)
-    and buffers(p, config) == len(pieces(p, config))
   )
 
 

@@ -203,11 +203,11 @@ def predict(
   if stores_rows:
     tail *= fit.by_rows
   between = fit.hidden * tail
-  in_place = p.c_dtype is None or plan.c_in_place(p, cfg)
-  if plan.has_room_to_defer(p, cfg) and in_place and not stores_rows:
-    applied = fit.applied if p.activation else 0.0
-    applied += fit.added if p.c_dtype else 0.0
-    between = fit.packed + applied * bm * cfg.block_n / 2**15
+  if plan.has_room_to_defer(p, cfg) and not stores_rows:
+    if p.c_dtype is None or plan.c_in_place(p, cfg):
+      applied = fit.applied if p.activation else 0.0
+      applied += fit.added if p.c_dtype else 0.0
+      between = fit.packed + applied * bm * cfg.block_n / 2**15
   busy = rounds * slabs * slab / fit.clock + tail + (rounds - 1) * between
 
   # Device memory.
