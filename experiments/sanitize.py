@@ -175,14 +175,18 @@ def examine(subject: Subject, shape: suites.Shape, tool: str) -> dict:
     "XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
   }
-  done = subprocess.run(
-    ["compute-sanitizer", "--tool", tool, *child],
-    capture_output=True,
-    text=True,
-    timeout=_TIMEOUT.value,
-    env=env,
-  )
-  output = done.stdout + done.stderr
+  try:
+    done = subprocess.run(
+      ["compute-sanitizer", "--tool", tool, *child],
+      capture_output=True,
+      text=True,
+      timeout=_TIMEOUT.value,
+      env=env,
+    )
+    passed, output = done.returncode == 0, done.stdout + done.stderr
+  except subprocess.TimeoutExpired:
+    passed = False
+    output = f"========= no end after {_TIMEOUT.value} s"
   said = [x for x in output.splitlines() if x.startswith("=========")]
   return {
     "experiment": EXPERIMENT,
@@ -191,7 +195,7 @@ def examine(subject: Subject, shape: suites.Shape, tool: str) -> dict:
     **{name: getattr(shape, name) for name in ("m", "n", "k")},
     **subject.fields,
     "errors": errors_in(output),
-    "passed": done.returncode == 0,
+    "passed": passed,
     "said": said[:12],
   }
 
@@ -224,6 +228,8 @@ def main(argv: Sequence[str]) -> int:
         f" result {'PASSED' if row['passed'] else 'FAILED'}",
         flush=True,
       )
+      if row["errors"] is None:
+        print("\n".join(row["said"]), flush=True)
   print(f"rows: {path}")
   return 1 if bad else 0
 
