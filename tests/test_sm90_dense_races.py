@@ -25,7 +25,7 @@ BUGS = [
 # Bugs that nothing can show here, and why.
 _ONE_THREAD = "to the interpreter, a warpgroup is one thread"
 _PACE = "what is stored are zeros that nothing overwrites: it sets the pace"
-_LAST = "waited for so that shared memory outlives its readers, on the chip"
+_OUTLIVED = "waited for so that shared memory outlives its readers, on the chip"
 UNSEEN = {
   (sm90_body.__name__, "plgpu.barrier_wait", 1, "left out"): (
     "the last releases are waited for so that no block leaves a cluster while"
@@ -33,7 +33,7 @@ UNSEEN = {
   ),
   **{
     (sm90_body.__name__, "plgpu.wait_smem_to_gmem", i, kind): reason
-    for i, reason in enumerate((_PACE, _LAST))
+    for i, reason in enumerate((_PACE, _OUTLIVED))
     for kind in ("left out", "too weak")
   },
   (sm90_stores.__name__, "plgpu.commit_smem", 2, "left out"): _ONE_THREAD,

@@ -216,6 +216,27 @@ def test_row_tiles_cover_each_row_once_but_in_the_last_tile(sizes):
   np.testing.assert_array_equal(groups, want)
 
 
+@pytest.mark.parametrize(
+  ("sizes", "order", "facts"),
+  [
+    ((60, 70, 70), (1, 2, 0), (3, False, True)),
+    ((0, 0, 0), (0, 1, 2), (1, False, False)),
+    ((0, 8, 0), (1, 0, 2), (1, False, False)),
+    ((0, 190, 0), (1, 0, 2), (1, False, True)),
+    ((1, 0, 90, 1, 1, 1, 1), (2, 0, 3, 4, 5, 6, 1), (6, True, True)),
+  ],
+)
+def test_groups_along_k_by_size(sizes, order, facts):
+  problem = dataclasses.replace(SLABS, k=200, groups=len(sizes))
+  offsets = np.cumsum((4, *sizes))
+  groups, found = sm90_ragged._by_size(
+    jnp.asarray(offsets, jnp.int32), problem, SMALL
+  )
+  want = [(offsets[g], offsets[g + 1], g) for g in order]
+  np.testing.assert_array_equal(groups, want)
+  np.testing.assert_array_equal(found, facts)
+
+
 REFUSED = {
   "split_k": (ROWS, {"split_k": 2}, "split_k"),
   "cluster": (ROWS, {"cluster_m": 2}, "cluster_m"),

@@ -1,7 +1,8 @@
 """What a block of the Hopper kernels does; see `sm90_dense`, `sm90_ragged`.
 
 From the bottom up: `body` deals out work to the warpgroups; one warp loads
-(`load_unit`), the consumers multiply (`multiply`) and store (`sm90_stores`).
+(`load_unit`), the consumers multiply (`multiply`) and store (`sm90_stores`),
+and where groups have no rows another warp stores zeros (`fill_with_zeros`).
 A unit of work is a tile of the result; `sm90_schedule` says which.
 """
 

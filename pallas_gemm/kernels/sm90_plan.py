@@ -228,6 +228,7 @@ def c_in_place(problem: Problem, config: Config) -> bool:
   of C has arrived when the sums are complete.
   """
   p = problem
+  # As many as `pieces`: the cost model asks for dozens of configs.
   rows, columns = share(config)
   count = rows * columns // (WGMMA_ROWS * config.epilogue_n)
   return (
@@ -265,8 +266,8 @@ def stores_rows(problem: Problem, config: Config) -> bool:
 
 def defers_stores(problem: Problem, config: Config) -> bool:
   """Whether results wait in registers until the next unit is under way."""
-  if problem.c_dtype and not c_in_place(problem, config):
-    return False
+  if problem.c_dtype:
+    return c_in_place(problem, config)
   return has_room_to_defer(problem, config) and not stores_rows(problem, config)
 
 

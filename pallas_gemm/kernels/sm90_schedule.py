@@ -51,6 +51,10 @@ class Unit(NamedTuple):
   is_group: Index | None = None
 
 
+# Of a unit that is stored and not summed.
+_NO_SUM = {"a": 0, "b": 0, "start": 0, "steps": 0}
+
+
 class Place(NamedTuple):
   """Where the results of a unit go, in as few registers as that takes.
 
@@ -85,18 +89,17 @@ def place(unit: Unit) -> Place:
 
 def placed(place: Place, p: Problem, cfg: Config) -> Unit:
   """A unit whose results go there; nothing else of it is known."""
-  nothing = {"a": 0, "b": 0, "start": 0, "steps": 0}
   column = pl.multiple_of(place.column, cfg.block_n)
   if p.ragged != "m":
     row = pl.multiple_of(place.row, cfg.block_m)
-    return Unit(row, column, out=place.which, **nothing)
+    return Unit(row, column, out=place.which, **_NO_SUM)
   return Unit(
     compat.any_row(place.row),
     column,
     out=0,
     rows=jnp.abs(place.which),
     is_group=place.which > 0,
-    **nothing,
+    **_NO_SUM,
   )
 
 
@@ -260,13 +263,12 @@ def for_each_zero(p: Problem, cfg: Config, refs, cluster, visit) -> None:
   groups_ref, facts_ref = refs
   grid = plan.grid(p, cfg)
   tiles, step = math.prod(grid), plan.clusters(p, cfg)
-  nothing = {"a": 0, "b": 0, "start": 0, "steps": 0}
 
   def turn(i, _):
     number = first + i * step
     group = groups_ref[lax.div(number, tiles), 2]
     row, column = _corner(_snake(lax.rem(number, tiles), grid, cfg), cfg)
-    visit(Unit(row, column, out=group, **nothing))
+    visit(Unit(row, column, out=group, **_NO_SUM))
 
   first = facts_ref[Facts.filled] * tiles + cluster
   turns = lax.div(tiles * p.groups + step - 1 - first, step)

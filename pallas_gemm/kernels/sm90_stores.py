@@ -116,8 +116,11 @@ class Stores:
     """What is pending before the first unit; None if nothing ever is."""
     if not self._defers:
       return None
+    dtype = self.staging[0].dtype
+    piece = jnp.zeros((plan.WGMMA_ROWS, self._width), dtype)
+    piece = plgpu.layout_cast(piece, plgpu.Layout.WGMMA)
     nowhere = schedules.nowhere(self.problem)
-    return Pending(nowhere, (self._zeros(),) * len(self._pieces))
+    return Pending(nowhere, (piece,) * len(self._pieces))
 
   def begin(self, unit: schedules.Unit, pending: Pending | None) -> None:
     """To be called before a unit is multiplied."""
@@ -185,12 +188,6 @@ class Stores:
     @pl.when(pending.place.is_real(self.problem) & ~is_whole)
     def _():
       self._store_first_rows(unit, lambda i: [pending.pieces[i]], rows)
-
-  def _zeros(self) -> jax.Array:
-    """A piece of them."""
-    shape = (plan.WGMMA_ROWS, self._width)
-    zeros = jnp.zeros(shape, self.staging[0].dtype)
-    return plgpu.layout_cast(zeros, plgpu.Layout.WGMMA)
 
   def _store(self, unit: schedules.Unit, results: _Results) -> None:
     if plan.stores_rows(self.problem, self.config):
