@@ -81,6 +81,9 @@ class Config:
     epilogue_buffers: pieces of a consumer that may be on their way at a time.
     split_k: parts of K that are computed apart and summed by a second kernel
       in a fixed order.
+    swap_ab: computes the transposed result from B and A instead: the tile's
+      rows lie along N and its columns along M, so that `block_m` counts
+      columns of the result, `block_n` rows, and likewise the other fields.
   """
 
   block_m: int = 128
@@ -96,3 +99,4 @@ class Config:
   epilogue_n: int = 64
   epilogue_buffers: int = 2
   split_k: int = 1
+  swap_ab: bool = False

@@ -54,7 +54,6 @@ def body(
   bias_ref, *refs = refs if bias is not None else (None, *refs)
   c_ref, *out_refs = refs if c is not None else (None, *refs)
   stages, consumers, bk = cfg.stages, cfg.consumers, cfg.block_k
-  loaded = plan.loaded_rows(p, cfg)
   cluster = lax.axis_index("cluster")
   warpgroup = lax.axis_index("warpgroup")
 
@@ -64,28 +63,39 @@ def body(
     return schedule.for_each(cluster, plan.clusters(p, cfg), visit, slot)
 
   def load_unit(unit, slot):
-    rows = pl.ds(unit.row, loaded)
-    columns = pl.ds(unit.column, cfg.block_n)
     shared_a = "cluster_n" if cfg.cluster_n > 1 else None
     shared_b = "cluster_m" if cfg.cluster_m > 1 else None
 
     def copy(a_ref, b_refs, start, slot):
       slab = pl.ds(start, bk)
-      a_window = (slab, rows) if p.transpose_a else (rows, slab)
-      b_window = (columns, slab) if p.transpose_b else (slab, columns)
-      plgpu.copy_gmem_to_smem(
-        window(a_ref, unit.a, a_window),
-        a_ring.at[slot] if p.transpose_a else a_ring.at[slot, pl.ds(0, loaded)],
-        full.at[slot],
-        collective_axes=shared_a,
-      )
-      for b_ref, b_ring in zip(b_refs, b_rings):
+
+      def copy_a(size):
+        at = pl.ds(unit.row, size), slab
+        tile = pl.ds(0, size), pl.ds(0, bk)
+        if p.transpose_a:
+          at, tile = at[::-1], tile[::-1]
         plgpu.copy_gmem_to_smem(
-          window(b_ref, unit.b, b_window),
-          b_ring.at[slot],
+          window(a_ref, unit.a, at),
+          a_ring.at[slot, *tile],
           full.at[slot],
-          collective_axes=shared_b,
+          collective_axes=shared_a,
         )
+
+      def copy_b(size):
+        at = slab, pl.ds(unit.column, size)
+        tile = pl.ds(0, bk), pl.ds(0, size)
+        if p.transpose_b:
+          at, tile = at[::-1], tile[::-1]
+        for b_ref, b_ring in zip(b_refs, b_rings):
+          plgpu.copy_gmem_to_smem(
+            window(b_ref, unit.b, at),
+            b_ring.at[slot, *tile],
+            full.at[slot],
+            collective_axes=shared_b,
+          )
+
+      _copy_loaded(copy_a, plan.loaded_rows(p, cfg), unit.row)
+      _copy_loaded(copy_b, plan.loaded_columns(p, cfg), unit.column)
 
     def load(step, slot, _):
       plgpu.barrier_wait(empty.at[slot])
@@ -233,6 +243,14 @@ def _on_one_warp(visit, number: int = 0) -> None:
     @pl.when(warp == number)
     def _():
       visit()
+
+
+def _copy_loaded(copy, extent: plan.Extent, start) -> None:
+  """copy(how much), of the tile that starts there."""
+  if extent.whole == extent.last:
+    return copy(extent.whole)
+  pl.when(start < extent.start)(lambda: copy(extent.whole))
+  pl.when(start >= extent.start)(lambda: copy(extent.last))
 
 
 def _for_each_step(visit, slot, steps, problem: Problem, config: Config):

@@ -90,6 +90,8 @@ def matmul(
   """
   if reason := is_legal(config, problem):
     raise NotImplementedError(reason)
+  if config.swap_ab:
+    a, b, problem = b, a, plan.computed(problem, config)
   approximate = epilogues.is_approximate(activation, problem)
   activation = epilogues.fusible(activation, problem)
   tail = functools.partial(
@@ -162,11 +164,12 @@ def _launch(
     scratch_types=scratch(p, config, out_dtype, bias, c),
   )(*operands)
   shape = (splits, p.batch) if splits > 1 else (p.batch,)
+  m, n = plan.result_shape(p, config)
   if plan.stores_rows(p, config) and p.n % plan.DIRECT:
     out, rest = outs  # its last columns are in an array of their own
     at = (0,) * len(lead) + (0, p.n - p.n % plan.DIRECT)
     outs = [lax.dynamic_update_slice(out, rest[..., : p.n % plan.DIRECT], at)]
-  return [x[..., : p.m, : p.n].reshape(*shape, p.m, p.n) for x in outs]
+  return [x[..., :m, :n].reshape(*shape, m, n) for x in outs]
 
 
 def _pad(x, padded: tuple[int, int], batched: bool):

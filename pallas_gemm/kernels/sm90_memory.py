@@ -37,10 +37,10 @@ def result_shapes(problem: Problem, config: Config, itemsize: int):
   if plan.stores_rows(p, config):
     rest = [(p.m, plan.DIRECT)] if p.n % plan.DIRECT else []
     return [(p.m, p.n), *rest]
-  width = config.epilogue_n
+  _, width = plan.piece_shape(p, config)
   columns = plan.piece_columns(width, itemsize)
-  m, n = plan.padding((p.m, p.n), width, width, itemsize)
-  if n <= columns < config.block_n:
+  m, n = plan.padding(plan.result_shape(p, config), width, width, itemsize)
+  if n <= columns < (config.block_m if config.swap_ab else config.block_n):
     # Of a matrix that is one piece wide, Mosaic GPU drops the column index of
     # a store that is one piece wide: what lies past the edge would land in
     # column 0 instead of nowhere.
@@ -61,7 +61,7 @@ def copied_bytes(
   into += [(b, b_pad, batch_b, 2)] * (2 if p.gated else 1)
   out_of = []
   if config.split_k == 1:
-    shape, width = (p.m, p.n), plan.piece_width(p, config)
+    shape, width = plan.result_shape(p, config), plan.piece_width(p, config)
     if p.c_dtype:
       size = jnp.dtype(p.c_dtype).itemsize
       padded = plan.padding(shape, width, width, size)

@@ -21,7 +21,8 @@ def scratch(problem: Problem, config: Config, out_dtype, bias, c):
   b_tile = b_tile[::-1] if p.transpose_b else b_tile
   ring = functools.partial(_swizzled, dtype=p.dtype, columns=columns)
   buffers, width = plan.buffers(p, cfg), plan.piece_width(p, cfg)
-  piece = (consumers, buffers, plan.WGMMA_ROWS, width)
+  piece_rows, piece_columns = plan.piece_shape(p, cfg)
+  piece = (consumers, buffers, piece_rows, piece_columns)
   rows, share_n = plan.share(cfg)
   copies = 3 if p.gated else 2
   axes = ("cluster_n",) * (cfg.cluster_n > 1) + ("cluster_m",) * (
@@ -33,7 +34,7 @@ def scratch(problem: Problem, config: Config, out_dtype, bias, c):
     "staging": [
       plgpu.SMEM(piece, out_dtype)
       if plan.stores_rows(p, cfg)
-      else _swizzled(piece, out_dtype, width)
+      else _swizzled(piece, out_dtype, piece_columns)
       for _ in range(plan.outputs(p))
     ],
     "full": plgpu.Barrier(num_arrivals=copies, num_barriers=stages),

@@ -213,7 +213,8 @@ class Stores:
     """The part of a result, or of C, that a piece of the tile is."""
     i, j = corner(unit, self.warpgroup, self.config)
     i, j = i + self._pieces[piece][0] + first, j + self._pieces[piece][1]
-    return window(ref, unit.out, (pl.ds(i, rows), pl.ds(j, self._width)))
+    at = (pl.ds(i, rows), pl.ds(j, self._width))
+    return window(ref, unit.out, at[::-1] if self.config.swap_ab else at)
 
   def _prefetch(self, unit: schedules.Unit) -> None:
     """Starts to load what the tail of this unit needs first."""
@@ -298,7 +299,10 @@ class Stores:
       plgpu.wait_smem_to_gmem(newest, wait_read_only=True)
       for piece in now:
         for staged, result in zip(self.staging, results(piece)):
-          staged[warpgroup, piece % buffers] = result.astype(staged.dtype)
+          place = staged.at[warpgroup, piece % buffers]
+          if self.config.swap_ab:
+            place = place.transpose((1, 0))
+          place[...] = result.astype(staged.dtype)
       plgpu.commit_smem()
       for piece in now:
         for staged, out_ref in zip(self.staging, self.out_refs):

@@ -153,7 +153,7 @@ def predict(
     problem: what is computed.
     gpu: where; None for `hardware.current()`.
   """
-  p, cfg, fit = problem, config, _FIT
+  p, cfg, fit = plan.computed(problem, config), config, _FIT
   gpu = gpu or hardware.current()
   products = 2 if p.gated else 1
   bm, bn, bk = cfg.block_m, cfg.block_n * products, cfg.block_k
@@ -216,7 +216,7 @@ def predict(
   moved += p.n * p.k * products * (p.batch if p.batched_b else 1) * 2
   if cfg.split_k == 1:
     moved += stored * size * (1 + (p.c_dtype is not None))
-  in_flight = cfg.stages * bn * bk * 2
+  in_flight = cfg.stages * (bm if cfg.swap_ab else bn) * bk * 2
   rate = min(
     gpu.dram_bytes_per_s / 1e6 * fit.dram, blocks * in_flight / fit.latency
   )
@@ -248,7 +248,7 @@ def _odd(config: Config, problem: Problem) -> _Odd:
   c = config  # those of its fields that matter
   return _odd_of(
     (c.block_m, c.block_n, c.block_k, c.consumers, c.split),
-    (c.epilogue_n, c.split_k),
+    (c.epilogue_n, c.split_k, c.swap_ab),
     problem,
   )
 
@@ -264,6 +264,7 @@ def _odd_of(tile, tail, problem: Problem) -> _Odd:
     split=split,
     epilogue_n=tail[0],
     split_k=tail[1],
+    swap_ab=tail[2],
   )
   shapes = sm90_memory.operand_shapes(problem)
   padded = sm90_memory.operand_paddings(config, problem, *shapes)

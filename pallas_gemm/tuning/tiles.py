@@ -38,6 +38,9 @@ TILES = (
   (256, 144, 2, "m"),
   (256, 160, 2, "m"),
 )
+# Where the operands are swapped: columns of the result, consumers, the most
+# rows. wgmma takes any multiple of 8 as many rows if A is stored [M, K].
+SWAPPED = ((64, 1, 256), (128, 2, 256), (192, 3, 192), (256, 2, 160))
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 _SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _MOST_STAGES = 12
@@ -49,7 +52,7 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
   """Configs for a problem; not all need be legal."""
   p, sms = problem, gpu.sm_count
   slabs = plan.cdiv(p.k, 64)
-  for config in _configs(
+  kind = (
     p.gated,
     p.out_dtype,
     p.c_dtype,
@@ -57,7 +60,13 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
     p.activation is not None,
     p.save_preactivation,
     p.ragged,
-  ):
+  )
+  if not p.transpose_a and not plan.may_not_swap(p):
+    heights = _heights(p.m)
+    for config in _swapped(*kind):
+      if config.block_n in heights and config.block_m < 2 * max(p.n, 64):
+        yield config
+  for config in _configs(*kind):
     if config.block_n % 32 and not p.transpose_b:
       continue  # wgmma reads B along N in pieces of 32 columns or more
     tiles = plan.cdiv(p.m, config.block_m) * plan.cdiv(p.n, config.block_n)
@@ -97,6 +106,40 @@ def _configs(*kind) -> tuple[Config, ...]:
       if fitted is not None:
         found.append(fitted)
   return tuple(found)
+
+
+@functools.cache
+def _swapped(*kind) -> tuple[Config, ...]:
+  """The same, with operands swapped, for any number of rows."""
+  found = []
+  for block_m, consumers, most in SWAPPED:
+    for block_n in range(16, most + 1, 16):
+      for cluster_m, cluster_n in CLUSTERS if block_m * block_n > 2**14 else CLUSTERS[:1]:
+        config = Config(
+          block_m=block_m,
+          block_n=block_n,
+          consumers=consumers,
+          cluster_m=cluster_m,
+          cluster_n=cluster_n,
+          swap_ab=True,
+        )
+        fitted = _fitted(config, *kind)
+        if fitted is not None:
+          found.append(fitted)
+  return tuple(found)
+
+
+@functools.cache
+def _heights(m: int) -> frozenset[int]:
+  """Rows that a tile may have: the fewest for each number of row tiles.
+
+  Multiples of 64 are tiles without a swap, too.
+  """
+  fewest: dict[int, int] = {}
+  for height in range(256, 15, -16):
+    if height % 64 or m <= 256:
+      fewest[plan.cdiv(m, height)] = height
+  return frozenset(fewest.values())
 
 
 @functools.cache
