@@ -47,6 +47,12 @@ EXAMPLES = {
     "silu",
     160,
   ),
+  "swapped": (
+    {"m": 3000, "bias": "n"},
+    {"block_m": 256, "block_n": 112, "epilogue_n": 16, "swap_ab": True},
+    None,
+    112,
+  ),
   "few_rows": (
     {"m": 16},
     {"block_m": 64, "block_n": 64, "consumers": 1, "stages": 8},

@@ -24,6 +24,15 @@ COLUMNS = Config(block_m=64, block_n=128, stages=3, split="n")
 WIDE = Config(block_m=64, block_n=128, stages=2, consumers=1, epilogue_n=32)
 NARROW = Config(block_m=64, block_n=96, stages=2, consumers=1, epilogue_n=32)
 DIRECT = Config(block_m=64, block_n=128, stages=2, consumers=1)
+SWAPPED = Config(
+  block_m=64,
+  block_n=48,
+  stages=2,
+  consumers=1,
+  epilogue_n=16,
+  epilogue_buffers=1,
+  swap_ab=True,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +188,41 @@ CASES = (
     bias="n",
     save_preactivation=True,
   ),
+  # Operands swapped: the tile's rows lie along N, its columns along M.
+  case("swapped_nn", (70, 72, 330), SWAPPED),
+  case("swapped_nt", (40, 150, 66), SWAPPED, bias="n", **FP16),
+  case(
+    "swapped_tn",
+    (40, 130, 200),
+    changed(SWAPPED, block_n=64, epilogue_n=64),
+    dense.Tail(alpha=0.5, activation=jax.nn.gelu),
+    bias="m",
+  ),
+  case("swapped_tt", (100, 72, 64), changed(SWAPPED, block_n=32), **FP16),
+  case("swapped_one_element_nn", (1, 1, 1), SWAPPED),
+  # One swizzled piece of the result is as wide as all of it.
+  case(
+    "swapped_wide_nn",
+    (20, 24, 70),
+    changed(SWAPPED, block_m=128, consumers=2),
+    dense.Tail(activation=jnp.tanh),
+    save_preactivation=True,
+  ),
+  case(
+    "swapped_cluster_2x1_nt",
+    (100, 200, 130),
+    changed(SWAPPED, cluster_m=2),
+  ),
+  case(
+    "swapped_cluster_1x2_nn", (100, 130, 130), changed(SWAPPED, cluster_n=2)
+  ),
+  case(
+    "swapped_batch_of_b_nn",
+    (33, 40, 65),
+    SWAPPED,
+    batch=3,
+    batched_b=True,
+  ),
   # Sums over parts of K, the last of which has fewer slabs.
   case(
     "split_k_nn",
@@ -270,3 +314,42 @@ def test_the_config_does_not_change_the_bits():
   for config in (changed(ROWS, cluster_m=2), changed(COLUMNS, raster=1)):
     (got,) = dense.run(problem, config, x)
     np.testing.assert_array_equal(problems.bits(got), problems.bits(want))
+
+
+def test_swapped_operands_have_the_same_bits():
+  problem = Problem(m=66, n=72, k=140, dtype="bfloat16", out_dtype="bfloat16")
+  x = dense.operands(problem)
+  (want,) = dense.run(problem, SMALL, x)
+  (got,) = dense.run(problem, SWAPPED, x)
+  np.testing.assert_array_equal(problems.bits(got), problems.bits(want))
+
+
+@pytest.mark.parametrize(
+  ("fields", "change", "reason"),
+  (
+    ({"c_dtype": "bfloat16"}, {}, "no C"),
+    ({"gated": True, "activation": "silu"}, {}, "gated"),
+    ({"out_dtype": "float32"}, {}, "float32"),
+    ({}, {"split_k": 2}, "split_k"),
+    # Stored [K, M], A is read in pieces of 32 columns or more.
+    ({"transpose_a": True}, {}, "32 columns"),
+  ),
+)
+def test_what_a_swap_does_not_do_is_said(fields, change, reason):
+  known = {"dtype": "bfloat16", "out_dtype": "bfloat16"} | fields
+  problem = Problem(m=64, n=64, k=256, **known)
+  assert reason in sm90_dense.is_legal(changed(SWAPPED, **change), problem)
+
+
+def test_what_is_loaded_of_a_tile():
+  """Rows in steps of 8, of the last tile too, unless it is shared."""
+  rows = Problem(m=200, n=64, k=64, dtype="bfloat16", out_dtype="bfloat16")
+  few = dataclasses.replace(rows, m=9)
+  assert sm90_plan.loaded_rows(rows, SMALL) == (64, 8, 192)
+  assert sm90_plan.loaded_rows(few, SMALL) == (16, 16, 0)
+  shared = changed(SMALL, cluster_n=2)
+  assert sm90_plan.loaded_rows(rows, shared) == (64, 64, 0)
+  # Stored along K: columns of a tile are no part of shared memory by itself.
+  assert sm90_plan.loaded_columns(few, SMALL) == (64, 64, 0)
+  along_n = dataclasses.replace(rows, n=70, transpose_b=True)
+  assert sm90_plan.loaded_columns(along_n, SMALL) == (64, 8, 64)

@@ -88,6 +88,21 @@ def test_what_the_model_may_choose(tile):
   assert "mosaic_gpu" in _lower(problem, config), (problem, config)
 
 
+@pytest.mark.parametrize("shape", _SHAPES, ids=str)
+@pytest.mark.parametrize("layout", ("nn", "nt"))
+def test_swapped_operands(shape, layout):
+  """The model's candidates, for each height of a tile."""
+  problem = _problem(shape, layout, "bfloat16", _TAILS[1])
+  found = {
+    (c.block_n, c.cluster_m): c
+    for c in model.candidates(problem)
+    if c.swap_ab and sm90_dense.is_legal(c, problem) is None
+  }
+  assert len(found) > 3
+  for config in list(found.values())[:: max(1, len(found) // 3)]:
+    assert "mosaic_gpu" in _lower(problem, config), config
+
+
 @pytest.mark.parametrize("cluster", tiles.CLUSTERS, ids=str)
 @pytest.mark.parametrize("layout", ("nt", "tn"))
 def test_clusters(cluster, layout):

@@ -46,6 +46,11 @@ PLAIN = Problem(m=65, n=64, k=130, dtype="bfloat16", out_dtype="bfloat16")
 WITH_C = dataclasses.replace(PLAIN, c_dtype="float32", bias="n")
 # C where the results go.
 IN_PLACE = (dataclasses.replace(WITH_C, c_dtype="bfloat16"), SMALL)
+# Operands swapped: results are transposed on their way.
+SWAPPED = (
+  dataclasses.replace(PLAIN, n=130),
+  dataclasses.replace(SMALL, swap_ab=True, epilogue_buffers=1),
+)
 # Results that are stored row by row.
 ROWS = (
   dataclasses.replace(WITH_C, m=9, n=131, k=66, out_dtype="float16"),
@@ -109,6 +114,7 @@ CLEAN = {
   "slabs": (SLABS, SMALL),
   "a_group_of_zeros": (EMPTY, SMALL),
   "c_in_place": IN_PLACE,
+  "swapped": SWAPPED,
 }
 
 
