@@ -50,6 +50,8 @@ class _Fit:
     narrow: loads in pieces of 32 columns, as a multiple of those of 64.
     narrow_dram, narrow_mma: the same for loads from device memory, and for
       what wgmma makes of them.
+    swapped: multiplication and loads from device memory with operands
+      swapped, as a multiple.
     l2: bytes a cycle and SM from L2.
     barrier: cycles of a slab's barriers.
     arrival: cycles until a slab that is asked for has arrived.
@@ -62,6 +64,7 @@ class _Fit:
     packed: microseconds of the tail where results are stored beside the next
       unit's slabs; applied, added: of an activation and of C for 128 x 256
       results, besides.
+    slivers: microseconds that a piece of 16 columns holds up one consumer.
     latency: microseconds that a load takes.
     dram: part of the peak rate of device memory.
     blend: exponent of the sum of overlapping parts.
@@ -84,6 +87,7 @@ class _Fit:
   narrow: float = 3.4
   narrow_dram: float = 1.178
   narrow_mma: float = 1.055
+  swapped: float = 1.015
   l2: float = 107.0
   barrier: float = 48.09
   arrival: float = 886.1
@@ -97,6 +101,7 @@ class _Fit:
   packed: float = 0.42
   applied: float = 1.2
   added: float = 0.9
+  slivers: float = 0.7
   latency: float = 0.1901
   dram: float = 0.9087
   blend: float = 7.396
@@ -170,6 +175,8 @@ def predict(
     multiply *= fit.tall
   if cfg.split == "n":
     multiply *= fit.columns
+  if cfg.swap_ab:
+    multiply *= fit.swapped
   reads = bm // 64 * (64 * bk * shares * products + bn * bk) * 2
   writes = (rows + bn) * bk * 2
   shared = (reads + fit.writes * writes) / 128 * fit.shared
@@ -195,7 +202,8 @@ def predict(
   slabs = plan.cdiv(plan.cdiv(p.k, bk), cfg.split_k)
   stores_rows = odd is not None and odd.stores_rows
   tail = fit.tail + bm * cfg.block_n * size / fit.store
-  tail += fit.piece * bm * cfg.block_n / (cfg.consumers * 64 * cfg.epilogue_n)
+  pieces = bm * cfg.block_n / (cfg.consumers * 64 * cfg.epilogue_n)
+  tail += fit.piece * pieces
   if p.activation:
     tail *= fit.activation
   if p.c_dtype:
@@ -208,6 +216,8 @@ def predict(
       applied = fit.applied if p.activation else 0.0
       applied += fit.added if p.c_dtype else 0.0
       between = fit.packed + applied * bm * cfg.block_n / 2**15
+      if cfg.epilogue_n < 32:
+        between += fit.slivers * pieces / cfg.consumers**2
   busy = rounds * slabs * slab / fit.clock + tail + (rounds - 1) * between
 
   # Device memory.
@@ -221,6 +231,7 @@ def predict(
     gpu.dram_bytes_per_s / 1e6 * fit.dram, blocks * in_flight / fit.latency
   )
   memory = moved / rate * (fit.narrow_dram if narrow else 1)
+  memory *= fit.swapped if cfg.swap_ab else 1
 
   time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
   if cfg.split_k > 1:
