@@ -20,6 +20,11 @@ ladder take that apart step by step; what is here beyond them:
 * **Gated products** keep two accumulators and load two matrices B a slab.
 * **Batches** are the outermost coordinate of the tile order; an operand
   without a batch dimension is shared.
+* **Swapped operands** (`Config.swap_ab`): the tile's rows, of which wgmma takes
+  64, lie along N, its columns, in steps of 16, along M. The result is
+  transposed on its way through shared memory (stmatrix). 384 x 5760 x 2880
+  takes 20.3 us with tiles of 96 rows by 192 columns, 24.0 with the best
+  without; 200 x 4096 x 14336 35.0 and 38.8 us (H200; dense-19, dense-21).
 * **split_k** writes float32 partial sums of parts of K, which XLA adds in a
   fixed order (and applies the tail to): same bits every time, no atomics.
 
@@ -27,7 +32,9 @@ ladder take that apart step by step; what is here beyond them:
 GPU wants a matrix in memory to be a whole number of swizzled pieces (8 rows
 of 128 bytes) or less than one. Operands for which that does not hold are
 copied by XLA into padded ones, each on its own; the result is sliced. Tiles
-may hang over every edge: TMA fills with zeros and drops stores.
+may hang over every edge: TMA fills with zeros and drops stores. Rows past the
+last are not asked for where that is possible, since they take longer than
+others: 192 x 6144 x 6144 with 128 x 96 tiles, 44.6 -> 26.8 us (dense-18, -20).
 
 Sources: CUTLASS (warp-specialised persistent kernels, tile order), DeepGEMM
 (block_n that is no power of two, to cut the last wave), JAX's

@@ -4,7 +4,8 @@ The tail of the product (C, bias, activation, gate) is computed in registers,
 piece by piece of 64 rows. Results go through shared memory to TMA
 (`_store_tile`), row by row where TMA can't address them (`_store_rows`), and
 in copies of 64, 32, ... 1 rows where a group ends inside a tile
-(`_store_first_rows`).
+(`_store_first_rows`). Where operands are swapped a piece is transposed when it
+is written to shared memory.
 
 **When.** While results are stored, a warpgroup gives the tensor cores nothing
 to do. So they are kept in registers, rounded, until the next unit is under way,

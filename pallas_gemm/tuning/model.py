@@ -255,28 +255,8 @@ class _Odd(NamedTuple):
   copies: float
 
 
-def _odd(config: Config, problem: Problem) -> _Odd:
-  c = config  # those of its fields that matter
-  return _odd_of(
-    (c.block_m, c.block_n, c.block_k, c.consumers, c.split),
-    (c.epilogue_n, c.split_k, c.swap_ab),
-    problem,
-  )
-
-
 @functools.lru_cache(maxsize=1024)
-def _odd_of(tile, tail, problem: Problem) -> _Odd:
-  block_m, block_n, block_k, consumers, split = tile
-  config = Config(
-    block_m=block_m,
-    block_n=block_n,
-    block_k=block_k,
-    consumers=consumers,
-    split=split,
-    epilogue_n=tail[0],
-    split_k=tail[1],
-    swap_ab=tail[2],
-  )
+def _odd(config: Config, problem: Problem) -> _Odd:
   shapes = sm90_memory.operand_shapes(problem)
   padded = sm90_memory.operand_paddings(config, problem, *shapes)
   into, out_of = sm90_memory.copied_bytes(config, problem)

@@ -65,9 +65,10 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
   if not p.transpose_a and not plan.may_not_swap(p):
     heights = _heights(p.m)
     for config in _swapped(*kind):
-      fits = config.block_n in heights and config.block_m < 2 * max(p.n, 64)
-      if fits and _suits_cluster(config, p):
-        yield config
+      if config.block_n in heights and config.block_m < 2 * max(p.n, 64):
+        tiles = plan.cdiv(p.n, config.block_m) * plan.cdiv(p.m, config.block_n)
+        if not _are_too_many(tiles * p.batch, config, sms):
+          yield config
   for config in _configs(*kind):
     if config.block_n % 32 and not p.transpose_b:
       continue  # wgmma reads B along N in pieces of 32 columns or more
@@ -77,7 +78,7 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
     # A tile far larger than the matrix, a cluster with nobody to share with.
     if config.block_m >= 2 * max(p.m, 64) or config.block_n >= 2 * max(p.n, 32):
       continue
-    if not _suits_cluster(config, p):
+    if _are_too_many(tiles, config, sms) or not _suits_cluster(config, p):
       continue
     yield config
     if p.gated or p.save_preactivation or tall or wide or tiles > sms:
@@ -90,21 +91,25 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
         yield parts
 
 
+def _are_too_many(tiles: int, config: Config, sms: int) -> bool:
+  """Whether larger tiles are better in any case, and no worse balanced."""
+  return tiles > 8 * sms and config.block_m * config.block_n < 2**14
+
+
 def _suits_cluster(config: Config, problem: Problem) -> bool:
   """Whether all tiles of a cluster lie in the matrix, and what they share.
 
   What lies outside is loaded, and slowly: 16 x 4096 x 4096 takes 15.9 us with
   64 x 64 tiles in clusters of 1 x 2, 10.0 us without (dense-19).
   """
-  cfg = config
-  if cfg.cluster_m == cfg.cluster_n == 1:
-    return True
-  p = plan.computed(problem, config)
+  p, cfg = problem, config
   if cfg.cluster_m > 1:
     hangs_over = p.transpose_b and p.n % cfg.block_n
     return not hangs_over and plan.cdiv(p.m, cfg.block_m) % cfg.cluster_m == 0
-  hangs_over = not p.transpose_a and p.m % cfg.block_m
-  return not hangs_over and plan.cdiv(p.n, cfg.block_n) % cfg.cluster_n == 0
+  if cfg.cluster_n > 1:
+    hangs_over = not p.transpose_a and p.m % cfg.block_m
+    return not hangs_over and plan.cdiv(p.n, cfg.block_n) % cfg.cluster_n == 0
+  return True
 
 
 @functools.cache
@@ -133,24 +138,19 @@ def _swapped(*kind) -> tuple[Config, ...]:
   found = []
   for block_m, consumers, most in SWAPPED:
     for block_n in range(_ROW_STEP, most + 1, _ROW_STEP):
-      # Small tiles share little, and each config takes time to weigh.
-      clusters = CLUSTERS if block_m * block_n > 2**14 else CLUSTERS[:1]
-      for cluster_m, cluster_n in clusters:
-        config = Config(
-          block_m=block_m,
-          block_n=block_n,
-          consumers=consumers,
-          cluster_m=cluster_m,
-          cluster_n=cluster_n,
-          # Few tiles along M come one after the other: what they share of B
-          # is then read once. 200 x 4096 x 14336 takes 35.0 us in strips of 4
-          # tiles along N, 45.2 in strips of 8 (dense-21).
-          raster=4,
-          swap_ab=True,
-        )
-        fitted = _fitted(config, *kind)
-        if fitted is not None:
-          found.append(fitted)
+      config = Config(
+        block_m=block_m,
+        block_n=block_n,
+        consumers=consumers,
+        # Few tiles along M come one after the other: what they share of B is
+        # then read once. 200 x 4096 x 14336 takes 35.0 us in strips of 4 tiles
+        # along N, 45.2 in strips of 8 (dense-21).
+        raster=4,
+        swap_ab=True,
+      )
+      fitted = _fitted(config, *kind)
+      if fitted is not None:
+        found.append(fitted)
   return tuple(found)
 
 
