@@ -84,6 +84,18 @@ REPEATED = {
     Call(m=1024, n=1024, k=1000, gated=True, activation=jax.nn.silu),
     None,
   ),
+  "swapped": (
+    Call(m=300, n=1000, k=2000, bias="n", activation=jax.nn.gelu),
+    tuning.Config(block_n=112, stages=4, epilogue_n=16, swap_ab=True),
+  ),
+  "split_tail": (
+    Call(m=1000, n=2560, k=2000, bias="n", out_dtype="float32"),
+    tuning.Config(**_TILE, tail_columns=3, tail_split_k=4),
+  ),
+  "gated_split_tail": (
+    Call(m=2048, n=1152, k=1000, gated=True, activation=jax.nn.silu),
+    tuning.Config(**_TILE, tail_columns=1, tail_split_k=4),
+  ),
   "rows": (Call(m=1000, n=1001, k=512, activation=jax.nn.gelu), None),
 }
 
@@ -138,10 +150,20 @@ CANARIES = (
       block_m=256, block_n=128, stages=3, epilogue_n=32, cluster_m=2
     ),
   ),
+  (
+    Call(m=72, n=200, k=128),
+    tuning.Config(block_n=96, stages=3, epilogue_n=32, swap_ab=True),
+  ),
+  (
+    Call(m=200, n=256, k=256),
+    tuning.Config(
+      block_n=128, stages=3, epilogue_n=32, tail_columns=1, tail_split_k=2
+    ),
+  ),
 )
 
 
-@pytest.mark.parametrize(("call", "config"), CANARIES, ids=("a", "b", "c"))
+@pytest.mark.parametrize(("call", "config"), CANARIES, ids=tuple("abcde"))
 def test_nothing_is_written_outside(call, config):
   x = call.operands()
   canaries.assert_written_inside(

@@ -53,6 +53,12 @@ EXAMPLES = {
     None,
     112,
   ),
+  "split_tail": (
+    {"gated": True},
+    GATED | {"tail_columns": 1, "tail_split_k": 4},
+    "silu",
+    128,
+  ),
   "few_rows": (
     {"m": 16},
     {"block_m": 64, "block_n": 64, "consumers": 1, "stages": 8},

@@ -243,6 +243,33 @@ CASES = (
     **FP16,
   ),
 )
+# The last columns of tiles in parts of K; the last part has fewer slabs.
+TAIL = changed(SMALL, tail_columns=1, tail_split_k=2)
+TAIL_CASES = (
+  case("tail_nn", (70, 192, 330), changed(TAIL, tail_split_k=3)),
+  case(
+    "tail_of_two_columns_nt",
+    (70, 192, 200),
+    changed(TAIL, tail_columns=2),
+    dense.Tail(alpha=-0.5, activation=jax.nn.silu),
+    bias="n",
+    **FP16,
+  ),
+  case(
+    "tail_at_once_tn",
+    (130, 128, 200),
+    changed(ROWS, tail_columns=1, tail_split_k=2),
+    bias="m",
+    out_dtype="float32",
+  ),
+  case(
+    "tail_gated_tt",
+    (72, 128, 130),
+    TAIL,
+    dense.Tail(activation=jax.nn.gelu),
+    gated=True,
+  ),
+)
 # Results whose rows TMA can't address, so that they are stored row by row.
 DIRECT_CASES = (
   case("one_column_over_nn", (70, 129, 64), DIRECT),
@@ -280,7 +307,7 @@ def _check(found: Case) -> Problem:
   return problem
 
 
-@pytest.mark.parametrize("found", CASES)
+@pytest.mark.parametrize("found", (*CASES, *TAIL_CASES))
 def test_values(found):
   _check(found)
 
@@ -339,6 +366,35 @@ def test_what_a_swap_does_not_do_is_said(fields, change, reason):
   known = {"dtype": "bfloat16", "out_dtype": "bfloat16"} | fields
   problem = Problem(m=64, n=64, k=256, **known)
   assert reason in sm90_dense.is_legal(changed(SWAPPED, **change), problem)
+
+
+@pytest.mark.parametrize(
+  ("fields", "change", "reason"),
+  (
+    ({"c_dtype": "bfloat16"}, {}, "no C"),
+    ({"batch": 2}, {}, "no batch"),
+    ({"save_preactivation": True, "activation": "silu"}, {}, "pre-activation"),
+    ({"n": 200}, {}, "whole tiles along N, got 200"),
+    ({}, {"cluster_m": 2}, "no cluster"),
+    ({}, {"swap_ab": True}, "no swap_ab"),
+    ({}, {"split_k": 2}, "no split_k"),
+    ({}, {"tail_columns": 4}, "in 1..3, got 4"),
+    ({}, {"tail_columns": 0}, "in 1..3, got 0"),
+    ({}, {"tail_split_k": 1}, "4 slabs of K in parts, got 1"),
+    ({}, {"tail_split_k": 3}, "4 slabs of K in parts, got 3"),
+  ),
+)
+def test_what_a_split_tail_does_not_do_is_said(fields, change, reason):
+  known = {"m": 64, "n": 256, "dtype": "bfloat16", "out_dtype": "bfloat16"}
+  problem = Problem(k=256, **known | fields)
+  assert reason in sm90_dense.is_legal(changed(TAIL, **change), problem)
+
+
+def test_a_split_tail_has_the_same_bits_every_time():
+  problem = Problem(m=66, n=128, k=270, dtype="bfloat16", out_dtype="float32")
+  x = dense.operands(problem)
+  runs = [dense.run(problem, TAIL, x)[0] for _ in range(2)]
+  np.testing.assert_array_equal(*map(problems.bits, runs))
 
 
 def test_what_is_loaded_of_a_tile():

@@ -51,6 +51,11 @@ SWAPPED = (
   dataclasses.replace(PLAIN, n=130),
   dataclasses.replace(SMALL, swap_ab=True, epilogue_buffers=1),
 )
+# A whole tile, and one in parts of K.
+TAIL = (
+  dataclasses.replace(PLAIN, n=128, bias="n"),
+  dataclasses.replace(SMALL, tail_columns=1, tail_split_k=3),
+)
 # Results that are stored row by row.
 ROWS = (
   dataclasses.replace(WITH_C, m=9, n=131, k=66, out_dtype="float16"),
@@ -115,6 +120,7 @@ CLEAN = {
   "a_group_of_zeros": (EMPTY, SMALL),
   "c_in_place": IN_PLACE,
   "swapped": SWAPPED,
+  "split_tail": TAIL,
 }
 
 

@@ -53,6 +53,8 @@ def body(
   edge_refs, refs = _split(refs, 2 if p.ragged == "k" else 0)
   bias_ref, *refs = refs if bias is not None else (None, *refs)
   c_ref, *out_refs = refs if c is not None else (None, *refs)
+  parts = len(b_rings) if cfg.tail_columns else 0
+  out_refs, part_refs = _split(out_refs, len(out_refs) - parts)
   stages, consumers, bk = cfg.stages, cfg.consumers, cfg.block_k
   cluster = lax.axis_index("cluster")
   warpgroup = lax.axis_index("warpgroup")
@@ -179,6 +181,7 @@ def body(
     warpgroup=warpgroup,
     tail=tail,
     out_refs=out_refs,
+    part_refs=part_refs,
     staging=staging,
     rest=rest,
     bias_ref=bias_ref,
@@ -284,8 +287,8 @@ def _for_each_step(visit, slot, steps, problem: Problem, config: Config):
 
 def _is_whole_laps(problem: Problem, config: Config) -> bool:
   """Whether units are whole laps of the ring, short enough to be unrolled."""
-  if problem.ragged == "k":
-    return False  # only the device knows how many slabs a group has
+  if problem.ragged == "k" or config.tail_columns:
+    return False  # only the device knows how many slabs there are
   if plan.defers_stores(problem, config):
     sums = math.prod(plan.share(config))
     if sums > _MOST_SUMS_IF_UNROLLED:

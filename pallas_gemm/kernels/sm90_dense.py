@@ -25,6 +25,11 @@ ladder take that apart step by step; what is here beyond them:
   transposed on its way through shared memory (stmatrix). 384 x 5760 x 2880
   takes 20.3 us with tiles of 96 rows by 192 columns, 24.0 with the best
   without; 200 x 4096 x 14336 35.0 and 38.8 us (H200; dense-19, dense-21).
+* **A partial last round** of tiles leaves SMs idle. Its tiles, columns of them
+  at the end of N, are cut along K (`Config.tail_split_k`): the last units of
+  the same launch, whose sums a second kernel adds in order and puts in place.
+  768 x 7168 x 18432 (TN): 276 -> 259 us, 2048 x 32000 x 4096: 672 -> 657
+  (dense-24).
 * **split_k** writes float32 partial sums of parts of K, which XLA adds in a
   fixed order (and applies the tail to): same bits every time, no atomics.
 
@@ -36,8 +41,9 @@ may hang over every edge: TMA fills with zeros and drops stores. Rows past the
 last are not asked for where that is possible, since they take longer than
 others: 192 x 6144 x 6144 with 128 x 96 tiles, 44.6 -> 26.8 us (dense-18, -20).
 
-Sources: CUTLASS (warp-specialised persistent kernels, tile order), DeepGEMM
-(block_n that is no power of two, to cut the last wave), JAX's
+Sources: Osama et al., "Stream-K" (2023; whole tiles first, then the rest of
+the work in parts of K); CUTLASS (warp-specialised persistent kernels, tile
+order), DeepGEMM (block_n that is no power of two, to cut the last wave), JAX's
 `hopper_matmul_mgpu` (idiom in Mosaic GPU).
 """
 
@@ -110,17 +116,42 @@ def matmul(
   )
   if config.split_k == 1:
     operands = (a, b, b_up, bias, c)
-    return tuple(_launch(*operands, tail, approximate, problem, config))
+    outs, sums = _launch(*operands, tail, approximate, problem, config)
+    if config.tail_columns:
+      outs = [_with_tail(*outs, sums, bias, tail, problem, config)]
+    return tuple(outs)
   operands = (a, b, None, None, None)
-  (parts,) = _launch(*operands, _first, False, problem, config)
+  ((parts,), _) = _launch(*operands, _first, False, problem, config)
+  total = _sum(parts)
+  outs = tail([total], c, _bias_of(total.shape, bias, problem))
+  return tuple(x.astype(problem.out_dtype) for x in outs)
+
+
+def _with_tail(out, sums, bias, tail, problem: Problem, config: Config):
+  """The result, with the last columns from the sums over parts of K."""
+  start = plan.tail_start(problem, config)
+  sums = [_sum(x[:, : problem.m]) for x in sums]
+  if problem.bias == "n":
+    bias = bias[start:]
+  (last,) = tail(sums, None, _bias_of(sums[0].shape, bias, problem))
+  last = last.astype(problem.out_dtype)[None]
+  return lax.dynamic_update_slice(out, last, (0, 0, start))
+
+
+def _sum(parts: jax.Array) -> jax.Array:
+  """The sum over the first axis, in order."""
   total = parts[0]
   for part in parts[1:]:
     total = total + part
-  if bias is not None:
-    bias = bias[:, None] if problem.bias == "m" else bias
-    bias = jnp.broadcast_to(bias.astype(jnp.float32), total.shape)
-  outs = tail([total], c, bias)
-  return tuple(x.astype(problem.out_dtype) for x in outs)
+  return total
+
+
+def _bias_of(shape: tuple[int, ...], bias, problem: Problem):
+  """The bias of each result, if there is one."""
+  if bias is None:
+    return None
+  bias = bias[:, None] if problem.bias == "m" else bias
+  return jnp.broadcast_to(bias.astype(jnp.float32), shape)
 
 
 def _first(sums, c, bias):
@@ -131,7 +162,12 @@ def _first(sums, c, bias):
 def _launch(
   a, b, b_up, bias, c, tail, approximate, problem: Problem, config: Config
 ):
-  """Runs the kernel; results [batch, M, N], of split_k [split, batch, M, N]."""
+  """Runs the kernel.
+
+  Returns:
+    The results, [batch, M, N], of split_k [split, batch, M, N]; and of a split
+    tail the sums over parts of K, [parts, rows of whole tiles, columns].
+  """
   p = problem
   splits = config.split_k
   parts = p.batch * splits
@@ -148,14 +184,21 @@ def _launch(
     c_pad = plan.padding(c.shape, width, width, c.dtype.itemsize)
     operands.append(_pad(c, c_pad, p.batch > 1))
   lead = (parts,) if parts > 1 else ()
+  out_types = [
+    jax.ShapeDtypeStruct((*lead, *shape), out_dtype)
+    for shape in sm90_memory.result_shapes(p, config, out_dtype.itemsize)
+  ]
+  results = len(out_types)
+  if config.tail_columns:
+    rows = plan.grid(p, config)[0] * config.block_m
+    columns = config.tail_columns * config.block_n
+    sums = (config.tail_split_k, rows, columns)
+    out_types += [jax.ShapeDtypeStruct(sums, jnp.float32)] * (1 + p.gated)
   compat.allow_ragged_copies()
   outs = compat.kernel(
     functools.partial(device.body, tail=tail, problem=p, config=config),
     name="sm90_gated" if p.gated else "sm90_dense",
-    out_type=[
-      jax.ShapeDtypeStruct((*lead, *shape), out_dtype)
-      for shape in sm90_memory.result_shapes(p, config, out_dtype.itemsize)
-    ],
+    out_type=out_types,
     grid=(plan.clusters(p, config),),
     grid_names=("cluster",),
     cluster=(config.cluster_m, config.cluster_n),
@@ -170,13 +213,14 @@ def _launch(
     ),
     scratch_types=scratch(p, config, out_dtype, bias, c),
   )(*operands)
+  outs, tail_sums = outs[:results], outs[results:]
   shape = (splits, p.batch) if splits > 1 else (p.batch,)
   m, n = plan.result_shape(p, config)
   if plan.stores_rows(p, config) and p.n % plan.DIRECT:
     out, rest = outs  # its last columns are in an array of their own
     at = (0,) * len(lead) + (0, p.n - p.n % plan.DIRECT)
     outs = [lax.dynamic_update_slice(out, rest[..., : p.n % plan.DIRECT], at)]
-  return [x[..., :m, :n].reshape(*shape, m, n) for x in outs]
+  return [x[..., :m, :n].reshape(*shape, m, n) for x in outs], tail_sums
 
 
 def _pad(x, padded: tuple[int, int], batched: bool):

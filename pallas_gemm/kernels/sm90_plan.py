@@ -11,7 +11,6 @@ from collections.abc import Iterable
 import dataclasses
 import functools
 import itertools
-import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -69,6 +68,8 @@ def is_legal(config: Config, problem: Problem) -> str | None:
     return f"split_k must be in 1..{k_steps}, got {config.split_k}"
   if config.split_k > 1 and (problem.gated or problem.save_preactivation):
     return "split_k has no gated product and saves no pre-activation"
+  if reason := _is_legal_tail(config, problem):
+    return reason
   if config.epilogue_buffers < 1:
     return f"epilogue_buffers must be at least 1, got {config.epilogue_buffers}"
   if config.stages < 2:
@@ -208,6 +209,27 @@ def _is_legal_ragged(config: Config, problem: Problem) -> str | None:
   return None
 
 
+def _is_legal_tail(config: Config, problem: Problem) -> str | None:
+  p, cfg = problem, config
+  columns, parts = cfg.tail_columns, cfg.tail_split_k
+  if columns == 0 and parts == 1:
+    return None
+  clustered = cfg.cluster_m * cfg.cluster_n > 1
+  if clustered or cfg.split_k > 1 or cfg.swap_ab:
+    return "a split tail has no cluster, no split_k and no swap_ab"
+  most = grid(p, cfg)[1] - 1
+  if not 1 <= columns <= most:
+    return f"tail_columns must be in 1..{most}, got {columns}"
+  slabs = cdiv(p.k, cfg.block_k)
+  if parts < 2 or (parts - 1) * cdiv(slabs, parts) >= slabs:
+    return f"tail_split_k does not cut {slabs} slabs of K in parts, got {parts}"
+  if p.ragged or p.batch > 1 or p.c_dtype or p.save_preactivation:
+    return "a split tail has no groups, no batch, no C and no pre-activation"
+  if p.n % cfg.block_n or stores_rows(p, cfg):
+    return f"a split tail needs whole tiles along N, got {p.n}"
+  return None
+
+
 def shared_bytes(config: Config, problem: Problem) -> int:
   """Shared memory of a block, in bytes; a little more than it takes."""
   ring = config.stages * slab_bytes(config, problem)
@@ -341,6 +363,11 @@ def has_room_to_defer(problem: Problem, config: Config) -> bool:
   return cfg.split_k == 1 and needed <= REGISTERS[cfg.consumers][1]
 
 
+def tail_start(problem: Problem, config: Config) -> int:
+  """The first column of the tiles that are summed in parts of K."""
+  return problem.n - config.tail_columns * config.block_n
+
+
 def grid(problem: Problem, config: Config) -> tuple[int, int]:
   """Tiles of clusters along M and N."""
   return (
@@ -351,13 +378,17 @@ def grid(problem: Problem, config: Config) -> tuple[int, int]:
 
 def clusters(problem: Problem, config: Config) -> int:
   """Clusters that are launched: one block an SM, or fewer."""
-  units = math.prod(grid(problem, config)) * problem.batch * config.split_k
+  rows, columns = grid(problem, config)
+  units = rows * columns * problem.batch * config.split_k
+  units += rows * config.tail_columns * (config.tail_split_k - 1)
   room = hardware.sm_count() // (config.cluster_m * config.cluster_n)
   if problem.ragged == "m":  # how many units there are, the device knows
     _, columns = grid(problem, config)
     return min(room, row_tiles(problem, config) * columns)
   if problem.ragged == "k":
     units *= problem.groups
+  if config.tail_columns:
+    return min(room, units)
   # As few as need the same number of rounds: all end at the same time, where
   # a partial last round would leave part of the memory bandwidth unused.
   return cdiv(units, cdiv(units, room))

@@ -37,6 +37,8 @@ class Unit(NamedTuple):
       all do.
     rows: of the tile that are stored; None for all.
     is_group: whether the tile belongs to a group; None if all do.
+    part: of a tile that is summed in parts of K, which; -1 for whole tiles,
+      None if all are.
   """
 
   row: Index
@@ -49,6 +51,7 @@ class Unit(NamedTuple):
   whole: Index | None = None
   rows: Index | None = None
   is_group: Index | None = None
+  part: Index | None = None
 
 
 # Of a unit that is stored and not summed.
@@ -82,6 +85,8 @@ def nowhere(problem: Problem) -> Place:
 def place(unit: Unit) -> Place:
   """Where the results of a unit go."""
   which = unit.out
+  if unit.part is not None:  # its sums are stored at once
+    which = jnp.where(unit.part < 0, which, -1)
   if unit.rows is not None:
     which = jnp.where(unit.is_group, unit.rows, -unit.rows)
   return Place(*(jnp.int32(x) for x in (unit.row, unit.column, which)))
@@ -147,6 +152,8 @@ class Schedule(NamedTuple):
 def of(problem: Problem, config: Config, refs: list[Any]) -> Schedule:
   """The schedule of a problem; `refs` hold what it reads of the groups."""
   if problem.ragged is None:
+    if config.tail_columns:
+      return _dense_with_tail(problem, config)
     return _dense(problem, config)
   return (_rows if problem.ragged == "m" else _slabs)(problem, config, *refs)
 
@@ -168,6 +175,39 @@ def _dense(p: Problem, cfg: Config) -> Schedule:
     return Unit(row, column, batch, batch, part, start, steps)
 
   return Schedule(units, lambda _: (), unit)
+
+
+def _dense_with_tail(p: Problem, cfg: Config) -> Schedule:
+  """Whole tiles first, then the parts of those in the last columns."""
+  rows, columns = plan.grid(p, cfg)
+  grid = rows, columns - cfg.tail_columns
+  whole, split = math.prod(grid), rows * cfg.tail_columns
+  slabs = plan.cdiv(p.k, cfg.block_k)
+  steps = plan.cdiv(slabs, cfg.tail_split_k)
+
+  def unit(i: Index, known: tuple[()]) -> Unit:
+    del known
+    is_part = i >= whole
+    m_tile, n_tile = _snake(jnp.minimum(i, whole - 1), grid, cfg)
+    # Blocks that share a part share its slabs of A and B.
+    nth = jnp.maximum(i - whole, 0)
+    part, tile = lax.div(nth, split), lax.rem(nth, split)
+    m_tile = jnp.where(is_part, lax.rem(tile, rows), m_tile)
+    n_tile = jnp.where(is_part, grid[1] + lax.div(tile, rows), n_tile)
+    row, column = _corner((m_tile, n_tile), cfg)
+    first = part * steps
+    return Unit(
+      row=row,
+      column=column,
+      a=0,
+      b=0,
+      out=0,
+      start=jnp.where(is_part, first, 0) * cfg.block_k,
+      steps=jnp.where(is_part, jnp.minimum(steps, slabs - first), slabs),
+      part=jnp.where(is_part, part, -1),
+    )
+
+  return Schedule(whole + split * cfg.tail_split_k, lambda _: (), unit)
 
 
 def _rows(p: Problem, cfg: Config, tiles_ref, count_ref) -> Schedule:

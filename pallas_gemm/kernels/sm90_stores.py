@@ -70,6 +70,7 @@ class Stores:
     warpgroup: the consumer.
     tail: what follows the product, see `epilogues`.
     out_refs: the results in global memory.
+    part_refs: sums over parts of K, likewise.
     staging: of each result, pieces in shared memory.
     rest: a piece for groups that end inside a tile.
     bias_ref, bias, bias_loaded: in global and in shared memory, its barriers.
@@ -81,6 +82,7 @@ class Stores:
   warpgroup: jax.Array
   tail: Callable[..., list[jax.Array]]
   out_refs: Any
+  part_refs: Any
   staging: Any
   rest: Any = None
   bias_ref: Any = None
@@ -153,8 +155,13 @@ class Stores:
     if self.bias is not None:
       plgpu.barrier_wait(self.bias_loaded.at[self.warpgroup])
     results = functools.partial(self._results_of, sums)
+    if unit.part is not None:
+      pl.when(unit.part >= 0)(lambda: self._store_part(unit, sums))
     if not self._defers:
-      self._store(unit, results)
+      if unit.part is None:
+        self._store(unit, results)
+      else:
+        pl.when(unit.part < 0)(lambda: self._store(unit, results))
       return None
     dtype = self.staging[0].dtype
     pieces = range(len(self._pieces))
@@ -202,6 +209,16 @@ class Stores:
       pl.when(~is_whole)(lambda: self._store_first_rows(unit, results, rows))
     else:
       self._store_tile(unit, results, range(len(self._pieces)))
+
+  def _store_part(self, unit: schedules.Unit, sums: list[jax.Array]) -> None:
+    """Stores the sums of a part of K as they are."""
+    first, column = corner(unit, self.warpgroup, self.config)
+    column -= plan.tail_start(self.problem, self.config)
+    for part_ref, x in zip(self.part_refs, sums):
+      for i in range(0, x.shape[0], plan.WGMMA_ROWS):
+        at = pl.ds(first + i, plan.WGMMA_ROWS), pl.ds(column, x.shape[1])
+        piece = x[i : i + plan.WGMMA_ROWS]
+        compat.store(part_ref.at[unit.part, *at], piece, optimized=False)
 
   def _rows_of(self, unit: schedules.Unit):
     """How many rows of a tile are stored, and whether that is simply all."""

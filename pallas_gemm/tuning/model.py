@@ -71,6 +71,8 @@ class _Fit:
     launch: microseconds until the first block runs and after the last ends.
     reduce: microseconds of the kernel that sums partial products.
     reduce_rate: its bytes a microsecond.
+    even: a full last round, as a multiple: SMs without a tile leave others the
+      power to go faster.
     copy: microseconds of a copy; copy_rate, slice_rate: its bytes a
       microsecond into and out of padded matrices.
   """
@@ -108,6 +110,7 @@ class _Fit:
   launch: float = 2.453
   reduce: float = 1.238
   reduce_rate: float = 2817000.0
+  even: float = 1.01
   copy: float = 1.256
   copy_rate: float = 3359000.0
   slice_rate: float = 886100.0
@@ -218,7 +221,14 @@ def predict(
       between = fit.packed + applied * bm * cfg.block_n / 2**15
       if cfg.epilogue_n < 32:
         between += fit.slivers * pieces / cfg.consumers**2
-  busy = rounds * slabs * slab / fit.clock + tail + (rounds - 1) * between
+  unit = slabs * slab / fit.clock + between
+  busy = rounds * unit + tail - between
+  if cfg.tail_columns:
+    in_parts = p.m * cfg.tail_columns * bn
+    busy = (
+      tail - between + _longest(cfg, p, gpu, unit, slabs * slab / fit.clock)
+    )
+    busy += bm * bn * 4 / fit.store + tail
 
   # Device memory.
   stored = p.m * p.n * p.batch
@@ -236,9 +246,32 @@ def predict(
   time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
   if cfg.split_k > 1:
     time += fit.reduce + stored * cfg.split_k * 4 / fit.reduce_rate
+  if cfg.tail_columns:
+    in_parts *= cfg.tail_split_k * 4
+    time = time * fit.even + fit.reduce + in_parts / fit.reduce_rate
   if odd:
     time += odd.copies
   return time * 1e-6
+
+
+def _longest(config: Config, problem: Problem, gpu, unit, product) -> float:
+  """Microseconds of the block that takes longest, of those with a split tail.
+
+  Args:
+    config, problem, gpu: as of `predict`.
+    unit: microseconds of a whole tile, and of what follows its product.
+    product: of its product alone.
+  """
+  rows, columns = plan.grid(problem, config)
+  whole = rows * (columns - config.tail_columns)
+  units = whole + rows * config.tail_columns * config.tail_split_k
+  times = []
+  # Of the blocks with as many whole tiles the first has the most units.
+  for block in {0, whole % gpu.sm_count}:
+    first = plan.cdiv(whole - block, gpu.sm_count)
+    parts = plan.cdiv(units - block, gpu.sm_count) - first
+    times.append(first * unit + parts * product / config.tail_split_k)
+  return max(times)
 
 
 class _Odd(NamedTuple):
