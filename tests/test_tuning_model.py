@@ -108,6 +108,13 @@ def test_small_products_of_odd_rows_are_left_to_xla_where_copies_cost_more():
   assert left_to_xla.why(model.choose(large), large) is None
 
 
+@pytest.mark.parametrize("batch", (1, 64, 4096, 100_000))
+@pytest.mark.parametrize("m", (1, 64, 300))
+def test_many_small_products_have_a_config(m, batch):
+  case = problem(m, 64, 64, batch=batch, batched_a=batch > 1)
+  assert sm90_dense.is_legal(model.choose(case), case) is None
+
+
 def test_clusters_whose_tiles_would_lie_outside_are_not_tried():
   gpu = hardware.current()
   case = problem(640, 2112, 7168, transpose_b=True)

@@ -40,14 +40,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.kernels import epilogues, sm90_memory
+from pallas_gemm.kernels import epilogues, sm90_legal, sm90_memory
 from pallas_gemm.kernels import sm90_body as device
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels import sm90_schedule as schedules
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.kernels.sm90_scratch import scratch
 
-is_legal = plan.is_legal
+is_legal = sm90_legal.is_legal
 
 # Times the mean that the largest group along K has, from which half of the
 # blocks start with the small groups. On an H200, of 256 groups the largest 42

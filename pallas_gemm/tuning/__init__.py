@@ -60,7 +60,7 @@ def resolve(
   if config is not None:
     return config
   # Here, because both import this package for `Problem`.
-  from pallas_gemm.kernels import sm90_plan
+  from pallas_gemm.kernels import sm90_legal
 
   model = model_of(problem)
   # Groups along K have no rows of their own, and a K of any size.
@@ -75,7 +75,7 @@ def resolve(
     return model.choose(nominal)
   measured = cache.lookup(problem)
   if measured is not None:
-    reason = sm90_plan.is_legal(measured, problem)
+    reason = sm90_legal.is_legal(measured, problem)
     if reason is None:
       return measured
     cache.warn_once(f"tuning cache: {measured} is not used: {reason}")

@@ -21,7 +21,7 @@ from jax.interpreters import partial_eval
 import numpy as np
 
 from pallas_gemm import compat, hardware, tuning
-from pallas_gemm.kernels import sm90_plan
+from pallas_gemm.kernels import sm90_legal
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.ops import (
   gemm,
@@ -332,7 +332,7 @@ def _candidates(problem: Problem, chosen: Config, top: int) -> list[Config]:
   """The model's choice, what else it ranks first, what was measured before."""
 
   def legal(config: Config | None) -> bool:
-    return config is not None and not sm90_plan.is_legal(config, problem)
+    return config is not None and not sm90_legal.is_legal(config, problem)
 
   candidates = tuning.model_of(problem).candidates(problem)
   ranked = filter(legal, dict.fromkeys((chosen, *candidates)))

@@ -50,6 +50,7 @@ _SOURCES = (
   "epilogues.py",
   "sm90_dense.py",
   "sm90_body.py",
+  "sm90_legal.py",
   "sm90_memory.py",
   "sm90_plan.py",
   "sm90_ragged.py",

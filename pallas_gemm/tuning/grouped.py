@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import dataclasses
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_plan as plan
+from pallas_gemm.kernels import sm90_legal
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import model, tiles
 
@@ -36,7 +36,7 @@ def choose(problem: Problem) -> Config:
     >>> config.split_k, config.cluster_m
     (1, 1)
   """
-  return plan.first_legal(candidates(problem), problem)
+  return sm90_legal.first_legal(candidates(problem), problem)
 
 
 def candidates(problem: Problem) -> list[Config]:

@@ -12,7 +12,7 @@ works on one unit after the other. The time has these parts:
   so a tile that leaves half of the SMs idle in the last round pays for it.
 * **Device memory** must be read once and written once. How fast depends on
   how many blocks have how many bytes in flight.
-* **Split K** adds a kernel that reads the partial sums back.
+* **Split K**, of all tiles or the last, adds a kernel that reads sums back.
 * **Padding** adds copies of operands that TMA can't read.
 
 The first three overlap; the longest counts, blended where they are close.
@@ -27,7 +27,7 @@ import functools
 from typing import NamedTuple
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_memory
+from pallas_gemm.kernels import sm90_legal, sm90_memory
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import tiles
@@ -50,8 +50,7 @@ class _Fit:
     narrow: loads in pieces of 32 columns, as a multiple of those of 64.
     narrow_dram, narrow_mma: the same for loads from device memory, and for
       what wgmma makes of them.
-    swapped: multiplication and loads from device memory with operands
-      swapped, as a multiple.
+    swapped: multiplication and device memory where operands are swapped.
     l2: bytes a cycle and SM from L2.
     barrier: cycles of a slab's barriers.
     arrival: cycles until a slab that is asked for has arrived.
@@ -71,8 +70,7 @@ class _Fit:
     launch: microseconds until the first block runs and after the last ends.
     reduce: microseconds of the kernel that sums partial products.
     reduce_rate: its bytes a microsecond.
-    even: a full last round, as a multiple: SMs without a tile leave others the
-      power to go faster.
+    even: what is lost in clock if no SM is idle in the last round.
     copy: microseconds of a copy; copy_rate, slice_rate: its bytes a
       microsecond into and out of padded matrices.
   """
@@ -136,7 +134,7 @@ def choose(problem: Problem) -> Config:
     >>> config.block_m, config.block_n
     (128, 256)
   """
-  return plan.first_legal(candidates(problem), problem)
+  return sm90_legal.first_legal(candidates(problem), problem)
 
 
 def candidates(problem: Problem) -> list[Config]:

@@ -7,6 +7,7 @@ import functools
 import jax.numpy as jnp
 
 from pallas_gemm import hardware
+from pallas_gemm.kernels import sm90_legal
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
 
@@ -62,12 +63,12 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
     p.save_preactivation,
     p.ragged,
   )
-  if not p.transpose_a and not plan.may_not_swap(p):
+  if not p.transpose_a and not sm90_legal.may_not_swap(p):
     heights = _heights(p.m)
     for config in _swapped(*kind):
       if config.block_n in heights and config.block_m < 2 * max(p.n, 64):
         tiles = plan.cdiv(p.n, config.block_m) * plan.cdiv(p.m, config.block_n)
-        if not _are_too_many(tiles * p.batch, config, sms):
+        if not _are_too_many(tiles * p.batch, config, p, sms):
           yield config
   for config in _configs(*kind):
     if config.block_n % 32 and not p.transpose_b:
@@ -78,7 +79,7 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
     # A tile far larger than the matrix, a cluster with nobody to share with.
     if config.block_m >= 2 * max(p.m, 64) or config.block_n >= 2 * max(p.n, 32):
       continue
-    if _are_too_many(tiles, config, sms) or not _suits_cluster(config, p):
+    if _are_too_many(tiles, config, p, sms) or not _suits_cluster(config, p):
       continue
     yield config
     tail = _with_split_tail(config, p, sms)
@@ -118,9 +119,13 @@ def _with_split_tail(
   return dataclasses.replace(cfg, tail_columns=split, tail_split_k=parts)
 
 
-def _are_too_many(tiles: int, config: Config, sms: int) -> bool:
+def _are_too_many(
+  tiles: int, config: Config, problem: Problem, sms: int
+) -> bool:
   """Whether larger tiles are better in any case, and no worse balanced."""
-  return tiles > 8 * sms and config.block_m * config.block_n < 2**14
+  has_room = min(problem.m, problem.n) >= 512 and problem.ragged is None
+  is_small = config.block_m * config.block_n < 2**14
+  return has_room and is_small and tiles > 8 * sms
 
 
 def _suits_cluster(config: Config, problem: Problem) -> bool:

@@ -1,0 +1,177 @@
+"""Which configs can run a problem on the Hopper kernels; why others can not."""
+
+from collections.abc import Iterable
+
+import jax.numpy as jnp
+
+from pallas_gemm import hardware
+from pallas_gemm.kernels import sm90_plan as plan
+from pallas_gemm.kernels.problem import Config, Problem
+
+
+def is_legal(config: Config, problem: Problem) -> str | None:
+  """None, or the reason why the config can't run the problem."""
+  gpu = hardware.current()
+  if gpu.compute_capability != (9, 0):
+    major, minor = gpu.compute_capability
+    return (
+      "wgmma needs a GPU of compute capability 9.0 (Hopper), the"
+      f" {gpu.name} has {major}.{minor}"
+    )
+  if config.swap_ab:
+    if reason := may_not_swap(problem):
+      return reason
+    if config.split_k != 1:
+      return f"swap_ab has no split_k, got {config.split_k}"
+  problem = plan.computed(problem, config)
+  if problem.dtype not in plan.DTYPES:
+    return f"operands must be of {plan.DTYPES}, got {problem.dtype}"
+  if problem.out_dtype not in (*plan.DTYPES, "float32"):
+    return f"out_dtype must be 16-bit float or float32, got {problem.out_dtype}"
+  if reason := _is_legal_tile(config, problem):
+    return reason
+  if reason := _is_legal_cluster(config, problem):
+    return reason
+  if problem.ragged and (reason := _is_legal_ragged(config, problem)):
+    return reason
+  k_steps = plan.cdiv(problem.k, config.block_k)
+  if config.split_k < 1 or config.split_k > k_steps:
+    return f"split_k must be in 1..{k_steps}, got {config.split_k}"
+  if config.split_k > 1 and (problem.gated or problem.save_preactivation):
+    return "split_k has no gated product and saves no pre-activation"
+  if reason := _is_legal_tail(config, problem):
+    return reason
+  if config.epilogue_buffers < 1:
+    return f"epilogue_buffers must be at least 1, got {config.epilogue_buffers}"
+  if config.stages < 2:
+    return f"stages must be at least 2, got {config.stages}"
+  if config.raster < 1 or config.raster_dim not in ("m", "n"):
+    return f"raster must be positive, raster_dim m or n, got {config}"
+  need = plan.shared_bytes(config, problem)
+  if need > gpu.shared_bytes_per_block:
+    return (
+      f"tiles need {need} bytes of shared memory, a block has"
+      f" {gpu.shared_bytes_per_block}"
+    )
+  return None
+
+
+def first_legal(configs: Iterable[Config], problem: Problem) -> Config:
+  """The first of some configs that can run the problem.
+
+  Raises:
+    NotImplementedError: none can; the reason of the last refusal.
+  """
+  reason: str | None = "no candidate"
+  for config in configs:
+    reason = is_legal(config, problem)
+    if reason is None:
+      return config
+  raise NotImplementedError(reason)
+
+
+def may_not_swap(problem: Problem) -> str | None:
+  """None, or why no config that swaps operands can run the problem."""
+  p = problem
+  if p.ragged or p.gated or p.c_dtype:
+    return "swap_ab takes no groups, no gated product and no C"
+  if p.out_dtype == "float32":
+    return "swap_ab stores results of 16 bits, got out_dtype float32"
+  return None
+
+
+def _is_legal_tile(config: Config, problem: Problem) -> str | None:
+  if config.block_k not in (64, 128):
+    return f"block_k must be 64 or 128, got {config.block_k}"
+  if config.consumers not in plan.REGISTERS or config.split not in ("m", "n"):
+    return (
+      "consumers must be 1, 2 or 3 and split m or n, got"
+      f" {config.consumers} and {config.split!r}"
+    )
+  divided = config.block_m if config.split == "m" else config.block_n
+  rows, columns = plan.share(config)
+  step = 8 if problem.transpose_b else 32
+  if min(rows, columns) < 1 or divided % config.consumers:
+    return f"consumers must divide the tile, got {config}"
+  if rows % plan.WGMMA_ROWS or columns % step:
+    return (
+      f"a consumer's share must be multiples of {plan.WGMMA_ROWS} rows and"
+      f" {step} columns, got {rows}x{columns}"
+    )
+  sums = rows * columns * (2 if problem.gated else 1)
+  most = plan.THREADS * plan.ACCUMULATORS[config.consumers]
+  if columns > plan.WGMMA_COLUMNS or sums > most:
+    return (
+      f"a consumer's share must have at most {plan.WGMMA_COLUMNS} columns and"
+      f" {most} sums, got {rows}x{columns}"
+      + (" twice" if problem.gated else "")
+    )
+  width = config.epilogue_n
+  if width < 16 or columns % width:
+    return f"epilogue_n must divide {columns}, got {width}"
+  if width not in (16, 32) and width % 64:
+    return f"epilogue_n must be 16, 32 or a multiple of 64, got {width}"
+  return None
+
+
+def _is_legal_cluster(config: Config, problem: Problem) -> str | None:
+  cluster = (config.cluster_m, config.cluster_n)
+  if cluster not in ((1, 1), (2, 1), (1, 2)):
+    # More blocks leave SMs of a GPC idle: 2 x 2 ran at 0.6x (rung 12).
+    return f"a cluster must be 1x1, 2x1 or 1x2, got {cluster[0]}x{cluster[1]}"
+  if max(cluster) > hardware.sm_count():
+    return f"the GPU has too few SMs for a cluster of {max(cluster)}"
+  # Each block loads its share of the rows of a tile as it is stored.
+  rows_a = config.block_k if problem.transpose_a else config.block_m
+  rows_b = config.block_n if problem.transpose_b else config.block_k
+  for name, rows in (("cluster_n", rows_a), ("cluster_m", rows_b)):
+    if rows % (getattr(config, name) * plan.PIECE_ROWS):
+      return f"{name} does not divide a stored tile of {rows} rows"
+  return None
+
+
+def _is_legal_ragged(config: Config, problem: Problem) -> str | None:
+  if config.split_k != 1:
+    return f"a grouped product has no split_k, got {config.split_k}"
+  if problem.ragged == "k":
+    return None
+  if config.cluster_m != 1:
+    # The next row tile may be another group's, and so need another B.
+    return f"cluster_m must be 1 for groups of rows, got {config.cluster_m}"
+  # Groups start at any row. TMA reaches that in copies that are one swizzled
+  # piece wide alone (see `compat.allow_ragged_copies`).
+  if config.block_k * 2 != plan.PIECE_BYTES:
+    return f"block_k must be 64 for groups of rows, got {config.block_k}"
+  if plan.operand_columns(config, problem) != config.block_k:
+    return (
+      "a consumer's columns must be a multiple of 64 for groups of rows where B"
+      f" is stored [K, N], got {plan.share(config)[1]}"
+    )
+  size = jnp.dtype(problem.out_dtype).itemsize
+  if config.epilogue_n * size != plan.PIECE_BYTES:
+    return (
+      f"epilogue_n must be {plan.PIECE_BYTES // size} for groups of rows of"
+      f" {problem.out_dtype}, got {config.epilogue_n}"
+    )
+  return None
+
+
+def _is_legal_tail(config: Config, problem: Problem) -> str | None:
+  p, cfg = problem, config
+  columns, parts = cfg.tail_columns, cfg.tail_split_k
+  if columns == 0 and parts == 1:
+    return None
+  clustered = cfg.cluster_m * cfg.cluster_n > 1
+  if clustered or cfg.split_k > 1 or cfg.swap_ab:
+    return "a split tail has no cluster, no split_k and no swap_ab"
+  most = plan.grid(p, cfg)[1] - 1
+  if not 1 <= columns <= most:
+    return f"tail_columns must be in 1..{most}, got {columns}"
+  slabs = plan.cdiv(p.k, cfg.block_k)
+  if parts < 2 or (parts - 1) * plan.cdiv(slabs, parts) >= slabs:
+    return f"tail_split_k does not cut {slabs} slabs of K in parts, got {parts}"
+  if p.ragged or p.batch > 1 or p.c_dtype or p.save_preactivation:
+    return "a split tail has no groups, no batch, no C and no pre-activation"
+  if p.n % cfg.block_n or plan.stores_rows(p, cfg):
+    return f"a split tail needs whole tiles along N, got {p.n}"
+  return None
