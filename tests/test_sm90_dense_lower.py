@@ -115,6 +115,22 @@ def test_clusters(cluster, layout):
   assert "mosaic_gpu" in _lower(problem, config), config
 
 
+@pytest.mark.parametrize(
+  ("shape", "tail"),
+  (
+    ((2048, 32000, 4096), {"bias": "n"}),
+    ((4096, 14336, 4096), {"activation": "silu", "gated": True}),
+  ),
+  ids=("bias", "gated"),
+)
+@pytest.mark.parametrize("out_dtype", ("bfloat16", "float32"))
+def test_a_split_tail(shape, tail, out_dtype):
+  problem = _problem(shape, "nn", out_dtype, tail)
+  config = next(c for c in model.candidates(problem) if c.tail_columns)
+  assert sm90_dense.is_legal(config, problem) is None
+  assert "mosaic_gpu" in _lower(problem, config), config
+
+
 def test_sums_over_parts_of_k():
   """The model's candidates that split K, for few rows and a long sum."""
   problem = _problem((24, 520, 8192), "nt", "bfloat16", {"bias": "n"})
