@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import pytest
 
 from pallas_gemm import hardware
-from pallas_gemm.ladder import traffic
+from pallas_gemm.ladder import traffic, traffic_text
 from pallas_gemm.ladder.contract import Problem, SimtConfig, TensorCoreConfig
 
 H200 = hardware.lookup("H200")
@@ -333,7 +333,7 @@ def test_nothing_to_multiply(number, change):
   assert t.global_load_bytes == t.global_store_bytes == results
   assert t.compulsory_bytes == 2 * results
   assert t.intensity == 0
-  text = traffic.explain(number, LADDER[number], problem, H200)
+  text = traffic_text.explain(number, LADDER[number], problem, H200)
   assert "nothing to launch" in text
 
 
@@ -441,7 +441,7 @@ def test_the_gpu_is_the_current_one():
 )
 def test_explain_fits_a_terminal(number, shape):
   problem = problem_for(number, *shape, beta=1.0)
-  text = traffic.explain(number, LADDER[number], problem, H200)
+  text = traffic_text.explain(number, LADDER[number], problem, H200)
   lines = text.split("\n")
   assert all(len(line) <= 80 and line == line.rstrip() for line in lines)
   assert text.isascii()
@@ -451,7 +451,7 @@ def test_explain_fits_a_terminal(number, shape):
 
 
 def test_explain_works_the_small_example():
-  text = traffic.explain(1, BLOCK_4X4, SMALL, H200)
+  text = traffic_text.explain(1, BLOCK_4X4, SMALL, H200)
   lines = {" ".join(line.split()) for line in text.split("\n") if line.strip()}
   assert "work 8,192 FLOP 2 M N K" in lines
   assert "global reads of a block 512 BM BN (TM + TN) K / (TM TN)" in lines
@@ -462,5 +462,5 @@ def test_explain_works_the_small_example():
 
 def test_explain_says_that_rates_are_scaled():
   gpu = dataclasses.replace(H200, name="other", modelled_on="NVIDIA H200")
-  text = traffic.explain(7, VECTORIZED, SMALL, gpu)
+  text = traffic_text.explain(7, VECTORIZED, SMALL, gpu)
   assert "rates scaled from NVIDIA H200" in text

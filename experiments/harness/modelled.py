@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.harness import tables
 from pallas_gemm import hardware
-from pallas_gemm.ladder import contract, traffic
+from pallas_gemm.ladder import contract, traffic, traffic_text
 
 
 def of_rung(
@@ -43,7 +43,7 @@ def explain(
 ) -> str:
   """The model's numbers with their formulas, for the default config."""
   config = rung.default_config(problem)
-  return traffic.explain(rung.number, config, problem, gpu) + "\n"
+  return traffic_text.explain(rung.number, config, problem, gpu) + "\n"
 
 
 def intensity(
