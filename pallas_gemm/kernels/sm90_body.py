@@ -288,7 +288,7 @@ def _for_each_step(visit, slot, steps, problem: Problem, config: Config):
 def _is_whole_laps(problem: Problem, config: Config) -> bool:
   """Whether units are whole laps of the ring, short enough to be unrolled."""
   if problem.ragged == "k" or config.tail_columns:
-    return False  # only the device knows how many slabs there are
+    return False  # how many slabs a unit has differs from unit to unit
   if plan.defers_stores(problem, config):
     sums = math.prod(plan.share(config))
     if sums > _MOST_SUMS_IF_UNROLLED:
