@@ -11,8 +11,8 @@ from pallas_gemm.tuning import model
 _MOST = 1.04
 # XLA's kernels for rows that do not start at multiples of 16 bytes: a launch,
 # what a step of K waits for, and the rate at which they multiply. Within 11 %
-# (mean) of 15 products of up to 60 us on an H200 (dense.jsonl, dense-18, -21),
-# so what is to be gained must be more.
+# (mean) of 14 products of up to 60 us on an H200 (dense.jsonl, dense-3, -18,
+# -21), so what is to be gained must be more.
 _LAUNCH, _PER_K, _FLOPS_PER_S = 3.5e-6, 8e-9, 120e12
 _LEAST_GAIN = 0.9
 
