@@ -19,6 +19,10 @@ PRIMITIVES = frozenset(
 """.split()
 )
 
+_LOG2_E = math.log2(math.e)
+# 254 << 23, less what makes errors of the guess as large above as below.
+_NEGATED_EXPONENT = 0x7EF311C7
+
 
 def fusible(activation, problem: Problem):
   """The activation as a kernel can compute it."""
@@ -29,20 +33,31 @@ def fusible(activation, problem: Problem):
       f"the activation contains {', '.join(sorted(others))}, which a Hopper"
       " kernel can't compute"
     )
-  replace = {"tanh": _tanh} if is_approximate(activation, problem) else {}
+  if not is_approximate(activation, problem):
+    return compat.without_custom_derivatives(activation)
+  if _traced(activation) == _traced(jax.nn.gelu):
+    return _gelu
+  replace = {"tanh": _tanh, "logistic": _logistic}
   return compat.without_custom_derivatives(activation, replace)
 
 
+_PIECE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+
+
 def _primitives(activation) -> set[str]:
-  some = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-  return compat.primitives_of(activation, some)
+  return compat.primitives_of(activation, _PIECE)
+
+
+def _traced(activation) -> str:
+  return str(jax.make_jaxpr(activation)(_PIECE))
 
 
 def is_approximate(activation, problem: Problem) -> bool:
   """Whether exp is one instruction, good to 2^-22, and division the like.
 
   That is for results of 16 bits. The one-instruction forms of sin, cos, log
-  and tanh have absolute errors, which show where the result is small.
+  and tanh have absolute errors, which show where the result is small. Here
+  tanh is good to 2^-21 (absolute), sigmoid, silu and gelu to 2^-15 (relative).
   """
   return (
     problem.out_dtype != "float32"
@@ -57,8 +72,47 @@ def _tanh(x):
   The one instruction that there is has 2^-11: in gelu, 1 + tanh would lose
   most of its digits for negative arguments.
   """
-  root = lax.rsqrt(1 + jnp.exp2(2 * math.log2(math.e) * x))
+  root = lax.rsqrt(1 + jnp.exp2(2 * _LOG2_E * x))
   return 1 - 2 * (root * root)
+
+
+def _gelu(x):
+  """gelu as x * sigmoid(2 u): what is small is exact, where 1 + tanh(u) is not.
+
+  With the constants multiplied beforehand there is less to do for each result:
+  8192 x 4096 x 1024 108.6 -> 105.8 us on an H200 (activation-1).
+  """
+  scale = -2 * _LOG2_E * math.sqrt(2 / math.pi)
+  return x * _one_over_one_plus_exp2(x * (scale + scale * 0.044715 * (x * x)))
+
+
+def _logistic(x):
+  return _one_over_one_plus_exp2(-_LOG2_E * x)
+
+
+def _one_over_one_plus_exp2(x):
+  """1 / (1 + 2^x), with a relative error of 2^-15.
+
+  An SM computes exp2 of 16 elements a clock, of reciprocals as many, of FMAs
+  128: the reciprocal of each result is better made of these. Gated 4096 x 2 *
+  14336 x 4096 1209 -> 1203 us (activation-1). That FMAs can take over is from
+  FlashAttention-4 (2025), which does so for exp2.
+  """
+  # 2^126 is as much as `_reciprocal` takes: its guess is then 0. NaN remains.
+  return _reciprocal(1 + jnp.exp2(jnp.minimum(x, 126)))
+
+
+def _reciprocal(x):
+  """1 / x, with a relative error of 2^-16, of 1 <= x <= 2^126.
+
+  Negating the exponent is good to 5 %; two steps of Newton's method, each of
+  which squares that, to the rest.
+  """
+  guess = _NEGATED_EXPONENT - lax.bitcast_convert_type(x, jnp.int32)
+  guess = lax.bitcast_convert_type(guess, jnp.float32)
+  for _ in range(2):
+    guess = guess * (2 - x * guess)
+  return guess
 
 
 def tail(sums, c, bias, *, alpha, beta, activation, problem):

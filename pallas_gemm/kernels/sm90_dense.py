@@ -120,10 +120,10 @@ def matmul(
     if config.tail_columns:
       outs = [_with_tail(*outs, sums, bias, tail, problem, config)]
     return tuple(outs)
-  operands = (a, b, None, None, None)
-  ((parts,), _) = _launch(*operands, _first, False, problem, config)
-  total = _sum(parts)
-  outs = tail([total], c, _bias_of(total.shape, bias, problem))
+  operands = (a, b, b_up, None, None)
+  parts, _ = _launch(*operands, _sums, False, problem, config)
+  totals = [_sum(x) for x in parts]
+  outs = tail(totals, c, _bias_of(totals[0].shape, bias, problem))
   return tuple(x.astype(problem.out_dtype) for x in outs)
 
 
@@ -154,7 +154,7 @@ def _bias_of(shape: tuple[int, ...], bias, problem: Problem):
   return jnp.broadcast_to(bias.astype(jnp.float32), shape)
 
 
-def _first(sums, c, bias):
+def _sums(sums, c, bias):
   del c, bias
   return sums
 
@@ -165,8 +165,9 @@ def _launch(
   """Runs the kernel.
 
   Returns:
-    The results, [batch, M, N], of split_k [split, batch, M, N]; and of a split
-    tail the sums over parts of K, [parts, rows of whole tiles, columns].
+    The results, [batch, M, N], or with split_k the sums of each product,
+    [split, batch, M, N]; and of a split tail the sums over parts of K,
+    [parts, rows of whole tiles, columns].
   """
   p = problem
   splits = config.split_k

@@ -37,8 +37,6 @@ def is_legal(config: Config, problem: Problem) -> str | None:
   k_steps = plan.cdiv(problem.k, config.block_k)
   if config.split_k < 1 or config.split_k > k_steps:
     return f"split_k must be in 1..{k_steps}, got {config.split_k}"
-  if config.split_k > 1 and (problem.gated or problem.save_preactivation):
-    return "split_k has no gated product and saves no pre-activation"
   if reason := _is_legal_tail(config, problem):
     return reason
   if config.epilogue_buffers < 1:

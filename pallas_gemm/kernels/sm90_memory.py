@@ -45,7 +45,7 @@ def result_shapes(problem: Problem, config: Config, itemsize: int):
     # a store that is one piece wide: what lies past the edge would land in
     # column 0 instead of nowhere.
     n = 2 * columns
-  return [(m, n)] * plan.outputs(p)
+  return [(m, n)] * plan.outputs(p, config)
 
 
 def copied_bytes(
@@ -69,7 +69,7 @@ def copied_bytes(
     if not plan.stores_rows(p, config):
       size = jnp.dtype(p.out_dtype).itemsize
       padded = result_shapes(p, config, size)[0]
-      out_of = [(shape, padded, p.batch, size)] * plan.outputs(p)
+      out_of = [(shape, padded, p.batch, size)] * plan.outputs(p, config)
   return _copied(into), _copied(out_of)
 
 

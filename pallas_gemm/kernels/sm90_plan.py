@@ -68,7 +68,7 @@ def shared_bytes(config: Config, problem: Problem) -> int:
   width = piece_width(problem, config)
   piece = config.consumers * WGMMA_ROWS * width
   size = 4 if config.split_k > 1 else jnp.dtype(problem.out_dtype).itemsize
-  staged = piece * size * outputs(problem) * buffers(problem, config)
+  staged = piece * size * outputs(problem, config) * buffers(problem, config)
   if problem.ragged == "m":
     staged += piece * size
   if problem.ragged == "k":
@@ -151,11 +151,12 @@ def piece_shape(problem: Problem, config: Config) -> tuple[int, int]:
   return shape[::-1] if config.swap_ab else shape
 
 
-def outputs(problem: Problem) -> int:
-  """Results of one unit of work."""
-  if not problem.save_preactivation:
-    return 1
-  return 3 if problem.gated else 2
+def outputs(problem: Problem, config: Config) -> int:
+  """Matrices that the kernel writes; parts of K: the sums of each product."""
+  products = 2 if problem.gated else 1
+  if config.split_k > 1:
+    return products
+  return 1 + products if problem.save_preactivation else 1
 
 
 def stores_rows(problem: Problem, config: Config) -> bool:

@@ -35,7 +35,7 @@ def scratch(problem: Problem, config: Config, out_dtype, bias, c):
       plgpu.SMEM(piece, out_dtype)
       if plan.stores_rows(p, cfg)
       else _swizzled(piece, out_dtype, piece_columns)
-      for _ in range(plan.outputs(p))
+      for _ in range(plan.outputs(p, cfg))
     ],
     "full": plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
     "empty": (

@@ -17,9 +17,8 @@ works on one unit after the other. The time has these parts:
 
 The first three overlap; the longest counts, blended where they are close.
 
-Constants (`_FIT`) were fitted to kernel times of an H200, see
-experiments/notes.md. Rates and sizes come from `hardware`, so other Hopper
-GPUs are predicted with the H200's efficiency.
+Constants (`_FIT`) were fitted to times on an H200, see experiments/notes.md;
+other Hopper GPUs are predicted with their own sizes, rates and its efficiency.
 """
 
 import dataclasses
@@ -50,7 +49,8 @@ class _Fit:
     narrow: loads in pieces of 32 columns, as a multiple of those of 64.
     narrow_dram, narrow_mma: the same for loads from device memory, and for
       what wgmma makes of them.
-    swapped: multiplication and device memory where operands are swapped.
+    swapped: multiplication and device memory where operands are swapped;
+      streams: device memory where they are and a tile has 256 columns.
     l2: bytes a cycle and SM from L2.
     barrier: cycles of a slab's barriers.
     arrival: cycles until a slab that is asked for has arrived.
@@ -88,6 +88,7 @@ class _Fit:
   narrow_dram: float = 1.178
   narrow_mma: float = 1.055
   swapped: float = 1.015
+  streams: float = 0.985
   l2: float = 107.0
   barrier: float = 48.09
   arrival: float = 886.1
@@ -143,10 +144,8 @@ def candidates(problem: Problem) -> list[Config]:
   Not all need be legal.
   """
   gpu = hardware.current()
-  timed = [
-    (predict(c, problem, gpu), c) for c in tiles.worth_a_try(problem, gpu)
-  ]
-  return [config for _, config in sorted(timed, key=lambda x: x[0])]
+  some = tiles.worth_a_try(problem, gpu)
+  return sorted(some, key=lambda config: predict(config, problem, gpu))
 
 
 def predict(
@@ -202,7 +201,8 @@ def predict(
   blocks = plan.cdiv(units, rounds) * cluster
   slabs = plan.cdiv(plan.cdiv(p.k, bk), cfg.split_k)
   stores_rows = odd is not None and odd.stores_rows
-  tail = fit.tail + bm * cfg.block_n * size / fit.store
+  columns = bn if cfg.split_k > 1 else cfg.block_n
+  tail = fit.tail + bm * columns * size / fit.store
   pieces = bm * cfg.block_n / (cfg.consumers * 64 * cfg.epilogue_n)
   tail += fit.piece * pieces
   if p.activation:
@@ -223,10 +223,8 @@ def predict(
   busy = rounds * unit + tail - between
   if cfg.tail_columns:
     in_parts = p.m * cfg.tail_columns * bn
-    busy = (
-      tail - between + _longest(cfg, p, gpu, unit, slabs * slab / fit.clock)
-    )
-    busy += bm * bn * 4 / fit.store + tail
+    longest = _longest(cfg, p, gpu, unit, slabs * slab / fit.clock)
+    busy = longest - between + bm * bn * 4 / fit.store + 2 * tail
 
   # Device memory.
   stored = p.m * p.n * p.batch
@@ -235,15 +233,17 @@ def predict(
   if cfg.split_k == 1:
     moved += stored * size * (1 + (p.c_dtype is not None))
   in_flight = cfg.stages * (bm if cfg.swap_ab else bn) * bk * 2
-  rate = min(
+  memory = moved / min(
     gpu.dram_bytes_per_s / 1e6 * fit.dram, blocks * in_flight / fit.latency
   )
-  memory = moved / rate * (fit.narrow_dram if narrow else 1)
-  memory *= fit.swapped if cfg.swap_ab else 1
+  memory *= fit.narrow_dram if narrow else 1
+  if cfg.swap_ab:
+    memory *= fit.streams if bm == 256 and bn > 16 else fit.swapped
 
   time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
   if cfg.split_k > 1:
-    time += fit.reduce + stored * cfg.split_k * 4 / fit.reduce_rate
+    in_parts = stored * products * cfg.split_k
+    time += fit.reduce + in_parts * 4 / fit.reduce_rate
   if cfg.tail_columns:
     in_parts *= cfg.tail_split_k * 4
     time = time * fit.even + fit.reduce + in_parts / fit.reduce_rate

@@ -64,11 +64,12 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
     p.ragged,
   )
   if not p.transpose_a and not sm90_legal.may_not_swap(p):
-    heights = _heights(p.m)
     for config in _swapped(*kind):
+      tiles = plan.cdiv(p.n, config.block_m) * plan.cdiv(p.m, config.block_n)
+      tiles *= p.batch
+      heights = _heights(p.m, config.block_m == 64 and tiles <= sms)
       if config.block_n in heights and config.block_m < 2 * max(p.n, 64):
-        tiles = plan.cdiv(p.n, config.block_m) * plan.cdiv(p.m, config.block_n)
-        if not _are_too_many(tiles * p.batch, config, p, sms):
+        if not _are_too_many(tiles, config, p, sms):
           yield config
   for config in _configs(*kind):
     if config.block_n % 32 and not p.transpose_b:
@@ -81,16 +82,18 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
       continue
     if _are_too_many(tiles, config, p, sms) or not _suits_cluster(config, p):
       continue
+    if config.block_k > 64 and not _suits_deep_slabs(p, tiles, sms):
+      continue
     yield config
     tail = _with_split_tail(config, p, sms)
     if tail is not None:
       yield tail
-    if p.gated or p.save_preactivation or tall or wide or tiles > sms:
+    if tall or wide or tiles > sms:
       continue
     for split in _SPLITS:
       if tiles * split > 2 * sms or slabs < split * _FEWEST_SLABS:
         break
-      parts = _in_parts(config, split)
+      parts = _in_parts(config, split, p.gated)
       if parts is not None:
         yield parts
 
@@ -145,15 +148,30 @@ def _suits_cluster(config: Config, problem: Problem) -> bool:
   return True
 
 
+def _suits_deep_slabs(problem: Problem, tiles: int, sms: int) -> bool:
+  """Whether slabs of 128 are worth half as many stages: for streamed weights.
+
+  Of one round of tiles that share no columns: 64 x 12288 x 12288 76.7 -> 71.5
+  us, 64 x 10240 x 8192 43.0 -> 41.3 (dense-25, -26). A block that must load
+  more than that of B waits for it: 1 x 4096 x 14336 with 32 tiles 36.5 -> 41.4
+  (dense-2), 128 x 8192 x 28672 with two rows of tiles 113.4 -> 115.2.
+  """
+  return problem.m <= 64 and sms < 2 * tiles <= 2 * sms and not problem.ragged
+
+
 @functools.cache
 def _configs(*kind) -> tuple[Config, ...]:
   """Every tile and cluster with as many stages as find room."""
   found = []
   for block_m, block_n, consumers, split in TILES:
-    for cluster_m, cluster_n in CLUSTERS:
+    shapes = [(*cluster, 64) for cluster in CLUSTERS]
+    if block_m * block_n <= 2**13 and consumers == 1:
+      shapes.append((1, 1, 128))
+    for cluster_m, cluster_n, block_k in shapes:
       config = Config(
         block_m=block_m,
         block_n=block_n,
+        block_k=block_k,
         consumers=consumers,
         split=split,
         cluster_m=cluster_m,
@@ -188,22 +206,24 @@ def _swapped(*kind) -> tuple[Config, ...]:
 
 
 @functools.cache
-def _heights(m: int) -> frozenset[int]:
+def _heights(m: int, all_of_them: bool) -> frozenset[int]:
   """Rows that a tile may have: the fewest for each number of row tiles.
 
-  Of many rows, multiples of 64 are left to tiles without a swap.
+  Of many rows, multiples of 64 are left to tiles without a swap, but where 64
+  columns give one round: wgmma reads less for 64 x 256 sums than for 256 x 64.
   """
   fewest: dict[int, int] = {}
   for height in range(plan.WGMMA_COLUMNS, 0, -_ROW_STEP):
-    if height % 64 or m <= plan.WGMMA_COLUMNS:
+    if height % 64 or m <= plan.WGMMA_COLUMNS or all_of_them:
       fewest[plan.cdiv(m, height)] = height
   return frozenset(fewest.values())
 
 
 @functools.cache
-def _in_parts(config: Config, split_k: int) -> Config | None:
+def _in_parts(config: Config, split_k: int, gated: bool) -> Config | None:
   """The tile for partial sums in float32; they have no tail."""
-  parts = _fitted(config, False, "float32", None, None, False, False, None)
+  config = dataclasses.replace(config, split_k=2)  # however many
+  parts = _fitted(config, gated, "float32", None, None, False, False, None)
   return parts and dataclasses.replace(parts, split_k=split_k)
 
 
