@@ -36,6 +36,42 @@ def test_layouts(dtype, transpose_a, transpose_b):
   products.assert_product(out, a, b)
 
 
+@pytest.mark.parametrize("transpose_a", (False, True))
+@pytest.mark.parametrize("transpose_b", (False, True))
+@pytest.mark.parametrize("batch", ((), (3,)))
+def test_a_matrix_times_a_column(transpose_a, transpose_b, batch):
+  """The kernel computes the transposed product: TMA addresses no columns."""
+  a = normal(*batch, 70, 40, dtype="bfloat16")
+  b = normal(*batch, 40, 1, dtype="bfloat16")
+  epilogue = {
+    "bias": normal(70, 1),
+    "c": normal(*batch, 70, 1, dtype="bfloat16"),
+    "activation": jnp.tanh,
+  }
+  out = pallas_gemm.matmul(
+    stored(a, transpose_a),
+    stored(b, transpose_b),
+    transpose_a=transpose_a,
+    transpose_b=transpose_b,
+    implementation="sm90",
+    **epilogue,
+  )
+  assert out.shape == (*batch, 70, 1)
+  products.assert_product(out, a, b, **epilogue)
+
+
+def test_gradients_of_a_matrix_times_a_vector():
+  a, b = normal(70, 40, dtype="bfloat16"), normal(40, dtype="bfloat16")
+  ct = normal(70, dtype="bfloat16", seed=1)
+  f = lambda a, b: pallas_gemm.matmul(a, b, implementation="sm90")  # noqa: E731
+  out, vjp = jax.vjp(f, a, b)
+  da, db = vjp(ct)
+  assert out.shape == (70,)
+  products.assert_product(out[:, None], a, b[:, None])
+  products.assert_product(da, ct[:, None], b[None])
+  products.assert_product(db[:, None], a.T, ct[:, None])
+
+
 BATCHES = (
   ((3,), ()),
   ((2, 3), ()),

@@ -20,7 +20,7 @@ ROWS = (
 )
 # Less what was dropped. Up to dense-8 results were stored at once; which config
 # is fastest for a few tiles a block is the same.
-RUNS = tuple(f"dense-{i}" for i in (2, 3, 4, 6, 8, 12, 13, *range(15, 28)))
+RUNS = tuple(f"dense-{i}" for i in (2, 3, 4, 6, 8, 12, 13, *range(15, 32)))
 
 
 def problem(m, n, k, **fields):
@@ -106,6 +106,23 @@ def test_small_products_of_odd_rows_are_left_to_xla_where_copies_cost_more():
   small, large = problem(4579, 83, 93), problem(1247, 995, 1711)
   assert "16 bytes" in left_to_xla.why(model.choose(small), small)
   assert left_to_xla.why(model.choose(large), large) is None
+
+
+@pytest.mark.parametrize(
+  ("n", "k", "fields", "is_left"),
+  (
+    (1024, 1024, {}, True),
+    (3072, 3072, {}, True),
+    (3072, 3072, {"transpose_b": False}, False),
+    (4096, 4096, {}, False),
+    (2048, 2048, {"gated": True, "activation": "silu"}, False),
+  ),
+)
+def test_small_vectors_are_left_to_xlas_reduction(n, k, fields, is_left):
+  """By both kernels' measured times, see `left_to_xla`."""
+  case = problem(1, n, k, **{"transpose_b": True} | fields)
+  reason = left_to_xla.why(model.choose(case), case)
+  assert (reason is not None and "reduction" in reason) == is_left
 
 
 @pytest.mark.parametrize("batch", (1, 64, 4096, 100_000))

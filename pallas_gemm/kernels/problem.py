@@ -59,6 +59,19 @@ class Problem:
   save_preactivation: bool = False
   device: str = "NVIDIA H200"
 
+  def transposed(self) -> "Problem":
+    """The problem of the transposed result: B^T @ A^T, read as it is stored."""
+    return dataclasses.replace(
+      self,
+      m=self.n,
+      n=self.m,
+      transpose_a=not self.transpose_b,
+      transpose_b=not self.transpose_a,
+      batched_a=self.batched_b,
+      batched_b=self.batched_a,
+      bias={None: None, "m": "n", "n": "m"}[self.bias],
+    )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:

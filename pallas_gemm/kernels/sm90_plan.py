@@ -8,7 +8,6 @@ Where a config swaps the operands, the problem is the transposed one for all of
 the kernel, and for all functions here but `computed`.
 """
 
-import dataclasses
 import functools
 import itertools
 from typing import NamedTuple
@@ -47,19 +46,8 @@ def computed(problem: Problem, config: Config) -> Problem:
   return _transposed(problem) if config.swap_ab else problem
 
 
-@functools.lru_cache(maxsize=1024)
-def _transposed(problem: Problem) -> Problem:
-  p = problem
-  return dataclasses.replace(
-    p,
-    m=p.n,
-    n=p.m,
-    transpose_a=not p.transpose_b,
-    transpose_b=not p.transpose_a,
-    batched_a=p.batched_b,
-    batched_b=p.batched_a,
-    bias={None: None, "m": "n", "n": "m"}[p.bias],
-  )
+# The cost model asks for dozens of configs.
+_transposed = functools.lru_cache(maxsize=1024)(Problem.transposed)
 
 
 def shared_bytes(config: Config, problem: Problem) -> int:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from pallas_gemm import hardware
 from pallas_gemm.kernels import sm90_memory
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
@@ -15,6 +16,10 @@ _MOST = 1.04
 # -21), so what is to be gained must be more.
 _LAUNCH, _PER_K, _FLOPS_PER_S = 3.5e-6, 8e-9, 120e12
 _LEAST_GAIN = 0.9
+# XLA's reduction for a vector times a matrix stored along K: a launch, and part
+# of the peak rate of device memory. Within 20 % of 18 products of 0.5 to 50 MB
+# on an H200 (dense-28, -30); other layouts take it up to four times as long.
+_VECTOR_LAUNCH, _VECTOR_RATE = 1.5e-6, 0.7
 
 
 def why(config: Config, problem: Problem) -> str | None:
@@ -25,10 +30,21 @@ def why(config: Config, problem: Problem) -> str | None:
   padded ones or uses tiles that suit them ill, and does not win that back
   (3000^3: 0.90x of jnp.dot). Other matrices XLA does not read fast either, but
   it reads small ones in less time than copies take (4579 x 83 x 93: 4.1 us,
-  this kernel 8.7).
+  this kernel 8.7). A vector times a matrix stored along K is a reduction to
+  XLA, and small ones are done when a tile has not yet left (1 x 1024 x 1024:
+  2.1 us, this kernel 3.6).
   """
   p = problem
   time = model.predict(config, problem)
+  if p.m == 1 and p.transpose_b and not p.gated:
+    rate = _VECTOR_RATE * hardware.current().dram_bytes_per_s
+    matrices = p.batch if p.batched_b else 1
+    theirs = _VECTOR_LAUNCH + matrices * p.n * p.k * 2 / rate
+    if time > theirs:
+      return (
+        f"a vector times a matrix stored along K would take {time * 1e6:.1f}"
+        f" us, XLA's reduction about {theirs * 1e6:.1f}"
+      )
   a, b = sm90_memory.operand_shapes(p)
   if any(width % 8 for width in (a[1], b[1], p.n)):
     flops = 2.0 * p.batch * p.m * p.n * p.k * (2 if p.gated else 1)
