@@ -7,6 +7,7 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm import tuning
+from pallas_gemm.ops import implementations
 from tests.support import products
 from tests.support.products import normal
 
@@ -58,6 +59,26 @@ def test_a_matrix_times_a_column(transpose_a, transpose_b, batch):
   )
   assert out.shape == (*batch, 70, 1)
   products.assert_product(out, a, b, **epilogue)
+
+
+@pytest.mark.parametrize("side", ("n", "m"))
+def test_columns_that_share_a_matrix_are_rows_of_one_product(side):
+  a = normal(70, 40, dtype="bfloat16")
+  b = normal(5, 40, 1, dtype="bfloat16")
+  epilogue = {
+    "bias": normal(1) if side == "n" else normal(70, 1),
+    "c": normal(5, 70, 1, dtype="bfloat16"),
+    "activation": jnp.tanh,
+  }
+  f = lambda b, c: pallas_gemm.matmul(  # noqa: E731
+    a, b, implementation="sm90", **epilogue | {"c": c}
+  )
+  out = jax.jit(jax.vmap(f))(b, epilogue["c"])
+  products.assert_product(out, a, b, **epilogue)
+  x = implementations.Operands(a[None], b)
+  spec = implementations.Spec(out_dtype=jnp.bfloat16)
+  problem = implementations.problem_of(x, spec)
+  assert (problem.batch, problem.m, problem.n, problem.k) == (1, 5, 70, 40)
 
 
 def test_gradients_of_a_matrix_times_a_vector():

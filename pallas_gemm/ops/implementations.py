@@ -58,7 +58,7 @@ def sm90(x: Operands, spec: Spec, target: Target) -> tuple[jax.Array, ...]:
       raise NotImplementedError(reason)
   batch, m, n, _ = spec.sizes(x)
   if _is_column(x, spec):
-    x = _as_row(x)
+    x = _as_row(x, spec)
   # Indices in kernels are 32 bits wide, whatever the user's are.
   with jax.enable_x64(False):
     outs = sm90_dense.matmul(
@@ -155,9 +155,12 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
     save_preactivation=spec.save,
     device=hardware.current().name,
   )
-  if _is_column(x, spec):
-    return dataclasses.replace(problem.transposed(), transpose_a=False)
-  return problem
+  if not _is_column(x, spec):
+    return problem
+  rows = dataclasses.replace(problem.transposed(), transpose_a=False)
+  if problem.batched_b and not problem.batched_a:
+    return dataclasses.replace(rows, m=batch, batch=1, batched_a=False)
+  return rows
 
 
 def _is_column(x: Operands, spec: Spec) -> bool:
@@ -171,13 +174,23 @@ def _is_column(x: Operands, spec: Spec) -> bool:
   return n == 1 and m > 1 and free and not spec.gated
 
 
-def _as_row(x: Operands) -> Operands:
-  """The operands of the transposed product; a column is a row in memory."""
+def _as_row(x: Operands, spec: Spec) -> Operands:
+  """The operands of the transposed product; a column is a row in memory.
 
-  def row(v):
-    return None if v is None else v.reshape(v.shape[0], 1, -1)
-
-  return Operands(a=row(x.b), b=x.a, bias=x.bias, c=row(x.c))
+  Columns that share a matrix (vmap of a matrix times a vector) are the rows of
+  one product.
+  """
+  batch, m, _, k = spec.sizes(x)
+  rows = batch if x.a.shape[0] == 1 else 1
+  bias = x.bias
+  if spec.bias == "n":
+    bias = jnp.broadcast_to(bias, (rows,))
+  return Operands(
+    a=x.b.reshape(-1, rows, k),
+    b=x.a,
+    bias=bias,
+    c=None if x.c is None else x.c.reshape(-1, rows, m),
+  )
 
 
 def qualified_name(function: Callable[..., Any] | None) -> str | None:
