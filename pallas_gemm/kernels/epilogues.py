@@ -19,6 +19,8 @@ PRIMITIVES = frozenset(
 """.split()
 )
 
+# What an activation is traced with.
+_PIECE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 _LOG2_E = math.log2(math.e)
 # 254 << 23, less what makes errors of the guess as large above as below.
 _NEGATED_EXPONENT = 0x7EF311C7
@@ -39,9 +41,6 @@ def fusible(activation, problem: Problem):
     return _gelu
   replace = {"tanh": _tanh, "logistic": _logistic}
   return compat.without_custom_derivatives(activation, replace)
-
-
-_PIECE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 
 
 def _primitives(activation) -> set[str]:
@@ -77,7 +76,7 @@ def _tanh(x):
 
 
 def _gelu(x):
-  """gelu as x * sigmoid(2 u): what is small is exact, where 1 + tanh(u) is not.
+  """gelu as x * sigmoid(2 u): 1 + tanh(u) has few digits where it is small.
 
   With the constants multiplied beforehand there is less to do for each result:
   8192 x 4096 x 1024 108.6 -> 105.8 us on an H200 (activation-1).

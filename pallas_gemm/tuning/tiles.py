@@ -151,10 +151,10 @@ def _suits_cluster(config: Config, problem: Problem) -> bool:
 def _suits_deep_slabs(problem: Problem, tiles: int, sms: int) -> bool:
   """Whether slabs of 128 are worth half as many stages: for streamed weights.
 
-  Of one round of tiles that share no columns: 64 x 12288 x 12288 76.7 -> 71.5
-  us, 64 x 10240 x 8192 43.0 -> 41.3 (dense-25, -26). A block that must load
-  more than that of B waits for it: 1 x 4096 x 14336 with 32 tiles 36.5 -> 41.4
-  (dense-2), 128 x 8192 x 28672 with two rows of tiles 113.4 -> 115.2.
+  They are in one round of tiles, on most SMs: 64 x 12288 x 12288 76.7 -> 71.5
+  us, 64 x 10240 x 8192 43.0 -> 41.3 (dense-25, -26). Fewer blocks have too
+  little on its way then: 1 x 4096 x 14336 with 32 tiles 36.5 -> 41.4 (dense-2).
+  Nor do two rows of tiles gain: 128 x 8192 x 28672 113.4 -> 115.2 (dense-25).
   """
   return problem.m <= 64 and sms < 2 * tiles <= 2 * sms and not problem.ragged
 
