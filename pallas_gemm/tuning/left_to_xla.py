@@ -8,14 +8,22 @@ from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import model
 
-# What rows of odd lengths may cost where XLA has a kernel for them.
-_MOST = 1.04
+# What rows of odd lengths may cost where XLA has a kernel for them. Small
+# products take it longer: 256 x 512 x 784 with bias 10.1 us (3.6 here), 128 x
+# 160 x 5120 6.8 (4.9; dense-34).
+_MOST, _MOST_BESIDE = 1.04, 0.5e-6
 # XLA's kernels for rows that do not start at multiples of 16 bytes: a launch,
 # what a step of K waits for, and the rate at which they multiply. Within 11 %
 # (mean) of 14 products of up to 60 us on an H200 (dense.jsonl, dense-3, -18,
 # -21), so what is to be gained must be more.
 _LAUNCH, _PER_K, _FLOPS_PER_S = 3.5e-6, 8e-9, 120e12
 _LEAST_GAIN = 0.9
+# XLA's kernels where rows are short, as a launch and part of the peak rate of
+# device memory: for a sum over K that is cut in parts, and for one step of K.
+# Within 11 % (mean) of 39 products on an H200 (dense-34, -35). With an
+# activation there is a kernel more, which reads the result and writes it.
+_SHORT_LAUNCH, _ONE_STEP_LAUNCH, _SHORT_RATE = 3.2e-6, 2.4e-6, 0.95
+_ACTIVATION_LAUNCH = 2e-6
 # XLA's reduction for a vector times a matrix stored along K: a launch, and part
 # of the peak rate of device memory. Within 22 % of 18 products of 0.5 to 50 MB
 # on an H200 (dense-28, -30); along N it takes up to five times as long.
@@ -25,14 +33,16 @@ _VECTOR_LAUNCH, _VECTOR_RATE = 1.5e-6, 0.7
 def why(config: Config, problem: Problem) -> str | None:
   """None, or why XLA's own kernel is expected to be faster than this config.
 
-  XLA's library reads matrices whose rows start at multiples of 16 bytes as
-  they are. If they are not whole swizzled pieces, this kernel copies them into
+  XLA's library reads matrices whose rows start at multiples of 16 bytes as they
+  are. If they are not whole swizzled pieces, this kernel copies them into
   padded ones or uses tiles that suit them ill, and does not win that back
   (3000^3: 0.90x of jnp.dot). Other matrices XLA does not read fast either, but
   it reads small ones in less time than copies take (4579 x 83 x 93: 4.1 us,
-  this kernel 8.7). A vector times a matrix stored along K is a reduction to
-  XLA, and small ones are done when a tile has not yet left (1 x 1024 x 1024:
-  2.1 us, this kernel 3.6).
+  this kernel 8.7). Rows shorter than 128 bytes of a matrix that is stored along
+  M or N, and K of 16 or less, are slow for TMA (4096 x 16 x 4096: 11.4 us, this
+  kernel 17.1, and 10.7 where B is stored [N, K]). A vector times a matrix
+  stored along K is a reduction to XLA, and small ones are done when a tile has
+  not yet left (1 x 1024 x 1024: 2.1 us, this kernel 3.6).
   """
   p = problem
   time = model.predict(config, problem)
@@ -45,6 +55,11 @@ def why(config: Config, problem: Problem) -> str | None:
         f"a vector times a matrix stored along K would take {time * 1e6:.1f}"
         f" us, XLA's reduction about {theirs * 1e6:.1f}"
       )
+  if (theirs := _of_short_rows(p)) and time > _LEAST_GAIN * theirs:
+    return (
+      f"with rows shorter than 128 bytes it would take {time * 1e6:.1f} us,"
+      f" XLA's kernel about {theirs * 1e6:.1f}"
+    )
   a, b = sm90_memory.operand_shapes(p)
   if any(width % 8 for width in (a[1], b[1], p.n)):
     flops = 2.0 * p.batch * p.m * p.n * p.k * (2 if p.gated else 1)
@@ -62,10 +77,32 @@ def why(config: Config, problem: Problem) -> str | None:
     k=plan.cdiv(p.k, 64) * 64,
   )
   least = model.predict(model.choose(whole), whole)
-  if time <= _MOST * least:
+  if time <= _MOST * least + _MOST_BESIDE:
     return None
   return (
     f"with rows that are no multiples of 128 bytes it would take"
     f" {time * 1e6:.1f} us instead of {least * 1e6:.1f}; XLA's kernel reads"
     " them as they are"
   )
+
+
+def _of_short_rows(problem: Problem) -> float | None:
+  """Seconds that XLA's kernel takes if rows are short, else None."""
+  p = problem
+  along = [p.m] * p.transpose_a + [p.n] * (not p.transpose_b)
+  launch = _SHORT_LAUNCH
+  if min(along, default=64) >= 64:
+    # What follows a product, XLA computes apart if it is not cut in parts.
+    has_tail = p.gated or p.bias or p.c_dtype or p.activation
+    if p.k > 16 or has_tail:
+      return None
+    launch = _ONE_STEP_LAUNCH
+  products = 2 if p.gated else 1
+  rate = _SHORT_RATE * hardware.current().dram_bytes_per_s
+  a = p.m * p.k * (p.batch if p.batched_a else 1)
+  b = p.n * p.k * (p.batch if p.batched_b else 1)
+  out = p.m * p.n * p.batch
+  time = products * (launch + 2 * (a + b + out) / rate)
+  if p.activation:
+    time += _ACTIVATION_LAUNCH + 4 * out / rate
+  return time

@@ -46,11 +46,14 @@ class _Fit:
     shared: shared memory, likewise.
     writes: part of TMA's writes that gets in the way of wgmma's reads.
     misaligned: loads of rows that do not start at multiples of 128 bytes.
+    short: cycles that a slab takes longer where rows of a matrix that is stored
+      along N or M are shorter than that; uneven: if no multiples of 32 bytes.
     narrow: loads in pieces of 32 columns, as a multiple of those of 64.
     narrow_dram, narrow_mma: the same for loads from device memory, and for
       what wgmma makes of them.
     swapped: multiplication and device memory where operands are swapped;
-      streams: device memory where they are and a tile has 256 columns.
+      streams: device memory where they are and a tile has 256 columns;
+      scattered: as much more for what of it are results.
     l2: bytes a cycle and SM from L2.
     barrier: cycles of a slab's barriers.
     arrival: cycles until a slab that is asked for has arrived.
@@ -84,11 +87,14 @@ class _Fit:
   shared: float = 1.168
   writes: float = 0.06463
   misaligned: float = 1.8
+  short: float = 170.0
+  uneven: float = 500.0
   narrow: float = 3.4
   narrow_dram: float = 1.178
   narrow_mma: float = 1.055
   swapped: float = 1.015
   streams: float = 0.985
+  scattered: float = 0.12
   l2: float = 107.0
   barrier: float = 48.09
   arrival: float = 886.1
@@ -169,26 +175,20 @@ def predict(
   rows = min(bm, plan.cdiv(p.m, 8) * 8)  # those that are loaded
   multiply = bm * bn * bk / 2048 * fit.mma
   multiply *= 1 + fit.small * (1 - bm * bn / 2**15)
-  if cfg.consumers == 3:
-    multiply *= fit.third
-  if bm > 64 * cfg.consumers and cfg.split == "m":
-    multiply *= fit.tall
-  if cfg.split == "n":
-    multiply *= fit.columns
-  if cfg.swap_ab:
-    multiply *= fit.swapped
+  multiply *= fit.third if cfg.consumers == 3 else 1
+  multiply *= fit.tall if cfg.split == "m" and bm > 64 * cfg.consumers else 1
+  multiply *= fit.columns if cfg.split == "n" else 1
+  multiply *= fit.swapped if cfg.swap_ab else 1
   reads = bm // 64 * (64 * bk * shares * products + bn * bk) * 2
   writes = (rows + bn) * bk * 2
   shared = (reads + fit.writes * writes) / 128 * fit.shared
   loads = (rows / cfg.cluster_n + bn / cfg.cluster_m) * bk * 2 / fit.l2
   narrow = not p.transpose_b and cfg.block_n // shares % 64
   odd = None if p.m % 64 == p.n % 64 == p.k % 64 == 0 else _odd(cfg, p)
-  if odd and odd.misaligned:
-    loads *= fit.misaligned
-  if narrow:
-    loads *= fit.narrow
-    multiply *= fit.narrow_mma
-  slab = max(multiply, shared, loads) + fit.barrier
+  loads *= fit.misaligned if odd and odd.misaligned else 1
+  loads *= fit.narrow if narrow else 1
+  multiply *= fit.narrow_mma if narrow else 1
+  slab = max(multiply, shared, loads) + fit.barrier + (odd.short if odd else 0)
   # A slab is released when the next one has begun, so the loads of a ring of
   # two wait for each other.
   slab = max(slab, (slab + fit.arrival) / (cfg.stages - 1))
@@ -202,15 +202,11 @@ def predict(
   slabs = plan.cdiv(plan.cdiv(p.k, bk), cfg.split_k)
   stores_rows = odd is not None and odd.stores_rows
   columns = bn if cfg.split_k > 1 else cfg.block_n
-  tail = fit.tail + bm * columns * size / fit.store
   pieces = bm * cfg.block_n / (cfg.consumers * 64 * cfg.epilogue_n)
-  tail += fit.piece * pieces
-  if p.activation:
-    tail *= fit.activation
-  if p.c_dtype:
-    tail *= fit.with_c
-  if stores_rows:
-    tail *= fit.by_rows
+  tail = fit.tail + bm * columns * size / fit.store + fit.piece * pieces
+  tail *= fit.activation if p.activation else 1
+  tail *= fit.with_c if p.c_dtype else 1
+  tail *= fit.by_rows if stores_rows else 1
   between = fit.hidden * tail
   if plan.has_room_to_defer(p, cfg) and not stores_rows:
     if p.c_dtype is None or plan.c_in_place(p, cfg):
@@ -239,6 +235,7 @@ def predict(
   memory *= fit.narrow_dram if narrow else 1
   if cfg.swap_ab:
     memory *= fit.streams if bm == 256 and bn > 16 else fit.swapped
+    memory *= 1 + fit.scattered * stored * size / moved
 
   time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
   if cfg.split_k > 1:
@@ -255,10 +252,7 @@ def predict(
 def _longest(config: Config, problem: Problem, gpu, unit, product) -> float:
   """Microseconds of the block that takes longest, of those with a split tail.
 
-  Args:
-    config, problem, gpu: as of `predict`.
-    unit: microseconds of a whole tile, and of what follows its product.
-    product: of its product alone.
+  A whole tile takes `unit` microseconds, its product alone `product` of them.
   """
   rows, columns = plan.grid(problem, config)
   whole = rows * (columns - config.tail_columns)
@@ -279,11 +273,13 @@ class _Odd(NamedTuple):
     misaligned: TMA reads rows that do not start at multiples of 128 bytes.
     stores_rows: the result is stored row by row.
     copies: microseconds of the copies into and out of padded matrices.
+    short: cycles that a slab takes longer because of short rows.
   """
 
   misaligned: bool
   stores_rows: bool
   copies: float
+  short: float
 
 
 @functools.lru_cache(maxsize=1024)
@@ -293,8 +289,12 @@ def _odd(config: Config, problem: Problem) -> _Odd:
   into, out_of = sm90_memory.copied_bytes(config, problem)
   copies = (len(into) + len(out_of)) * _FIT.copy
   copies += sum(into) / _FIT.copy_rate + sum(out_of) / _FIT.slice_rate
+  along = [padded[0][1]] * problem.transpose_a
+  along += [padded[1][1]] * (not problem.transpose_b)
+  short = [_FIT.uneven if n % 16 else _FIT.short for n in along if n < 64]
   return _Odd(
     misaligned=any(columns % 64 for _, columns in padded),
     stores_rows=plan.stores_rows(problem, config),
     copies=copies,
+    short=max(short, default=0.0),
   )
