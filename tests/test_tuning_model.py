@@ -20,7 +20,7 @@ ROWS = (
 )
 # Less what was dropped. Up to dense-8 results were stored at once; which config
 # is fastest for a few tiles a block is the same.
-RUNS = tuple(f"dense-{i}" for i in (2, 3, 4, 6, 8, 12, 13, *range(15, 37)))
+RUNS = tuple(f"dense-{i}" for i in (2, 3, 4, 6, 8, 12, 13, *range(15, 38)))
 
 
 def problem(m, n, k, **fields):
@@ -121,11 +121,13 @@ def test_small_products_of_odd_rows_are_left_to_xla_where_copies_cost_more():
     (problem(4096, 4096, 32), False),
     (problem(256, 512, 784, bias="n", activation="relu"), False),
     (problem(128, 160, 5120), False),
+    (problem(128, 1000, 2048, bias="n"), False),
+    (problem(4096, 1000, 768), True),
   ),
   ids=str,
 )
 def test_short_rows_are_left_to_xla(case, is_left):
-  """By both kernels' measured times, where both were (dense-34, -35)."""
+  """By both kernels' times, where measured (dense-34, -35, -37)."""
   assert bool(left_to_xla.why(model.choose(case), case)) == is_left
 
 
@@ -133,6 +135,12 @@ def test_short_sums_are_stored_as_they_are():
   """Results of swapped operands leave in shorter rows: 40.9 us, 36.2."""
   assert not model.choose(problem(8192, 8192, 64)).swap_ab
   assert not model.choose(problem(4096, 4096, 32)).swap_ab
+
+
+def test_one_round_of_tiles_where_c_has_few_slabs_to_come_beside():
+  """8.0 us in two rounds of 128 x 128, 6.4 in one (dense-37)."""
+  config = model.choose(problem(1024, 4096, 64, c_dtype="bfloat16"))
+  assert (config.block_m, config.block_n) == (128, 256)
 
 
 def test_slabs_are_deep_where_weights_are_streamed():

@@ -65,7 +65,7 @@ class _Fit:
     hidden: part of the tail that the next unit does not hide.
     packed: microseconds of the tail where results are stored beside the next
       unit's slabs; applied, added: of an activation and of C for 128 x 256
-      results, besides.
+      results, besides; awaited: for C, with too few slabs to load it beside.
     slivers: microseconds that a piece of 16 columns holds up one consumer.
     latency: microseconds that a load takes.
     dram: part of the peak rate of device memory.
@@ -108,6 +108,7 @@ class _Fit:
   packed: float = 0.42
   applied: float = 1.2
   added: float = 0.9
+  awaited: float = 0.7
   slivers: float = 0.7
   latency: float = 0.1901
   dram: float = 0.9087
@@ -210,11 +211,11 @@ def predict(
   between = fit.hidden * tail
   if plan.has_room_to_defer(p, cfg) and not stores_rows:
     if p.c_dtype is None or plan.c_in_place(p, cfg):
-      applied = fit.applied if p.activation else 0.0
-      applied += fit.added if p.c_dtype else 0.0
+      applied = fit.applied * bool(p.activation) + fit.added * bool(p.c_dtype)
       between = fit.packed + applied * bm * cfg.block_n / 2**15
-      if cfg.epilogue_n < 32:
-        between += fit.slivers * pieces / cfg.consumers**2
+      slivers = fit.slivers if cfg.epilogue_n < 32 else 0
+      between += slivers * pieces / cfg.consumers**2
+      between += fit.awaited if p.c_dtype and slabs < 2 * pieces else 0
   unit = slabs * slab / fit.clock + between
   busy = rounds * unit + tail - between
   if cfg.tail_columns:
@@ -283,18 +284,17 @@ class _Odd(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _odd(config: Config, problem: Problem) -> _Odd:
-  shapes = sm90_memory.operand_shapes(problem)
-  padded = sm90_memory.operand_paddings(config, problem, *shapes)
-  into, out_of = sm90_memory.copied_bytes(config, problem)
+def _odd(config: Config, p: Problem) -> _Odd:
+  a, b = sm90_memory.operand_shapes(p)
+  padded = sm90_memory.operand_paddings(config, p, a, b)
+  into, out_of = sm90_memory.copied_bytes(config, p)
   copies = (len(into) + len(out_of)) * _FIT.copy
   copies += sum(into) / _FIT.copy_rate + sum(out_of) / _FIT.slice_rate
-  along = [padded[0][1]] * problem.transpose_a
-  along += [padded[1][1]] * (not problem.transpose_b)
+  along = [padded[0][1]] * p.transpose_a + [padded[1][1]] * (not p.transpose_b)
   short = [_FIT.uneven if n % 16 else _FIT.short for n in along if n < 64]
   return _Odd(
     misaligned=any(columns % 64 for _, columns in padded),
-    stores_rows=plan.stores_rows(problem, config),
+    stores_rows=plan.stores_rows(p, config),
     copies=copies,
     short=max(short, default=0.0),
   )
