@@ -20,7 +20,7 @@ ROWS = (
 )
 # Less what was dropped. Up to dense-8 results were stored at once; which config
 # is fastest for a few tiles a block is the same.
-RUNS = tuple(f"dense-{i}" for i in (2, 3, 4, 6, 8, 12, 13, *range(15, 38)))
+RUNS = tuple(f"dense-{i}" for i in (2, 3, 4, 6, 8, 12, 13, *range(15, 39)))
 
 
 def problem(m, n, k, **fields):
@@ -141,6 +141,16 @@ def test_one_round_of_tiles_where_c_has_few_slabs_to_come_beside():
   """8.0 us in two rounds of 128 x 128, 6.4 in one (dense-37)."""
   config = model.choose(problem(1024, 4096, 64, c_dtype="bfloat16"))
   assert (config.block_m, config.block_n) == (128, 256)
+
+
+def test_all_columns_of_a_narrow_result_are_in_one_strip():
+  """By measured times, see `tiles._with_one_strip`."""
+  for m, n, k in ((2048, 256, 4096), (4096, 128, 2880), (8192, 320, 1280)):
+    config = model.choose(problem(m, n, k))
+    assert config.raster_dim == ("m" if config.swap_ab else "n")
+    columns = config.block_m if config.swap_ab else config.block_n
+    assert n <= config.raster * columns
+  assert model.choose(problem(4096, 4096, 4096)).raster_dim == "m"
 
 
 def test_slabs_are_deep_where_weights_are_streamed():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from pallas_gemm import hardware
 from pallas_gemm.kernels import sm90_legal
 from pallas_gemm.kernels import sm90_plan as plan
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.problem import Config, Problem, Side
 
 # Tiles, consumers and the side that these share out.
 TILES = (
@@ -48,6 +48,8 @@ _SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _MOST_STAGES = 12
 # Slabs that a part of K must have to be worth a unit of its own.
 _FEWEST_SLABS = 4
+# Tiles across a strip of the tile order.
+_STRIP = 8
 
 
 def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
@@ -65,17 +67,19 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
   )
   if not p.transpose_a and not sm90_legal.may_not_swap(p):
     for config in _swapped(*kind):
-      tiles = plan.cdiv(p.n, config.block_m) * plan.cdiv(p.m, config.block_n)
-      tiles *= p.batch
+      rows = plan.cdiv(p.m, config.block_n)
+      columns = plan.cdiv(p.n, config.block_m)
+      tiles = rows * columns * p.batch
       heights = _heights(p.m, config.block_m == 64 and tiles <= sms)
       if config.block_n in heights and config.block_m < 2 * max(p.n, 64):
         if not _are_too_many(tiles, config, p, sms):
-          yield config
+          yield _in_one_strip(config, rows, columns)
   for config in _configs(*kind):
     if config.block_n % 32 and not p.transpose_b:
       continue  # wgmma reads B along N in pieces of 32 columns or more
-    tiles = plan.cdiv(p.m, config.block_m) * plan.cdiv(p.n, config.block_n)
-    tiles *= p.batch
+    rows = plan.cdiv(p.m, config.block_m)
+    columns = plan.cdiv(p.n, config.block_n)
+    tiles = rows * columns * p.batch
     tall, wide = config.cluster_m > 1, config.cluster_n > 1
     # A tile far larger than the matrix, a cluster with nobody to share with.
     if config.block_m >= 2 * max(p.m, 64) or config.block_n >= 2 * max(p.n, 32):
@@ -84,7 +88,8 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
       continue
     if config.block_k > 64 and not _suits_deep_slabs(p, tiles, sms):
       continue
-    yield config
+    alone = not (tall or wide or p.ragged)
+    yield _in_one_strip(config, rows, columns) if alone else config
     tail = _with_split_tail(config, p, sms)
     if tail is not None:
       yield tail
@@ -96,6 +101,24 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
       parts = _in_parts(config, split, p.gated)
       if parts is not None:
         yield parts
+
+
+def _in_one_strip(config: Config, rows: int, columns: int) -> Config:
+  """The config with all columns of a narrow result side by side in tile order.
+
+  Blocks that share rows of A, which is what takes time, then read them at the
+  same time: 2048 x 256 x 4096 11.9 -> 9.8 us, 4096 x 128 x 2880 10.5 -> 9.1, of
+  others none more than 2 % less or 0.4 % more (dense-38). With operands swapped
+  the tile's rows lie along N: 8192 x 320 x 1280 13.4 -> 12.2 us.
+  """
+  if columns > _STRIP or rows <= 2 * columns:
+    return config
+  return _with_strips(config, _STRIP, "m" if config.swap_ab else "n")
+
+
+@functools.cache
+def _with_strips(config: Config, raster: int, raster_dim: Side) -> Config:
+  return dataclasses.replace(config, raster=raster, raster_dim=raster_dim)
 
 
 def _with_split_tail(
