@@ -213,6 +213,26 @@ SUITES: dict[str, list[dict[str, Any]]] = {
   "llama_70b": _plain("llama_70b"),
   "unaligned": _plain("unaligned", "uneven"),
   "tall_skinny": _plain("tall_skinny", "long_k"),
+  # And the derivatives of both matrices.
+  "lora": [
+    *_plain("lora"),
+    {"m": 4096, "n": 16, "k": 4096, "layout": "TN"},
+    {"m": 16, "n": 4096, "k": 4096, "layout": "TN"},
+    {"m": 64, "n": 8192, "k": 8192, "layout": "TN"},
+  ],
+  "narrow": _plain("narrow"),
+  # Besides: a ViT-B's layers at 64 images, a diffusion model's, a classifier's.
+  "models": [
+    *_plain("small_llm"),
+    {"m": 2048, "n": 8192, "k": 16384, "layout": "TN"},
+    {"m": 12608, "n": 2304, "k": 768, "epilogue": "bias"},
+    {"m": 12608, "n": 3072, "k": 768, "epilogue": "bias+gelu"},
+    {"m": 12608, "n": 768, "k": 3072, "epilogue": "bias"},
+    {"m": 4096, "n": 320, "k": 320},
+    {"m": 4096, "n": 1280, "k": 320, "epilogue": "bias+gelu"},
+    {"m": 256, "n": 512, "k": 784, "epilogue": "bias+relu"},
+    {"m": 256, "n": 10, "k": 512, "epilogue": "bias"},
+  ],
   "vocabulary": _plain("vocabulary"),
   "layouts": _every("backward", "layout", ("NN", "NT", "TN", "TT")),
   "epilogues": _every("mlp", "epilogue", _EPILOGUES)
@@ -227,6 +247,12 @@ SUITES: dict[str, list[dict[str, Any]]] = {
     _batched(128, 128, 128, 128),
     _batched(8, 2048, 2048, 2048),
     _batched(8, 1000, 1000, 1000),
+    # Decoding with 8 queries a head, and tiny products.
+    _batched(64, 8, 4096, 128, layout="NT"),
+    _batched(64, 8, 128, 4096),
+    _batched(192, 197, 197, 64, layout="NT"),
+    _batched(1024, 64, 64, 64),
+    _batched(3, 1792, 832, 256, layout="NT"),
   ],
 }
 QUICK = [

@@ -77,6 +77,28 @@ SUITES: dict[str, tuple[Shape, ...]] = {
   ),
   "long_k": (Shape(128, 128, 65536), Shape(512, 512, 16384)),
   "tall_skinny": (Shape(65536, 128, 512), Shape(128, 65536, 512)),
+  # Low-rank adapters of rank 16 and 64: down to the rank, and up again.
+  "lora": (
+    Shape(4096, 16, 4096),
+    Shape(4096, 4096, 16),
+    Shape(8192, 64, 8192),
+    Shape(8192, 8192, 64),
+  ),
+  # A column, routers of mixtures of experts, and the first layers of a ResNet.
+  "narrow": (
+    Shape(4096, 1, 4096),
+    Shape(8192, 64, 2048),
+    Shape(1024, 256, 7168),
+    Shape(2048, 256, 4096),
+    Shape(12544, 128, 576),
+    Shape(10000, 64, 64),
+  ),
+  # Layers of models from 1B to 3B at 8192 and 16384 tokens.
+  "small_llm": (
+    Shape(16384, 2048, 2048),
+    Shape(8192, 2560, 2560),
+    Shape(8192, 6912, 2560),
+  ),
   # Larger than "tails" and "primes": mostly odd, so TMA refuses the rows too,
   # and no dimension a multiple of a tile.
   "uneven": (
