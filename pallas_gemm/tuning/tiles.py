@@ -200,10 +200,8 @@ def _configs(*kind) -> tuple[Config, ...]:
         cluster_m=cluster_m,
         cluster_n=cluster_n,
       )
-      fitted = _fitted(config, *kind)
-      if fitted is not None:
-        found.append(fitted)
-  return tuple(found)
+      found.append(_fitted(config, *kind))
+  return tuple(filter(None, found))
 
 
 @functools.cache
@@ -222,10 +220,8 @@ def _swapped(*kind) -> tuple[Config, ...]:
         raster=4,
         swap_ab=True,
       )
-      fitted = _fitted(config, *kind)
-      if fitted is not None:
-        found.append(fitted)
-  return tuple(found)
+      found.append(_fitted(config, *kind))
+  return tuple(filter(None, found))
 
 
 @functools.cache
