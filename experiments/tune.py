@@ -265,12 +265,18 @@ def tune(
   path: pathlib.Path | None,
   done: list[autotune.Tuned],
 ) -> None:
-  """Tunes one shape: its lines, its rows, and `done` gets what was found."""
+  """Tunes one shape: its lines, its rows, and `done` gets what was found.
+
+  What is left to XLA has nothing to tune, and is said so.
+  """
   fn, args, kwargs = call_of(shape)
   try:
     cases = autotune.find(fn, *args, **kwargs)
   except RuntimeError as error:
     raise cli.FlagError(str(error)) from None
+  except ValueError as error:  # XLA's kernels compute it, or it is empty
+    console.line(f"{shape}  not tuned: {error}")
+    return
   for case in cases:
     tuned = autotune.tune(case, top=_TOP.value, doing=console.doing)
     done.append(tuned)
