@@ -126,7 +126,7 @@ def test_small_products_of_odd_rows_are_left_to_xla_where_copies_cost_more():
   ),
   ids=str,
 )
-def test_short_rows_are_left_to_xla(case, is_left):
+def test_what_is_left_to_xla(case, is_left):
   """By both kernels' times, where measured (dense-34, -35, -37)."""
   assert bool(left_to_xla.why(model.choose(case), case)) == is_left
 
@@ -144,7 +144,7 @@ def test_one_round_of_tiles_where_c_has_few_slabs_to_come_beside():
 
 
 def test_all_columns_of_a_narrow_result_are_in_one_strip():
-  """By measured times, see `tiles._with_one_strip`."""
+  """By measured times, see `tiles._in_one_strip`."""
   for m, n, k in ((2048, 256, 4096), (4096, 128, 2880), (8192, 320, 1280)):
     config = model.choose(problem(m, n, k))
     assert config.raster_dim == ("m" if config.swap_ab else "n")
@@ -250,20 +250,26 @@ def test_what_xla_does_not_read_fast_either_is_kept(sizes):
 
 
 def test_the_model_agrees_with_what_was_measured():
-  """Of the configs measured on a problem, it picks one near the fastest."""
-  measured = collections.defaultdict(list)
+  """Of the configs measured on a problem, it picks one near the fastest.
+
+  XLA's kernel is one more where it is picked since rows are short.
+  """
+  measured, xla = collections.defaultdict(list), {}
   for line in ROWS.read_text().splitlines():
     row = json.loads(line)
     if row["run"] in RUNS and "variant" not in row:
       key = row["run"], json.dumps(row["problem"])
       measured[key].append((Config(**row["config"]), row["us"]))
+      xla[key] = row["xla_us"]
   ratios = []
-  for (_, fields), timed in measured.items():
-    case = problem(**json.loads(fields))
-    if left_to_xla.why(model.choose(case), case):
-      continue
-    picked = min(timed, key=lambda x: model.predict(x[0], case))
-    ratios.append(min(us for _, us in timed) / picked[1])
+  for key, timed in measured.items():
+    case = problem(**json.loads(key[1]))
+    _, picked = min(timed, key=lambda x: model.predict(x[0], case))
+    best = min(us for _, us in timed)
+    reason = left_to_xla.why(model.choose(case), case) or ""
+    if "shorter" in reason and case.n > 1:  # the op computes columns as rows
+      picked, best = xla[key], min(best, xla[key])
+    ratios.append(best / picked)
   assert len(ratios) > 150
   geomean = math.exp(sum(map(math.log, ratios)) / len(ratios))
   assert geomean > 0.975, geomean

@@ -21,7 +21,8 @@ _LEAST_GAIN = 0.9
 # XLA's kernels where rows are short, as a launch and part of the peak rate of
 # device memory: for a sum over K that is cut in parts, and for one step of K.
 # Within 11 % (mean) of 39 products on an H200 (dense-34, -35). With an
-# activation there is a kernel more, which reads the result and writes it.
+# activation there is a kernel more, which reads the result and writes it (by
+# its bytes, not measured).
 _SHORT_LAUNCH, _ONE_STEP_LAUNCH, _SHORT_RATE = 3.2e-6, 2.4e-6, 0.95
 _ACTIVATION_LAUNCH = 2e-6
 # XLA's reduction for a vector times a matrix stored along K: a launch, and part
