@@ -36,7 +36,7 @@ def body(
   b_rings,
   staging,
   full,
-  empty,
+  empty=None,
   bias=None,
   bias_loaded=None,
   c=None,
@@ -100,7 +100,8 @@ def body(
       _copy_loaded(copy_b, plan.loaded_columns(p, cfg), unit.column)
 
     def load(step, slot, _):
-      plgpu.barrier_wait(empty.at[slot])
+      if empty is not None:
+        plgpu.barrier_wait(empty.at[slot])
       if not edge_refs:
         copy(a_ref, b_refs, unit.start + step * bk, slot)
         return
@@ -113,7 +114,8 @@ def body(
       def _():
         copy(edge_refs[0], edge_refs[1:], (step - unit.whole) * bk, slot)
 
-    return _for_each_step(load, slot, unit.steps, p, cfg)[1]
+    _, following = _for_each_step(load, slot, unit.steps, p, cfg)
+    return slot if following is None else following
 
   def fill_with_zeros():
     """Stores the results of groups along K that have no rows.
@@ -152,7 +154,7 @@ def body(
     plgpu.set_max_registers(plan.REGISTERS[consumers][0], action="decrease")
 
     def drain(slot):  # leave no release unseen
-      for _ in range(stages):
+      for _ in range(stages if empty is not None else 0):
         plgpu.barrier_wait(empty.at[slot])
         slot = _next_slot(slot, stages)
 
@@ -192,8 +194,12 @@ def body(
     c_loaded=c_loaded,
   )
 
+  def release(slot, **when):
+    if empty is not None:
+      plgpu.barrier_arrive(empty.at[slot], **when)
+
   def multiply(unit, slot, beside, *accumulators):
-    """A unit's sums, and the slot of the next unit's first slab.
+    """A unit's sums, and the slot of the next unit as `_for_each_step` has it.
 
     beside(slab) is called once, while the tensor cores have that slab or when
     there is no such slab, for the first `stores.slabs`.
@@ -208,30 +214,31 @@ def body(
         pl.when(step == slab)(functools.partial(beside, slab))
       # The step before is done, this one runs on.
       plgpu.wgmma_wait(len(accumulators))
-      plgpu.barrier_arrive(empty.at[before], predicate=step > 0)
+      release(before, predicate=step > 0)
 
-    last, slot = _for_each_step(step_, slot, unit.steps, p, cfg)
+    last, following = _for_each_step(step_, slot, unit.steps, p, cfg)
     for slab in range(1, stores.slabs):
       pl.when(unit.steps <= slab)(functools.partial(beside, slab))
     plgpu.wgmma_wait(0)
-    plgpu.barrier_arrive(empty.at[last])
-    return [acc[...] for acc in accumulators], slot
+    release(last)
+    return [acc[...] for acc in accumulators], following
 
   @pl.when(warpgroup < consumers)
   def _consume():
     plgpu.set_max_registers(plan.REGISTERS[consumers][1], action="increase")
     for slot in range(stages):  # the ring starts empty
-      plgpu.barrier_arrive(empty.at[slot])
+      release(slot)
 
     def compute_unit(unit, state):
       slot, pending = state
       stores.begin(unit, pending)
       beside = functools.partial(stores.beside, unit=unit, pending=pending)
       accumulator = plgpu.ACC(plan.share(cfg), jnp.float32)
-      sums, slot = pl.run_scoped(
+      sums, following = pl.run_scoped(
         functools.partial(multiply, unit, slot, beside),
         *[accumulator] * len(b_rings),
       )
+      slot = slot if following is None else following
       return slot, stores.finish(unit, sums)
 
     state = for_each_unit(compute_unit, (jnp.int32(0), stores.nothing()))
@@ -264,7 +271,8 @@ def _for_each_step(visit, slot, steps, problem: Problem, config: Config):
   instructions (rung 12).
 
   Returns:
-    The slot of the last slab and that of the next unit's first.
+    The slot of the last slab, and that of the next unit's first; None if it is
+    the slot that this unit's first had.
   """
   stages = config.stages
   if _is_whole_laps(problem, config):
@@ -275,7 +283,7 @@ def _for_each_step(visit, slot, steps, problem: Problem, config: Config):
 
     laps = steps // stages if isinstance(steps, int) else lax.div(steps, stages)
     lax.fori_loop(0, laps, lap, None)
-    return stages - 1, slot  # which is 0 in this case
+    return stages - 1, None
 
   def turn(step, slots):
     before, slot = slots
@@ -293,7 +301,7 @@ def _is_whole_laps(problem: Problem, config: Config) -> bool:
     sums = math.prod(plan.share(config))
     if sums > _MOST_SUMS_IF_UNROLLED:
       return False
-  steps = plan.cdiv(plan.cdiv(problem.k, config.block_k), config.split_k)
+  steps = plan.slabs_of_a_unit(problem, config)
   unrolled = plan.lap(config, problem) <= _UNROLLED_WGMMAS
   return steps % config.stages == 0 and unrolled
 

@@ -41,8 +41,9 @@ def is_legal(config: Config, problem: Problem) -> str | None:
     return reason
   if config.epilogue_buffers < 1:
     return f"epilogue_buffers must be at least 1, got {config.epilogue_buffers}"
-  if config.stages < 2:
-    return f"stages must be at least 2, got {config.stages}"
+  fewest = 2 if plan.refills_ring(problem, config) else 1
+  if config.stages < fewest:
+    return f"stages must be at least {fewest}, got {config.stages}"
   if config.raster < 1 or config.raster_dim not in ("m", "n"):
     return f"raster must be positive, raster_dim m or n, got {config}"
   need = plan.shared_bytes(config, problem)

@@ -167,10 +167,40 @@ def stores_rows(problem: Problem, config: Config) -> bool:
   )
 
 
+def units_of_a_block(problem: Problem, config: Config) -> int | None:
+  """Units that each block has, or one less; None: the device knows."""
+  p, cfg = problem, config
+  if p.ragged or cfg.tail_columns:
+    return None
+  rows, columns = grid(p, cfg)
+  room = hardware.sm_count() // (cfg.cluster_m * cfg.cluster_n)
+  return cdiv(rows * columns * p.batch * cfg.split_k, room)
+
+
+def slabs_of_a_unit(problem: Problem, config: Config) -> int:
+  """Slabs of K that a unit of a dense product has."""
+  return cdiv(cdiv(problem.k, config.block_k), config.split_k)
+
+
+def refills_ring(problem: Problem, config: Config) -> bool:
+  """Whether a slot of the ring is filled again, once it has been read.
+
+  Where it is not, nothing need be told of slots that have been read. Blocks of
+  a cluster tell each other in any case: none may end before its peers have
+  what it loads for them.
+  """
+  units = units_of_a_block(problem, config)
+  if units is None or config.cluster_m * config.cluster_n > 1:
+    return True
+  return units * slabs_of_a_unit(problem, config) > config.stages
+
+
 def defers_stores(problem: Problem, config: Config) -> bool:
   """Whether results wait in registers until the next unit is under way."""
   if problem.c_dtype:
     return c_in_place(problem, config)
+  if units_of_a_block(problem, config) == 1:
+    return False
   return has_room_to_defer(problem, config) and not stores_rows(problem, config)
 
 

@@ -38,14 +38,15 @@ def scratch(problem: Problem, config: Config, out_dtype, bias, c):
       for _ in range(plan.outputs(p, cfg))
     ],
     "full": plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
-    "empty": (
+  }
+  if plan.refills_ring(p, cfg):
+    scratch["empty"] = (
       plgpu.ClusterBarrier(
         collective_axes=axes, num_arrivals=consumers, num_barriers=stages
       )
       if axes
       else plgpu.Barrier(num_arrivals=consumers, num_barriers=stages)
-    ),
-  }
+    )
   if p.ragged == "m":
     # Not swizzled, so that rows are stored in any number.
     scratch["rest"] = plgpu.SMEM((consumers, plan.WGMMA_ROWS, width), out_dtype)

@@ -21,6 +21,7 @@ Constants (`_FIT`) were fitted to times on an H200, see experiments/notes.md;
 other Hopper GPUs are predicted with their own sizes, rates and its efficiency.
 """
 
+from collections.abc import Iterator
 import dataclasses
 import functools
 from typing import NamedTuple
@@ -142,7 +143,7 @@ def choose(problem: Problem) -> Config:
     >>> config.block_m, config.block_n
     (128, 256)
   """
-  return sm90_legal.first_legal(candidates(problem), problem)
+  return sm90_legal.first_legal(_ranked(problem), problem)
 
 
 def candidates(problem: Problem) -> list[Config]:
@@ -150,9 +151,14 @@ def candidates(problem: Problem) -> list[Config]:
 
   Not all need be legal.
   """
+  return list(_ranked(problem))
+
+
+def _ranked(problem: Problem) -> Iterator[Config]:
   gpu = hardware.current()
   some = tiles.worth_a_try(problem, gpu)
-  return sorted(some, key=lambda config: predict(config, problem, gpu))
+  for config in sorted(some, key=lambda c: predict(c, problem, gpu)):
+    yield tiles.without_idle_stages(config, problem)
 
 
 def predict(
@@ -190,9 +196,6 @@ def predict(
   loads *= fit.narrow if narrow else 1
   multiply *= fit.narrow_mma if narrow else 1
   slab = max(multiply, shared, loads) + fit.barrier + (odd.short if odd else 0)
-  # A slab is released when the next one has begun, so the loads of a ring of
-  # two wait for each other.
-  slab = max(slab, (slab + fit.arrival) / (cfg.stages - 1))
 
   # All units.
   cluster = cfg.cluster_m * cfg.cluster_n
@@ -200,7 +203,11 @@ def predict(
   units *= plan.cdiv(p.n, cfg.block_n * cfg.cluster_n) * cfg.split_k * p.batch
   rounds = plan.cdiv(units, gpu.sm_count // cluster)
   blocks = plan.cdiv(units, rounds) * cluster
-  slabs = plan.cdiv(plan.cdiv(p.k, bk), cfg.split_k)
+  slabs = plan.slabs_of_a_unit(p, cfg)
+  if rounds * slabs > cfg.stages:
+    # A slab is released when the next one has begun, so the loads of a ring of
+    # two wait for each other.
+    slab = max(slab, (slab + fit.arrival) / (cfg.stages - 1))
   stores_rows = odd is not None and odd.stores_rows
   columns = bn if cfg.split_k > 1 else cfg.block_n
   pieces = bm * cfg.block_n / (cfg.consumers * 64 * cfg.epilogue_n)
