@@ -103,6 +103,16 @@ CLEAN = {
     ),
     dataclasses.replace(SMALL, cluster_n=2),
   ),
+  # Two units of a slab, one of three: no slot is used again.
+  "short": (dataclasses.replace(PLAIN, m=130, k=64), SMALL),
+  "one_unit": (
+    dataclasses.replace(PLAIN, bias="n"),
+    dataclasses.replace(SMALL, stages=3, epilogue_buffers=1),
+  ),
+  "one_stage": (
+    dataclasses.replace(PLAIN, k=60, c_dtype="bfloat16"),
+    dataclasses.replace(SMALL, stages=1),
+  ),
   "rows": ROWS,
   "split_k": (PLAIN, dataclasses.replace(SMALL, split_k=2)),
   "groups": (GROUPS, PIECES),

@@ -12,7 +12,7 @@ from pallas_gemm import hardware
 from pallas_gemm.kernels import sm90_dense
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
-from pallas_gemm.tuning import left_to_xla, model, tiles
+from pallas_gemm.tuning import left_to_xla, model, stages, tiles
 
 ROWS = (
   pathlib.Path(__file__).parents[1]
@@ -153,11 +153,58 @@ def test_all_columns_of_a_narrow_result_are_in_one_strip():
   assert model.choose(problem(4096, 4096, 4096)).raster_dim == "m"
 
 
-def test_slabs_are_deep_where_weights_are_streamed():
+def test_slabs_are_deep_where_few_of_them_are_one_answer_of_the_memory():
   """By measured times, see `tiles._suits_deep_slabs`."""
-  assert model.choose(problem(64, 12288, 12288)).block_k == 128
-  for m, n, k in ((1, 4096, 14336), (128, 8192, 28672), (64, 57344, 8192)):
+  for m, n, k in ((1, 4096, 14336), (16, 2048, 2048), (64, 6144, 4096)):
+    assert model.choose(problem(m, n, k)).block_k == 128
+  for m, n, k in ((64, 12288, 12288), (128, 8192, 28672), (64, 57344, 8192)):
     assert model.choose(problem(m, n, k)).block_k == 64
+
+
+@pytest.mark.parametrize(
+  ("case", "block_k", "count"),
+  (
+    # 13.8 us, 14.5 with six stages; 40.0, 42.7 with eight.
+    (problem(64, 6144, 4096), 128, 5),
+    (problem(64, 10240, 8192), 64, 6),
+    (problem(128, 8192, 8192), 64, 7),
+    # Every pair of SMs has as many blocks: one, two.
+    (problem(16, 4096, 14336), 128, 9),
+    (problem(16, 8192, 8192), 128, 9),
+    # As many slabs as there are.
+    (problem(64, 64, 64), 64, 1),
+    (problem(512, 512, 512), 64, 8),
+    (problem(64, 64, 64, batch=1024, batched_a=True, batched_b=True), 64, 8),
+  ),
+  ids=str,
+)
+def test_no_more_is_asked_for_than_pays(case, block_k, count):
+  """By measured times (dense-40, -41), see `stages`."""
+  config = model.choose(case)
+  assert (config.block_k, config.stages) == (block_k, count)
+
+
+def test_what_memory_answers_at_once_is_the_gpus():
+  case = problem(64, 6144, 4096)
+  with hardware.assume("H100 PCIe") as slower:
+    few = stages.in_one_answer(case, 128, slower)
+  assert few < stages.in_one_answer(case, 128, hardware.current())
+
+
+@pytest.mark.parametrize(
+  ("n", "k", "in_pairs"),
+  (
+    (10240, 8192, True),
+    (8192, 28672, True),
+    (7168, 5120, True),
+    # 40 pairs leave 26 without a block.
+    (5120, 5120, False),
+    (4096, 14336, False),
+  ),
+)
+def test_two_rows_of_tiles_are_in_clusters_that_occupy_most_sms(n, k, in_pairs):
+  """By measured times, see `tiles._suits_pairs`."""
+  assert (model.choose(problem(128, n, k)).cluster_m == 2) == in_pairs
 
 
 def test_tiles_that_make_one_round():

@@ -30,7 +30,7 @@ from pallas_gemm import hardware
 from pallas_gemm.kernels import sm90_legal, sm90_memory
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
-from pallas_gemm.tuning import tiles
+from pallas_gemm.tuning import stages, tiles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +50,9 @@ class _Fit:
     short: cycles that a slab takes longer where rows of a matrix that is stored
       along N or M are shorter than that; uneven: if no multiples of 32 bytes.
     narrow: loads in pieces of 32 columns, as a multiple of those of 64.
-    narrow_dram, narrow_mma: the same for loads from device memory, and for
-      what wgmma makes of them.
+    narrow_dram, narrow_mma: the same for device memory, and for wgmma.
     swapped: multiplication and device memory where operands are swapped;
-      streams: device memory where they are and a tile has 256 columns;
+      streams: device memory with 256 columns a tile, or slabs of 128;
       scattered: as much more for what of it are results.
     l2: bytes a cycle and SM from L2.
     barrier: cycles of a slab's barriers.
@@ -143,22 +142,15 @@ def choose(problem: Problem) -> Config:
     >>> config.block_m, config.block_n
     (128, 256)
   """
-  return sm90_legal.first_legal(_ranked(problem), problem)
+  return sm90_legal.first_legal(candidates(problem), problem)
 
 
-def candidates(problem: Problem) -> list[Config]:
-  """Configs worth a try, the one with the least predicted time first.
-
-  Not all need be legal.
-  """
-  return list(_ranked(problem))
-
-
-def _ranked(problem: Problem) -> Iterator[Config]:
+def candidates(problem: Problem) -> Iterator[Config]:
+  """Configs worth a try, legal or not, that with the least time first."""
   gpu = hardware.current()
   some = tiles.worth_a_try(problem, gpu)
   for config in sorted(some, key=lambda c: predict(c, problem, gpu)):
-    yield tiles.without_idle_stages(config, problem)
+    yield stages.suited(config, problem, gpu)
 
 
 def predict(
@@ -242,7 +234,8 @@ def predict(
   )
   memory *= fit.narrow_dram if narrow else 1
   if cfg.swap_ab:
-    memory *= fit.streams if bm == 256 and bn > 16 else fit.swapped
+    fast = bk == 128 or (bm == 256 and bn > 16)
+    memory *= fit.streams if fast else fit.swapped
     memory *= 1 + fit.scattered * stored * size / moved
 
   time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch

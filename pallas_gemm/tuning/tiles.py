@@ -10,6 +10,7 @@ from pallas_gemm import hardware
 from pallas_gemm.kernels import sm90_legal
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem, Side
+from pallas_gemm.tuning import stages
 
 # Tiles, consumers and the side that these share out.
 TILES = (
@@ -39,15 +40,23 @@ TILES = (
   (256, 144, 2, "m"),
   (256, 160, 2, "m"),
 )
-# With the operands swapped: columns of the result, consumers, the most rows.
-# wgmma takes any multiple of 8 rows if A is stored [M, K].
-SWAPPED = ((64, 1, 256), (128, 2, 256), (192, 3, 192), (256, 2, 160))
+# With the operands swapped: columns of the result, consumers, the most rows,
+# block_k. wgmma takes any multiple of 8 rows if A is stored [M, K].
+SWAPPED = (
+  (64, 1, 256, 64),
+  (64, 1, 32, 128),
+  (128, 2, 256, 64),
+  (192, 3, 192, 64),
+  (256, 2, 160, 64),
+)
 _ROW_STEP = 16
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 _SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_MOST_STAGES = 12
+_MOST_STAGES = {64: 12, 128: 9}
 # Slabs that a part of K must have to be worth a unit of its own.
 _FEWEST_SLABS = 4
+# Of slabs of 128; shorter sums were not tried.
+_LEAST_DEEP_K = 2048
 # Tiles across a strip of the tile order.
 _STRIP = 8
 
@@ -56,6 +65,7 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
   """Configs for a problem; not all need be legal."""
   p, sms = problem, gpu.sm_count
   slabs = plan.cdiv(p.k, 64)
+  suits_deep = _suits_deep_slabs(p, gpu)
   kind = (
     p.gated,
     p.out_dtype,
@@ -72,6 +82,10 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
       tiles = rows * columns * p.batch
       heights = _heights(p.m, config.block_m == 64 and tiles <= sms)
       if config.block_n in heights and config.block_m < 2 * max(p.n, 64):
+        is_narrow = config.block_m == 64 and config.block_n <= 32
+        deep = suits_deep and is_narrow and rows == 1 and tiles <= sms
+        if (config.block_k == 128) != deep:
+          continue
         if not _are_too_many(tiles, config, p, sms):
           yield _in_one_strip(config, rows, columns)
   for config in _configs(*kind):
@@ -86,10 +100,13 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
       continue
     if _are_too_many(tiles, config, p, sms) or not _suits_cluster(config, p):
       continue
-    if config.block_k > 64 and not _suits_deep_slabs(p, tiles, sms):
+    if config.block_k > 64 and not (suits_deep and sms < 2 * tiles <= 2 * sms):
       continue
     alone = not (tall or wide or p.ragged)
-    yield _in_one_strip(config, rows, columns) if alone else config
+    if not alone:
+      yield config
+    elif not _suits_pairs(config, p, tiles, sms):
+      yield _in_one_strip(config, rows, columns)
     tail = _with_split_tail(config, p, sms)
     if tail is not None:
       yield tail
@@ -101,25 +118,6 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
       parts = _in_parts(config, split, p.gated)
       if parts is not None:
         yield parts
-
-
-def without_idle_stages(config: Config, problem: Problem) -> Config:
-  """The config with no more stages than a block has slabs.
-
-  Each stage has two barriers, and a block takes 45 cycles to make one ready:
-  64 x 64 x 64 takes 2.21 us with 12 stages, 1.89 with two (launch-1).
-  """
-  p, cfg = plan.computed(problem, config), config
-  units = plan.units_of_a_block(p, cfg)
-  if units is None:
-    return cfg
-  slabs = units * plan.slabs_of_a_unit(p, cfg)
-  return cfg if cfg.stages <= slabs else _with_stages(cfg, slabs)
-
-
-@functools.cache
-def _with_stages(config: Config, stages: int) -> Config:
-  return dataclasses.replace(config, stages=stages)
 
 
 def _in_one_strip(config: Config, rows: int, columns: int) -> Config:
@@ -190,15 +188,37 @@ def _suits_cluster(config: Config, problem: Problem) -> bool:
   return True
 
 
-def _suits_deep_slabs(problem: Problem, tiles: int, sms: int) -> bool:
+def _suits_pairs(
+  config: Config, problem: Problem, tiles: int, sms: int
+) -> bool:
+  """Whether two rows of tiles are better off in clusters, and so only there.
+
+  They then read their weights from L2 once. A cluster's blocks have one way to
+  it, so that pairs must occupy most SMs: 128 x 10240 x 8192 43.3 -> 41.1 us,
+  128 x 8192 x 28672 113.8 -> 110.5; 128 x 5120 x 5120, with 40 pairs, 16.2 ->
+  17.3 (dense-41).
+  """
+  p, cfg = problem, config
+  rows = plan.cdiv(p.m, cfg.block_m)
+  if rows != 2 or cfg.block_m > 64 or cfg.block_n < 128 or p.batch > 1:
+    return False
+  in_pairs = dataclasses.replace(cfg, cluster_m=2)
+  return 0.8 * sms <= tiles <= sms and _suits_cluster(in_pairs, p)
+
+
+def _suits_deep_slabs(problem: Problem, gpu: hardware.Gpu) -> bool:
   """Whether slabs of 128 are worth half as many stages: for streamed weights.
 
-  They are in one round of tiles, on most SMs: 64 x 12288 x 12288 76.7 -> 71.5
-  us, 64 x 10240 x 8192 43.0 -> 41.3 (dense-25, -26). Fewer blocks have too
-  little on its way then: 1 x 4096 x 14336 with 32 tiles 36.5 -> 41.4 (dense-2).
-  Nor do two rows of tiles gain: 128 x 8192 x 28672 113.4 -> 115.2 (dense-25).
+  Each stage has two barriers to make ready: 16 x 4096 x 14336 29.2 -> 28.5 us
+  with nine of them, 16 x 2048 x 2048 5.3 -> 4.8 (dense-40). But where four are
+  more than memory answers at a time, six of 64 are better: 64 x 10240 x 8192
+  40.6 -> 40.0 us (dense-41). Nor do two rows of tiles gain: 128 x 8192 x 28672
+  113.4 -> 115.2 (dense-25).
   """
-  return problem.m <= 64 and sms < 2 * tiles <= 2 * sms and not problem.ragged
+  p = problem
+  if p.m > 64 or p.k < _LEAST_DEEP_K or p.ragged:
+    return False
+  return stages.in_one_answer(p, 128, gpu) >= stages.FEWEST
 
 
 @functools.cache
@@ -227,11 +247,12 @@ def _configs(*kind) -> tuple[Config, ...]:
 def _swapped(*kind) -> tuple[Config, ...]:
   """The same with operands swapped, for any number of rows."""
   found = []
-  for block_m, consumers, most in SWAPPED:
+  for block_m, consumers, most, block_k in SWAPPED:
     for block_n in range(_ROW_STEP, most + 1, _ROW_STEP):
       config = Config(
         block_m=block_m,
         block_n=block_n,
+        block_k=block_k,
         consumers=consumers,
         # Few tiles along M come one after the other: what they share of B is
         # then read once. 200 x 4096 x 14336 takes 35.0 us in strips of 4 tiles
@@ -309,7 +330,8 @@ def _fitted(
   for buffers, fewest in options:
     config = dataclasses.replace(config, stages=1, epilogue_buffers=buffers)
     left = room - plan.shared_bytes(config, problem)
-    stages = min(_MOST_STAGES, 1 + left // plan.slab_bytes(config, problem))
+    stages = 1 + left // plan.slab_bytes(config, problem)
+    stages = min(_MOST_STAGES[config.block_k], stages)
     if stages >= fewest:
       return dataclasses.replace(config, stages=stages)
   return None

@@ -1,0 +1,62 @@
+"""How many stages of the ring pay: slabs that a block asks for ahead.
+
+More are not always better. A block can ask for no more slabs than it has, and
+making a stage ready takes time (`without_idle`). And where weights are streamed
+through a round of tiles, what all blocks ask for should be what memory takes to
+answer. Less leaves memory idle. More only waits, and is shared out unevenly:
+two SMs have one way to L2, so where some of these pairs have one block and some
+two, the lone blocks are done early (`in_one_answer`).
+"""
+
+import dataclasses
+import functools
+
+from pallas_gemm import hardware
+from pallas_gemm.kernels import sm90_plan as plan
+from pallas_gemm.kernels.problem import Config, Problem
+
+# Rows up to which a product takes as long as its weights take to arrive.
+MOST_STREAMED_ROWS = 128
+# Until memory has answered, in seconds: 6.7 MB on an H200. The best number of
+# stages is that of 6 to 7.5 MB in 23 problems of 16 to 128 rows (dense-41):
+# 64 x 6144 x 4096 14.5 -> 13.8 us, 128 x 8192 x 28672 113.7 -> 110.5.
+_ANSWER = 1.4e-6
+FEWEST = 4
+
+
+def suited(config: Config, problem: Problem, gpu: hardware.Gpu) -> Config:
+  """The config with as many of its stages as pay."""
+  p, cfg = plan.computed(problem, config), config
+  units = plan.units_of_a_block(p, cfg)
+  if units is None:
+    return cfg
+  most = units * plan.slabs_of_a_unit(p, cfg)  # see `without_idle`
+  if units == 1 and _waits_unevenly(p, cfg, gpu):
+    most = min(most, max(FEWEST, round(in_one_answer(p, cfg.block_k, gpu))))
+  return cfg if cfg.stages <= most else _with_stages(cfg, most)
+
+
+def in_one_answer(problem: Problem, block_k: int, gpu: hardware.Gpu) -> float:
+  """Stages with which a round of tiles asks for one answer of the memory.
+
+  One slab is multiplied meanwhile.
+  """
+  p = problem
+  slab = (p.m + p.n * (2 if p.gated else 1)) * block_k * 2
+  return 1 + gpu.dram_bytes_per_s * _ANSWER / slab
+
+
+def _waits_unevenly(p: Problem, config: Config, gpu: hardware.Gpu) -> bool:
+  """Whether more than one answer's slabs would be shared out unevenly."""
+  if p.batch > 1 or config.split_k > 1 or min(p.m, p.n) > MOST_STREAMED_ROWS:
+    return False
+  rows, columns = plan.cdiv(p.m, config.block_m), plan.cdiv(p.n, config.block_n)
+  blocks = plan.clusters(p, config) * config.cluster_m * config.cluster_n
+  some_share = gpu.sm_count < 2 * blocks < 1.8 * gpu.sm_count
+  # Tiles side by side share the weights' slabs in L2.
+  return some_share or min(rows, columns) > 1
+
+
+@functools.cache
+def _with_stages(config: Config, stages: int) -> Config:
+  return dataclasses.replace(config, stages=stages)
