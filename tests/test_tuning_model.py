@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from pallas_gemm import hardware
+from pallas_gemm import hardware, tuning
 from pallas_gemm.kernels import sm90_dense
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
@@ -182,6 +182,18 @@ def test_no_more_is_asked_for_than_pays(case, block_k, count):
   """By measured times (dense-40, -41), see `stages`."""
   config = model.choose(case)
   assert (config.block_k, config.stages) == (block_k, count)
+
+
+@pytest.mark.parametrize("n, k", ((4096, 64), (64, 100), (10240, 8192)))
+def test_a_batch_invariant_config_is_for_any_rows(n, k):
+  found = {
+    tuning.resolve(case, batch_invariant=True): case
+    for case in (problem(m, n, k) for m in (1, 128, 512, 65536))
+  }
+  (config,) = found
+  for case in (problem(m, n, k) for m in (1, 128, 512, 65536)):
+    assert sm90_dense.is_legal(config, case) is None
+  assert config.cluster_m == config.cluster_n == 1
 
 
 def test_what_memory_answers_at_once_is_the_gpus():

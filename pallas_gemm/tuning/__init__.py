@@ -72,7 +72,9 @@ def resolve(
       batched_a=False,
       batched_b=False,
     )
-    return model.choose(nominal)
+    if problem.ragged:
+      return model.choose(nominal)
+    return model.choose(nominal, any_rows=True)
   measured = cache.lookup(problem)
   if measured is not None:
     reason = sm90_legal.is_legal(measured, problem)

@@ -54,8 +54,7 @@ class _Fit:
     swapped: multiplication and device memory where operands are swapped;
       streams: device memory with 256 columns a tile, or slabs of 128;
       scattered: as much more for what of it are results.
-    l2: bytes a cycle and SM from L2.
-    barrier: cycles of a slab's barriers.
+    l2: bytes a cycle and SM from L2; barrier: cycles of a slab's barriers.
     arrival: cycles until a slab that is asked for has arrived.
     tail: microseconds until the first results leave.
     store: bytes a microsecond and SM of results.
@@ -125,11 +124,12 @@ class _Fit:
 _FIT = _Fit()
 
 
-def choose(problem: Problem) -> Config:
+def choose(problem: Problem, *, any_rows: bool = False) -> Config:
   """The legal config with the least predicted time.
 
   Args:
     problem: what is computed.
+    any_rows: it is to be used for any other M too.
 
   Raises:
     NotImplementedError: no config is legal; the reason of the last refusal.
@@ -142,15 +142,16 @@ def choose(problem: Problem) -> Config:
     >>> config.block_m, config.block_n
     (128, 256)
   """
-  return sm90_legal.first_legal(candidates(problem), problem)
+  fit = stages.for_any_rows if any_rows else stages.suited
+  return sm90_legal.first_legal(candidates(problem, fit), problem)
 
 
-def candidates(problem: Problem) -> Iterator[Config]:
+def candidates(problem: Problem, fit=stages.suited) -> Iterator[Config]:
   """Configs worth a try, legal or not, that with the least time first."""
   gpu = hardware.current()
   some = tiles.worth_a_try(problem, gpu)
   for config in sorted(some, key=lambda c: predict(c, problem, gpu)):
-    yield stages.suited(config, problem, gpu)
+    yield fit(config, problem, gpu)
 
 
 def predict(
@@ -251,10 +252,7 @@ def predict(
 
 
 def _longest(config: Config, problem: Problem, gpu, unit, product) -> float:
-  """Microseconds of the block that takes longest, of those with a split tail.
-
-  A whole tile takes `unit` microseconds, its product alone `product` of them.
-  """
+  """Microseconds of the slowest block; `product` is that of a whole `unit`."""
   rows, columns = plan.grid(problem, config)
   whole = rows * (columns - config.tail_columns)
   units = whole + rows * config.tail_columns * config.tail_split_k

@@ -36,6 +36,12 @@ def suited(config: Config, problem: Problem, gpu: hardware.Gpu) -> Config:
   return cfg if cfg.stages <= most else _with_stages(cfg, most)
 
 
+def for_any_rows(config: Config, problem: Problem, gpu: hardware.Gpu) -> Config:
+  """The config without what suits this number of rows alone."""
+  del problem, gpu
+  return dataclasses.replace(config, cluster_m=1, cluster_n=1)
+
+
 def in_one_answer(problem: Problem, block_k: int, gpu: hardware.Gpu) -> float:
   """Stages with which a round of tiles asks for one answer of the memory.
 
