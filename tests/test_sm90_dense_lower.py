@@ -5,6 +5,7 @@ swizzles, TMA boxes and strides, shared memory. What the cost model may choose
 must lower, and so must whatever an activation is made of.
 """
 
+import dataclasses
 import itertools
 import zlib
 
@@ -15,7 +16,7 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm import compat, hardware
-from pallas_gemm.kernels import epilogues, sm90_dense
+from pallas_gemm.kernels import epilogues, sm90_dense, sm90_plan
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import model, tiles
 from tests.support import dense
@@ -128,6 +129,31 @@ def test_a_split_tail(shape, tail, out_dtype):
   problem = _problem(shape, "nn", out_dtype, tail)
   config = next(c for c in model.candidates(problem) if c.tail_columns)
   assert sm90_dense.is_legal(config, problem) is None
+  assert "mosaic_gpu" in _lower(problem, config), config
+
+
+@pytest.mark.parametrize("tail", _TAILS, ids=str)
+@pytest.mark.parametrize("shape", ((49, 43, 112), (300, 4096, 64)), ids=str)
+def test_one_unit_a_block(shape, tail):
+  """There is no loop over units, and no slot of the ring is used again."""
+  layout = _LAYOUTS[_hash(shape, tail) % len(_LAYOUTS)]
+  problem = _problem(shape, layout, "bfloat16", tail)
+  config = model.choose(problem)
+  assert sm90_plan.units_of_a_block(problem, config) == 1
+  in_cluster = config.cluster_m * config.cluster_n > 1
+  assert sm90_plan.refills_ring(problem, config) == in_cluster
+  assert "mosaic_gpu" in _lower(problem, config), config
+
+
+@pytest.mark.parametrize("tail", _TAILS[:3], ids=str)
+def test_units_of_one_slab(tail):
+  problem = _problem((64, 64, 64), "nn", "bfloat16", tail)
+  problem = dataclasses.replace(
+    problem, batch=512, batched_a=True, batched_b=True
+  )
+  config = model.choose(problem)
+  assert sm90_plan.units_of_a_block(problem, config) > 1
+  assert not sm90_plan.refills_ring(problem, config)
   assert "mosaic_gpu" in _lower(problem, config), config
 
 

@@ -197,10 +197,10 @@ def refills_ring(problem: Problem, config: Config) -> bool:
 
 def defers_stores(problem: Problem, config: Config) -> bool:
   """Whether results wait in registers until the next unit is under way."""
-  if problem.c_dtype:
-    return c_in_place(problem, config)
   if units_of_a_block(problem, config) == 1:
     return False
+  if problem.c_dtype:
+    return c_in_place(problem, config)
   return has_room_to_defer(problem, config) and not stores_rows(problem, config)
 
 

@@ -109,11 +109,13 @@ class Stores:
     return plan.defers_stores(self.problem, self.config)
 
   @property
+  def _has_c_in_place(self) -> bool:
+    return self.c is not None and plan.c_in_place(self.problem, self.config)
+
+  @property
   def slabs(self) -> int:
     """The first slabs of a unit that something goes beside, see `beside`."""
-    if not self._defers:
-      return 0
-    return len(self._pieces) * (1 if self.c is None else 2)
+    return len(self._pieces) * (self._defers + self._has_c_in_place)
 
   def nothing(self) -> Pending | None:
     """What is pending before the first unit; None if nothing ever is."""
@@ -127,17 +129,25 @@ class Stores:
 
   def begin(self, unit: schedules.Unit, pending: Pending | None) -> None:
     """To be called before a unit is multiplied."""
-    if pending is None:
-      self._prefetch(unit)
-    else:
+    if pending is not None:
       self._store_rest_of(pending)
+      return
+    self._load_bias(unit)
+    if self.c is not None and not self._has_c_in_place:
+      for piece in range(self._ahead):
+        self._load_c(unit, piece)
 
-  def beside(self, slab: int, unit: schedules.Unit, pending: Pending) -> None:
+  def beside(
+    self, slab: int, unit: schedules.Unit, pending: Pending | None
+  ) -> None:
     """To be called when one of the first `slabs` slabs is under way.
 
     The pieces of the unit before are stored, then those of C loaded.
     """
     pieces = len(self._pieces)
+    if pending is None:
+      self._load_c(unit, slab)
+      return
     if slab < pieces:
       self._store_tile_of(pending, range(slab, slab + 1))
       if slab + 1 == pieces:
@@ -233,13 +243,6 @@ class Stores:
     i, j = i + self._pieces[piece][0] + first, j + self._pieces[piece][1]
     at = (pl.ds(i, rows), pl.ds(j, self._width))
     return window(ref, unit.out, at[::-1] if self.config.swap_ab else at)
-
-  def _prefetch(self, unit: schedules.Unit) -> None:
-    """Starts to load what the tail of this unit needs first."""
-    self._load_bias(unit)
-    if self.c is not None:
-      for piece in range(self._ahead):
-        self._load_c(unit, piece)
 
   def _load_bias(self, unit: schedules.Unit) -> None:
     along_n = self.problem.bias == "n"
