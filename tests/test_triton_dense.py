@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from pallas_gemm import hardware, numerics
-from pallas_gemm.kernels import triton_dense
+from pallas_gemm.kernels import triton_dense, triton_kernel
 from pallas_gemm.ladder import contract
 
 H200, A100, SMALL_SHARED = (
@@ -184,7 +184,7 @@ def test_default_config_fills_the_gpu():
 
 
 def test_offsets_of_64_bits_where_32_overflow():
-  needs = triton_dense._needs_int64
+  needs = triton_kernel.needs_int64
   assert not needs(TILE, contract.Problem(4096, 4096, 4096))
   assert needs(TILE, contract.Problem(2**16, 2**15, 1))  # C has 2^31 elements
   assert needs(TILE, contract.Problem(2**16, 1, 2**15))
@@ -205,7 +205,7 @@ def tunable(monkeypatch):
     launched.append(config)
     return a @ b
 
-  monkeypatch.setattr(triton_dense, "_launch", launch)
+  monkeypatch.setattr(triton_kernel, "launch", launch)
   monkeypatch.setattr(triton_dense, "unavailable_reason", lambda: None)
   monkeypatch.setattr(triton_dense, "_best", {})
   return launched
@@ -369,7 +369,7 @@ INTERPRET = """
         c[:] = np.nan  # must not be read
       out = np.full((m, n), np.nan, dtype)
       grid = (-(-m // bm) * -(-n // bn),)
-      triton_dense.device_code()[grid](
+      triton_kernel.device_code()[grid](
           *map(Buffer, (a, b, c, out)), m=m, n=n, k=k, alpha=alpha, beta=beta,
           block_m=bm, block_n=bn, block_k=bk, group_m=group,
           precision="ieee", wide=wide,

@@ -4,19 +4,6 @@ What it is for: the peer row of the ladder (the same problem in the language
 that most GPU kernels are written in), and the dense matmul of GPUs for which
 Mosaic GPU has no code: NVIDIA GPUs before Hopper, and AMD GPUs.
 
-One program computes one block_m x block_n block of the result. Programs visit
-the blocks in groups of `group_m` block rows, column by column inside a group,
-so that programs which run at the same time share operands in L2. The compiler
-turns the loop over K into a pipeline of `num_stages` slabs in shared memory.
-(The raster is that of the matrix multiplication tutorial in Triton's
-documentation.)
-
-Sizes are compile-time constants, as everywhere in JAX: so the compiler knows
-which rows are 16-byte aligned and which masks are always true. Rows that are
-not aligned (K or N times the element size is no multiple of 16 bytes) are
-loaded element by element instead of 16 bytes at a time, 16-bit ones through
-registers and without the pipeline: right, but with many more instructions.
-
 Why an own `autotune`: jax-triton takes `triton.autotune` kernels too, and
 then times their configs when the call first runs; but it does not tell which
 config won, and a result row must name it.
@@ -36,63 +23,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from pallas_gemm import compat, hardware
+from pallas_gemm import compat
+from pallas_gemm.kernels import triton_kernel
+from pallas_gemm.kernels.triton_config import (
+  CONFIGS,
+  Config,
+  default_config,
+  is_legal,
+)
 from pallas_gemm.ladder import contract
 
-NAME = "triton_dense"
+NAME = triton_kernel.NAME
 DTYPES = contract.FLOAT32 + contract.FLOAT16S
 PRECISIONS = ("ieee", "tf32")
 PLATFORMS = ("gpu", "cuda", "rocm")
-ALIGNMENT_BYTES = 16  # of a row, for asynchronous copies of whole vectors
-# PTX can name 255 registers a thread; Triton's smallest dot is 16 on a side.
-REGISTERS_PER_THREAD = 255
-LEAST_BLOCK = 16
-LANES = 32
-INT32_MAX = 2**31 - 1
 _REPEATS = 10  # timed calls of a candidate
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-  """Tile sizes and launch parameters.
-
-  Attributes:
-    block_m: rows of the block that one program computes, a power of two.
-    block_n: columns of that block, a power of two.
-    block_k: depth of one slab of A and B in shared memory, a power of two.
-    group_m: block rows that are visited together.
-    num_warps: warps of one program, a power of two.
-    num_stages: slabs in flight between global and shared memory.
-  """
-
-  block_m: int
-  block_n: int
-  block_k: int
-  group_m: int = 8
-  num_warps: int = 4
-  num_stages: int = 3
-
-
-# Candidates, from large blocks to small ones. `autotune` tries those that are
-# legal; `default_config` takes the first of one group that fills the GPU.
-_TENSOR_CORES = (
-  Config(128, 256, 64, num_warps=8),
-  Config(256, 128, 64, num_warps=8),
-  Config(128, 128, 64, num_stages=4),
-  Config(64, 128, 64, num_stages=4),
-)
-_FEW_ROWS = (Config(16, 128, 128),)
-# Shallow slabs: exact float32, whose dot is unrolled over a slab, and rows
-# that load through registers spill with deep ones.
-_SHALLOW = (
-  Config(128, 128, 32, num_warps=8, num_stages=4),
-  Config(128, 128, 16, num_warps=8),
-  Config(64, 128, 16),
-  Config(64, 64, 16),
-)
-CONFIGS = _TENSOR_CORES + _FEW_ROWS + _SHALLOW
 
 Measure = Callable[[dict[str, Callable[[], jax.Array]]], dict[str, float]]
 
@@ -158,84 +104,9 @@ def matmul(
     nothing = jnp.zeros((problem.m, problem.n), jnp.float32)
     problem = dataclasses.replace(problem, alpha=1.0)
     return contract.combine(nothing, c, problem).astype(a.dtype)
-  return _launch(
+  return triton_kernel.launch(
     a, b, c, problem, config or best_config(problem, precision), precision
   )
-
-
-def is_legal(config: Config, problem: contract.Problem) -> str | None:
-  """Why a config can't run a problem on the GPU in use, or None if it can.
-
-  Args:
-    config: the config.
-    problem: what it is to compute.
-
-  Returns:
-    The reason, or None.
-
-  Example:
-    >>> from pallas_gemm.kernels import triton_dense
-    >>> from pallas_gemm.ladder import contract
-    >>> problem = contract.Problem(64, 64, 64)
-    >>> triton_dense.is_legal(triton_dense.Config(48, 64, 16), problem)
-    'block_m must be a power of two >= 16, got 48'
-  """
-  if (reason := contract.check_fields(config)) is not None:
-    return reason
-  for name in ("block_m", "block_n", "block_k"):
-    size = getattr(config, name)
-    if size < LEAST_BLOCK or size & (size - 1):
-      return f"{name} must be a power of two >= {LEAST_BLOCK}, got {size}"
-  if config.num_warps not in (1, 2, 4, 8, 16, 32):
-    return f"num_warps must be a power of two <= 32, got {config.num_warps}"
-  threads = LANES * config.num_warps
-  accumulators = config.block_m * config.block_n // threads
-  if accumulators > REGISTERS_PER_THREAD:
-    return (
-      f"{accumulators} accumulators a thread, of {REGISTERS_PER_THREAD}"
-      " registers; take a smaller block or more warps"
-    )
-  slab = (config.block_m + config.block_n) * config.block_k * problem.itemsize
-  gpu = _gpu()
-  if gpu is not None and slab * config.num_stages > gpu.shared_bytes_per_block:
-    return (
-      f"{config.num_stages} stages of {slab} bytes, of"
-      f" {gpu.shared_bytes_per_block} bytes of shared memory"
-    )
-  if _programs(config, problem) > INT32_MAX:
-    return f"more than {INT32_MAX} programs; take a larger block"
-  return None
-
-
-def default_config(
-  problem: contract.Problem, precision: str = "ieee"
-) -> Config:
-  """The config for a problem that was not autotuned.
-
-  The largest block that still gives every SM one, from the group of `CONFIGS`
-  that fits the precision and the alignment of the rows.
-
-  Args:
-    problem: what is to be computed.
-    precision: as for `matmul`.
-  """
-  aligned = all(
-    size * problem.itemsize % ALIGNMENT_BYTES == 0
-    for size in (problem.k, problem.n)
-  )
-  exact = problem.dtype == "float32" and precision == "ieee"
-  if exact or not aligned:
-    group = _SHALLOW
-  elif problem.m <= _FEW_ROWS[0].block_m:
-    group = _FEW_ROWS
-  else:
-    group = _TENSOR_CORES
-  legal = [config for config in group if is_legal(config, problem) is None]
-  gpu = _gpu()
-  for config in legal:
-    if gpu is None or _programs(config, problem) >= gpu.sm_count:
-      return config
-  return legal[-1] if legal else CONFIGS[-1]
 
 
 def best_config(
@@ -360,121 +231,6 @@ def _missing_package() -> str | None:
   return None
 
 
-@functools.cache
-def device_code():
-  """The Triton kernel; built on first use, for Triton is optional."""
-  # pylint: disable=g-import-not-at-top
-  import triton
-  import triton.language as tl
-
-  @triton.jit
-  def triton_dense(
-    a_ptr,
-    b_ptr,
-    c_ptr,
-    out_ptr,
-    m: tl.constexpr,
-    n: tl.constexpr,
-    k: tl.constexpr,
-    alpha: tl.constexpr,
-    beta: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
-    block_k: tl.constexpr,
-    group_m: tl.constexpr,
-    precision: tl.constexpr,
-    wide: tl.constexpr,
-  ):
-    # Raster: groups of group_m block rows, column by column inside a group.
-    blocks_m = tl.cdiv(m, block_m)
-    blocks_n = tl.cdiv(n, block_n)
-    program = tl.program_id(0)
-    group = program // (group_m * blocks_n)
-    first_m = group * group_m
-    rows_in_group = min(blocks_m - first_m, group_m)
-    in_group = program % (group_m * blocks_n)
-    rows = (first_m + in_group % rows_in_group) * block_m
-    rows += tl.arange(0, block_m)
-    columns = (in_group // rows_in_group) * block_n + tl.arange(0, block_n)
-    depth = tl.arange(0, block_k)
-
-    # `| True` folds, and with it the mask, where the size divides.
-    in_rows = (rows < m) | (m % block_m == 0)
-    in_columns = (columns < n) | (n % block_n == 0)
-    # Rows past the edge read row 0 and are dropped by the store: a mask in
-    # the loop would cost more. Columns can't: it would break up vectors.
-    a_rows = tl.where(in_rows, rows, 0)
-    b_columns = columns
-    a_depth = depth
-    b_depth = depth
-    if wide:  # an operand's last offset does not fit into 32 bits
-      rows = rows.to(tl.int64)
-      columns = columns.to(tl.int64)
-      a_rows = a_rows.to(tl.int64)
-      b_columns = b_columns.to(tl.int64)
-      a_depth = a_depth.to(tl.int64)
-      b_depth = b_depth.to(tl.int64)
-    a_ptrs = a_ptr + a_rows[:, None] * k + a_depth[None, :]
-    b_ptrs = b_ptr + b_depth[:, None] * n + b_columns[None, :]
-
-    acc = tl.zeros((block_m, block_n), tl.float32)
-    for start in range(0, k, block_k):
-      # Both operands are masked along K: 0 * garbage could be a NaN.
-      in_depth = (depth < k - start) | (k % block_k == 0)
-      a = tl.load(a_ptrs, in_depth[None, :], 0.0)
-      b = tl.load(b_ptrs, in_depth[:, None] & in_columns[None, :], 0.0)
-      acc = tl.dot(a, b, acc, input_precision=precision)
-      a_ptrs += block_k
-      b_ptrs += block_k * n
-
-    if alpha != 1:
-      acc = acc * alpha
-    offsets = rows[:, None] * n + columns[None, :]
-    inside = in_rows[:, None] & in_columns[None, :]
-    if beta != 0:
-      c = tl.load(c_ptr + offsets, inside, 0.0)
-      acc += c.to(tl.float32) * beta
-    tl.store(out_ptr + offsets, acc.to(out_ptr.dtype.element_ty), inside)
-
-  return triton_dense
-
-
-def _launch(a, b, c, problem, config, precision) -> jax.Array:
-  """Launches the kernel; operands not empty, config legal."""
-  import jax_triton  # pylint: disable=g-import-not-at-top
-
-  m, n, k = problem.m, problem.n, problem.k
-  gpu = _gpu()
-  capability = None  # jax_triton asks the driver
-  if gpu is not None:
-    major, minor = gpu.compute_capability
-    capability = 10 * major + minor
-  return jax_triton.triton_call(
-    a,
-    b,
-    a if c is None else c,  # beta is 0: not read
-    kernel=device_code(),
-    out_shape=jax.ShapeDtypeStruct((m, n), a.dtype),
-    grid=(_programs(config, problem),),
-    name=NAME,
-    num_warps=config.num_warps,
-    num_stages=config.num_stages,
-    compute_capability=capability,
-    m=m,
-    n=n,
-    k=k,
-    # Rounded here, so that Triton makes no float64 constant of them.
-    alpha=float(np.float32(problem.alpha)),
-    beta=float(np.float32(problem.beta)),
-    block_m=config.block_m,
-    block_n=config.block_n,
-    block_k=config.block_k,
-    group_m=config.group_m,
-    precision=precision,
-    wide=_needs_int64(config, problem),
-  )
-
-
 def _check(a, b, c, alpha, beta, precision) -> contract.Problem:
   problem = contract.check_arguments(
     a, b, c, alpha=alpha, beta=beta, dtypes=DTYPES, rung=NAME
@@ -489,28 +245,6 @@ def _check(a, b, c, alpha, beta, precision) -> contract.Problem:
       " tf32 is a way to multiply float32"
     )
   return problem
-
-
-def _programs(config: Config, problem: contract.Problem) -> int:
-  return contract.cdiv(problem.m, config.block_m) * contract.cdiv(
-    problem.n, config.block_n
-  )
-
-
-def _needs_int64(config: Config, problem: contract.Problem) -> bool:
-  """Whether an offset, past the masked edges too, leaves 32 bits."""
-  m = problem.m + config.block_m
-  n = problem.n + config.block_n
-  k = problem.k + config.block_k
-  return max(m * k, k * n, m * n) > INT32_MAX
-
-
-def _gpu() -> hardware.Gpu | None:
-  """The GPU in use, or None where only its driver knows (AMD, old NVIDIA)."""
-  try:
-    return hardware.current()
-  except ValueError:
-    return None
 
 
 def _key(problem: contract.Problem, precision: str, device: Any = None):
