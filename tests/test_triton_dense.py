@@ -339,7 +339,7 @@ INTERPRET = """
     import numpy as np
 
     from pallas_gemm import numerics
-    from pallas_gemm.kernels import triton_dense
+    from pallas_gemm.kernels import triton_kernel
 
 
     class Buffer:
