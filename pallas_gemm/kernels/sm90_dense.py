@@ -14,6 +14,9 @@ ladder take that apart step by step; what is here beyond them:
 * **Layouts.** wgmma reads 16-bit operands along either dimension, so all of
   NN, NT, TN and TT are read as they are stored: a tile is loaded in its stored
   order and handed to wgmma through a transposed reference.
+* **Short products** have no barriers for slots of the ring that nothing is
+  loaded to twice, and no loop where a block has one tile: each barrier takes 45
+  cycles to make ready. 512^3 3.46 -> 3.23 us (H200; launch-2).
 * **The tail is fused.** Bias and C are fetched by TMA while the product runs,
   and alpha, beta, bias and activation are applied to the sums in registers,
   before the only rounding. C is prefetched.
