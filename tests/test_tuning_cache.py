@@ -421,9 +421,13 @@ def test_without_locks(monkeypatch, warnings_, missing):
 def modelled(monkeypatch):
   """Yields the problems that the model was asked about."""
   asked = []
-  monkeypatch.setattr(
-    model, "choose", lambda problem: asked.append(problem) or Config()
-  )
+
+  def choose(problem, *, any_rows=False):
+    del any_rows
+    asked.append(problem)
+    return Config()
+
+  monkeypatch.setattr(model, "choose", choose)
   return asked
 
 
