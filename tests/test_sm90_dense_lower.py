@@ -145,6 +145,15 @@ def test_one_unit_a_block(shape, tail):
   assert "mosaic_gpu" in _lower(problem, config), config
 
 
+def test_one_stage_is_for_one_slab_a_block():
+  """A slot that is refilled needs another, to be read in the meantime."""
+  config = dataclasses.replace(CONFIG, stages=1)
+  for k, n, want in ((64, 64, None), (65, 64, "2"), (64, 1 << 16, "2")):
+    problem = _problem((64, n, k), "nn", "bfloat16", {})
+    reason = sm90_dense.is_legal(config, problem)
+    assert reason == (want and f"stages must be at least {want}, got 1")
+
+
 @pytest.mark.parametrize("tail", _TAILS[:3], ids=str)
 def test_units_of_one_slab(tail):
   problem = _problem((64, 64, 64), "nn", "bfloat16", tail)

@@ -166,7 +166,7 @@ def test_slabs_are_deep_where_few_of_them_are_one_answer_of_the_memory():
 @pytest.mark.parametrize(
   ("case", "block_k", "count"),
   (
-    # 13.8 us, 14.5 with six stages; 40.0, 42.7 with eight.
+    # 13.8 us, 14.5 with six stages; 40.0, 43.2 with eight.
     (problem(64, 6144, 4096), 128, 5),
     (problem(64, 10240, 8192), 64, 6),
     (problem(128, 8192, 8192), 64, 7),

@@ -272,7 +272,8 @@ def _for_each_step(visit, slot, steps, problem: Problem, config: Config):
 
   Returns:
     The slot of the last slab, and that of the next unit's first; None if it is
-    the slot that this unit's first had.
+    the slot that this unit's first had. (With one unit a block that is a
+    constant, which Mosaic GPU does not let out of a scope.)
   """
   stages = config.stages
   if _is_whole_laps(problem, config):

@@ -169,12 +169,20 @@ def stores_rows(problem: Problem, config: Config) -> bool:
 
 def units_of_a_block(problem: Problem, config: Config) -> int | None:
   """Units that each block has, or one less; None: the device knows."""
-  p, cfg = problem, config
-  if p.ragged or cfg.tail_columns:
+  if problem.ragged or config.tail_columns:
     return None
-  rows, columns = grid(p, cfg)
-  room = hardware.sm_count() // (cfg.cluster_m * cfg.cluster_n)
-  return cdiv(rows * columns * p.batch * cfg.split_k, room)
+  return cdiv(_units(problem, config), _room(config))
+
+
+def _units(problem: Problem, config: Config) -> int:
+  """Units of all blocks, in tiles of clusters, if no tail is split."""
+  rows, columns = grid(problem, config)
+  return rows * columns * problem.batch * config.split_k
+
+
+def _room(config: Config) -> int:
+  """Clusters that find room at a time."""
+  return hardware.sm_count() // (config.cluster_m * config.cluster_n)
 
 
 def slabs_of_a_unit(problem: Problem, config: Config) -> int:
@@ -230,11 +238,10 @@ def grid(problem: Problem, config: Config) -> tuple[int, int]:
 def clusters(problem: Problem, config: Config) -> int:
   """Clusters that are launched: one block an SM, or fewer."""
   rows, columns = grid(problem, config)
-  units = rows * columns * problem.batch * config.split_k
+  units = _units(problem, config)
   units += rows * config.tail_columns * (config.tail_split_k - 1)
-  room = hardware.sm_count() // (config.cluster_m * config.cluster_n)
+  room = _room(config)
   if problem.ragged == "m":  # how many units there are, the device knows
-    _, columns = grid(problem, config)
     return min(room, row_tiles(problem, config) * columns)
   if problem.ragged == "k":
     units *= problem.groups

@@ -13,7 +13,8 @@ and each piece is stored beside one of that unit's slabs. On an H200 short sums
 gain most (7168 x 8192 x 512: 0.85 -> 0.98x of jnp.dot; groups along K, G = 256:
 2989 -> 2764 us), 4096^3 2 % (dense-9 to -12, ragged-2 to -5 of the notes). All
 pieces beside the first slab gain little: they take longer than a slab. Where
-registers do not suffice, results are stored at once (`plan.defers_stores`).
+registers do not suffice, or no unit follows, results are stored at once
+(`plan.defers_stores`).
 
 **C** comes in pieces beside the slabs after these, to where the results have
 left, and each result takes the place of what was added to it (8192 x 8192 x

@@ -17,9 +17,10 @@ from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
 
 # Rows up to which a product takes as long as its weights take to arrive.
-MOST_STREAMED_ROWS = 128
-# Until memory has answered, in seconds: 6.7 MB on an H200. The best number of
-# stages is that of 6 to 7.5 MB in 23 problems of 16 to 128 rows (dense-41):
+_MOST_STREAMED_ROWS = 128
+# Until memory has answered, in seconds: 6.7 MB on an H200. The fastest config
+# has 5.9 to 7.9 MB on its way, beside the slab that is multiplied, in 20 of 24
+# problems of 16 to 128 rows; in two more no further stage fits (dense-41).
 # 64 x 6144 x 4096 14.5 -> 13.8 us, 128 x 8192 x 28672 113.7 -> 110.5.
 _ANSWER = 1.4e-6
 FEWEST = 4
@@ -64,7 +65,7 @@ def in_one_answer(problem: Problem, block_k: int, gpu: hardware.Gpu) -> float:
 
 def _waits_unevenly(p: Problem, config: Config, gpu: hardware.Gpu) -> bool:
   """Whether more than one answer's slabs would be shared out unevenly."""
-  if p.batch > 1 or config.split_k > 1 or min(p.m, p.n) > MOST_STREAMED_ROWS:
+  if p.batch > 1 or config.split_k > 1 or min(p.m, p.n) > _MOST_STREAMED_ROWS:
     return False
   rows, columns = plan.cdiv(p.m, config.block_m), plan.cdiv(p.n, config.block_n)
   blocks = plan.clusters(p, config) * config.cluster_m * config.cluster_n

@@ -330,8 +330,8 @@ def _fitted(
   for buffers, fewest in options:
     config = dataclasses.replace(config, stages=1, epilogue_buffers=buffers)
     left = room - plan.shared_bytes(config, problem)
-    stages = 1 + left // plan.slab_bytes(config, problem)
-    stages = min(_MOST_STAGES[config.block_k], stages)
-    if stages >= fewest:
-      return dataclasses.replace(config, stages=stages)
+    count = 1 + left // plan.slab_bytes(config, problem)
+    count = min(_MOST_STAGES[config.block_k], count)
+    if count >= fewest:
+      return dataclasses.replace(config, stages=count)
   return None
