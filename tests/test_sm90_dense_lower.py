@@ -132,6 +132,17 @@ def test_a_split_tail(shape, tail, out_dtype):
   assert "mosaic_gpu" in _lower(problem, config), config
 
 
+@pytest.mark.parametrize("out_dtype", ("bfloat16", "float32"))
+@pytest.mark.parametrize("columns", (2, 128))
+@pytest.mark.parametrize("tail", (_TAILS[0], _TAILS[1], _TAILS[5]), ids=str)
+def test_a_split_tail_of_one_unit_a_block(columns, out_dtype, tail):
+  problem = _problem((50, 64 * columns, 256), "nn", out_dtype, tail)
+  config = dataclasses.replace(CONFIG, tail_columns=1, tail_split_k=4)
+  assert sm90_dense.is_legal(config, problem) is None
+  assert sm90_plan.units_of_a_block(problem, config) == 1
+  assert "mosaic_gpu" in _lower(problem, config)
+
+
 @pytest.mark.parametrize("tail", _TAILS, ids=str)
 @pytest.mark.parametrize("shape", ((49, 43, 112), (300, 4096, 64)), ids=str)
 def test_one_unit_a_block(shape, tail):

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_body, sm90_dense, sm90_stores
+from pallas_gemm.kernels import sm90_body, sm90_dense, sm90_plan, sm90_stores
 from pallas_gemm.kernels.problem import Config, Problem
 from tests.support import dense, interpret, mutations, ragged_kernels
 
@@ -179,6 +179,13 @@ def _grouped(problem: Problem, config: Config):
 @pytest.mark.parametrize("name", CLEAN)
 def test_free_of_races(name):
   assert _run(*CLEAN[name]) == (True, False)
+
+
+def test_a_tail_of_one_unit_a_block_is_free_of_races(monkeypatch):
+  problem, config = dataclasses.replace(TAIL[0], m=64), TAIL[1]
+  monkeypatch.setattr(hardware, "sm_count", lambda: 4)
+  assert sm90_plan.units_of_a_block(problem, config) == 1
+  assert _run(problem, config) == (True, False)
 
 
 def _parameter(bug: mutations.Bug):

@@ -169,15 +169,16 @@ def stores_rows(problem: Problem, config: Config) -> bool:
 
 def units_of_a_block(problem: Problem, config: Config) -> int | None:
   """Units that each block has, or one less; None: the device knows."""
-  if problem.ragged or config.tail_columns:
+  if problem.ragged:
     return None
   return cdiv(_units(problem, config), _room(config))
 
 
 def _units(problem: Problem, config: Config) -> int:
-  """Units of all blocks, in tiles of clusters, if no tail is split."""
+  """Units of all blocks, in tiles of clusters; of one group if groups."""
   rows, columns = grid(problem, config)
-  return rows * columns * problem.batch * config.split_k
+  parts = rows * config.tail_columns * (config.tail_split_k - 1)
+  return rows * columns * problem.batch * config.split_k + parts
 
 
 def _room(config: Config) -> int:
@@ -237,11 +238,9 @@ def grid(problem: Problem, config: Config) -> tuple[int, int]:
 
 def clusters(problem: Problem, config: Config) -> int:
   """Clusters that are launched: one block an SM, or fewer."""
-  rows, columns = grid(problem, config)
-  units = _units(problem, config)
-  units += rows * config.tail_columns * (config.tail_split_k - 1)
-  room = _room(config)
+  units, room = _units(problem, config), _room(config)
   if problem.ragged == "m":  # how many units there are, the device knows
+    _, columns = grid(problem, config)
     return min(room, row_tiles(problem, config) * columns)
   if problem.ragged == "k":
     units *= problem.groups
