@@ -21,7 +21,8 @@ ROWS = (
 # Less what was dropped. Up to dense-8 results were stored at once; which config
 # is fastest for a few tiles a block is the same.
 RUNS = tuple(
-  f"dense-{i}" for i in (2, 3, 4, 6, 8, 12, 13, *range(15, 39), *range(40, 44))
+  f"dense-{i}"
+  for i in (2, 3, 4, 6, 8, 12, 13, *range(15, 39), *range(40, 44), 46, 47)
 )
 
 
@@ -29,6 +30,8 @@ def problem(m, n, k, **fields):
   known = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
   return Problem(m=m, n=n, k=k, **(known | fields))
 
+
+BATCHED = {"batched_a": True, "batched_b": True}
 
 PROBLEMS = (
   problem(1, 1, 1),
@@ -62,7 +65,8 @@ def test_the_choice_is_legal_and_first_of_the_candidates(case):
   assert config == legal[0]
   assert len(legal) == len(set(legal)) >= 1
   times = [model.predict(c, case) for c in legal]
-  assert times == sorted(times)
+  # But for the stages, which are taken away from those in order.
+  assert times == pytest.approx(sorted(times), rel=1e-3)
   assert 0 < times[0] < 1
 
 
@@ -170,18 +174,21 @@ def test_slabs_are_deep_where_few_of_them_are_one_answer_of_the_memory():
     (problem(64, 6144, 4096), 128, 5),
     (problem(64, 10240, 8192), 64, 6),
     (problem(128, 8192, 8192), 64, 7),
-    # Every pair of SMs has as many blocks: one, two.
+    # Every pair of SMs has as many blocks: one, two (103.7 us, 104.8 with 9).
     (problem(16, 4096, 14336), 128, 9),
-    (problem(16, 8192, 8192), 128, 9),
+    (problem(16, 8192, 28672), 128, 6),
+    # Several rounds: 11.3 us with eight stages, 10.9; 15.7, 15.1.
+    (problem(512, 64, 512, batch=64, **BATCHED), 64, 5),
+    (problem(512, 64, 512, batch=96, **BATCHED), 64, 5),
     # As many slabs as there are.
     (problem(64, 64, 64), 64, 1),
     (problem(512, 512, 512), 64, 8),
-    (problem(64, 64, 64, batch=1024, batched_a=True, batched_b=True), 64, 8),
+    (problem(64, 64, 64, batch=1024, **BATCHED), 64, 8),
   ),
   ids=str,
 )
 def test_no_more_is_asked_for_than_pays(case, block_k, count):
-  """By measured times (dense-40, -41), see `stages`."""
+  """By measured times (dense-40, -41, -47), see `stages`."""
   config = model.choose(case)
   assert (config.block_k, config.stages) == (block_k, count)
 

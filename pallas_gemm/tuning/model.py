@@ -52,7 +52,7 @@ class _Fit:
     narrow: loads in pieces of 32 columns, as a multiple of those of 64.
     narrow_dram, narrow_mma: the same for device memory, and for wgmma.
     swapped: multiplication and device memory where operands are swapped;
-      streams: device memory with 256 columns a tile, or slabs of 128;
+      streams: device memory with 256 columns a tile, slabs of 128, or a batch;
       scattered: as much more for what of it are results.
     l2: bytes a cycle and SM from L2; barrier: cycles of a slab's barriers.
     arrival: cycles until a slab that is asked for has arrived.
@@ -235,7 +235,7 @@ def predict(
   )
   memory *= fit.narrow_dram if narrow else 1
   if cfg.swap_ab:
-    fast = bk == 128 or (bm == 256 and bn > 16)
+    fast = bk == 128 or (bm == 256 if bn > 16 else p.batch > 1)
     memory *= fit.streams if fast else fit.swapped
     memory *= 1 + fit.scattered * stored * size / moved
 

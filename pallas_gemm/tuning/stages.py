@@ -7,6 +7,10 @@ what all blocks ask for should be what memory answers at a time. Less leaves
 memory idle. More only waits, and is shared out unevenly: two SMs have one way
 to L2, so where some of these pairs have one block and some two, the lone blocks
 are done early.
+
+Where all SMs have as much to do, or several rounds of tiles even it out, more
+does less harm, and a little more pays: 82 KB an SM of what no other block asks
+for at the same time (8 to 11 MB in all).
 """
 
 import dataclasses
@@ -23,6 +27,11 @@ _MOST_STREAMED_ROWS = 128
 # problems of 16 to 128 rows; in two more no further stage fits (dense-41).
 # 64 x 6144 x 4096 14.5 -> 13.8 us, 128 x 8192 x 28672 113.7 -> 110.5.
 _ANSWER = 1.4e-6
+# Bytes on their way to an SM, of those that no other block asks for, where each
+# has a block or more. Batches with all stages that find room: 64 of 512 x 64 x
+# 512 11.3 -> 10.9 us, 96 15.7 -> 15.1, 32 of 1 x 8192 x 128 (NT) 18.0 -> 17.3;
+# of 37 configs the worst is 0.8 % slower (dense-47).
+_SHARE = 82_500
 FEWEST = 4
 
 
@@ -39,8 +48,12 @@ def suited(config: Config, problem: Problem, gpu: hardware.Gpu) -> Config:
   if units is None:
     return cfg
   most = units * plan.slabs_of_a_unit(p, cfg)
-  if units == 1 and _waits_unevenly(p, cfg, gpu):
-    most = min(most, max(FEWEST, round(in_one_answer(p, cfg.block_k, gpu))))
+  streams = min(p.m, p.n) <= _MOST_STREAMED_ROWS and cfg.split_k == 1
+  if streams and cfg.stages < most:
+    if units == 1 and _waits_unevenly(p, cfg, gpu):
+      most = min(most, max(FEWEST, round(in_one_answer(p, cfg.block_k, gpu))))
+    elif 2 * _blocks(p, cfg) > gpu.sm_count:
+      most = min(most, max(FEWEST, 1 + round(_SHARE / _own_bytes(p, cfg))))
   return cfg if cfg.stages <= most else _with_stages(cfg, most)
 
 
@@ -65,13 +78,28 @@ def in_one_answer(problem: Problem, block_k: int, gpu: hardware.Gpu) -> float:
 
 def _waits_unevenly(p: Problem, config: Config, gpu: hardware.Gpu) -> bool:
   """Whether more than one answer's slabs would be shared out unevenly."""
-  if p.batch > 1 or config.split_k > 1 or min(p.m, p.n) > _MOST_STREAMED_ROWS:
+  if p.batch > 1:
     return False
-  rows, columns = plan.cdiv(p.m, config.block_m), plan.cdiv(p.n, config.block_n)
-  blocks = plan.clusters(p, config) * config.cluster_m * config.cluster_n
-  some_share = gpu.sm_count < 2 * blocks < 1.8 * gpu.sm_count
+  some_share = gpu.sm_count < 2 * _blocks(p, config) < 1.8 * gpu.sm_count
   # Tiles side by side share the weights' slabs in L2.
-  return some_share or min(rows, columns) > 1
+  return some_share or min(_tiles(p, config)) > 1
+
+
+def _own_bytes(p: Problem, config: Config) -> float:
+  """Bytes of a slab, less what other blocks ask for at the same time."""
+  rows, columns = _tiles(p, config)
+  a = min(config.block_m, p.m) / (columns * (1 if p.batched_a else p.batch))
+  b = min(config.block_n, p.n) / (rows * (1 if p.batched_b else p.batch))
+  return (a + b * (2 if p.gated else 1)) * config.block_k * 2
+
+
+def _tiles(p: Problem, config: Config) -> tuple[int, int]:
+  """Tiles of one matrix along M and N."""
+  return plan.cdiv(p.m, config.block_m), plan.cdiv(p.n, config.block_n)
+
+
+def _blocks(p: Problem, config: Config) -> int:
+  return plan.clusters(p, config) * config.cluster_m * config.cluster_n
 
 
 @functools.cache
