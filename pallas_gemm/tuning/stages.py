@@ -30,7 +30,7 @@ _ANSWER = 1.4e-6
 # Bytes on their way to an SM, of those that no other block asks for, where each
 # has a block or more. Batches with all stages that find room: 64 of 512 x 64 x
 # 512 11.3 -> 10.9 us, 96 15.7 -> 15.1, 32 of 1 x 8192 x 128 (NT) 18.0 -> 17.3;
-# of 37 configs the worst is 0.8 % slower (dense-47).
+# of 35 configs the worst is 0.8 % slower (dense-47).
 _SHARE = 82_500
 FEWEST = 4
 
