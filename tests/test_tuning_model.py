@@ -22,7 +22,13 @@ ROWS = (
 # is fastest for a few tiles a block is the same.
 RUNS = tuple(
   f"dense-{i}"
-  for i in (2, 3, 4, 6, 8, 12, 13, *range(15, 39), *range(40, 44), 46, 47)
+  for runs in (
+    (2, 3, 4, 6, 8, 12, 13),
+    range(15, 39),
+    range(40, 44),
+    range(46, 49),
+  )
+  for i in runs
 )
 
 

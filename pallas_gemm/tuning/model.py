@@ -54,6 +54,7 @@ class _Fit:
     swapped: multiplication and device memory where operands are swapped;
       streams: device memory with 256 columns a tile, slabs of 128, or a batch;
       scattered: as much more for what of it are results.
+    leaving: part of the results' time that follows a single round of a batch.
     l2: bytes a cycle and SM from L2; barrier: cycles of a slab's barriers.
     arrival: cycles until a slab that is asked for has arrived.
     tail: microseconds until the first results leave.
@@ -94,6 +95,7 @@ class _Fit:
   swapped: float = 1.015
   streams: float = 0.985
   scattered: float = 0.12
+  leaving: float = 0.2
   l2: float = 107.0
   barrier: float = 48.09
   arrival: float = 886.1
@@ -219,7 +221,7 @@ def predict(
   unit = slabs * slab / fit.clock + between
   busy = rounds * unit + tail - between
   if cfg.tail_columns:
-    in_parts = p.m * cfg.tail_columns * bn
+    in_parts = p.m * cfg.tail_columns * bn * cfg.tail_split_k * 4
     longest = _longest(cfg, p, gpu, unit, slabs * slab / fit.clock)
     busy = longest - between + bm * bn * 4 / fit.store + 2 * tail
 
@@ -238,13 +240,13 @@ def predict(
     fast = bk == 128 or (bm == 256 if bn > 16 else p.batch > 1)
     memory *= fit.streams if fast else fit.swapped
     memory *= 1 + fit.scattered * stored * size / moved
+  if p.batch > 1 and rounds == 1:  # all blocks' results leave at the end
+    memory += fit.leaving * stored * size / gpu.dram_bytes_per_s * 1e6
 
   time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
   if cfg.split_k > 1:
-    in_parts = stored * products * cfg.split_k
-    time += fit.reduce + in_parts * 4 / fit.reduce_rate
+    time += fit.reduce + stored * products * cfg.split_k * 4 / fit.reduce_rate
   if cfg.tail_columns:
-    in_parts *= cfg.tail_split_k * 4
     time = time * fit.even + fit.reduce + in_parts / fit.reduce_rate
   if odd:
     time += odd.copies
