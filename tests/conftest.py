@@ -68,6 +68,18 @@ def pytest_collection_modifyitems(config, items):
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def fast_interpreter(pytestconfig):
+  """Kernels are interpreted without copies that nobody needs."""
+  if _asks_for_gpu(pytestconfig):
+    yield
+    return
+  from tests.support import interpret
+
+  with interpret.arguments_in_numpy():
+    yield
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
   """The root of the checkout."""
