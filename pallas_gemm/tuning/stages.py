@@ -9,8 +9,8 @@ to L2, so where some of these pairs have one block and some two, the lone blocks
 are done early.
 
 Where all SMs have as much to do, or several rounds of tiles even it out, more
-does less harm, and a little more pays: 82 KB an SM of what no other block asks
-for at the same time (8 to 11 MB in all).
+does less harm, and a little more pays: on an H200 82 KB an SM of what no other
+block asks for at the same time (8 to 11 MB in all).
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ _MOST_STREAMED_ROWS = 128
 # problems of 16 to 128 rows; in two more no further stage fits (dense-41).
 # 64 x 6144 x 4096 14.5 -> 13.8 us, 128 x 8192 x 28672 113.7 -> 110.5.
 _ANSWER = 1.4e-6
-# Bytes on their way to an SM, of those that no other block asks for, where each
-# has a block or more. Batches with all stages that find room: 64 of 512 x 64 x
-# 512 11.3 -> 10.9 us, 96 15.7 -> 15.1, 32 of 1 x 8192 x 128 (NT) 18.0 -> 17.3;
-# of 35 configs the worst is 0.8 % slower (dense-47).
-_SHARE = 82_500
+# The same where each SM has a block or more, counting what no other block asks
+# for: 82 KB an SM. Batches with all stages that find room: 64 of 512 x 64 x 512
+# 11.3 -> 10.9 us, 96 15.7 -> 15.1, 32 of 1 x 8192 x 128 (NT) 18.0 -> 17.3; the
+# worst of 35 configs is 0.8 % slower (dense-47).
+_EVEN_ANSWER = 2.27e-6
 FEWEST = 4
 
 
@@ -53,7 +53,8 @@ def suited(config: Config, problem: Problem, gpu: hardware.Gpu) -> Config:
     if units == 1 and _waits_unevenly(p, cfg, gpu):
       most = min(most, max(FEWEST, round(in_one_answer(p, cfg.block_k, gpu))))
     elif 2 * _blocks(p, cfg) > gpu.sm_count:
-      most = min(most, max(FEWEST, 1 + round(_SHARE / _own_bytes(p, cfg))))
+      share = gpu.dram_bytes_per_s * _EVEN_ANSWER / gpu.sm_count
+      most = min(most, max(FEWEST, 1 + round(share / _own_bytes(p, cfg))))
   return cfg if cfg.stages <= most else _with_stages(cfg, most)
 
 
