@@ -102,6 +102,18 @@ REPEATED = {
     Call(m=2048, n=1152, k=1000, gated=True, activation=jax.nn.silu),
     tuning.Config(**_TILE, tail_columns=1, tail_split_k=4),
   ),
+  "pingpong": (
+    Call(m=1000, n=1096, k=200, bias="n", c_dtype=BF16),
+    tuning.Config(block_m=64, block_n=128, stages=8, split="pingpong"),
+  ),
+  "c_ahead": (
+    Call(m=2000, n=2048, k=200, c_dtype=BF16),
+    tuning.Config(**_TILE | {"epilogue_buffers": 1}),
+  ),
+  "half_deferred": (
+    Call(m=3000, n=2048, k=300, out_dtype="float32"),
+    tuning.Config(stages=4, epilogue_n=32),
+  ),
   "rows": (Call(m=1000, n=1001, k=512, activation=jax.nn.gelu), None),
 }
 

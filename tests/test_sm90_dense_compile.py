@@ -21,7 +21,18 @@ EXAMPLES = {
     256,
   ),
   "gelu": ({"bias": "n"}, DEFAULT, "gelu", 256),
-  "with_c": ({"c_dtype": "bfloat16", "bias": "m"}, DEFAULT, None, 256),
+  "with_c": (
+    {"c_dtype": "float32", "bias": "m"},
+    DEFAULT | {"epilogue_buffers": 1},
+    None,
+    256,
+  ),
+  "c_ahead": (
+    {"c_dtype": "bfloat16", "bias": "n"},
+    DEFAULT | {"epilogue_buffers": 1},
+    None,
+    256,
+  ),
   "c_in_place": (
     {"c_dtype": "bfloat16", "bias": "n"},
     DEFAULT | {"stages": 3, "epilogue_buffers": 4},
@@ -32,6 +43,24 @@ EXAMPLES = {
     {"out_dtype": "float32"},
     {"block_m": 256, "block_n": 128, "epilogue_n": 32, "stages": 3},
     None,
+    128,
+  ),
+  "half_as_wide": (
+    {"out_dtype": "float32"},
+    {"block_m": 128, "block_n": 192, "epilogue_n": 32, "stages": 4},
+    None,
+    192,
+  ),
+  "saved": (
+    {"save_preactivation": True, "bias": "n"},
+    DEFAULT | {"epilogue_n": 32, "stages": 4},
+    "gelu",
+    256,
+  ),
+  "pingpong": (
+    {"k": 64, "c_dtype": "bfloat16", "bias": "n"},
+    {"block_m": 128, "block_n": 128, "split": "pingpong", "stages": 2},
+    "gelu",
     128,
   ),
   "gated": ({"gated": True}, GATED, "silu", 128),
@@ -106,9 +135,9 @@ def test_instructions(name):
   shared = config.get("cluster_m", 1) * config.get("cluster_n", 1) > 1
   assert compiled.has(r"UTMALDG\S*")
   assert compiled.has(r"UTMALDG\S*MULTICAST\S*") == shared
-  # Results of 16 bits without C wait for the next tile's slabs, where a block
-  # has a next tile.
-  at_once = ("with_c", "wide", "gated_saved", "split_k", "few_rows")
+  # Results wait for the next tile's slabs, where a block has a next tile and C
+  # is of their dtype: all of them or those that find room.
+  at_once = ("with_c", "pingpong", "split_k", "few_rows")
   assert compiled.stores_beside_wgmma == (name not in at_once)
   # Loads and stores of 16 bytes, or none that are not TMA's.
   assert not compiled.has(r"STG\.E(?!\.128)\S*")

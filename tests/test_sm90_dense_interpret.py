@@ -93,6 +93,36 @@ CASES = (
     dense.Tail(activation=jax.nn.gelu),
     bias="m",
   ),
+  # Consumers that take turns: one of a block's units, or two, or none.
+  case(
+    "in_turns_nn",
+    (130, 200, 70),
+    changed(SMALL, stages=4, consumers=2, split="pingpong"),
+    dense.Tail(activation=jax.nn.gelu, beta=2.0),
+    c_dtype="bfloat16",
+    bias="n",
+  ),
+  case(
+    "three_in_turns_tt",
+    (70, 96, 64),
+    changed(SMALL, stages=3, consumers=3, split="pingpong"),
+    out_dtype="float32",
+  ),
+  # Half of the results wait in registers, the others are stored at once.
+  case(
+    "half_deferred_nt",
+    (130, 250, 70),
+    changed(SMALL, block_n=256, epilogue_n=32),
+    out_dtype="float32",
+    bias="m",
+  ),
+  case(
+    "c_ahead_tn",
+    (130, 72, 70),
+    changed(SMALL, epilogue_n=32, epilogue_buffers=1),
+    dense.Tail(beta=2.0),
+    c_dtype="bfloat16",
+  ),
   case("ring_longer_than_k_nn", (3, 24, 64), changed(SMALL, stages=4)),
   case("slabs_of_128_nn", (33, 64, 250), changed(SMALL, block_k=128), **FP16),
   case("order_along_n_nt", (70, 130, 8), changed(SMALL, raster_dim="n")),

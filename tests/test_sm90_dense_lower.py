@@ -149,8 +149,12 @@ def test_one_unit_a_block(shape, tail):
   """There is no loop over units, and no slot of the ring is used again."""
   layout = _LAYOUTS[_hash(shape, tail) % len(_LAYOUTS)]
   problem = _problem(shape, layout, "bfloat16", tail)
-  config = model.choose(problem)
-  assert sm90_plan.units_of_a_block(problem, config) == 1
+  config = next(
+    c
+    for c in model.candidates(problem)
+    if sm90_plan.units_of_a_block(problem, c) == 1
+    and sm90_dense.is_legal(c, problem) is None
+  )
   in_cluster = config.cluster_m * config.cluster_n > 1
   assert sm90_plan.refills_ring(problem, config) == in_cluster
   assert "mosaic_gpu" in _lower(problem, config), config
@@ -163,6 +167,40 @@ def test_one_stage_is_for_one_slab_a_block():
     problem = _problem((64, n, k), "nn", "bfloat16", {})
     reason = sm90_dense.is_legal(config, problem)
     assert reason == (want and f"stages must be at least {want}, got 1")
+
+
+@pytest.mark.parametrize("tail", _TAILS, ids=str)
+@pytest.mark.parametrize("out_dtype", ("bfloat16", "float32"))
+@pytest.mark.parametrize("slabs", (1, 2))
+def test_consumers_that_take_turns(slabs, out_dtype, tail):
+  """Units of one slab have no loop; a consumer may have one unit or several."""
+  layout = _LAYOUTS[_hash(slabs, out_dtype, tail) % len(_LAYOUTS)]
+  for n in (512, 4096):
+    problem = _problem((2048, n, 64 * slabs), layout, out_dtype, tail)
+    config = next(
+      c
+      for c in model.candidates(problem)
+      if c.split == "pingpong" and sm90_dense.is_legal(c, problem) is None
+    )
+    assert "mosaic_gpu" in _lower(problem, config), config
+
+
+def test_which_configs_have_consumers_that_take_turns():
+  config = dataclasses.replace(
+    CONFIG, consumers=2, split="pingpong", stages=4, tail_columns=0
+  )
+  for k, changes, want in (
+    (128, {}, None),
+    (192, {}, "with pingpong stages must be 6 or more, got 4"),
+    (64, {"stages": 3}, "a multiple of the consumers, at least two, got 3"),
+    (64, {"consumers": 1}, "at least two, got 4 and 1"),
+    (128, {"split_k": 2}, "pingpong takes no split_k and no split tail"),
+    (64, {"split": "k"}, "split m, n or pingpong, got 2 and 'k'"),
+  ):
+    problem = _problem((256, 1024, k), "nn", "bfloat16", {})
+    changed = dataclasses.replace(config, **changes)
+    reason = sm90_dense.is_legal(changed, problem)
+    assert reason is None if want is None else want in reason
 
 
 @pytest.mark.parametrize("tail", _TAILS[:3], ids=str)

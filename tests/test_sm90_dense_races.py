@@ -62,6 +62,25 @@ ROWS = (
   dataclasses.replace(SMALL, block_n=128, epilogue_n=64),
 )
 
+# Five units of two slabs, three of them the first block's: one consumer has two
+# of these, the other one.
+PINGPONG = (
+  dataclasses.replace(
+    PLAIN,
+    m=40,
+    n=72,
+    k=66,
+    batch=5,
+    batched_a=True,
+    batched_b=True,
+    bias="n",
+    c_dtype="bfloat16",
+  ),
+  dataclasses.replace(
+    SMALL, block_n=96, stages=4, consumers=2, split="pingpong"
+  ),
+)
+
 # Groups: tiles that end with their group, one that is stored in part, none;
 # whole slabs and rests.
 GROUPS = Problem(
@@ -129,8 +148,30 @@ CLEAN = {
   "slabs": (SLABS, SMALL),
   "a_group_of_zeros": (EMPTY, SMALL),
   "c_in_place": IN_PLACE,
+  "c_ahead": (
+    dataclasses.replace(IN_PLACE[0], k=200),
+    dataclasses.replace(SMALL, epilogue_buffers=1),
+  ),
+  # Half of the results wait in registers.
+  "float32": (
+    dataclasses.replace(PLAIN, m=130, n=256, out_dtype="float32", bias="n"),
+    dataclasses.replace(SMALL, block_n=256),
+  ),
+  "saved": (
+    dataclasses.replace(PLAIN, m=130, n=128, save_preactivation=True),
+    dataclasses.replace(SMALL, block_n=128, epilogue_buffers=1),
+  ),
   "swapped": SWAPPED,
   "split_tail": TAIL,
+  "pingpong": PINGPONG,
+  "pingpong_in_clusters": (
+    dataclasses.replace(PLAIN, m=130, n=200),
+    dataclasses.replace(PINGPONG[1], block_n=64, stages=6, cluster_m=2),
+  ),
+  "pingpong_of_groups": (
+    GROUPS,
+    dataclasses.replace(PIECES, stages=9, consumers=3, split="pingpong"),
+  ),
 }
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 Side = Literal["m", "n"]
+Split = Literal["m", "n", "pingpong"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,8 @@ class Config:
     block_k: the slab of K that one stage of the ring holds.
     stages: slabs in flight.
     consumers: warpgroups that multiply.
-    split: the side of the tile that the consumers share out.
+    split: the side of the tile that the consumers share out, or "pingpong":
+      none, they compute a tile each, in turns.
     cluster_m, cluster_n: blocks of a cluster along each side; blocks of one
       tile column (row) share their loads of B (A).
     raster: width of the strips, in clusters' tiles, that the order of tiles
@@ -106,7 +108,7 @@ class Config:
   block_k: int = 64
   stages: int = 4
   consumers: int = 2
-  split: Side = "m"
+  split: Split = "m"
   cluster_m: int = 1
   cluster_n: int = 1
   raster: int = 8

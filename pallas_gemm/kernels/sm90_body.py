@@ -56,6 +56,7 @@ def body(
   parts = len(b_rings) if cfg.tail_columns else 0
   out_refs, part_refs = _split(out_refs, len(out_refs) - parts)
   stages, consumers, bk = cfg.stages, cfg.consumers, cfg.block_k
+  turns = plan.turns(cfg)
   cluster = lax.axis_index("cluster")
   warpgroup = lax.axis_index("warpgroup")
 
@@ -63,6 +64,13 @@ def body(
     """slot = visit(unit, slot) for this block's work."""
     schedule = schedules.of(p, cfg, schedule_refs)
     return schedule.for_each(cluster, plan.clusters(p, cfg), visit, slot)
+
+  def for_each_own_unit(visit, state):
+    """The same for the units of one of the consumers that take turns."""
+    schedule = schedules.of(p, cfg, schedule_refs)
+    step = plan.clusters(p, cfg)
+    first = cluster + warpgroup * step
+    return schedule.for_each(first, turns * step, visit, state)
 
   def load_unit(unit, slot):
     shared_a = "cluster_n" if cfg.cluster_n > 1 else None
@@ -156,13 +164,23 @@ def body(
     def drain(slot):  # leave no release unseen
       for _ in range(stages if empty is not None else 0):
         plgpu.barrier_wait(empty.at[slot])
-        slot = _next_slot(slot, stages)
+        slot = lax.select(slot == stages - 1, jnp.int32(0), slot + 1)
 
+    def in_turns(load):
+      """The same for a tuple of slots, of which the first is to be filled."""
+
+      def load_next(unit, slots):
+        return (*slots[1:], load(unit, slots[0]))
+
+      return load_next
+
+    first_slots = tuple(jnp.int32(i) for i in range(turns))
     if not p.ragged:
 
       @_on_one_warp
       def _():
-        drain(for_each_unit(load_unit, jnp.int32(0)))
+        slots = for_each_unit(in_turns(load_unit), first_slots)
+        drain(slots[0])
 
       return
 
@@ -170,12 +188,12 @@ def body(
     # warpgroups alone, so here it is the slabs of a unit that one warp loads.
     def load(unit, slot):
       _on_one_warp(lambda: load_unit(unit, slot))
-      return lax.rem(slot + unit.steps, stages)
+      return lax.rem(slot + turns * unit.steps, stages)
 
     if zeros is not None:
       fill_with_zeros()
-    slot = for_each_unit(load, jnp.int32(0))
-    _on_one_warp(lambda: drain(slot))
+    slots = for_each_unit(in_turns(load), first_slots)
+    _on_one_warp(lambda: drain(slots[0]))
 
   stores = Stores(
     problem=p,
@@ -223,9 +241,35 @@ def body(
     release(last)
     return [acc[...] for acc in accumulators], following
 
+  def take_turns():
+    """What a consumer does that computes every `turns`-th unit.
+
+    Every `turns`-th slot of the ring is its own, so that it sees all phases of
+    their barriers.
+    """
+    for slot in range(0, stages, turns):  # the ring starts empty
+      release(slot + warpgroup)
+
+    def compute_unit(unit, slot):
+      stores.begin(unit, None)
+      beside = functools.partial(stores.beside, unit=unit, pending=None)
+      accumulator = plgpu.ACC(plan.share(cfg), jnp.float32)
+      sums, slot = pl.run_scoped(
+        functools.partial(multiply, unit, slot, beside),
+        *[accumulator] * len(b_rings),
+      )
+      stores.finish(unit, sums)
+      return slot
+
+    for_each_own_unit(compute_unit, warpgroup)
+    stores.end(None)
+
   @pl.when(warpgroup < consumers)
   def _consume():
     plgpu.set_max_registers(plan.REGISTERS[consumers][1], action="increase")
+    if turns > 1:
+      take_turns()
+      return
     for slot in range(stages):  # the ring starts empty
       release(slot)
 
@@ -289,14 +333,14 @@ def _for_each_step(visit, slot, steps, problem: Problem, config: Config):
   def turn(step, slots):
     before, slot = slots
     visit(step, slot, before)
-    return slot, _next_slot(slot, stages)
+    return slot, _next_slot(slot, config)
 
   return lax.fori_loop(0, steps, turn, (slot, slot))
 
 
 def _is_whole_laps(problem: Problem, config: Config) -> bool:
   """Whether units are whole laps of the ring, short enough to be unrolled."""
-  if problem.ragged == "k" or config.tail_columns:
+  if problem.ragged == "k" or config.tail_columns or plan.turns(config) > 1:
     return False  # how many slabs a unit has differs from unit to unit
   if plan.defers_stores(problem, config):
     sums = math.prod(plan.share(config))
@@ -330,6 +374,11 @@ def _split(items, count: int):
   return items[:count], items[count:]
 
 
-def _next_slot(slot, stages: int):
-  """The ring's next slot; a select, where a remainder would be a division."""
-  return lax.select(slot == stages - 1, jnp.int32(0), slot + 1)
+def _next_slot(slot, config: Config):
+  """The next slot of the ring, or of a consumer's part of it.
+
+  By a select, where a remainder would be a division.
+  """
+  following = slot + plan.turns(config)
+  wrapped = following - config.stages
+  return lax.select(wrapped >= 0, wrapped, following)

@@ -78,6 +78,8 @@ def slab_bytes(config: Config, problem: Problem) -> int:
 
 def share(config: Config) -> tuple[int, int]:
   """Rows and columns of the tile that one consumer computes."""
+  if config.split == "pingpong":
+    return config.block_m, config.block_n
   if config.split == "m":
     return config.block_m // config.consumers, config.block_n
   return config.block_m, config.block_n // config.consumers
@@ -104,9 +106,12 @@ def buffers(problem: Problem, config: Config) -> int:
 
 
 def c_buffers(problem: Problem, config: Config) -> int:
-  """Pieces of C in shared memory: one is read while the next arrives."""
+  """Pieces of C in shared memory: all, or one is read and the next arrives."""
   count = len(pieces(problem, config))
-  return count if c_in_place(problem, config) else min(2, count)
+  p, cfg = problem, config
+  if turns(cfg) > 1 or c_in_place(p, cfg) or defers_stores(p, cfg):
+    return count
+  return min(2, count)
 
 
 def c_in_place(problem: Problem, config: Config) -> bool:
@@ -167,6 +172,11 @@ def stores_rows(problem: Problem, config: Config) -> bool:
   )
 
 
+def turns(config: Config) -> int:
+  """Consumers that take up units in turns; 1 if they share each of them."""
+  return config.consumers if config.split == "pingpong" else 1
+
+
 def units_of_a_block(problem: Problem, config: Config) -> int | None:
   """Units that each block has, or one less; None: the device knows."""
   if problem.ragged:
@@ -206,21 +216,50 @@ def refills_ring(problem: Problem, config: Config) -> bool:
 
 def defers_stores(problem: Problem, config: Config) -> bool:
   """Whether results wait in registers until the next unit is under way."""
-  if units_of_a_block(problem, config) == 1:
+  return deferred_pieces(problem, config) > 0
+
+
+def deferred_pieces(problem: Problem, config: Config) -> int:
+  """How many pieces do, the last ones of a consumer's share.
+
+  All that find room, if that is half of them or more; with C all or none.
+  """
+  p, cfg = problem, config
+  if units_of_a_block(p, cfg) == 1 or stores_rows(p, cfg):
+    return 0
+  return _room_to_defer(p, cfg)[0] if may_defer(p, cfg) else 0
+
+
+def may_defer(problem: Problem, config: Config) -> bool:
+  """Whether enough of them find room; TMA has to be able to store them."""
+  p = problem
+  if p.c_dtype not in (None, p.out_dtype):
     return False
-  if problem.c_dtype:
-    return c_in_place(problem, config)
-  return has_room_to_defer(problem, config) and not stores_rows(problem, config)
+  some, count = _room_to_defer(p, config)
+  return some == count if p.c_dtype else 2 * some >= count
 
 
 def has_room_to_defer(problem: Problem, config: Config) -> bool:
   """Whether results have room in registers beside the sums of the next unit."""
+  some, count = _room_to_defer(problem, config)
+  return some == count
+
+
+def _room_to_defer(problem: Problem, config: Config) -> tuple[int, int]:
+  """Of a consumer's pieces, those that find room, and how many it has."""
   p, cfg = problem, config
-  if p.out_dtype == "float32" or p.save_preactivation:
-    return False
+  # The cost model asks for dozens of configs.
   sums = cfg.block_m * cfg.block_n // (THREADS * cfg.consumers)
-  needed = sums * (2 if p.gated else 1) + sums // 2 + _OTHER_REGISTERS
-  return cfg.split_k == 1 and needed <= REGISTERS[cfg.consumers][1]
+  count = sums * THREADS // (WGMMA_ROWS * cfg.epilogue_n)
+  if cfg.split == "pingpong" or cfg.split_k > 1:
+    return 0, count
+  room = REGISTERS[cfg.consumers][1] - _OTHER_REGISTERS
+  room -= sums * 2 if p.gated else sums
+  size = 4 if p.out_dtype == "float32" else 2
+  if p.save_preactivation:
+    size *= outputs(p, cfg)
+  some = room * 4 * THREADS // (WGMMA_ROWS * cfg.epilogue_n * size)
+  return max(0, min(count, some)), count
 
 
 def tail_start(problem: Problem, config: Config) -> int:

@@ -25,6 +25,7 @@ def scratch(problem: Problem, config: Config, out_dtype, bias, c):
   piece = (consumers, buffers, piece_rows, piece_columns)
   rows, share_n = plan.share(cfg)
   copies = 3 if p.gated else 2
+  readers = consumers // plan.turns(cfg)  # of a slab
   axes = ("cluster_n",) * (cfg.cluster_n > 1) + ("cluster_m",) * (
     cfg.cluster_m > 1
   )
@@ -42,10 +43,10 @@ def scratch(problem: Problem, config: Config, out_dtype, bias, c):
   if plan.refills_ring(p, cfg):
     scratch["empty"] = (
       plgpu.ClusterBarrier(
-        collective_axes=axes, num_arrivals=consumers, num_barriers=stages
+        collective_axes=axes, num_arrivals=readers, num_barriers=stages
       )
       if axes
-      else plgpu.Barrier(num_arrivals=consumers, num_barriers=stages)
+      else plgpu.Barrier(num_arrivals=readers, num_barriers=stages)
     )
   if p.ragged == "m":
     # Not swizzled, so that rows are stored in any number.

@@ -25,7 +25,7 @@ Every barrier among the threads of a warpgroup is explicit: `commit_smem` and
 `wait_smem_to_gmem` hold one each.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ _ROWS_AT_ONCE = 8
 _POWERS = (64, 32, 16, 8, 4, 2, 1)
 
 # The results of a piece of a tile, by its number.
-_Results = Callable[[int], list[jax.Array]]
+_Results = Callable[[int], Sequence[jax.Array]]
 
 
 class Pending(NamedTuple):
@@ -55,11 +55,11 @@ class Pending(NamedTuple):
 
   Attributes:
     place: where they go.
-    pieces: each piece, in the result's dtype.
+    pieces: of each piece that waits, the results, in their dtype.
   """
 
   place: schedules.Place
-  pieces: tuple[jax.Array, ...]
+  pieces: tuple[tuple[jax.Array, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,8 +106,11 @@ class Stores:
     return plan.c_buffers(self.problem, self.config)
 
   @property
-  def _defers(self) -> bool:
-    return plan.defers_stores(self.problem, self.config)
+  def _waiting(self) -> range:
+    """The pieces that wait until the next unit is under way."""
+    count = len(self._pieces)
+    deferred = plan.deferred_pieces(self.problem, self.config)
+    return range(count - deferred, count)
 
   @property
   def _has_c_in_place(self) -> bool:
@@ -116,17 +119,19 @@ class Stores:
   @property
   def slabs(self) -> int:
     """The first slabs of a unit that something goes beside, see `beside`."""
-    return len(self._pieces) * (self._defers + self._has_c_in_place)
+    in_place = len(self._pieces) if self._has_c_in_place else 0
+    return len(self._waiting) + in_place
 
   def nothing(self) -> Pending | None:
     """What is pending before the first unit; None if nothing ever is."""
-    if not self._defers:
+    if not self._waiting:
       return None
     dtype = self.staging[0].dtype
-    piece = jnp.zeros((plan.WGMMA_ROWS, self._width), dtype)
-    piece = plgpu.layout_cast(piece, plgpu.Layout.WGMMA)
+    result = jnp.zeros((plan.WGMMA_ROWS, self._width), dtype)
+    result = plgpu.layout_cast(result, plgpu.Layout.WGMMA)
+    piece = (result,) * len(self.staging)
     nowhere = schedules.nowhere(self.problem)
-    return Pending(nowhere, (piece,) * len(self._pieces))
+    return Pending(nowhere, (piece,) * len(self._waiting))
 
   def begin(self, unit: schedules.Unit, pending: Pending | None) -> None:
     """To be called before a unit is multiplied."""
@@ -145,19 +150,23 @@ class Stores:
 
     The pieces of the unit before are stored, then those of C loaded.
     """
-    pieces = len(self._pieces)
+    waiting = len(self._waiting)
     if pending is None:
       self._load_c(unit, slab)
       return
-    if slab < pieces:
-      self._store_tile_of(pending, range(slab, slab + 1))
-      if slab + 1 == pieces:
-        # Now every thread has read the bias of the unit before.
+    if slab < waiting:
+      piece = self._waiting[slab]
+      self._store_tile_of(pending, range(piece, piece + 1))
+      # Now every thread has read C and the bias of the unit before.
+      if slab == 0 and self.c is not None and not self._has_c_in_place:
+        for piece in range(self._ahead):
+          self._load_c(unit, piece)
+      if slab + 1 == waiting:
         self._load_bias(unit)
       return
-    if slab == pieces:  # C goes to where these results have left
+    if slab == waiting:  # C goes to where these results have left
       plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    self._load_c(unit, slab - pieces)
+    self._load_c(unit, slab - waiting)
 
   def finish(
     self, unit: schedules.Unit, sums: list[jax.Array]
@@ -168,22 +177,25 @@ class Stores:
     results = functools.partial(self._results_of, sums)
     if unit.part is not None:
       pl.when(unit.part >= 0)(lambda: self._store_part(unit, sums))
-    if not self._defers:
-      if unit.part is None:
-        self._store(unit, results)
-      else:
-        pl.when(unit.part < 0)(lambda: self._store(unit, results))
+    at_once = range(len(self._pieces) - len(self._waiting))
+    if at_once and unit.part is None:
+      self._store(unit, results, at_once)
+    elif at_once:
+      pl.when(unit.part < 0)(lambda: self._store(unit, results, at_once))
+    if not self._waiting:
       return None
-    dtype = self.staging[0].dtype
-    pieces = range(len(self._pieces))
-    rounded = tuple(results(piece)[0].astype(dtype) for piece in pieces)
-    return Pending(schedules.place(unit), rounded)
+
+    def rounded(piece):
+      some = zip(results(piece), self.staging)
+      return tuple(result.astype(staged.dtype) for result, staged in some)
+
+    return Pending(schedules.place(unit), tuple(map(rounded, self._waiting)))
 
   def end(self, pending: Pending | None) -> None:
     """To be called after the last unit."""
     if pending is not None:
       self._store_rest_of(pending)
-      self._store_tile_of(pending, range(len(self._pieces)))
+      self._store_tile_of(pending, self._waiting)
     plgpu.wait_smem_to_gmem(0)
 
   def _store_tile_of(self, pending: Pending, some: range) -> None:
@@ -195,7 +207,7 @@ class Stores:
 
     @pl.when(is_whole)
     def _():
-      self._store_tile(unit, lambda piece: [pending.pieces[piece]], some)
+      self._store_tile(unit, self._results_that_waited(pending), some)
 
   def _store_rest_of(self, pending: Pending) -> None:
     """Stores what is no whole tile."""
@@ -206,20 +218,28 @@ class Stores:
 
     @pl.when(pending.place.is_real(self.problem) & ~is_whole)
     def _():
-      self._store_first_rows(unit, lambda i: [pending.pieces[i]], rows)
+      results = self._results_that_waited(pending)
+      self._store_first_rows(unit, results, self._waiting, rows)
 
-  def _store(self, unit: schedules.Unit, results: _Results) -> None:
+  def _results_that_waited(self, pending: Pending) -> _Results:
+    return lambda piece: pending.pieces[piece - self._waiting.start]
+
+  def _store(
+    self, unit: schedules.Unit, results: _Results, some: range
+  ) -> None:
+    """Stores some pieces of a tile at once."""
     if plan.stores_rows(self.problem, self.config):
-      for piece in range(len(self._pieces)):
+      for piece in some:
         self._store_rows(unit, *results(piece), piece)
         self._load_next_c(unit, piece)
     elif self.problem.ragged == "m":
       rows, is_whole = self._rows_of(unit)
-      every = range(len(self._pieces))
-      pl.when(is_whole)(lambda: self._store_tile(unit, results, every))
-      pl.when(~is_whole)(lambda: self._store_first_rows(unit, results, rows))
+      pl.when(is_whole)(lambda: self._store_tile(unit, results, some))
+      pl.when(~is_whole)(
+        lambda: self._store_first_rows(unit, results, some, rows)
+      )
     else:
-      self._store_tile(unit, results, range(len(self._pieces)))
+      self._store_tile(unit, results, some)
 
   def _store_part(self, unit: schedules.Unit, sums: list[jax.Array]) -> None:
     """Stores the sums of a part of K as they are."""
@@ -335,16 +355,16 @@ class Stores:
         self._load_next_c(unit, piece)
 
   def _store_first_rows(
-    self, unit: schedules.Unit, results: _Results, rows: jax.Array
+    self, unit: schedules.Unit, results: _Results, some: range, rows: jax.Array
   ) -> None:
-    """Stores the first rows of a tile: as many as a power of two at a time.
+    """Stores the first rows of pieces: as many as a power of two at a time.
 
     Rows of no group are stored as zeros. That a number of rows can be stored
     so is from JAX's `ragged_dot_mgpu`.
     """
     staged = self.rest.at[self.warpgroup]
     keep = jnp.broadcast_to(unit.is_group, (plan.WGMMA_ROWS, self._width))
-    for piece in range(len(self._pieces)):
+    for piece in some:
       here = jnp.clip(rows - self._pieces[piece][0], 0, plan.WGMMA_ROWS)
       for result, out_ref in zip(results(piece), self.out_refs):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -403,9 +423,12 @@ class Stores:
 def corner(unit: schedules.Unit, consumer: jax.Array, config: Config):
   """Row and column of the result where a consumer's share of a tile starts."""
   rows, columns = plan.share(config)
+  row, column = unit.row, unit.column
   if config.split == "m":
-    return unit.row + consumer * rows, unit.column
-  return unit.row, unit.column + consumer * columns
+    row += consumer * rows
+  elif config.split == "n":
+    column += consumer * columns
+  return row, column
 
 
 def window(ref, batch, at):

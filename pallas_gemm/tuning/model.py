@@ -23,14 +23,12 @@ other Hopper GPUs are predicted with their own sizes, rates and its efficiency.
 
 from collections.abc import Iterator
 import dataclasses
-import functools
-from typing import NamedTuple
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_legal, sm90_memory
+from pallas_gemm.kernels import sm90_legal
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
-from pallas_gemm.tuning import stages, tiles
+from pallas_gemm.tuning import odd_sizes, stages, tiles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +45,6 @@ class _Fit:
     shared: shared memory, likewise.
     writes: part of TMA's writes that gets in the way of wgmma's reads.
     misaligned: loads of rows that do not start at multiples of 128 bytes.
-    short: cycles that a slab takes longer where rows of a matrix that is stored
-      along N or M are shorter than that; uneven: if no multiples of 32 bytes.
     narrow: loads in pieces of 32 columns, as a multiple of those of 64.
     narrow_dram, narrow_mma: the same for device memory, and for wgmma.
     swapped: multiplication and device memory where operands are swapped;
@@ -64,8 +60,12 @@ class _Fit:
       stored row by row, as multiples.
     hidden: part of the tail that the next unit does not hide.
     packed: microseconds of the tail where results are stored beside the next
-      unit's slabs; applied, added: of an activation and of C for 128 x 256
-      results, besides; awaited: for C, with too few slabs to load it beside.
+      unit's slabs; of 128 x 256 results, besides, applied: of an activation;
+      added: of C; ahead: of C in buffers of its own; wide: of twice the bytes.
+    awaited: microseconds in which C arrives; drain: in which 128 x 256 results
+      of 16 bits leave, beside the slabs of a unit.
+    turn: microseconds of the tail of 128 x 256 results where consumers take
+      turns; turn_applied, turn_added: of an activation and of C, besides.
     slivers: microseconds that a piece of 16 columns holds up one consumer.
     latency: microseconds that a load takes.
     dram: part of the peak rate of device memory.
@@ -74,8 +74,6 @@ class _Fit:
     reduce: microseconds of the kernel that sums partial products.
     reduce_rate: its bytes a microsecond.
     even: what is lost in clock if no SM is idle in the last round.
-    copy: microseconds of a copy; copy_rate, slice_rate: its bytes a
-      microsecond into and out of padded matrices.
   """
 
   clock: float = 1650.0
@@ -87,8 +85,6 @@ class _Fit:
   shared: float = 1.168
   writes: float = 0.06463
   misaligned: float = 1.8
-  short: float = 170.0
-  uneven: float = 500.0
   narrow: float = 3.4
   narrow_dram: float = 1.178
   narrow_mma: float = 1.055
@@ -107,9 +103,15 @@ class _Fit:
   by_rows: float = 7.689
   hidden: float = 1.399
   packed: float = 0.42
-  applied: float = 1.2
+  applied: float = 1.8
   added: float = 0.9
-  awaited: float = 0.7
+  ahead: float = 2.0
+  wide: float = 1.9
+  awaited: float = 2.2
+  drain: float = 1.9
+  turn: float = 1.0
+  turn_applied: float = 2.0
+  turn_added: float = 1.6
   slivers: float = 0.7
   latency: float = 0.1901
   dram: float = 0.9087
@@ -118,9 +120,6 @@ class _Fit:
   reduce: float = 1.238
   reduce_rate: float = 2817000.0
   even: float = 1.01
-  copy: float = 1.256
-  copy_rate: float = 3359000.0
-  slice_rate: float = 886100.0
 
 
 _FIT = _Fit()
@@ -168,7 +167,7 @@ def predict(
   """
   p, cfg, fit = plan.computed(problem, config), config, _FIT
   gpu = gpu or hardware.current()
-  products = 2 if p.gated else 1
+  products, has_c = 2 if p.gated else 1, p.c_dtype is not None
   bm, bn, bk = cfg.block_m, cfg.block_n * products, cfg.block_k
   shares = cfg.consumers if cfg.split == "n" else 1
   size = 4 if cfg.split_k > 1 or p.out_dtype == "float32" else 2
@@ -186,7 +185,8 @@ def predict(
   shared = (reads + fit.writes * writes) / 128 * fit.shared
   loads = (rows / cfg.cluster_n + bn / cfg.cluster_m) * bk * 2 / fit.l2
   narrow = not p.transpose_b and cfg.block_n // shares % 64
-  odd = None if p.m % 64 == p.n % 64 == p.k % 64 == 0 else _odd(cfg, p)
+  is_odd = p.m % 64 or p.n % 64 or p.k % 64
+  odd = odd_sizes.costs(cfg, p) if is_odd else None
   loads *= fit.misaligned if odd and odd.misaligned else 1
   loads *= fit.narrow if narrow else 1
   multiply *= fit.narrow_mma if narrow else 1
@@ -204,33 +204,46 @@ def predict(
     # two wait for each other.
     slab = max(slab, (slab + fit.arrival) / (cfg.stages - 1))
   stores_rows = odd is not None and odd.stores_rows
-  columns = bn if cfg.split_k > 1 else cfg.block_n
+  stored = size * plan.outputs(p, cfg)  # bytes for each of the tile's results
   pieces = bm * cfg.block_n / (cfg.consumers * 64 * cfg.epilogue_n)
-  tail = fit.tail + bm * columns * size / fit.store + fit.piece * pieces
+  tail = fit.tail + bm * cfg.block_n * stored / fit.store + fit.piece * pieces
   tail *= fit.activation if p.activation else 1
-  tail *= fit.with_c if p.c_dtype else 1
+  tail *= fit.with_c if has_c else 1
   tail *= fit.by_rows if stores_rows else 1
   between = fit.hidden * tail
-  if plan.has_room_to_defer(p, cfg) and not stores_rows:
-    if p.c_dtype is None or plan.c_in_place(p, cfg):
-      applied = fit.applied * bool(p.activation) + fit.added * bool(p.c_dtype)
-      between = fit.packed + applied * bm * cfg.block_n / 2**15
-      slivers = fit.slivers if cfg.epilogue_n < 32 else 0
-      between += slivers * pieces / cfg.consumers**2
-      between += fit.awaited if p.c_dtype and slabs < 2 * pieces else 0
-  unit = slabs * slab / fit.clock + between
+  area = bm * cfg.block_n / 2**15
+  words = stored / 2
+  product = slabs * slab / fit.clock
+  if plan.turns(cfg) > 1:
+    applied = fit.turn_applied * bool(p.activation)
+    between = area * (fit.turn * words + applied + fit.turn_added * has_c)
+  elif not stores_rows and plan.may_defer(p, cfg):
+    between = fit.packed + fit.applied * area * bool(p.activation)
+    slivers = fit.slivers if cfg.epilogue_n < 32 else 0
+    between += slivers * pieces / cfg.consumers**2
+    late = fit.drain * area * words - product / (3 if p.activation else 1)
+    between += max(fit.wide * area * (words - 1), late, 0)
+    if has_c and plan.c_in_place(p, cfg):
+      asked = min(pieces, slabs) * slab / fit.clock
+      between += fit.added * area + max(0, fit.awaited - product + asked)
+    elif has_c:
+      between += max(fit.ahead * area, fit.awaited - product)
+  unit = product + between
+  if rounds > 1:
+    least = fit.drain * words + fit.applied * bool(p.activation)
+    unit = max(unit, least * area)
   busy = rounds * unit + tail - between
   if cfg.tail_columns:
     in_parts = p.m * cfg.tail_columns * bn * cfg.tail_split_k * 4
-    longest = _longest(cfg, p, gpu, unit, slabs * slab / fit.clock)
+    longest = _longest(cfg, p, gpu, unit, product)
     busy = longest - between + bm * bn * 4 / fit.store + 2 * tail
 
   # Device memory.
-  stored = p.m * p.n * p.batch
+  results = p.m * p.n * p.batch
   moved = p.m * p.k * (p.batch if p.batched_a else 1) * 2
   moved += p.n * p.k * products * (p.batch if p.batched_b else 1) * 2
   if cfg.split_k == 1:
-    moved += stored * size * (1 + (p.c_dtype is not None))
+    moved += results * (stored + size * has_c)
   in_flight = cfg.stages * (bm if cfg.swap_ab else bn) * bk * 2
   memory = moved / min(
     gpu.dram_bytes_per_s / 1e6 * fit.dram, blocks * in_flight / fit.latency
@@ -239,13 +252,13 @@ def predict(
   if cfg.swap_ab:
     fast = bk == 128 or (bm == 256 if bn > 16 else p.batch > 1)
     memory *= fit.streams if fast else fit.swapped
-    memory *= 1 + fit.scattered * stored * size / moved
+    memory *= 1 + fit.scattered * results * size / moved
   if p.batch > 1 and rounds == 1:  # all blocks' results leave at the end
-    memory += fit.leaving * stored * size / gpu.dram_bytes_per_s * 1e6
+    memory += fit.leaving * results * size / gpu.dram_bytes_per_s * 1e6
 
   time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
   if cfg.split_k > 1:
-    time += fit.reduce + stored * products * cfg.split_k * 4 / fit.reduce_rate
+    time += fit.reduce + results * products * cfg.split_k * 4 / fit.reduce_rate
   if cfg.tail_columns:
     time = time * fit.even + fit.reduce + in_parts / fit.reduce_rate
   if odd:
@@ -265,36 +278,3 @@ def _longest(config: Config, problem: Problem, gpu, unit, product) -> float:
     parts = plan.cdiv(units - block, gpu.sm_count) - first
     times.append(first * unit + parts * product / config.tail_split_k)
   return max(times)
-
-
-class _Odd(NamedTuple):
-  """What sizes that are no multiples of 64 cost a config.
-
-  Attributes:
-    misaligned: TMA reads rows that do not start at multiples of 128 bytes.
-    stores_rows: the result is stored row by row.
-    copies: microseconds of the copies into and out of padded matrices.
-    short: cycles that a slab takes longer because of short rows.
-  """
-
-  misaligned: bool
-  stores_rows: bool
-  copies: float
-  short: float
-
-
-@functools.lru_cache(maxsize=1024)
-def _odd(config: Config, p: Problem) -> _Odd:
-  a, b = sm90_memory.operand_shapes(p)
-  padded = sm90_memory.operand_paddings(config, p, a, b)
-  into, out_of = sm90_memory.copied_bytes(config, p)
-  copies = (len(into) + len(out_of)) * _FIT.copy
-  copies += sum(into) / _FIT.copy_rate + sum(out_of) / _FIT.slice_rate
-  along = [padded[0][1]] * p.transpose_a + [padded[1][1]] * (not p.transpose_b)
-  short = [_FIT.uneven if n % 16 else _FIT.short for n in along if n < 64]
-  return _Odd(
-    misaligned=any(columns % 64 for _, columns in padded),
-    stores_rows=plan.stores_rows(p, config),
-    copies=copies,
-    short=max(short, default=0.0),
-  )

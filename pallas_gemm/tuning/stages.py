@@ -55,6 +55,9 @@ def suited(config: Config, problem: Problem, gpu: hardware.Gpu) -> Config:
     elif 2 * _blocks(p, cfg) > gpu.sm_count:
       share = gpu.dram_bytes_per_s * _EVEN_ANSWER / gpu.sm_count
       most = min(most, max(FEWEST, 1 + round(share / _own_bytes(p, cfg))))
+  turns = plan.turns(cfg)
+  if turns > 1:  # each consumer has room for a unit
+    most = turns * max(plan.cdiv(most, turns), plan.slabs_of_a_unit(p, cfg))
   return cfg if cfg.stages <= most else _with_stages(cfg, most)
 
 

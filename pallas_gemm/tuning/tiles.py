@@ -49,6 +49,11 @@ SWAPPED = (
   (192, 3, 192, 64),
   (256, 2, 160, 64),
 )
+# Tiles of consumers that take turns.
+TURNS = ((64, 64), (64, 128), (128, 128))
+# Tiles that may have C in buffers of its own; slabs with fewer of which it does
+# not come in time to where results are stored from.
+AHEAD = {(128, 128): 8, (128, 192): 8, (128, 256): 4}
 _ROW_STEP = 16
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 _SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -88,6 +93,8 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
           continue
         if not _are_too_many(tiles, config, p, sms):
           yield _in_one_strip(config, rows, columns)
+  if not p.ragged:
+    yield from _in_turns(p, slabs, kind, sms)
   for config in _configs(*kind):
     if config.block_n % 32 and not p.transpose_b:
       continue  # wgmma reads B along N in pieces of 32 columns or more
@@ -95,6 +102,8 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
     columns = plan.cdiv(p.n, config.block_n)
     tiles = rows * columns * p.batch
     tall, wide = config.cluster_m > 1, config.cluster_n > 1
+    if (tall or wide) and not (p.ragged or _gains_by_sharing(config, p)):
+      continue
     # A tile far larger than the matrix, a cluster with nobody to share with.
     if config.block_m >= 2 * max(p.m, 64) or config.block_n >= 2 * max(p.n, 32):
       continue
@@ -103,6 +112,11 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
     if config.block_k > 64 and not (suits_deep and sms < 2 * tiles <= 2 * sms):
       continue
     alone = not (tall or wide or p.ragged)
+    least = AHEAD.get((config.block_m, config.block_n), 0)
+    if alone and p.c_dtype == p.out_dtype and slabs < least:
+      ahead = _ahead(config, *kind)
+      if ahead is not None:
+        yield _in_one_strip(ahead, rows, columns)
     if not alone:
       yield config
     elif not _suits_pairs(config, p, tiles, sms):
@@ -118,6 +132,23 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
       parts = _in_parts(config, split, p.gated)
       if parts is not None:
         yield parts
+
+
+def _in_turns(problem: Problem, slabs: int, kind, sms) -> Iterator[Config]:
+  """Tiles of two consumers that take turns, where slabs are few.
+
+  One stores while the other multiplies, and neither keeps results that wait.
+  """
+  p = problem
+  for block_m, block_n in TURNS:
+    config = _taking_turns(block_m, block_n, slabs, *kind)
+    rows, columns = plan.cdiv(p.m, block_m), plan.cdiv(p.n, block_n)
+    if config is None or rows * columns * p.batch <= sms:
+      continue
+    if block_m >= 2 * max(p.m, 64) or block_n >= 2 * max(p.n, 32):
+      continue
+    if not _are_too_many(rows * columns * p.batch, config, p, 4 * sms):
+      yield _in_one_strip(config, rows, columns)
 
 
 def _in_one_strip(config: Config, rows: int, columns: int) -> Config:
@@ -170,6 +201,18 @@ def _are_too_many(
   has_room = min(problem.m, problem.n) >= 512 and problem.ragged is None
   is_small = config.block_m * config.block_n < 2**14
   return has_room and is_small and tiles > 8 * sms
+
+
+def _gains_by_sharing(config: Config, problem: Problem) -> bool:
+  """Whether loads from L2 could take longer than what is multiplied.
+
+  Bytes a slab at 59 a cycle, the rate of rows that do not start at multiples of
+  128 bytes. What is loaded in pieces of 32 columns takes longer.
+  """
+  columns = config.block_n * (2 if problem.gated else 1)
+  if not problem.transpose_b and columns % 64:
+    return True
+  return (config.block_m + columns) * 2 / 59 > config.block_m * columns / 2048
 
 
 def _suits_cluster(config: Config, problem: Problem) -> bool:
@@ -287,10 +330,41 @@ def _in_parts(config: Config, split_k: int, gated: bool) -> Config | None:
 
 
 @functools.cache
+def _taking_turns(block_m, block_n, slabs: int, *kind) -> Config | None:
+  """The tile of two consumers, with as many whole units in the ring as fit."""
+  config = Config(block_m=block_m, block_n=block_n, split="pingpong")
+  if 2 * slabs > _MOST_STAGES[config.block_k]:
+    return None
+  buffers = 1 if block_m * block_n == 64 * 64 else 2
+  options = (buffers, 2 * slabs), (1, 2 * slabs)
+  found = _fitted(config, *kind, options)
+  return found and dataclasses.replace(found, stages=found.stages // 2 * 2)
+
+
+@functools.cache
+def _ahead(config: Config, *kind) -> Config | None:
+  """The tile with C in buffers of its own."""
+  return _fitted(config, *kind, ((1, 3),))
+
+
+@functools.cache
 def _fitted(
-  config, gated, out_dtype, c_dtype, bias, has_activation, save, ragged
+  config,
+  gated,
+  out_dtype,
+  c_dtype,
+  bias,
+  has_activation,
+  save,
+  ragged,
+  options=None,
 ) -> Config | None:
-  """The config with the pieces of its tail and the stages that find room."""
+  """The config with the pieces of its tail and the stages that find room.
+
+  Args:
+    options: pairs of epilogue_buffers and the fewest stages with these, best
+      first; None for what suits the tile.
+  """
   problem = Problem(
     m=8192,
     n=8192,
@@ -315,18 +389,23 @@ def _fitted(
   # are then written without waiting for each other, and C may come in place of
   # them. With C, 4096 x 14336 x 4096: 612 -> 603 us on an H200 (dense-16).
   pieces = len(plan.pieces(problem, config))
-  options = (pieces, 3), (2, 3), (1, 3), (2, 2), (1, 2)
-  is_large = gated or config.block_m * config.block_n > 2**13 * config.consumers
+  options = options or ((pieces, 3), (2, 3), (1, 3), (2, 2), (1, 2))
+  is_wide = out_dtype == "float32" or save
+  size = config.block_m * config.block_n // config.consumers
+  is_large = gated or size > 2**13 or (is_wide and config.consumers > 1)
   if is_large and not c_dtype and plan.defers_stores(problem, config):
     # Pieces that are stored one at a time, beside slabs of the next tile, need
     # no room: a deeper ring is worth more (4096^3: 171 -> 169 us, dense-12), of
     # one tile a block too (512 x 8192 x 8192: 89.9 -> 89.3 us, dense-17).
     options = (1, 4), (1, 3), (1, 2)
-    if ragged is None and not has_activation and columns % 32 == 0:
+    suits = is_wide or not has_activation
+    if ragged is None and suits and columns % 32 == 0:
       # Half as wide they hold up a slab for less; 7168 x 8192 x 512: 81.9 ->
-      # 79.5 us. With an activation it is slower: 606 -> 613 us.
+      # 79.5 us. With an activation it is slower: 606 -> 613 us, unless what it
+      # is applied to is stored too: 8192 x 4096 x 1024 118 -> 116 (pingpong-5).
       config = dataclasses.replace(config, epilogue_n=32)
-      options = (2, 4), *options
+      if not (is_wide and plan.has_room_to_defer(problem, config)):
+        options = (2, 4), *options
   for buffers, fewest in options:
     config = dataclasses.replace(config, stages=1, epilogue_buffers=buffers)
     left = room - plan.shared_bytes(config, problem)

@@ -1,0 +1,49 @@
+"""What sizes that are no multiples of 64 cost a config; for the cost model."""
+
+import functools
+from typing import NamedTuple
+
+from pallas_gemm.kernels import sm90_memory
+from pallas_gemm.kernels import sm90_plan as plan
+from pallas_gemm.kernels.problem import Config, Problem
+
+# Fitted to times on an H200, as those of `model`. Microseconds of a copy, and
+# its bytes a microsecond into and out of padded matrices.
+_COPY, _COPY_RATE, _SLICE_RATE = 1.256, 3359000.0, 886100.0
+# Cycles that a slab takes longer where rows of a matrix that is stored along N
+# or M are shorter than 128 bytes, and if they are no multiples of 32 bytes.
+_SHORT, _UNEVEN = 170.0, 500.0
+
+
+class Costs(NamedTuple):
+  """What sizes that are no multiples of 64 cost a config.
+
+  Attributes:
+    misaligned: TMA reads rows that do not start at multiples of 128 bytes.
+    stores_rows: the result is stored row by row.
+    copies: microseconds of the copies into and out of padded matrices.
+    short: cycles that a slab takes longer because of short rows.
+  """
+
+  misaligned: bool
+  stores_rows: bool
+  copies: float
+  short: float
+
+
+@functools.lru_cache(maxsize=1024)
+def costs(config: Config, p: Problem) -> Costs:
+  """The costs; `p` is the problem that the kernel computes."""
+  a, b = sm90_memory.operand_shapes(p)
+  padded = sm90_memory.operand_paddings(config, p, a, b)
+  into, out_of = sm90_memory.copied_bytes(config, p)
+  copies = (len(into) + len(out_of)) * _COPY
+  copies += sum(into) / _COPY_RATE + sum(out_of) / _SLICE_RATE
+  along = [padded[0][1]] * p.transpose_a + [padded[1][1]] * (not p.transpose_b)
+  short = [_UNEVEN if n % 16 else _SHORT for n in along if n < 64]
+  return Costs(
+    misaligned=any(columns % 64 for _, columns in padded),
+    stores_rows=plan.stores_rows(p, config),
+    copies=copies,
+    short=max(short, default=0.0),
+  )
