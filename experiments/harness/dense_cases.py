@@ -233,6 +233,22 @@ SUITES: dict[str, list[dict[str, Any]]] = {
     {"m": 256, "n": 512, "k": 784, "epilogue": "bias+relu"},
     {"m": 256, "n": 10, "k": 512, "epilogue": "bias"},
   ],
+  # Sums up to 256: adapters added to a layer's results, narrow layers, heads.
+  "short": [
+    {"m": 8192, "n": 4096, "k": 64, "epilogue": "residual"},
+    {"m": 2048, "n": 8192, "k": 64, "epilogue": "residual"},
+    {"m": 4096, "n": 11008, "k": 128, "epilogue": "residual"},
+    {"m": 4096, "n": 4096, "k": 256, "epilogue": "residual"},
+    {"m": 8192, "n": 4096, "k": 64, "epilogue": "bias+gelu"},
+    {"m": 8192, "n": 2048, "k": 128, "epilogue": "bias+gelu"},
+    *_plain("short"),
+    {"m": 8192, "n": 8192, "k": 64, "out_dtype": "float32"},
+    _batched(64, 512, 512, 64, layout="NT"),
+    _batched(96, 256, 256, 128),
+    _batched(2048, 64, 64, 64),
+    _batched(256, 128, 128, 64, out_dtype="float32"),
+  ],
+  "float32": _every("wide", "out_dtype", ("float32",)),
   "vocabulary": _plain("vocabulary"),
   "layouts": _every("backward", "layout", ("NN", "NT", "TN", "TT")),
   "epilogues": _every("mlp", "epilogue", _EPILOGUES)

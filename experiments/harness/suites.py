@@ -93,6 +93,22 @@ SUITES: dict[str, tuple[Shape, ...]] = {
     Shape(12544, 128, 576),
     Shape(10000, 64, 64),
   ),
+  # Few slabs of K.
+  "short": (
+    Shape(4096, 2048, 64),
+    Shape(32768, 256, 64),
+    Shape(4096, 1024, 128),
+    Shape(8192, 4096, 128),
+    Shape(8192, 8192, 256),
+  ),
+  # Where float32 results take as long to store as to compute, and where less.
+  "wide": (
+    Shape(8192, 4096, 256),
+    Shape(4096, 4096, 512),
+    Shape(16384, 1024, 1024),
+    Shape(2048, 2048, 2048),
+    Shape(4096, 4096, 4096),
+  ),
   # Layers of models from 1B to 3B at 8192 and 16384 tokens.
   "small_llm": (
     Shape(16384, 2048, 2048),

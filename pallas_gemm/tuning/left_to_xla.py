@@ -30,6 +30,10 @@ _ACTIVATION_LAUNCH = 2e-6
 # on an H200, 7 % in the mean (dense-28, -30); along N it takes up to five times
 # as long.
 _VECTOR_LAUNCH, _VECTOR_RATE = 1.5e-6, 0.75
+# Slabs of 64 and units a block with which XLA's kernels, whose consumers take
+# turns at sums of any length, are 5 to 8 % faster if results are float32: only
+# half of those find room to wait in registers here (pingpong-4, -5).
+_WIDE_SLABS, _WIDE_UNITS = range(5, 25), 3
 
 
 def why(config: Config, problem: Problem) -> str | None:
@@ -44,7 +48,9 @@ def why(config: Config, problem: Problem) -> str | None:
   M or N, and K of 16 or less, are slow for TMA (4096 x 16 x 4096: 11.4 us, this
   kernel 17.1, and 10.7 where B is stored [N, K]). A vector times a matrix
   stored along K is a reduction to XLA, and small ones are done when a tile has
-  not yet left (1 x 1024 x 1024: 2.1 us, this kernel 3.6).
+  not yet left (1 x 1024 x 1024: 2.1 us, this kernel 3.6). float32 results of
+  sums neither short nor long take longer to store (4096 x 4096 x 512: 28.9 us,
+  this kernel 31.2).
   """
   p = problem
   time = model.predict(config, problem)
@@ -62,6 +68,8 @@ def why(config: Config, problem: Problem) -> str | None:
       f"with rows shorter than 128 bytes it would take {time * 1e6:.1f} us,"
       f" XLA's kernel about {theirs * 1e6:.1f}"
     )
+  if _has_wide_results(p, config):
+    return "float32 results of sums of this length would take longer to store"
   a, b = sm90_memory.operand_shapes(p)
   if any(width % 8 for width in (a[1], b[1], p.n)):
     flops = 2.0 * p.batch * p.m * p.n * p.k * (2 if p.gated else 1)
@@ -86,6 +94,17 @@ def why(config: Config, problem: Problem) -> str | None:
     f" {time * 1e6:.1f} us instead of {least * 1e6:.1f}; XLA's kernel reads"
     " them as they are"
   )
+
+
+def _has_wide_results(problem: Problem, config: Config) -> bool:
+  """Whether float32 results of a plain product hold up the next one's sums."""
+  p = problem
+  if p.out_dtype != "float32" or p.gated or p.batch > 1:
+    return False
+  if p.bias or p.c_dtype or p.activation:
+    return False
+  units = plan.units_of_a_block(plan.computed(p, config), config) or 0
+  return plan.cdiv(p.k, 64) in _WIDE_SLABS and units >= _WIDE_UNITS
 
 
 def _of_short_rows(problem: Problem) -> float | None:
