@@ -11,6 +11,16 @@ import pytest
 
 # A test takes seconds; a machine may be several times slower than another.
 _LIMIT_S = 300
+# What shows something that depends on no JAX: modules that start so.
+_ANY_JAX = (
+  "test_docs",
+  "test_experiments_",
+  "test_harness_",
+  "test_roofline",
+  "test_traffic",
+  "test_tuning_cache",
+  "test_tuning_model",
+)
 
 
 def pytest_configure(config):
@@ -52,6 +62,8 @@ def pytest_collection_modifyitems(config, items):
   del config
   missing_gpu = None
   for item in items:
+    if item.path.name.startswith(_ANY_JAX):
+      item.add_marker(pytest.mark.any_jax)
     if item.get_closest_marker("timeout") is None:
       # From a thread: the main thread of a kernel that hangs in the
       # interpreter serves no signal.

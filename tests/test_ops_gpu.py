@@ -104,7 +104,7 @@ REPEATED = {
   ),
   "pingpong": (
     Call(m=1000, n=1096, k=200, bias="n", c_dtype=BF16),
-    tuning.Config(block_m=64, block_n=128, stages=8, split="pingpong"),
+    tuning.Config(block_m=64, block_n=64, stages=8, split="pingpong"),
   ),
   "c_ahead": (
     Call(m=2000, n=2048, k=200, c_dtype=BF16),

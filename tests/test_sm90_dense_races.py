@@ -164,6 +164,11 @@ CLEAN = {
   "swapped": SWAPPED,
   "split_tail": TAIL,
   "pingpong": PINGPONG,
+  # As many slabs as stages, but one consumer has two of the three units.
+  "pingpong_of_three_units": (
+    dataclasses.replace(PLAIN, m=384, k=66),
+    dataclasses.replace(PINGPONG[1], block_n=64, stages=6),
+  ),
   "pingpong_in_clusters": (
     dataclasses.replace(PLAIN, m=130, n=200),
     dataclasses.replace(PINGPONG[1], block_n=64, stages=6, cluster_m=2),

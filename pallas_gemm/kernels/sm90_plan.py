@@ -211,6 +211,8 @@ def refills_ring(problem: Problem, config: Config) -> bool:
   units = units_of_a_block(problem, config)
   if units is None or config.cluster_m * config.cluster_n > 1:
     return True
+  # Consumers that take turns have as many slots each, one of them most units.
+  units = cdiv(units, turns(config)) * turns(config)
   return units * slabs_of_a_unit(problem, config) > config.stages
 
 

@@ -214,7 +214,10 @@ def predict(
   area = bm * cfg.block_n / 2**15
   words = stored / 2
   product = slabs * slab / fit.clock
-  if plan.turns(cfg) > 1:
+  least = (fit.drain * words + fit.applied * bool(p.activation)) * area
+  if p.activation:
+    between = max(between, least - product / 3)
+  if plan.turns(cfg) > 1 and not stores_rows:
     applied = fit.turn_applied * bool(p.activation)
     between = area * (fit.turn * words + applied + fit.turn_added * has_c)
   elif not stores_rows and plan.may_defer(p, cfg):
@@ -230,8 +233,7 @@ def predict(
       between += max(fit.ahead * area, fit.awaited - product)
   unit = product + between
   if rounds > 1:
-    least = fit.drain * words + fit.applied * bool(p.activation)
-    unit = max(unit, least * area)
+    unit = max(unit, least)
   busy = rounds * unit + tail - between
   if cfg.tail_columns:
     in_parts = p.m * cfg.tail_columns * bn * cfg.tail_split_k * 4

@@ -47,7 +47,8 @@ def suited(config: Config, problem: Problem, gpu: hardware.Gpu) -> Config:
   units = plan.units_of_a_block(p, cfg)
   if units is None:
     return cfg
-  most = units * plan.slabs_of_a_unit(p, cfg)
+  turns = plan.turns(cfg)
+  most = plan.cdiv(units, turns) * turns * plan.slabs_of_a_unit(p, cfg)
   streams = min(p.m, p.n) <= _MOST_STREAMED_ROWS and cfg.split_k == 1
   if streams and cfg.stages < most:
     if units == 1 and _waits_unevenly(p, cfg, gpu):
@@ -55,7 +56,6 @@ def suited(config: Config, problem: Problem, gpu: hardware.Gpu) -> Config:
     elif 2 * _blocks(p, cfg) > gpu.sm_count:
       share = gpu.dram_bytes_per_s * _EVEN_ANSWER / gpu.sm_count
       most = min(most, max(FEWEST, 1 + round(share / _own_bytes(p, cfg))))
-  turns = plan.turns(cfg)
   if turns > 1:  # each consumer has room for a unit
     most = turns * max(plan.cdiv(most, turns), plan.slabs_of_a_unit(p, cfg))
   return cfg if cfg.stages <= most else _with_stages(cfg, most)
