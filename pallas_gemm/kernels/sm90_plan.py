@@ -241,6 +241,12 @@ def may_defer(problem: Problem, config: Config) -> bool:
   return some == count if p.c_dtype else 2 * some >= count
 
 
+def stored_at_once(problem: Problem, config: Config) -> float:
+  """The part of a consumer's results that finds no room to wait."""
+  some, count = _room_to_defer(problem, config)
+  return 1 - some / count
+
+
 def has_room_to_defer(problem: Problem, config: Config) -> bool:
   """Whether results have room in registers beside the sums of the next unit."""
   some, count = _room_to_defer(problem, config)

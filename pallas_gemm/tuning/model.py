@@ -225,7 +225,8 @@ def predict(
     slivers = fit.slivers if cfg.epilogue_n < 32 else 0
     between += slivers * pieces / cfg.consumers**2
     late = fit.drain * area * words - product / (3 if p.activation else 1)
-    between += max(fit.wide * area * (words - 1), late, 0)
+    at_once = fit.drain * area * words * plan.stored_at_once(p, cfg)
+    between += max(fit.wide * area * (words - 1), at_once, late, 0)
     if has_c and plan.c_in_place(p, cfg):
       asked = min(pieces, slabs) * slab / fit.clock
       between += fit.added * area + max(0, fit.awaited - product + asked)

@@ -56,10 +56,9 @@ class Compiled:
 
   @property
   def stores_beside_wgmma(self) -> bool:
-    """Whether TMA stores between a wgmma and the wait for it."""
-    after = [
-      text.split("WARPGROUP.DEPBAR") for text in self.sass.split("HGMMA")
-    ]
+    """Whether TMA stores between a wgmma and the wait for all of them."""
+    wait = "WARPGROUP.DEPBAR.LE gsb0, 0x0"
+    after = [text.split(wait) for text in self.sass.split("HGMMA")]
     return any("UTMASTG" in parts[0] for parts in after[1:] if parts[1:])
 
 
