@@ -56,9 +56,9 @@ def matmul(
   Numerics: 16-bit operands are multiplied exactly and added in float32; alpha,
   C, bias and activation are applied in float32; one rounding to `out_dtype`
   follows. For results of 16 bits the kernel's sigmoid, silu and gelu are good
-  to 2^-14, its tanh to 2^-21 beside 1. The same inputs give the same bits. As
-  in BLAS, nothing is read that has a factor of zero, so a NaN there does not
-  spread.
+  to 2^-14 (float16: 2^-16), its tanh to 2^-21 beside 1. The same inputs give
+  the same bits. As in BLAS, nothing is read that has a factor of zero, so a NaN
+  there does not spread.
 
   Derivatives: those of the activation are taken at its argument rounded to
   `out_dtype`, the one thing that is kept for them. A cotangent is rounded to
