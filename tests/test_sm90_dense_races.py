@@ -12,13 +12,19 @@ import jax
 import pytest
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_body, sm90_dense, sm90_plan, sm90_stores
+from pallas_gemm.kernels import (
+  sm90_body,
+  sm90_dense,
+  sm90_plan,
+  sm90_stores,
+  sm90_tails,
+)
 from pallas_gemm.kernels.problem import Config, Problem
 from tests.support import dense, interpret, mutations, ragged_kernels
 
 BUGS = [
   bug
-  for module in (sm90_body, sm90_stores)
+  for module in (sm90_body, sm90_stores, sm90_tails)
   for bug in mutations.bugs_of(module.__name__)
 ]
 
@@ -287,11 +293,11 @@ REWRITES = {
     (
       (
         "        for staged, result in zip(self.staging, results(piece)):\n",
-        "        self._load_next_c(unit, piece)\n"
+        "        self.tail.load_next_c(unit, piece)\n"
         "        for staged, result in zip(self.staging, results(piece)):\n",
       ),
       (
-        "          )\n        self._load_next_c(unit, piece)\n",
+        "          )\n        self.tail.load_next_c(unit, piece)\n",
         "          )\n",
       ),
     ),

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels import sm90_schedule as schedules
 from pallas_gemm.kernels.problem import Config, Problem
-from pallas_gemm.kernels.sm90_stores import Stores, window
+from pallas_gemm.kernels.sm90_stores import Stores
+from pallas_gemm.kernels.sm90_tails import Tail
 
 # wgmmas in an unrolled lap of the ring; the descriptors of more would spill.
 _UNROLLED_WGMMAS = 16
@@ -85,7 +86,7 @@ def body(
         if p.transpose_a:
           at, tile = at[::-1], tile[::-1]
         plgpu.copy_gmem_to_smem(
-          window(a_ref, unit.a, at),
+          schedules.window(a_ref, unit.a, at),
           a_ring.at[slot, *tile],
           full.at[slot],
           collective_axes=shared_a,
@@ -98,7 +99,7 @@ def body(
           at, tile = at[::-1], tile[::-1]
         for b_ref, b_ring in zip(b_refs, b_rings):
           plgpu.copy_gmem_to_smem(
-            window(b_ref, unit.b, at),
+            schedules.window(b_ref, unit.b, at),
             b_ring.at[slot, *tile],
             full.at[slot],
             collective_axes=shared_b,
@@ -145,7 +146,7 @@ def body(
       )
       for i, j in places:
         at = (pl.ds(unit.row + i, rows), pl.ds(unit.column + j, columns))
-        plgpu.copy_smem_to_gmem(zeros, window(out_ref, unit.out, at))
+        plgpu.copy_smem_to_gmem(zeros, schedules.window(out_ref, unit.out, at))
 
         @pl.when(spare != 0)
         def _():
@@ -195,21 +196,24 @@ def body(
     slots = for_each_unit(in_turns(load), first_slots)
     _on_one_warp(lambda: drain(slots[0]))
 
-  stores = Stores(
-    problem=p,
-    config=cfg,
-    warpgroup=warpgroup,
-    tail=tail,
-    out_refs=out_refs,
-    part_refs=part_refs,
-    staging=staging,
-    rest=rest,
+  share = {"problem": p, "config": cfg, "warpgroup": warpgroup}
+  tail = Tail(
+    **share,
+    compute=tail,
     bias_ref=bias_ref,
     bias=bias,
     bias_loaded=bias_loaded,
     c_ref=c_ref,
     c=c,
     c_loaded=c_loaded,
+  )
+  stores = Stores(
+    **share,
+    tail=tail,
+    out_refs=out_refs,
+    part_refs=part_refs,
+    staging=staging,
+    rest=rest,
   )
 
   def release(slot, **when):

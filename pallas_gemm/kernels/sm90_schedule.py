@@ -346,6 +346,22 @@ def slabs_of(start: Index, end: Index, block_k: int) -> Slabs:
   return Slabs(head, first, whole, end - start - whole * block_k)
 
 
+def share_corner(unit: Unit, consumer: jax.Array, config: Config):
+  """Row and column of the result where a consumer's share of a tile starts."""
+  rows, columns = plan.share(config)
+  row, column = unit.row, unit.column
+  if config.split == "m":
+    row += consumer * rows
+  elif config.split == "n":
+    column += consumer * columns
+  return row, column
+
+
+def window(ref, batch, at):
+  """A window of a matrix, or of one matrix of a batch."""
+  return ref.at[at] if len(ref.shape) == 2 else ref.at[batch, *at]
+
+
 def _snake(tile: Index, grid: tuple[Index, Index], cfg: Config):
   minor = ("m", "n").index(cfg.raster_dim)
   return plgpu.planar_snake(tile, grid, minor, cfg.raster)

@@ -1,11 +1,10 @@
 """From a unit's sums to its result in global memory; see `sm90_body`.
 
-The tail of the product (C, bias, activation, gate) is computed in registers,
-piece by piece of 64 rows. Results go through shared memory to TMA
-(`_store_tile`), row by row where TMA can't address them (`_store_rows`), and
-in copies of 64, 32, ... 1 rows where a group ends inside a tile
-(`_store_first_rows`). Where operands are swapped a piece is transposed when it
-is written to shared memory.
+`sm90_tails` computes results from sums, piece by piece of 64 rows. They go
+through shared memory to TMA (`_store_tile`), row by row where TMA can't address
+them (`_store_rows`), and in copies of 64, 32, ... 1 rows where a group ends
+inside a tile (`_store_first_rows`). Where operands are swapped a piece is
+transposed when it is written to shared memory.
 
 **When.** While results are stored, a warpgroup gives the tensor cores nothing
 to do. So they are kept in registers, rounded, until the next unit is under way,
@@ -18,13 +17,6 @@ the last pieces wait that find room and the others are stored at once: in
 float32 8192 x 8192 x 512 135 -> 124 us, 8192 x 4096 x 1024 110 -> 103
 (pingpong-3, -5). So are all where that is less than half, where consumers take
 turns, or where no unit follows (`plan.deferred_pieces`).
-
-**C** comes in pieces beside the slabs after these, to where the results have
-left, and each result takes the place of what was added to it (8192 x 8192 x
-1024: 221 -> 205 us, dense-16; `plan.c_in_place`). A short sum is over before C
-has come that way. With buffers of its own for all pieces, C is asked for when
-the first result leaves: 4096 x 4096 x 256 27.6 -> 22.5 us (pingpong-4). Where C
-is of another dtype, or results do not wait, it has two buffers of its own.
 
 Every barrier among the threads of a warpgroup is explicit: `commit_smem` and
 `wait_smem_to_gmem` hold one each.
@@ -44,7 +36,7 @@ import jax.numpy as jnp
 from pallas_gemm import compat
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels import sm90_schedule as schedules
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90_tails import Share, Tail
 
 # Rows that are stored at a time where TMA can't.
 _ROWS_AT_ONCE = 8
@@ -68,63 +60,34 @@ class Pending(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Stores:
+class Stores(Share):
   """What one consumer does with its sums.
 
   Attributes:
-    problem, config: of the kernel.
-    warpgroup: the consumer.
-    tail: what follows the product, see `epilogues`.
+    tail: what follows the product.
     out_refs: the results in global memory.
     part_refs: sums over parts of K, likewise.
     staging: of each result, pieces in shared memory.
     rest: a piece for groups that end inside a tile.
-    bias_ref, bias, bias_loaded: in global and in shared memory, its barriers.
-    c_ref, c, c_loaded: likewise.
   """
 
-  problem: Problem
-  config: Config
-  warpgroup: jax.Array
-  tail: Callable[..., list[jax.Array]]
+  tail: Tail
   out_refs: Any
   part_refs: Any
   staging: Any
   rest: Any = None
-  bias_ref: Any = None
-  bias: Any = None
-  bias_loaded: Any = None
-  c_ref: Any = None
-  c: Any = None
-  c_loaded: Any = None
-
-  @property
-  def _pieces(self) -> list[tuple[int, int]]:
-    return plan.pieces(self.problem, self.config)
-
-  @property
-  def _width(self) -> int:
-    return plan.piece_width(self.problem, self.config)
-
-  @property
-  def _ahead(self) -> int:
-    return plan.c_buffers(self.problem, self.config)
 
   @property
   def _waiting(self) -> range:
     """The pieces that wait until the next unit is under way."""
-    count = len(self._pieces)
+    count = len(self.pieces)
     deferred = plan.deferred_pieces(self.problem, self.config)
     return range(count - deferred, count)
 
   @property
-  def _has_c_in_place(self) -> bool:
-    return self.c is not None and plan.c_in_place(self.problem, self.config)
-
-  @property
   def slabs(self) -> int:
     """The first slabs of a unit that something goes beside, see `beside`."""
-    in_place = len(self._pieces) if self._has_c_in_place else 0
+    in_place = len(self.pieces) if self.tail.has_c_in_place else 0
     return len(self._waiting) + in_place
 
   def nothing(self) -> Pending | None:
@@ -132,7 +95,7 @@ class Stores:
     if not self._waiting:
       return None
     dtype = self.staging[0].dtype
-    result = jnp.zeros((plan.WGMMA_ROWS, self._width), dtype)
+    result = jnp.zeros((plan.WGMMA_ROWS, self.width), dtype)
     result = plgpu.layout_cast(result, plgpu.Layout.WGMMA)
     piece = (result,) * len(self.staging)
     nowhere = schedules.nowhere(self.problem)
@@ -143,10 +106,8 @@ class Stores:
     if pending is not None:
       self._store_rest_of(pending)
       return
-    self._load_bias(unit)
-    if self.c is not None and not self._has_c_in_place:
-      for piece in range(self._ahead):
-        self._load_c(unit, piece)
+    self.tail.load_bias(unit)
+    self.tail.load_first_c(unit)
 
   def beside(
     self, slab: int, unit: schedules.Unit, pending: Pending | None
@@ -157,32 +118,30 @@ class Stores:
     """
     waiting = len(self._waiting)
     if pending is None:
-      self._load_c(unit, slab)
+      self.tail.load_c(unit, slab)
       return
     if slab < waiting:
       piece = self._waiting[slab]
       self._store_tile_of(pending, range(piece, piece + 1))
       # Now every thread has read C and the bias of the unit before.
-      if slab == 0 and self.c is not None and not self._has_c_in_place:
-        for piece in range(self._ahead):
-          self._load_c(unit, piece)
+      if slab == 0:
+        self.tail.load_first_c(unit)
       if slab + 1 == waiting:
-        self._load_bias(unit)
+        self.tail.load_bias(unit)
       return
     if slab == waiting:  # C goes to where these results have left
       plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    self._load_c(unit, slab - waiting)
+    self.tail.load_c(unit, slab - waiting)
 
   def finish(
     self, unit: schedules.Unit, sums: list[jax.Array]
   ) -> Pending | None:
     """To be called with a unit's sums; what is pending then."""
-    if self.bias is not None:
-      plgpu.barrier_wait(self.bias_loaded.at[self.warpgroup])
-    results = functools.partial(self._results_of, sums)
+    self.tail.wait_for_bias()
+    results = functools.partial(self.tail.results_of, sums)
     if unit.part is not None:
       pl.when(unit.part >= 0)(lambda: self._store_part(unit, sums))
-    at_once = range(len(self._pieces) - len(self._waiting))
+    at_once = range(len(self.pieces) - len(self._waiting))
     if at_once and unit.part is None:
       self._store(unit, results, at_once)
     elif at_once:
@@ -236,7 +195,7 @@ class Stores:
     if plan.stores_rows(self.problem, self.config):
       for piece in some:
         self._store_rows(unit, *results(piece), piece)
-        self._load_next_c(unit, piece)
+        self.tail.load_next_c(unit, piece)
     elif self.problem.ragged == "m":
       rows, is_whole = self._rows_of(unit)
       pl.when(is_whole)(lambda: self._store_tile(unit, results, some))
@@ -248,7 +207,7 @@ class Stores:
 
   def _store_part(self, unit: schedules.Unit, sums: list[jax.Array]) -> None:
     """Stores the sums of a part of K as they are."""
-    first, column = corner(unit, self.warpgroup, self.config)
+    first, column = schedules.share_corner(unit, self.warpgroup, self.config)
     column -= plan.tail_start(self.problem, self.config)
     for part_ref, x in zip(self.part_refs, sums):
       for i in range(0, x.shape[0], plan.WGMMA_ROWS):
@@ -263,79 +222,17 @@ class Stores:
     rows = jnp.clip(unit.rows - above, 0, most)
     return rows, (rows == most) & unit.is_group
 
-  def _window(self, ref, unit, piece: int, first=0, rows=plan.WGMMA_ROWS):
-    """The part of a result, or of C, that a piece of the tile is."""
-    i, j = corner(unit, self.warpgroup, self.config)
-    i, j = i + self._pieces[piece][0] + first, j + self._pieces[piece][1]
-    at = (pl.ds(i, rows), pl.ds(j, self._width))
-    return window(ref, unit.out, at[::-1] if self.config.swap_ab else at)
-
-  def _load_bias(self, unit: schedules.Unit) -> None:
-    along_n = self.problem.bias == "n"
-    if self.bias is not None:
-      start = corner(unit, self.warpgroup, self.config)[along_n]
-      size = plan.share(self.config)[along_n]
-      along = pl.ds(start, size)
-      plgpu.copy_gmem_to_smem(
-        self.bias_ref.at[unit.b, along]
-        if self.problem.ragged
-        else self.bias_ref.at[along],
-        self.bias.at[self.warpgroup, pl.ds(0, size)],
-        self.bias_loaded.at[self.warpgroup],
-      )
-
-  def _load_c(self, unit: schedules.Unit, piece: int) -> None:
-    buffer = piece % self._ahead
-    plgpu.copy_gmem_to_smem(
-      self._window(self.c_ref, unit, piece),
-      self.c.at[self.warpgroup, buffer],
-      self.c_loaded.at[self.warpgroup * self._ahead + buffer],
-    )
-
-  def _load_next_c(self, unit: schedules.Unit, piece: int) -> None:
-    """What goes where this piece of C was."""
-    if self.c is not None and piece + self._ahead < len(self._pieces):
-      self._load_c(unit, piece + self._ahead)
-
-  def _bias_of(self, piece: int) -> jax.Array:
-    along_n = self.problem.bias == "n"
-    size = self._width if along_n else plan.WGMMA_ROWS
-    values = plgpu.load(
-      self.bias.at[self.warpgroup, pl.ds(self._pieces[piece][along_n], size)],
-      layout=plgpu.Layout.WGMMA.reduce(0 if along_n else 1),
-      optimized=False,
-    )
-    shape = (plan.WGMMA_ROWS, self._width)
-    values = values.astype(jnp.float32)
-    values = lax.broadcast_in_dim(values, shape, (1 if along_n else 0,))
-    return plgpu.layout_cast(values, plgpu.Layout.WGMMA)
-
-  def _results_of(self, sums: list[jax.Array], piece: int) -> list[jax.Array]:
-    """The results of one piece, once what they need has arrived."""
-    i, j = self._pieces[piece]
-    c_piece = None
-    if self.c is not None:
-      buffer = piece % self._ahead
-      barrier = self.warpgroup * self._ahead + buffer
-      plgpu.barrier_wait(self.c_loaded.at[barrier])
-      c_piece = self.c[self.warpgroup, buffer]
-    return self.tail(
-      [x[i : i + plan.WGMMA_ROWS, j : j + self._width] for x in sums],
-      c_piece,
-      None if self.bias is None else self._bias_of(piece),
-    )
-
   def _store_tile(
     self, unit: schedules.Unit, results: _Results, some: range
   ) -> None:
     """Stores some pieces by TMA, and does not wait for them."""
-    warpgroup, pieces = self.warpgroup, len(self._pieces)
+    warpgroup, pieces = self.warpgroup, len(self.pieces)
     buffers = plan.buffers(self.problem, self.config)
     # As many pieces at a time as leave as many buffers to those before, or
     # all of them: one barrier for each such chunk.
     chunk = buffers if buffers == pieces else max(1, buffers // 2)
-    if self.c is not None:
-      chunk = min(chunk, self._ahead)
+    if self.tail.has_c:
+      chunk = min(chunk, self.tail.c_buffers)
     for start in range(some.start, some.stop, chunk):
       now = range(start, min(start + chunk, some.stop))
       # These buffers are free once all stores but the newest have left shared
@@ -355,9 +252,9 @@ class Stores:
         for staged, out_ref in zip(self.staging, self.out_refs):
           plgpu.copy_smem_to_gmem(
             staged.at[warpgroup, piece % buffers],
-            self._window(out_ref, unit, piece),
+            self.window(out_ref, unit, piece),
           )
-        self._load_next_c(unit, piece)
+        self.tail.load_next_c(unit, piece)
 
   def _store_first_rows(
     self, unit: schedules.Unit, results: _Results, some: range, rows: jax.Array
@@ -368,9 +265,9 @@ class Stores:
     so is from JAX's `ragged_dot_mgpu`.
     """
     staged = self.rest.at[self.warpgroup]
-    keep = jnp.broadcast_to(unit.is_group, (plan.WGMMA_ROWS, self._width))
+    keep = jnp.broadcast_to(unit.is_group, (plan.WGMMA_ROWS, self.width))
     for piece in some:
-      here = jnp.clip(rows - self._pieces[piece][0], 0, plan.WGMMA_ROWS)
+      here = jnp.clip(rows - self.pieces[piece][0], 0, plan.WGMMA_ROWS)
       for result, out_ref in zip(results(piece), self.out_refs):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         # In float32: selecting 16-bit elements spills.
@@ -384,7 +281,7 @@ class Stores:
           def _(height=height, above=above, out_ref=out_ref, piece=piece):
             plgpu.copy_smem_to_gmem(
               self.rest.at[self.warpgroup, pl.ds(above, height)],
-              self._window(out_ref, unit, piece, above, height),
+              self.window(out_ref, unit, piece, above, height),
             )
 
   def _store_rows(
@@ -396,15 +293,15 @@ class Stores:
     plgpu.commit_smem()  # every thread has read the piece before
     compat.store(staged, result.astype(staged.dtype), optimized=False)
     plgpu.commit_smem()  # every thread has written this one
-    tile = corner(unit, self.warpgroup, self.config)
-    first, column = (x + y for x, y in zip(tile, self._pieces[piece]))
+    tile = schedules.share_corner(unit, self.warpgroup, self.config)
+    first, column = (x + y for x, y in zip(tile, self.pieces[piece]))
     rows = jnp.clip(p.m - first, 0, plan.WGMMA_ROWS)
     whole = p.n - p.n % plan.DIRECT
 
     def store_to(out_ref, column):
       def store_row(row, _):
         target = (first + row, pl.ds(column, plan.DIRECT))
-        window(out_ref, unit.out, target)[...] = staged[row]
+        schedules.window(out_ref, unit.out, target)[...] = staged[row]
 
       def store_some(i, _):
         for row in range(_ROWS_AT_ONCE):
@@ -423,19 +320,3 @@ class Stores:
       @pl.when(column == whole)
       def _():
         store_to(self.out_refs[1], 0)
-
-
-def corner(unit: schedules.Unit, consumer: jax.Array, config: Config):
-  """Row and column of the result where a consumer's share of a tile starts."""
-  rows, columns = plan.share(config)
-  row, column = unit.row, unit.column
-  if config.split == "m":
-    row += consumer * rows
-  elif config.split == "n":
-    column += consumer * columns
-  return row, column
-
-
-def window(ref, batch, at):
-  """A window of a matrix, or of one matrix of a batch."""
-  return ref.at[at] if len(ref.shape) == 2 else ref.at[batch, *at]

@@ -57,6 +57,7 @@ _SOURCES = (
   "sm90_schedule.py",
   "sm90_scratch.py",
   "sm90_stores.py",
+  "sm90_tails.py",
 )
 
 
