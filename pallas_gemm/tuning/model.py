@@ -56,8 +56,8 @@ class _Fit:
     tail: microseconds until the first results leave.
     store: bytes a microsecond and SM of results.
     piece: microseconds for each piece of a consumer's tile.
-    activation, with_c, by_rows: the tail with an activation, with C, and
-      stored row by row, as multiples.
+    activation, with_c: the tail with an activation and with C, as multiples;
+      by_rows: stored row by row, likewise, but what it adds is added.
     hidden: part of the tail that the next unit does not hide.
     packed: microseconds of the tail where results are stored beside the next
       unit's slabs; of 128 x 256 results, besides, applied: of an activation;
@@ -207,9 +207,10 @@ def predict(
   stored = size * plan.outputs(p, cfg)  # bytes for each of the tile's results
   pieces = bm * cfg.block_n / (cfg.consumers * 64 * cfg.epilogue_n)
   tail = fit.tail + bm * cfg.block_n * stored / fit.store + fit.piece * pieces
-  tail *= fit.activation if p.activation else 1
-  tail *= fit.with_c if has_c else 1
-  tail *= fit.by_rows if stores_rows else 1
+  slower = fit.activation if p.activation else 1
+  slower *= fit.with_c if has_c else 1
+  slower += fit.by_rows - 1 if stores_rows else 0
+  tail *= slower
   between = fit.hidden * tail
   area = bm * cfg.block_n / 2**15
   words = stored / 2
