@@ -18,8 +18,7 @@ _ANY_JAX = (
   "test_harness_",
   "test_roofline",
   "test_traffic",
-  "test_tuning_cache",
-  "test_tuning_model",
+  "test_tuning_",
 )
 
 
