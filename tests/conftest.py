@@ -18,7 +18,8 @@ _ANY_JAX = (
   "test_harness_",
   "test_roofline",
   "test_traffic",
-  "test_tuning_",
+  "test_tuning_cache",
+  "test_tuning_model",
 )
 
 

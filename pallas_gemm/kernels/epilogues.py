@@ -39,7 +39,7 @@ def fusible(activation, problem: Problem):
     )
   if not is_approximate(activation, problem):
     return compat.without_custom_derivatives(activation)
-  # float16 has eight times the digits of bfloat16.
+  # float16 is eight times as precise as bfloat16.
   is_fine = problem.out_dtype == "float16"
   if _traced(activation) == _traced(jax.nn.gelu):
     return _fine_gelu if is_fine else _gelu
@@ -71,43 +71,6 @@ def is_approximate(activation, problem: Problem) -> bool:
   )
 
 
-def _tanh(x):
-  """tanh with an absolute error of 2^-21: 1 - 2 / (1 + exp(2 x)).
-
-  The one instruction that there is has 2^-11: in gelu, 1 + tanh would lose
-  most of its digits for negative arguments.
-  """
-  root = lax.rsqrt(1 + jnp.exp2(2 * _LOG2_E * x))
-  return 1 - 2 * (root * root)
-
-
-def _gelu(x, reciprocal=None):
-  """gelu as x * sigmoid(2 u): 1 + tanh(u) has few digits where it is small.
-
-  With the constants multiplied beforehand there is less to do for each result:
-  8192 x 4096 x 1024 108.6 -> 105.8 us on an H200 (activation-1).
-  """
-  scale = -2 * _LOG2_E * math.sqrt(2 / math.pi)
-  z = x * (scale + scale * 0.044715 * (x * x))
-  return x * _one_over_one_plus_exp2(z, reciprocal)
-
-
-def _logistic(x, reciprocal=None):
-  return _one_over_one_plus_exp2(-_LOG2_E * x, reciprocal)
-
-
-def _one_over_one_plus_exp2(x, reciprocal=None):
-  """1 / (1 + 2^x), with a relative error of 2^-14.
-
-  An SM computes exp2 of 16 elements a clock, of reciprocals as many, of FMAs
-  128: the reciprocal of each result is better made of these. Gated 4096 x 2 *
-  14336 x 4096 1209 -> 1203 us (activation-1). That FMAs can take over is from
-  FlashAttention-4 (2025), which does so for exp2.
-  """
-  # 2^126 is as much as `_reciprocal` takes: its guess is then 0. NaN remains.
-  return (reciprocal or _reciprocal)(1 + jnp.exp2(jnp.minimum(x, 126)))
-
-
 def _reciprocal(x):
   """1 / x, with a relative error of 2^-14.9, of 1 <= x <= 2^126.
 
@@ -127,6 +90,43 @@ def _fine_reciprocal(x):
   """The same with a step of Newton's method, which squares its error."""
   found = _reciprocal(x)
   return found + found * (1 - x * found)
+
+
+def _tanh(x):
+  """tanh with an absolute error of 2^-21: 1 - 2 / (1 + exp(2 x)).
+
+  The one instruction that there is has 2^-11: in gelu, 1 + tanh would lose
+  most of its digits for negative arguments.
+  """
+  root = lax.rsqrt(1 + jnp.exp2(2 * _LOG2_E * x))
+  return 1 - 2 * (root * root)
+
+
+def _gelu(x, reciprocal=_reciprocal):
+  """gelu as x * sigmoid(2 u): 1 + tanh(u) has few digits where it is small.
+
+  With the constants multiplied beforehand there is less to do for each result:
+  8192 x 4096 x 1024 108.6 -> 105.8 us on an H200 (activation-1).
+  """
+  scale = -2 * _LOG2_E * math.sqrt(2 / math.pi)
+  z = x * (scale + scale * 0.044715 * (x * x))
+  return x * _one_over_one_plus_exp2(z, reciprocal)
+
+
+def _logistic(x, reciprocal=_reciprocal):
+  return _one_over_one_plus_exp2(-_LOG2_E * x, reciprocal)
+
+
+def _one_over_one_plus_exp2(x, reciprocal=_reciprocal):
+  """1 / (1 + 2^x), with a relative error of 2^-14 by `_reciprocal`.
+
+  An SM computes exp2 of 16 elements a clock, of reciprocals as many, of FMAs
+  128: the reciprocal of each result is better made of these. Gated 4096 x 2 *
+  14336 x 4096 1209 -> 1203 us (activation-1). That FMAs can take over is from
+  FlashAttention-4 (2025), which does so for exp2.
+  """
+  # 2^126 is as much as `_reciprocal` takes: its guess is then 0. NaN remains.
+  return reciprocal(1 + jnp.exp2(jnp.minimum(x, 126)))
 
 
 _fine_gelu = functools.partial(_gelu, reciprocal=_fine_reciprocal)

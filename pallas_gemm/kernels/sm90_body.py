@@ -197,19 +197,18 @@ def body(
     _on_one_warp(lambda: drain(slots[0]))
 
   share = {"problem": p, "config": cfg, "warpgroup": warpgroup}
-  tail = Tail(
-    **share,
-    compute=tail,
-    bias_ref=bias_ref,
-    bias=bias,
-    bias_loaded=bias_loaded,
-    c_ref=c_ref,
-    c=c,
-    c_loaded=c_loaded,
-  )
   stores = Stores(
     **share,
-    tail=tail,
+    tail=Tail(
+      **share,
+      compute=tail,
+      bias_ref=bias_ref,
+      bias=bias,
+      bias_loaded=bias_loaded,
+      c_ref=c_ref,
+      c=c,
+      c_loaded=c_loaded,
+    ),
     out_refs=out_refs,
     part_refs=part_refs,
     staging=staging,
@@ -393,6 +392,8 @@ def _next_slot(slot, config: Config):
 
   By a select, where a remainder would be a division.
   """
+  if plan.turns(config) == 1:
+    return lax.select(slot == config.stages - 1, jnp.int32(0), slot + 1)
   following = slot + plan.turns(config)
   wrapped = following - config.stages
   return lax.select(wrapped >= 0, wrapped, following)
