@@ -13,7 +13,7 @@ from pallas_gemm import hardware, tuning
 from pallas_gemm.kernels import sm90_dense
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
-from pallas_gemm.tuning import left_to_xla, model, stages, tiles
+from pallas_gemm.tuning import left_to_xla, model, odd_sizes, stages, tiles
 
 ROWS = (
   pathlib.Path(__file__).parents[1]
@@ -32,7 +32,7 @@ RUNS = tuple(
   for i in runs
 )
 RUNS += tuple(f"pingpong-{i}" for i in range(1, 6))
-RUNS += ("choice-1",)  # choice-3 has clusters that are no candidates
+RUNS += ("choice-1", "choice-4")  # choice-3 has clusters that are no candidates
 
 
 def problem(m, n, k, **fields):
@@ -229,6 +229,33 @@ def test_slabs_are_deep_where_few_of_them_are_one_answer_of_the_memory():
     assert model.choose(problem(m, n, k)).block_k == 128
   for m, n, k in ((64, 12288, 12288), (128, 8192, 28672), (64, 57344, 8192)):
     assert model.choose(problem(m, n, k)).block_k == 64
+
+
+@pytest.mark.parametrize(
+  ("m", "n", "k", "is_deep"),
+  (
+    (1, 18944, 3584, True),
+    (16, 57344, 8192, True),
+    (8, 11008, 4096, False),  # 22.7 us in one round, 23.1
+    (64, 28672, 4096, False),
+  ),
+)
+def test_slabs_of_rows_of_weights_are_deep(m, n, k, is_deep):
+  """By measured times, see `tiles._suits_deep_rounds`."""
+  config = model.choose(problem(m, n, k, transpose_b=True))
+  assert (config.block_k == 128) == is_deep
+
+
+def test_an_odd_number_of_results_is_copied_slowly():
+  """By measured times, see `odd_sizes._SLICE_RATES`."""
+  tile = Config(block_m=128, block_n=192, stages=5, epilogue_n=32)
+  odd = odd_sizes.costs(tile, problem(4097, 4097, 4096))
+  even = odd_sizes.costs(tile, problem(4096, 4097, 4096))
+  assert odd.copies > 2 * even.copies
+  assert (odd.sums, even.sums) == (2, 1)
+  # 53.6 us; 70.3 in two parts of K with 192 x 192 tiles.
+  config = model.choose(problem(2047, 2049, 2051))
+  assert (config.block_m, config.block_n, config.split_k) == (192, 128, 1)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ class _Fit:
     swapped: multiplication and device memory where operands are swapped;
       streams: device memory with 256 columns a tile, slabs of 128, or a batch;
       scattered: as much more for what of it are results.
+    deep: device memory with slabs of 128 of [N, K], in several rounds.
     leaving: part of the results' time that follows a single round of a batch.
     l2: bytes a cycle and SM from L2; barrier: cycles of a slab's barriers.
     arrival: cycles until a slab that is asked for has arrived.
@@ -91,6 +92,7 @@ class _Fit:
   swapped: float = 1.015
   streams: float = 0.985
   scattered: float = 0.12
+  deep: float = 0.965
   leaving: float = 0.2
   l2: float = 107.0
   barrier: float = 48.09
@@ -100,13 +102,13 @@ class _Fit:
   piece: float = 0.04543
   activation: float = 2.344
   with_c: float = 2.778
-  by_rows: float = 7.689
+  by_rows: float = 7.0
   hidden: float = 1.399
   packed: float = 0.42
   applied: float = 1.8
   added: float = 0.9
   ahead: float = 2.0
-  wide: float = 1.9
+  wide: float = 1.3
   awaited: float = 2.2
   drain: float = 1.9
   turn: float = 1.0
@@ -211,7 +213,7 @@ def predict(
   slower *= fit.with_c if has_c else 1
   slower += fit.by_rows - 1 if stores_rows else 0
   tail *= slower
-  between = fit.hidden * tail
+  between = tail if stores_rows else fit.hidden * tail
   area = bm * cfg.block_n / 2**15
   words = stored / 2
   product = slabs * slab / fit.clock
@@ -257,12 +259,15 @@ def predict(
     fast = bk == 128 or (bm == 256 if bn > 16 else p.batch > 1)
     memory *= fit.streams if fast else fit.swapped
     memory *= 1 + fit.scattered * results * size / moved
+  elif bk == 128 and p.transpose_b and rounds > 2:
+    memory *= fit.deep
   if p.batch > 1 and rounds == 1:  # all blocks' results leave at the end
     memory += fit.leaving * results * size / gpu.dram_bytes_per_s * 1e6
 
   time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
   if cfg.split_k > 1:
-    time += fit.reduce + results * products * cfg.split_k * 4 / fit.reduce_rate
+    summed = results * products * cfg.split_k * 4 / fit.reduce_rate
+    time += fit.reduce + summed * (odd.sums if odd else 1)
   if cfg.tail_columns:
     time = time * fit.even + fit.reduce + in_parts / fit.reduce_rate
   if odd:

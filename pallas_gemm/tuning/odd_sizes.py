@@ -1,6 +1,7 @@
 """What sizes that are no multiples of 64 cost a config; for the cost model."""
 
 import functools
+import math
 from typing import NamedTuple
 
 from pallas_gemm.kernels import sm90_memory
@@ -8,8 +9,13 @@ from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
 
 # Fitted to times on an H200, as those of `model`. Microseconds of a copy, and
-# its bytes a microsecond into and out of padded matrices.
-_COPY, _COPY_RATE, _SLICE_RATE = 1.256, 3359000.0, 886100.0
+# its bytes a microsecond into padded matrices.
+_COPY, _COPY_RATE = 1.256, 3359000.0
+# The same out of them. A thread of XLA's kernels writes as many results at a
+# time, up to four, as divide their number: 4097^2 are copied at 0.8 TB/s, 2048
+# x 50257 at 2.8 (choice-4). Sums of partial products are likewise slowed down.
+_SLICE_RATES = {1: 840000.0, 2: 1450000.0, 4: 2900000.0}
+_SUMS = {1: 2.0, 2: 1.0, 4: 1.0}
 # Cycles that a slab takes longer where rows of a matrix that is stored along N
 # or M are shorter than 128 bytes, and if they are no multiples of 32 bytes.
 _SHORT, _UNEVEN = 170.0, 500.0
@@ -23,12 +29,14 @@ class Costs(NamedTuple):
     stores_rows: the result is stored row by row.
     copies: microseconds of the copies into and out of padded matrices.
     short: cycles that a slab takes longer because of short rows.
+    sums: to add partial products, as a multiple.
   """
 
   misaligned: bool
   stores_rows: bool
   copies: float
   short: float
+  sums: float
 
 
 @functools.lru_cache(maxsize=1024)
@@ -38,7 +46,8 @@ def costs(config: Config, p: Problem) -> Costs:
   padded = sm90_memory.operand_paddings(config, p, a, b)
   into, out_of = sm90_memory.copied_bytes(config, p)
   copies = (len(into) + len(out_of)) * _COPY
-  copies += sum(into) / _COPY_RATE + sum(out_of) / _SLICE_RATE
+  at_a_time = math.gcd(p.m * p.n * p.batch, 4)
+  copies += sum(into) / _COPY_RATE + sum(out_of) / _SLICE_RATES[at_a_time]
   along = [padded[0][1]] * p.transpose_a + [padded[1][1]] * (not p.transpose_b)
   short = [_UNEVEN if n % 16 else _SHORT for n in along if n < 64]
   return Costs(
@@ -46,4 +55,5 @@ def costs(config: Config, p: Problem) -> Costs:
     stores_rows=plan.stores_rows(p, config),
     copies=copies,
     short=max(short, default=0.0),
+    sums=_SUMS[at_a_time],
   )

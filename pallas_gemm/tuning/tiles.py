@@ -76,6 +76,7 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
   p, sms = problem, gpu.sm_count
   slabs = plan.cdiv(p.k, 64)
   suits_deep = _suits_deep_slabs(p, gpu)
+  deep_in_rounds = _suits_deep_rounds(p)
   kind = (
     p.gated,
     p.out_dtype,
@@ -114,8 +115,11 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
       continue
     if _are_too_many(tiles, config, p, sms) or not _suits_cluster(config, p):
       continue
-    if config.block_k > 64 and not (suits_deep and sms < 2 * tiles <= 2 * sms):
-      continue
+    if config.block_k > 64:
+      is_one_round = sms < 2 * tiles <= 2 * sms
+      in_rounds = deep_in_rounds and tiles > 2 * sms and config.block_n == 64
+      if not ((suits_deep and is_one_round) or in_rounds):
+        continue
     alone = not (tall or wide or p.ragged)
     least = AHEAD.get((config.block_m, config.block_n), 0)
     if alone and p.c_dtype == p.out_dtype and slabs < least:
@@ -267,6 +271,19 @@ def _suits_deep_slabs(problem: Problem, gpu: hardware.Gpu) -> bool:
   if p.m > 64 or p.k < _LEAST_DEEP_K or p.ragged:
     return False
   return stages.in_one_answer(p, 128, gpu) >= stages.FEWEST
+
+
+def _suits_deep_rounds(problem: Problem) -> bool:
+  """Whether slabs of 128 are worth it for several rounds of 64 x 64 tiles.
+
+  They are for weights that are stored [N, K], 256 bytes of a row at a time, and
+  few rows: 1 x 18944 x 3584 33.7 -> 31.8 us, 8 x 28672 x 4096 56.5 -> 54.9; 64
+  x 28672 x 4096 57.7 -> 59.6 (choice-4).
+  """
+  p = problem
+  return (
+    p.transpose_b and p.m <= 32 and p.k >= _LEAST_DEEP_K and p.ragged is None
+  )
 
 
 @functools.cache
