@@ -32,7 +32,8 @@ RUNS = tuple(
   for i in runs
 )
 RUNS += tuple(f"pingpong-{i}" for i in range(1, 6))
-RUNS += ("choice-1", "choice-4")  # choice-3 has clusters that are no candidates
+# choice-3 has clusters that are no candidates.
+RUNS += tuple(f"choice-{i}" for i in (1, 4, 5, 6))
 
 
 def problem(m, n, k, **fields):
@@ -138,11 +139,16 @@ def test_small_products_of_odd_rows_are_left_to_xla_where_copies_cost_more():
     (problem(128, 160, 5120), False),
     (problem(128, 1000, 2048, bias="n"), False),
     (problem(4096, 1000, 768), True),
+    (problem(128, 712, 56), True),
+    (problem(64, 80, 64, batch=2, **BATCHED), True),
+    (problem(136, 32, 40, bias="n", activation="gelu"), False),
+    (problem(1024, 1024, 64), False),
+    (problem(64, 64, 128, batch=2, **BATCHED), False),
   ),
   ids=str,
 )
 def test_what_is_left_to_xla(case, is_left):
-  """By both kernels' times, where measured (dense-34, -35, -37)."""
+  """By both kernels' times, where measured (dense-34 to -37, choice-5)."""
   assert bool(left_to_xla.why(model.choose(case), case)) == is_left
 
 
@@ -244,6 +250,19 @@ def test_slabs_of_rows_of_weights_are_deep(m, n, k, is_deep):
   """By measured times, see `tiles._suits_deep_rounds`."""
   config = model.choose(problem(m, n, k, transpose_b=True))
   assert (config.block_k == 128) == is_deep
+
+
+def test_blocks_with_one_consumer_gain_little_by_sharing():
+  """18.5 us in clusters of 64 x 64 tiles, 14.8 in two parts of K (choice-6)."""
+  case = problem(500, 1024, 4096, transpose_a=True)
+  assert model.choose(case).split_k == 2
+
+
+def test_pieces_of_16_columns_are_worth_it_where_tiles_divide_a_matrix():
+  """128 x 256 tiles 50.1 us, 48.6 and 49.2; 55.3, 50.7 and 52.4 in float32."""
+  for out_dtype in ("bfloat16", "float32"):
+    case = problem(1792, 6400, 1600, transpose_b=True, out_dtype=out_dtype)
+    assert model.choose(case).block_n in (176, 240)
 
 
 def test_an_odd_number_of_results_is_copied_slowly():

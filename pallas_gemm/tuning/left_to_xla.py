@@ -25,6 +25,11 @@ _LEAST_GAIN = 0.9
 # its bytes, not measured).
 _SHORT_LAUNCH, _ONE_STEP_LAUNCH, _SHORT_RATE = 3.2e-6, 2.4e-6, 0.95
 _ACTIVATION_LAUNCH = 2e-6
+# Results up to which XLA's kernel for a sum of one slab, and no more than that,
+# is done sooner: it has no barriers to make ready and no ring to fill. 13 of 14
+# such products took it 1 to 45 % less, 1.3 to 2.7 us; larger ones, and those
+# with a tail, are faster here (choice-5, dense-27, -35, -37).
+_FEW_RESULTS = 5 * 2**17
 # XLA's reduction for a vector times a matrix stored along K: a launch, and part
 # of the peak rate of device memory. Within 23 % of 18 products of 0.5 to 50 MB
 # on an H200, 7 % in the mean (dense-28, -30); along N it takes up to five times
@@ -48,9 +53,10 @@ def why(config: Config, problem: Problem) -> str | None:
   M or N, and K of 16 or less, are slow for TMA (4096 x 16 x 4096: 11.4 us, this
   kernel 17.1, and 10.7 where B is stored [N, K]). A vector times a matrix
   stored along K is a reduction to XLA, and small ones are done when a tile has
-  not yet left (1 x 1024 x 1024: 2.1 us, this kernel 3.6). float32 results of
-  sums neither short nor long take longer to store (4096 x 4096 x 512: 28.9 us,
-  this kernel 31.2).
+  not yet left (1 x 1024 x 1024: 2.1 us, this kernel 3.6). Few results of K up
+  to 64 are sooner done too (64 x 80 x 64, twice: 1.4 us, this kernel 1.8).
+  float32 results of sums neither short nor long take longer to store (4096 x
+  4096 x 512: 28.9 us, this kernel 31.2).
   """
   p = problem
   time = model.predict(config, problem)
@@ -68,6 +74,8 @@ def why(config: Config, problem: Problem) -> str | None:
       f"with rows shorter than 128 bytes it would take {time * 1e6:.1f} us,"
       f" XLA's kernel about {theirs * 1e6:.1f}"
     )
+  if _is_one_slab(p) and p.m * p.n * p.batch <= _FEW_RESULTS:
+    return "XLA's kernel starts sooner, and there is one slab to multiply"
   if _has_wide_results(p, config):
     return "float32 results of sums of this length would take longer to store"
   a, b = sm90_memory.operand_shapes(p)
@@ -96,12 +104,20 @@ def why(config: Config, problem: Problem) -> str | None:
   )
 
 
+def _has_tail(problem: Problem) -> bool:
+  """Whether results are more than a product."""
+  p = problem
+  return bool(p.gated or p.bias or p.c_dtype or p.activation)
+
+
+def _is_one_slab(problem: Problem) -> bool:
+  return problem.k <= 64 and not _has_tail(problem)
+
+
 def _has_wide_results(problem: Problem, config: Config) -> bool:
   """Whether float32 results of a plain product hold up the next one's sums."""
   p = problem
-  if p.out_dtype != "float32" or p.gated or p.batch > 1:
-    return False
-  if p.bias or p.c_dtype or p.activation:
+  if p.out_dtype != "float32" or _has_tail(p) or p.batch > 1:
     return False
   units = plan.units_of_a_block(plan.computed(p, config), config) or 0
   return plan.cdiv(p.k, 64) in _WIDE_SLABS and units >= _WIDE_UNITS
@@ -114,8 +130,7 @@ def _of_short_rows(problem: Problem) -> float | None:
   launch = _SHORT_LAUNCH
   if min(along, default=64) >= 64:
     # What follows a product, XLA computes apart if it is not cut in parts.
-    has_tail = p.gated or p.bias or p.c_dtype or p.activation
-    if p.k > 16 or has_tail:
+    if p.k > 16 or _has_tail(p):
       return None
     launch = _ONE_STEP_LAUNCH
   products = 2 if p.gated else 1

@@ -48,10 +48,12 @@ class _Fit:
     narrow: loads in pieces of 32 columns, as a multiple of those of 64.
     narrow_dram, narrow_mma: the same for device memory, and for wgmma.
     swapped: multiplication and device memory where operands are swapped;
-      streams: device memory with 256 columns a tile, slabs of 128, or a batch;
+      streams: device memory with 256 columns a tile, slabs of 128, or a batch
+    of few rows;
       scattered: as much more for what of it are results.
     deep: device memory with slabs of 128 of [N, K], in several rounds.
     leaving: part of the results' time that follows a single round of a batch.
+    pair_m, pair_n: a slab, where blocks with one consumer share it.
     l2: bytes a cycle and SM from L2; barrier: cycles of a slab's barriers.
     arrival: cycles until a slab that is asked for has arrived.
     tail: microseconds until the first results leave.
@@ -94,6 +96,8 @@ class _Fit:
   scattered: float = 0.12
   deep: float = 0.965
   leaving: float = 0.2
+  pair_m: float = 1.05
+  pair_n: float = 1.12
   l2: float = 107.0
   barrier: float = 48.09
   arrival: float = 886.1
@@ -114,7 +118,7 @@ class _Fit:
   turn: float = 1.0
   turn_applied: float = 2.0
   turn_added: float = 1.6
-  slivers: float = 0.7
+  slivers: float = 0.15
   latency: float = 0.1901
   dram: float = 0.9087
   blend: float = 7.396
@@ -193,6 +197,9 @@ def predict(
   loads *= fit.narrow if narrow else 1
   multiply *= fit.narrow_mma if narrow else 1
   slab = max(multiply, shared, loads) + fit.barrier + (odd.short if odd else 0)
+  if cfg.consumers == 1:
+    slab *= fit.pair_m if cfg.cluster_m > 1 else 1
+    slab *= fit.pair_n if cfg.cluster_n > 1 else 1
 
   # All units.
   cluster = cfg.cluster_m * cfg.cluster_n
@@ -256,7 +263,8 @@ def predict(
   )
   memory *= fit.narrow_dram if narrow else 1
   if cfg.swap_ab:
-    fast = bk == 128 or (bm == 256 if bn > 16 else p.batch > 1)
+    batch = p.batch > 1
+    fast = bk == 128 or (batch if bn <= 16 else bm == 256 and not batch)
     memory *= fit.streams if fast else fit.swapped
     memory *= 1 + fit.scattered * results * size / moved
   elif bk == 128 and p.transpose_b and rounds > 2:
