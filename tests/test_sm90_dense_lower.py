@@ -18,7 +18,7 @@ import pallas_gemm
 from pallas_gemm import compat, hardware
 from pallas_gemm.kernels import epilogues, sm90_dense, sm90_plan
 from pallas_gemm.kernels.problem import Config, Problem
-from pallas_gemm.tuning import model, tiles
+from pallas_gemm.tuning import fitted, model
 from tests.support import dense
 
 GPU = "NVIDIA H200"
@@ -83,7 +83,7 @@ def _lower(problem: Problem, config: Config) -> str:
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize("tile", tiles.TILES, ids=str)
+@pytest.mark.parametrize("tile", fitted.TILES, ids=str)
 def test_what_the_model_may_choose(tile):
   problem, config = _some_problem_with(tile)
   assert "mosaic_gpu" in _lower(problem, config), (problem, config)
@@ -104,7 +104,7 @@ def test_swapped_operands(shape, layout):
     assert "mosaic_gpu" in _lower(problem, config), config
 
 
-@pytest.mark.parametrize("cluster", tiles.CLUSTERS, ids=str)
+@pytest.mark.parametrize("cluster", fitted.CLUSTERS, ids=str)
 @pytest.mark.parametrize("layout", ("nt", "tn"))
 def test_clusters(cluster, layout):
   problem = _problem((4096, 4096, 4096), layout, "bfloat16", {})

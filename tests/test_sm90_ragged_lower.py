@@ -8,7 +8,7 @@ import pytest
 from pallas_gemm import hardware
 from pallas_gemm.kernels import sm90_ragged
 from pallas_gemm.kernels.problem import Config, Problem
-from pallas_gemm.tuning import grouped, tiles
+from pallas_gemm.tuning import fitted, grouped
 from tests.support import ragged_kernels
 
 _SILU = {"activation": "silu"}
@@ -55,7 +55,7 @@ def test_the_chosen_config(kind, sizes):
 
 # Pieces of rows that groups share out are 128 bytes wide, and groups along K
 # read B along N: neither goes with columns in steps of 16.
-_TILES = [tile for tile in tiles.TILES if tile[1] % 32 == 0]
+_TILES = [tile for tile in fitted.TILES if tile[1] % 32 == 0]
 
 
 @pytest.mark.parametrize("tile", _TILES, ids=str)

@@ -1,0 +1,212 @@
+"""Every tile as a config: the pieces of its tail, the stages that find room.
+
+What finds room depends on what is computed, not on its sizes, so that there are
+few such configs and they are cached.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from pallas_gemm import hardware
+from pallas_gemm.kernels import sm90_plan as plan
+from pallas_gemm.kernels.problem import Config, Problem
+
+# Tiles, consumers and the side that these share out.
+TILES = (
+  (64, 32, 1, "m"),
+  (64, 64, 1, "m"),
+  (64, 96, 1, "m"),
+  (64, 128, 1, "m"),
+  (64, 192, 1, "m"),
+  (64, 256, 2, "n"),
+  (128, 64, 2, "m"),
+  (128, 96, 2, "m"),
+  (128, 128, 2, "m"),
+  (128, 112, 2, "m"),
+  (128, 144, 2, "m"),
+  (128, 160, 2, "m"),
+  (128, 176, 2, "m"),
+  (128, 192, 2, "m"),
+  (128, 208, 2, "m"),
+  (128, 224, 2, "m"),
+  (128, 240, 2, "m"),
+  (128, 256, 2, "m"),
+  (192, 128, 3, "m"),
+  (192, 160, 3, "m"),
+  (192, 192, 3, "m"),
+  (256, 96, 2, "m"),
+  (256, 128, 2, "m"),
+  (256, 144, 2, "m"),
+  (256, 160, 2, "m"),
+)
+# With the operands swapped: columns of the result, consumers, the most rows,
+# block_k. wgmma takes any multiple of 8 rows if A is stored [M, K].
+SWAPPED = (
+  (64, 1, 256, 64),
+  (64, 1, 32, 128),
+  (128, 2, 256, 64),
+  (192, 3, 192, 64),
+  (256, 2, 160, 64),
+)
+# Tiles of consumers that take turns.
+TURNS = {
+  "bfloat16": ((64, 64), (64, 128), (128, 128)),
+  "float16": ((64, 64), (64, 128), (128, 128)),
+  # 8192 x 8192 x 64 with 128 x 128 75.7 us, 64 x 256 69.8 (pingpong-2, -6).
+  "float32": ((64, 64), (64, 128), (64, 256)),
+}
+ROW_STEP = 16
+CLUSTERS = ((1, 1), (2, 1), (1, 2))
+_MOST_STAGES = {64: 12, 128: 9}
+
+# Pairs of epilogue_buffers and the fewest stages with these, best first.
+Options = tuple[tuple[int, int], ...]
+
+
+class Kind(NamedTuple):
+  """What of a problem has a say in what finds room; see `Problem`."""
+
+  gated: bool
+  out_dtype: str
+  c_dtype: str | None = None
+  bias: str | None = None
+  activation: str | None = None
+  save_preactivation: bool = False
+  ragged: str | None = None
+
+
+def kind_of(problem: Problem) -> Kind:
+  p = problem
+  return Kind(
+    p.gated,
+    p.out_dtype,
+    p.c_dtype,
+    p.bias,
+    "any" if p.activation else None,
+    p.save_preactivation,
+    p.ragged,
+  )
+
+
+@functools.cache
+def tiles(kind: Kind) -> tuple[Config, ...]:
+  """Every tile and cluster with as many stages as find room."""
+  found = []
+  for block_m, block_n, consumers, split in TILES:
+    shapes = [(*cluster, 64) for cluster in CLUSTERS]
+    if block_m * block_n <= 2**13 and consumers == 1:
+      shapes.append((1, 1, 128))
+    for cluster_m, cluster_n, block_k in shapes:
+      config = Config(
+        block_m=block_m,
+        block_n=block_n,
+        block_k=block_k,
+        consumers=consumers,
+        split=split,
+        cluster_m=cluster_m,
+        cluster_n=cluster_n,
+      )
+      found.append(_fitted(config, kind))
+  return tuple(filter(None, found))
+
+
+@functools.cache
+def swapped(kind: Kind) -> tuple[Config, ...]:
+  """The same with operands swapped, for any number of rows."""
+  found = []
+  for block_m, consumers, most, block_k in SWAPPED:
+    for block_n in range(ROW_STEP, most + 1, ROW_STEP):
+      config = Config(
+        block_m=block_m,
+        block_n=block_n,
+        block_k=block_k,
+        consumers=consumers,
+        # Few tiles along M come one after the other: what they share of B is
+        # then read once. 200 x 4096 x 14336 takes 35.0 us in strips of 4 tiles
+        # along N, 45.2 in strips of 8 (dense-21).
+        raster=4,
+        swap_ab=True,
+      )
+      found.append(_fitted(config, kind))
+  return tuple(filter(None, found))
+
+
+@functools.cache
+def in_parts(config: Config, split_k: int, gated: bool) -> Config | None:
+  """The tile for partial sums in float32; they have no tail."""
+  config = dataclasses.replace(config, split_k=2)  # however many
+  parts = _fitted(config, Kind(gated, "float32"))
+  return parts and dataclasses.replace(parts, split_k=split_k)
+
+
+@functools.cache
+def taking_turns(
+  block_m: int, block_n: int, slabs: int, kind: Kind
+) -> Config | None:
+  """The tile of two consumers, with as many whole units in the ring as fit."""
+  config = Config(block_m=block_m, block_n=block_n, split="pingpong")
+  if 2 * slabs > _MOST_STAGES[config.block_k]:
+    return None
+  buffers = 1 if block_m * block_n == 64 * 64 else 2
+  options = (buffers, 2 * slabs), (1, 2 * slabs)
+  found = _fitted(config, kind, options)
+  return found and dataclasses.replace(found, stages=found.stages // 2 * 2)
+
+
+@functools.cache
+def with_c_ahead(config: Config, kind: Kind) -> Config | None:
+  """The tile with C in buffers of its own."""
+  return _fitted(config, kind, ((1, 3),))
+
+
+@functools.cache
+def _fitted(
+  config: Config, kind: Kind, options: Options | None = None
+) -> Config | None:
+  """The config with the pieces of its tail and the stages that find room.
+
+  Args:
+    options: pairs of epilogue_buffers and the fewest stages with these, best
+      first; None for what suits the tile.
+  """
+  problem = Problem(m=8192, n=8192, k=8192, dtype="bfloat16", **kind._asdict())
+  columns = config.block_n
+  if config.split == "n":
+    columns //= config.consumers
+  # One swizzled piece: such copies take matrices of any height (see compat).
+  piece = 128 // jnp.dtype(kind.out_dtype).itemsize
+  piece = next(w for w in (piece, 32, 16) if columns % w == 0)
+  config = dataclasses.replace(config, epilogue_n=piece)
+  room = hardware.current().shared_bytes_per_block
+  # Room for all pieces of a tile, where that leaves a deep enough ring: they
+  # are then written without waiting for each other, and C may come in place of
+  # them. With C, 4096 x 14336 x 4096: 612 -> 603 us on an H200 (dense-16).
+  pieces = len(plan.pieces(problem, config))
+  options = options or ((pieces, 3), (2, 3), (1, 3), (2, 2), (1, 2))
+  is_wide = kind.out_dtype == "float32" or kind.save_preactivation
+  size = config.block_m * config.block_n // config.consumers
+  is_large = kind.gated or size > 2**13 or (is_wide and config.consumers > 1)
+  if is_large and not kind.c_dtype and plan.defers_stores(problem, config):
+    # Pieces that are stored one at a time, beside slabs of the next tile, need
+    # no room: a deeper ring is worth more (4096^3: 171 -> 169 us, dense-12), of
+    # one tile a block too (512 x 8192 x 8192: 89.9 -> 89.3 us, dense-17).
+    options = (1, 4), (1, 3), (1, 2)
+    suits = is_wide or not kind.activation
+    if kind.ragged is None and suits and columns % 32 == 0:
+      # Half as wide they hold up a slab for less; 7168 x 8192 x 512: 81.9 ->
+      # 79.5 us. With an activation it is slower: 606 -> 613 us, unless what it
+      # is applied to is stored too: 8192 x 4096 x 1024 118 -> 116 (pingpong-5).
+      config = dataclasses.replace(config, epilogue_n=32)
+      if not (is_wide and plan.has_room_to_defer(problem, config)):
+        options = (2, 4), *options
+  for buffers, fewest in options:
+    config = dataclasses.replace(config, stages=1, epilogue_buffers=buffers)
+    left = room - plan.shared_bytes(config, problem)
+    count = 1 + left // plan.slab_bytes(config, problem)
+    count = min(_MOST_STAGES[config.block_k], count)
+    if count >= fewest:
+      return dataclasses.replace(config, stages=count)
+  return None
