@@ -64,7 +64,8 @@ class _Fit:
     hidden: part of the tail that the next unit does not hide.
     packed: microseconds of the tail where results are stored beside the next
       unit's slabs; of 128 x 256 results, besides, applied: of an activation;
-      added: of C; ahead: of C in buffers of its own; wide: of twice the bytes.
+      added: of C; ahead: of C in buffers of its own; wide: of twice the bytes;
+      saved: of two results.
     awaited: microseconds in which C arrives; drain: in which 128 x 256 results
       of 16 bits leave, beside the slabs of a unit.
     turn: microseconds of the tail of 128 x 256 results where consumers take
@@ -112,7 +113,8 @@ class _Fit:
   applied: float = 1.8
   added: float = 0.9
   ahead: float = 2.0
-  wide: float = 1.3
+  wide: float = 1.75
+  saved: float = 1.3
   awaited: float = 2.2
   drain: float = 1.9
   turn: float = 1.0
@@ -236,7 +238,8 @@ def predict(
     between += slivers * pieces / cfg.consumers**2
     late = fit.drain * area * words - product / (3 if p.activation else 1)
     at_once = fit.drain * area * words * plan.stored_at_once(p, cfg)
-    between += max(fit.wide * area * (words - 1), at_once, late, 0)
+    more = fit.saved if p.save_preactivation else fit.wide
+    between += max(more * area * (words - 1), at_once, late, 0)
     if has_c and plan.c_in_place(p, cfg):
       asked = min(pieces, slabs) * slab / fit.clock
       between += fit.added * area + max(0, fit.awaited - product + asked)
