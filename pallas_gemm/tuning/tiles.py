@@ -29,33 +29,41 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
   suits_deep = _suits_deep_slabs(p, gpu)
   deep_in_rounds = _suits_deep_rounds(p)
   kind = fitted.kind_of(p)
+  # A tile far larger than the matrix is not worth a try.
+  most_rows, most_columns = 2 * max(p.m, 64), 2 * max(p.n, 32)
   if not p.transpose_a and not sm90_legal.may_not_swap(p):
+    some_heights, heights = _heights(p.m, False), _heights(p.m, True)
+    either = some_heights | heights
+    most = max(most_columns, 128)
     for config in fitted.swapped(kind):
+      if config.block_n not in either or config.block_m >= most:
+        continue
       rows = plan.cdiv(p.m, config.block_n)
       columns = plan.cdiv(p.n, config.block_m)
       tiles = rows * columns * p.batch
-      heights = _heights(p.m, config.block_m == 64 and tiles <= sms)
-      if config.block_n in heights and config.block_m < 2 * max(p.n, 64):
-        is_narrow = config.block_m == 64 and config.block_n <= 32
-        deep = suits_deep and is_narrow and rows == 1 and tiles <= sms
-        if (config.block_k == 128) != deep:
-          continue
-        if not _are_too_many(tiles, config, p, sms):
-          yield _in_one_strip(config, rows, columns)
+      is_one_round = config.block_m == 64 and tiles <= sms
+      if config.block_n not in (heights if is_one_round else some_heights):
+        continue
+      is_narrow = config.block_m == 64 and config.block_n <= 32
+      deep = suits_deep and is_narrow and rows == 1 and tiles <= sms
+      if (config.block_k == 128) != deep:
+        continue
+      if not _are_too_many(tiles, config, p, sms):
+        yield _in_one_strip(config, rows, columns)
   if not p.ragged:
     yield from _in_turns(p, slabs, kind, sms)
   for config in fitted.tiles(kind):
+    if config.block_m >= most_rows or config.block_n >= most_columns:
+      continue
     if config.block_n % 32 and not p.transpose_b:
       continue  # wgmma reads B along N in pieces of 32 columns or more
+    tall, wide = config.cluster_m > 1, config.cluster_n > 1
+    # A cluster with nobody to share with.
+    if (tall or wide) and not (p.ragged or _gains_by_sharing(config, p)):
+      continue
     rows = plan.cdiv(p.m, config.block_m)
     columns = plan.cdiv(p.n, config.block_n)
     tiles = rows * columns * p.batch
-    tall, wide = config.cluster_m > 1, config.cluster_n > 1
-    if (tall or wide) and not (p.ragged or _gains_by_sharing(config, p)):
-      continue
-    # A tile far larger than the matrix, a cluster with nobody to share with.
-    if config.block_m >= 2 * max(p.m, 64) or config.block_n >= 2 * max(p.n, 32):
-      continue
     if _are_too_many(tiles, config, p, sms) or not _suits_cluster(config, p):
       continue
     if config.block_k > 64:
