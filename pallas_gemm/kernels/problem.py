@@ -1,6 +1,7 @@
 """What is to be computed, and how: the two values that tuning is about."""
 
 import dataclasses
+import functools
 from typing import Literal
 
 Side = Literal["m", "n"]
@@ -59,6 +60,18 @@ class Problem:
   groups: int = 0
   save_preactivation: bool = False
   device: str = "NVIDIA H200"
+
+  @functools.cached_property
+  def operands(self) -> int:
+    """Elements of A and B."""
+    a = self.m * (self.batch if self.batched_a else 1)
+    b = self.n * (self.batch if self.batched_b else 1)
+    return self.k * (a + b * (2 if self.gated else 1))
+
+  @functools.cached_property
+  def results(self) -> int:
+    """Elements of all results."""
+    return self.m * self.n * self.batch
 
   def transposed(self) -> "Problem":
     """The problem of the transposed result: B^T @ A^T, read as it is stored."""

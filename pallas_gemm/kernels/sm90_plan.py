@@ -234,17 +234,17 @@ def deferred_pieces(problem: Problem, config: Config) -> int:
 
 def may_defer(problem: Problem, config: Config) -> bool:
   """Whether enough of them find room; TMA has to be able to store them."""
-  p = problem
-  if p.c_dtype not in (None, p.out_dtype):
-    return False
-  some, count = _room_to_defer(p, config)
-  return some == count if p.c_dtype else 2 * some >= count
+  return stored_at_once(problem, config) < 1
 
 
 def stored_at_once(problem: Problem, config: Config) -> float:
-  """The part of a consumer's results that finds no room to wait."""
-  some, count = _room_to_defer(problem, config)
-  return 1 - some / count
+  """The part of a consumer's results that does not wait."""
+  p = problem
+  if p.c_dtype not in (None, p.out_dtype):
+    return 1.0
+  some, count = _room_to_defer(p, config)
+  least = count if p.c_dtype else count / 2
+  return 1 - some / count if 0 < some >= least else 1.0
 
 
 def has_room_to_defer(problem: Problem, config: Config) -> bool:

@@ -232,12 +232,12 @@ def predict(
   if plan.turns(cfg) > 1 and not stores_rows:
     applied = fit.turn_applied * bool(p.activation)
     between = area * (fit.turn * words + applied + fit.turn_added * has_c)
-  elif not stores_rows and plan.may_defer(p, cfg):
+  elif not stores_rows and (at_once := plan.stored_at_once(p, cfg)) < 1:
     between = fit.packed + fit.applied * area * bool(p.activation)
     slivers = fit.slivers if cfg.epilogue_n < 32 else 0
     between += slivers * pieces / cfg.consumers**2
     late = fit.drain * area * words - product / (3 if p.activation else 1)
-    at_once = fit.drain * area * words * plan.stored_at_once(p, cfg)
+    at_once *= fit.drain * area * words
     more = fit.saved if p.save_preactivation else fit.wide
     between += max(more * area * (words - 1), at_once, late, 0)
     if has_c and plan.c_in_place(p, cfg):
@@ -255,9 +255,7 @@ def predict(
     busy = longest - between + bm * bn * 4 / fit.store + 2 * tail
 
   # Device memory.
-  results = p.m * p.n * p.batch
-  moved = p.m * p.k * (p.batch if p.batched_a else 1) * 2
-  moved += p.n * p.k * products * (p.batch if p.batched_b else 1) * 2
+  results, moved = p.results, p.operands * 2
   if cfg.split_k == 1:
     moved += results * (stored + size * has_c)
   in_flight = cfg.stages * (bm if cfg.swap_ab else bn) * bk * 2
