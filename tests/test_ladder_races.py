@@ -62,6 +62,7 @@ def few_sms(monkeypatch):
   monkeypatch.setattr(hardware, "sm_count", lambda: 2)
 
 
+@pytest.mark.any_jax
 @pytest.mark.parametrize("rung", LADDER, ids=lambda r: r.name)
 def test_free_of_races(rung):
   problem = _problem(rung)

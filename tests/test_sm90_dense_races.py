@@ -228,6 +228,7 @@ def _grouped(problem: Problem, config: Config):
   )
 
 
+@pytest.mark.any_jax
 @pytest.mark.parametrize("name", CLEAN)
 def test_free_of_races(name):
   assert _run(*CLEAN[name]) == (True, False)
