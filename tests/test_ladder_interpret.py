@@ -55,6 +55,7 @@ def test_alpha_and_beta(rung, factors):
   _assert_right(out, a, b, c, alpha=alpha, beta=beta)
 
 
+@pytest.mark.any_jax
 @each_rung
 def test_a_tail_in_c(rung):
   a, b, c = problems.operands(67, 61, 13, rung.dtypes[-1])
@@ -69,6 +70,7 @@ def test_every_dtype(rung):
     _assert_right(rung.gemm(a, b, c, beta=1.0), a, b, c, beta=1.0)
 
 
+@pytest.mark.any_jax
 @each_rung
 def test_small_tiles(rung, monkeypatch):
   """Several blocks, several tiles a block, every small config."""
@@ -84,6 +86,7 @@ def test_small_tiles(rung, monkeypatch):
     _assert_right(out, a, b, c, beta=1.0)
 
 
+@pytest.mark.any_jax
 @each_rung
 def test_beta_of_zero_does_not_read_c(rung):
   a, b, c = problems.operands(*problems.one_shape(rung), rung.dtypes[0])
@@ -93,6 +96,7 @@ def test_beta_of_zero_does_not_read_c(rung):
   np.testing.assert_array_equal(problems.bits(out), problems.bits(without))
 
 
+@pytest.mark.any_jax
 @each_rung
 def test_alpha_of_zero_does_not_read_a_and_b(rung):
   a, b, c = problems.operands(*problems.one_shape(rung), rung.dtypes[0])
@@ -103,6 +107,7 @@ def test_alpha_of_zero_does_not_read_a_and_b(rung):
 
 
 # NumPy, in which the interpreter computes, remarks on inf - inf.
+@pytest.mark.any_jax
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 @each_rung
 def test_nan_stays_in_its_row_and_column(rung):
@@ -130,6 +135,7 @@ def test_dimensions_of_zero(rung, shape):
   _assert_right(out, a, b, c, alpha=3.0, beta=-2.0)
 
 
+@pytest.mark.any_jax
 @each_rung
 def test_bitwise_repeatable(rung):
   a, b, c = problems.operands(*problems.one_shape(rung), rung.dtypes[0])
@@ -137,6 +143,7 @@ def test_bitwise_repeatable(rung):
   np.testing.assert_array_equal(problems.bits(first), problems.bits(second))
 
 
+@pytest.mark.any_jax
 @each_rung
 def test_strided_operands(rung):
   """NumPy arrays that are transposed, reversed or cut out of larger ones."""
@@ -164,6 +171,7 @@ def test_jax_arrays_under_jit(rung):
   np.testing.assert_array_equal(problems.bits(out), problems.bits(plain))
 
 
+@pytest.mark.any_jax
 @each_rung
 def test_a_sum_longer_than_the_ring(rung):
   """K that is many slabs, and no whole number of them."""

@@ -64,6 +64,7 @@ def test_one_slab_at_a_time(shape):
   gemm(RUNGS[0], shape, Config(64, 64, 64))
 
 
+@pytest.mark.any_jax
 @pytest.mark.parametrize("rung", RING_RUNGS, ids=lambda r: r.name)
 @pytest.mark.parametrize(
   "config", [ROWS, COLUMNS, ONE], ids=["rows", "columns", "one"]
