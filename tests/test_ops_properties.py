@@ -31,7 +31,6 @@ def two_sms(monkeypatch):
   monkeypatch.setattr(hardware, "current", lambda: gpu)
 
 
-@pytest.mark.any_jax
 @pytest.mark.timeout(600, method="thread")
 def test_random_calls():
   sizes = _EXPLORED if _IS_EXPLORING else _SIZES

@@ -79,6 +79,7 @@ class Kind(NamedTuple):
 
 
 def kind_of(problem: Problem) -> Kind:
+  """Whichever activation, that there is one is what counts."""
   p = problem
   return Kind(
     p.gated,

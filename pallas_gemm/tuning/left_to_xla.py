@@ -27,8 +27,9 @@ _SHORT_LAUNCH, _ONE_STEP_LAUNCH, _SHORT_RATE = 3.2e-6, 2.4e-6, 0.95
 _ACTIVATION_LAUNCH = 2e-6
 # Results up to which XLA's kernel for a sum of one slab, and no more than that,
 # is done sooner: it has no barriers to make ready and no ring to fill. 13 of 14
-# such products took it 1 to 45 % less, 1.3 to 2.7 us; larger ones, and those
-# with a tail, are faster here (choice-5, dense-27, -35, -37).
+# such products took it 1 to 45 % less, 1.3 to 2.7 us (choice-2, -5, dense-27,
+# -29, -34, -35). With a tail they are faster here, and some larger ones: 1024 x
+# 1024 x 64 takes 2.75 us, XLA 2.9; 1024 times 32^3 4.3 and 3.0 (dense-37).
 _FEW_RESULTS = 5 * 2**17
 # XLA's reduction for a vector times a matrix stored along K: a launch, and part
 # of the peak rate of device memory. Within 23 % of 18 products of 0.5 to 50 MB
@@ -74,7 +75,7 @@ def why(config: Config, problem: Problem) -> str | None:
       f"with rows shorter than 128 bytes it would take {time * 1e6:.1f} us,"
       f" XLA's kernel about {theirs * 1e6:.1f}"
     )
-  if _is_one_slab(p) and p.m * p.n * p.batch <= _FEW_RESULTS:
+  if p.k <= 64 and p.results <= _FEW_RESULTS and not _has_tail(p):
     return "XLA's kernel starts sooner, and there is one slab to multiply"
   if _has_wide_results(p, config):
     return "float32 results of sums of this length would take longer to store"
@@ -110,10 +111,6 @@ def _has_tail(problem: Problem) -> bool:
   return bool(p.gated or p.bias or p.c_dtype or p.activation)
 
 
-def _is_one_slab(problem: Problem) -> bool:
-  return problem.k <= 64 and not _has_tail(problem)
-
-
 def _has_wide_results(problem: Problem, config: Config) -> bool:
   """Whether float32 results of a plain product hold up the next one's sums."""
   p = problem
@@ -137,8 +134,7 @@ def _of_short_rows(problem: Problem) -> float | None:
   rate = _SHORT_RATE * hardware.current().dram_bytes_per_s
   a = p.m * p.k * (p.batch if p.batched_a else 1)
   b = p.n * p.k * (p.batch if p.batched_b else 1)
-  out = p.m * p.n * p.batch
-  time = products * (launch + 2 * (a + b + out) / rate)
+  time = products * (launch + 2 * (a + b + p.results) / rate)
   if p.activation:
-    time += _ACTIVATION_LAUNCH + 4 * out / rate
+    time += _ACTIVATION_LAUNCH + 4 * p.results / rate
   return time

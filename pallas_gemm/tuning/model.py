@@ -49,7 +49,7 @@ class _Fit:
     narrow_dram, narrow_mma: the same for device memory, and for wgmma.
     swapped: multiplication and device memory where operands are swapped;
       streams: device memory with 256 columns a tile, slabs of 128, or a batch
-    of few rows;
+      of few rows;
       scattered: as much more for what of it are results.
     deep: device memory with slabs of 128 of [N, K], in several rounds.
     leaving: part of the results' time that follows a single round of a batch.

@@ -13,9 +13,10 @@ from pallas_gemm.kernels.problem import Config, Problem
 _COPY, _COPY_RATE = 1.256, 3359000.0
 # The same out of them. A thread of XLA's kernels writes as many results at a
 # time, up to four, as divide their number: 4097^2 are copied at 0.8 TB/s, 2048
-# x 50257 at 2.8 (choice-4). Sums of partial products are likewise slowed down.
+# x 50257 at 2.8 (choice-4). To add an odd number of partial sums takes longer,
+# too, as a multiple.
 _SLICE_RATES = {1: 840000.0, 2: 1450000.0, 4: 2900000.0}
-_SUMS = {1: 2.0, 2: 1.0, 4: 1.0}
+_ODD_SUMS = 2.0
 # Cycles that a slab takes longer where rows of a matrix that is stored along N
 # or M are shorter than 128 bytes, and if they are no multiples of 32 bytes.
 _SHORT, _UNEVEN = 170.0, 500.0
@@ -46,8 +47,8 @@ def costs(config: Config, p: Problem) -> Costs:
   padded = sm90_memory.operand_paddings(config, p, a, b)
   into, out_of = sm90_memory.copied_bytes(config, p)
   copies = (len(into) + len(out_of)) * _COPY
-  at_a_time = math.gcd(p.m * p.n * p.batch, 4)
-  copies += sum(into) / _COPY_RATE + sum(out_of) / _SLICE_RATES[at_a_time]
+  slice_rate = _SLICE_RATES[math.gcd(p.results, 4)]
+  copies += sum(into) / _COPY_RATE + sum(out_of) / slice_rate
   along = [padded[0][1]] * p.transpose_a + [padded[1][1]] * (not p.transpose_b)
   short = [_UNEVEN if n % 16 else _SHORT for n in along if n < 64]
   return Costs(
@@ -55,5 +56,5 @@ def costs(config: Config, p: Problem) -> Costs:
     stores_rows=plan.stores_rows(p, config),
     copies=copies,
     short=max(short, default=0.0),
-    sums=_SUMS[at_a_time],
+    sums=_ODD_SUMS if p.results % 2 else 1.0,
   )

@@ -34,9 +34,8 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
   if not p.transpose_a and not sm90_legal.may_not_swap(p):
     some_heights, heights = _heights(p.m, False), _heights(p.m, True)
     either = some_heights | heights
-    most = max(most_columns, 128)
     for config in fitted.swapped(kind):
-      if config.block_n not in either or config.block_m >= most:
+      if config.block_n not in either or config.block_m >= 2 * max(p.n, 64):
         continue
       rows = plan.cdiv(p.m, config.block_n)
       columns = plan.cdiv(p.n, config.block_m)

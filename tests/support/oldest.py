@@ -7,7 +7,7 @@ import pytest
 
 
 def every_other(cases: Sequence[Any]) -> list[Any]:
-  """The parameters, every other one left out on the oldest JAX.
+  """The parameters, every other one left out on the oldest JAX (`any_jax`).
 
   Args:
     cases: as of `pytest.param`.
