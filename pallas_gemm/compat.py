@@ -221,11 +221,11 @@ def cupti_session():
     timings.extend(ext._cupti_get_timings(True))
 
 
-# Kernels whose copies start at any row; see `allow_ragged_copies`.
-_any_row: set[str] = set()
+# Kernels whose copies start anywhere; see `allow_ragged_copies`.
+_anywhere: set[str] = set()
 
 
-def allow_ragged_copies(any_row: str | None = None) -> None:
+def allow_ragged_copies(anywhere: str | None = None) -> None:
   """Lets TMA copy one piece at a time from matrices of any height and width.
 
   Mosaic GPU describes a matrix to TMA as a grid of swizzled pieces (8 rows of
@@ -237,23 +237,23 @@ def allow_ragged_copies(any_row: str | None = None) -> None:
   kernels' copies that Mosaic GPU takes by itself are left as they are.
 
   Args:
-    any_row: name of a kernel whose copies, if one piece wide, may start at any
-      row.
+    anywhere: name of a kernel whose copies, if one piece wide, may start at
+      any row and column.
   """
-  if any_row is not None:
-    _any_row.add(any_row)
+  if anywhere is not None:
+    _anywhere.add(anywhere)
   _patch_async_copy()
 
 
-def any_row(row: jax.Array) -> jax.Array:
-  """A row at which a copy may start in a kernel that `allow_ragged_copies`.
+def anywhere(index: jax.Array) -> jax.Array:
+  """A row or column that a copy starts at, if `allow_ragged_copies` lets it.
 
   Mosaic GPU infers from the indices of copies which layouts shared memory can
-  have, and wants to be told that rows are multiples of a piece. This tells it
-  so, of a row that may be any. Nothing else reads it, and the copies that start
-  there are described to TMA row by row.
+  have, and wants to be told that they are multiples of a piece. This tells it
+  so, of an index that may be any. Nothing else reads it, and the copies that
+  start there are described to TMA row by row.
   """
-  return pl.multiple_of(row, 64)
+  return pl.multiple_of(index, 64)
 
 
 @functools.cache
@@ -269,7 +269,7 @@ def _patch_async_copy() -> None:
     if not isinstance(transforms, tuple):
       transforms = (transforms,)
     wanted = _is_ragged(gmem, transforms) or (
-      len(transforms) == 1 and _kernel_name(self) in _any_row
+      len(transforms) == 1 and _kernel_name(self) in _anywhere
     )
     if wanted and _is_one_piece_wide(smem):
       smem, transforms = _mgpu_utils.memref_fold(smem, 0, 3), ()

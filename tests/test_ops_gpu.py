@@ -92,7 +92,11 @@ REPEATED = {
   ),
   "swapped": (
     Call(m=300, n=1000, k=2000, bias="n", activation=jax.nn.gelu),
-    tuning.Config(block_n=112, stages=4, epilogue_n=16, swap_ab=True),
+    tuning.Config(block_n=112, stages=4, epilogue_n=32, swap_ab=True),
+  ),
+  "overlap": (
+    Call(m=1000, n=1000, k=600, transpose_b=True, c_dtype=BF16),
+    tuning.Config(block_n=144, stages=4, epilogue_n=32),
   ),
   "split_tail": (
     Call(m=1000, n=2560, k=2000, bias="n", out_dtype="float32"),
@@ -173,6 +177,10 @@ CANARIES = (
     tuning.Config(block_n=96, stages=3, epilogue_n=32, swap_ab=True),
   ),
   (
+    Call(m=72, n=208, k=128, transpose_b=True),
+    tuning.Config(block_n=112, stages=3, epilogue_n=64),
+  ),
+  (
     Call(m=200, n=256, k=256),
     tuning.Config(
       block_n=128, stages=3, epilogue_n=32, tail_columns=1, tail_split_k=2
@@ -181,7 +189,7 @@ CANARIES = (
 )
 
 
-@pytest.mark.parametrize(("call", "config"), CANARIES, ids=tuple("abcde"))
+@pytest.mark.parametrize(("call", "config"), CANARIES, ids=tuple("abcdef"))
 def test_nothing_is_written_outside(call, config):
   x = call.operands()
   canaries.assert_written_inside(

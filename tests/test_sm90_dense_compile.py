@@ -76,9 +76,15 @@ EXAMPLES = {
     "silu",
     160,
   ),
+  "overlap": (
+    {"transpose_b": True},
+    {"block_m": 128, "block_n": 240, "epilogue_n": 32, "stages": 4},
+    None,
+    240,
+  ),
   "swapped": (
     {"m": 3000, "bias": "n"},
-    {"block_m": 256, "block_n": 112, "epilogue_n": 16, "swap_ab": True},
+    {"block_m": 256, "block_n": 112, "epilogue_n": 32, "swap_ab": True},
     None,
     112,
   ),

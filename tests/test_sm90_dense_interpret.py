@@ -141,6 +141,21 @@ CASES = (
     (16, 112, 64),
     Config(block_m=64, block_n=112, stages=2, consumers=1, epilogue_n=16),
   ),
+  # The last piece has columns of the one before.
+  case(
+    "overlap_nt",
+    (70, 218, 210),
+    Config(block_m=64, block_n=112, stages=2, consumers=1, epilogue_n=32),
+    dense.Tail(beta=-2.0),
+    c_dtype="float16",
+    bias="n",
+  ),
+  case(
+    "overlap_and_c_in_place_nn",
+    (70, 100, 130),
+    changed(NARROW, epilogue_n=64),
+    c_dtype="bfloat16",
+  ),
   # Clusters, with a tile to spare.
   case(
     "cluster_2x1_nn",
@@ -230,6 +245,7 @@ CASES = (
   ),
   case("swapped_tt", (100, 72, 64), changed(SWAPPED, block_n=32), **FP16),
   case("swapped_one_element_nn", (1, 1, 1), SWAPPED),
+  case("swapped_overlap_nt", (70, 72, 66), changed(SWAPPED, epilogue_n=32)),
   # One swizzled piece of the result is as wide as all of it.
   case(
     "swapped_wide_nn",
@@ -464,3 +480,21 @@ def test_what_is_loaded_of_a_tile():
   assert sm90_plan.loaded_columns(few, SMALL) == (64, 64, 0)
   along_n = dataclasses.replace(rows, n=70, transpose_b=True)
   assert sm90_plan.loaded_columns(along_n, SMALL) == (64, 8, 64)
+
+
+@pytest.mark.parametrize(
+  ("fields", "change", "reason"),
+  (
+    ({}, {"epilogue_n": 128}, "must divide 96, or be less"),
+    ({}, {"epilogue_n": 8}, "must divide 96"),
+    ({}, {"epilogue_n": 48}, "must be 16, 32 or a multiple of 64, got 48"),
+    # 256 bytes of a row are two swizzled pieces, which do not start anywhere.
+    ({"out_dtype": "float32"}, {"epilogue_n": 64}, "128 bytes"),
+    ({"c_dtype": "float32"}, {"epilogue_n": 64}, "128 bytes"),
+    ({}, {"epilogue_n": 64, "split_k": 2}, "128 bytes"),
+  ),
+)
+def test_what_pieces_a_tile_does_not_have_is_said(fields, change, reason):
+  known = {"dtype": "bfloat16", "out_dtype": "bfloat16"} | fields
+  problem = Problem(m=64, n=96, k=256, **known)
+  assert reason in sm90_dense.is_legal(changed(NARROW, **change), problem)

@@ -163,6 +163,11 @@ CLEAN = {
     dataclasses.replace(PLAIN, m=130, n=256, out_dtype="float32", bias="n"),
     dataclasses.replace(SMALL, block_n=256),
   ),
+  # Columns that are stored twice.
+  "overlap": (
+    dataclasses.replace(PLAIN, n=80, c_dtype="bfloat16", transpose_b=True),
+    dataclasses.replace(SMALL, block_n=80, epilogue_buffers=3),
+  ),
   "saved": (
     dataclasses.replace(PLAIN, m=130, n=128, save_preactivation=True),
     dataclasses.replace(SMALL, block_n=128, epilogue_buffers=1),

@@ -105,7 +105,8 @@ class Config:
     raster: width of the strips, in clusters' tiles, that the order of tiles
       walks along.
     raster_dim: the side that a strip is `raster` wide along.
-    epilogue_n: columns of the pieces in which a tile is written.
+    epilogue_n: columns of the pieces in which a tile is written; if they don't
+      divide a consumer's columns, the last two pieces overlap.
     epilogue_buffers: pieces of a consumer that may be on their way at a time.
     split_k: parts of K that are computed apart and summed by a second kernel
       in a fixed order.

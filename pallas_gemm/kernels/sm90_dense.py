@@ -203,10 +203,13 @@ def _launch(
     columns = config.tail_columns * config.block_n
     sums = (config.tail_split_k, rows, columns)
     out_types += [jax.ShapeDtypeStruct(sums, jnp.float32)] * (1 + p.gated)
-  compat.allow_ragged_copies()
+  name = "sm90_gated" if p.gated else "sm90_dense"
+  overlap = plan.pieces_overlap(p, config)
+  name += "_overlap" if overlap else ""
+  compat.allow_ragged_copies(anywhere=name if overlap else None)
   outs = compat.kernel(
     functools.partial(device.body, tail=tail, problem=p, config=config),
-    name="sm90_gated" if p.gated else "sm90_dense",
+    name=name,
     out_type=out_types,
     grid=(plan.clusters(p, config),),
     grid_names=("cluster",),

@@ -110,11 +110,23 @@ def _is_legal_tile(config: Config, problem: Problem) -> str | None:
       + (" twice" if problem.gated else "")
     )
   width = config.epilogue_n
-  if width < 16 or columns % width:
-    return f"epilogue_n must divide {columns}, got {width}"
+  is_one_piece = width * _widest_element(config, problem) <= plan.PIECE_BYTES
+  if width < 16 or width > columns or (columns % width and not is_one_piece):
+    # Pieces that overlap start anywhere, see `compat.allow_ragged_copies`.
+    return (
+      f"epilogue_n must divide {columns}, or be less and {plan.PIECE_BYTES}"
+      f" bytes of results and of C or less, got {width}"
+    )
   if width not in (16, 32) and width % 64:
     return f"epilogue_n must be 16, 32 or a multiple of 64, got {width}"
   return None
+
+
+def _widest_element(config: Config, problem: Problem) -> int:
+  """Bytes of an element of what a kernel stores, or of C."""
+  dtypes = [problem.out_dtype if config.split_k == 1 else "float32"]
+  dtypes += [problem.c_dtype] if problem.c_dtype else []
+  return max(jnp.dtype(dtype).itemsize for dtype in dtypes)
 
 
 def _is_legal_cluster(config: Config, problem: Problem) -> str | None:

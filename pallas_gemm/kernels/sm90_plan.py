@@ -86,12 +86,26 @@ def share(config: Config) -> tuple[int, int]:
 
 
 def pieces(problem: Problem, config: Config) -> list[tuple[int, int]]:
-  """Where the 64-row pieces of a consumer's share start."""
+  """Where the 64-row pieces of a consumer's share start.
+
+  All are of one width. Where it does not divide the columns, the last piece
+  ends with them, and what it shares with the piece before is stored twice.
+  """
   rows, columns = share(config)
   width = piece_width(problem, config)
-  return list(
-    itertools.product(range(0, rows, WGMMA_ROWS), range(0, columns, width))
-  )
+  starts = [min(j, columns - width) for j in range(0, columns, width)]
+  return list(itertools.product(range(0, rows, WGMMA_ROWS), starts))
+
+
+def pieces_overlap(problem: Problem, config: Config) -> bool:
+  """Whether the last of the `pieces` of a row has columns of the one before."""
+  return share(config)[1] % piece_width(problem, config) > 0
+
+
+def _pieces_count(config: Config) -> int:
+  """As many as `pieces`: the cost model asks for dozens of configs."""
+  rows, columns = share(config)
+  return rows // WGMMA_ROWS * cdiv(columns, config.epilogue_n)
 
 
 def piece_width(problem: Problem, config: Config) -> int:
@@ -121,12 +135,9 @@ def c_in_place(problem: Problem, config: Config) -> bool:
   of C has arrived when the sums are complete.
   """
   p = problem
-  # As many as `pieces`: the cost model asks for dozens of configs.
-  rows, columns = share(config)
-  count = rows * columns // (WGMMA_ROWS * config.epilogue_n)
   return (
     p.c_dtype == p.out_dtype
-    and count <= config.epilogue_buffers
+    and _pieces_count(config) <= config.epilogue_buffers
     and has_room_to_defer(p, config)
     and not stores_rows(p, config)
   )
@@ -256,11 +267,10 @@ def has_room_to_defer(problem: Problem, config: Config) -> bool:
 def _room_to_defer(problem: Problem, config: Config) -> tuple[int, int]:
   """Of a consumer's pieces, those that find room, and how many it has."""
   p, cfg = problem, config
-  # The cost model asks for dozens of configs.
-  sums = cfg.block_m * cfg.block_n // (THREADS * cfg.consumers)
-  count = sums * THREADS // (WGMMA_ROWS * cfg.epilogue_n)
+  count = _pieces_count(cfg)
   if cfg.split == "pingpong" or cfg.split_k > 1:
     return 0, count
+  sums = cfg.block_m * cfg.block_n // (THREADS * cfg.consumers)
   room = REGISTERS[cfg.consumers][1] - _OTHER_REGISTERS
   room -= sums * 2 if p.gated else sums
   size = 4 if p.out_dtype == "float32" else 2

@@ -99,7 +99,7 @@ def placed(place: Place, p: Problem, cfg: Config) -> Unit:
     row = pl.multiple_of(place.row, cfg.block_m)
     return Unit(row, column, out=place.which, **_NO_SUM)
   return Unit(
-    compat.any_row(place.row),
+    compat.anywhere(place.row),
     column,
     out=0,
     rows=jnp.abs(place.which),
@@ -238,7 +238,7 @@ def _rows(p: Problem, cfg: Config, tiles_ref, count_ref) -> Schedule:
     _, column = _corner((0, n_tile), cfg)
     is_group = group >= 0
     return Unit(
-      row=compat.any_row(row),
+      row=compat.anywhere(row),
       column=column,
       a=0,
       b=jnp.maximum(group, 0),

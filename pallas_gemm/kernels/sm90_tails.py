@@ -23,6 +23,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from pallas_gemm import compat
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels import sm90_schedule as schedules
 from pallas_gemm.kernels.problem import Config, Problem
@@ -53,6 +54,8 @@ class Share:
     """The part of a result, or of C, that a piece of the tile is."""
     i, j = schedules.share_corner(unit, self.warpgroup, self.config)
     i, j = i + self.pieces[piece][0] + first, j + self.pieces[piece][1]
+    if plan.pieces_overlap(self.problem, self.config):
+      j = compat.anywhere(j)
     at = (pl.ds(i, rows), pl.ds(j, self.width))
     at = at[::-1] if self.config.swap_ab else at
     return schedules.window(ref, unit.out, at)
