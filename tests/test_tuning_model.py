@@ -13,7 +13,14 @@ from pallas_gemm import hardware, tuning
 from pallas_gemm.kernels import sm90_dense
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
-from pallas_gemm.tuning import left_to_xla, model, odd_sizes, stages, tiles
+from pallas_gemm.tuning import (
+  bounds,
+  left_to_xla,
+  model,
+  odd_sizes,
+  stages,
+  tiles,
+)
 
 ROWS = (
   pathlib.Path(__file__).parents[1]
@@ -33,7 +40,7 @@ RUNS = tuple(
 )
 RUNS += tuple(f"pingpong-{i}" for i in range(1, 6))
 # choice-3 has clusters that are no candidates.
-RUNS += tuple(f"choice-{i}" for i in (1, 4, 5, 6))
+RUNS += (*(f"choice-{i}" for i in (1, 4, 5, 6)), "pieces-2")
 
 
 def problem(m, n, k, **fields):
@@ -91,6 +98,26 @@ def test_a_gpu_that_is_no_hopper_has_no_choice():
   with hardware.assume("A100-SXM4-80GB"):
     with pytest.raises(NotImplementedError, match=r"9\.0"):
       model.choose(problem(256, 256, 256))
+
+
+@pytest.mark.parametrize("case", PROBLEMS, ids=str)
+def test_the_best_come_first_and_few_are_predicted(case):
+  gpu = hardware.current()
+  some = list(tiles.worth_a_try(case, gpu))
+  times = {config: model.predict(config, case, gpu) for config in some}
+  at_least = bounds.of(case, gpu, model._FIT)
+  assert all(at_least(config) <= times[config] for config in some)
+
+  asked = []
+
+  def predict(config):
+    asked.append(config)
+    return times[config]
+
+  order = bounds.best_first(some, at_least, predict)
+  best = next(order)
+  assert sum(at_least(c) <= times[best] for c in some) == len(asked)
+  assert [best, *order] == sorted(some, key=times.__getitem__)
 
 
 def test_a_choice_takes_little_time():

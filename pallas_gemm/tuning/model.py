@@ -28,7 +28,7 @@ from pallas_gemm import hardware
 from pallas_gemm.kernels import sm90_legal
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
-from pallas_gemm.tuning import odd_sizes, stages, tiles
+from pallas_gemm.tuning import bounds, odd_sizes, stages, tiles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,8 @@ class _Fit:
       of few rows;
       scattered: as much more for what of it are results.
     deep: device memory with slabs of 128 of [N, K], in several rounds.
-    leaving: part of the results' time that follows a single round of a batch.
+    leaving: part of the peak rate of device memory at which the results of a
+      single round leave, all at once.
     pair_m, pair_n: a slab, where blocks with one consumer share it.
     l2: bytes a cycle and SM from L2; barrier: cycles of a slab's barriers.
     arrival: cycles until a slab that is asked for has arrived.
@@ -96,7 +97,7 @@ class _Fit:
   streams: float = 0.985
   scattered: float = 0.12
   deep: float = 0.965
-  leaving: float = 0.2
+  leaving: float = 1.1
   pair_m: float = 1.05
   pair_n: float = 1.12
   l2: float = 107.0
@@ -158,9 +159,12 @@ def choose(problem: Problem, *, any_rows: bool = False) -> Config:
 def candidates(problem: Problem, fit=stages.suited) -> Iterator[Config]:
   """Configs worth a try, legal or not, that with the least time first."""
   gpu = hardware.current()
-  some = tiles.worth_a_try(problem, gpu)
-  for config in sorted(some, key=lambda c: predict(c, problem, gpu)):
-    yield fit(config, problem, gpu)
+  some, at_least = (
+    tiles.worth_a_try(problem, gpu),
+    bounds.of(problem, gpu, _FIT),
+  )
+  order = bounds.best_first(some, at_least, lambda c: predict(c, problem, gpu))
+  yield from (fit(config, problem, gpu) for config in order)
 
 
 def predict(
@@ -216,12 +220,15 @@ def predict(
     slab = max(slab, (slab + fit.arrival) / (cfg.stages - 1))
   stores_rows = odd is not None and odd.stores_rows
   stored = size * plan.outputs(p, cfg)  # bytes for each of the tile's results
-  pieces = bm * cfg.block_n / (cfg.consumers * 64 * cfg.epilogue_n)
+  pieces = plan.cdiv(cfg.block_n, cfg.epilogue_n) * bm / (cfg.consumers * 64)
   tail = fit.tail + bm * cfg.block_n * stored / fit.store + fit.piece * pieces
   slower = fit.activation if p.activation else 1
   slower *= fit.with_c if has_c else 1
   slower += fit.by_rows - 1 if stores_rows else 0
   tail *= slower
+  if rounds == 1 and cfg.split_k == 1:
+    leaving = p.results * stored / gpu.dram_bytes_per_s * 1e6 / fit.leaving
+    tail = max(tail, leaving)
   between = tail if stores_rows else fit.hidden * tail
   area = bm * cfg.block_n / 2**15
   words = stored / 2
@@ -270,8 +277,6 @@ def predict(
     memory *= 1 + fit.scattered * results * size / moved
   elif bk == 128 and p.transpose_b and rounds > 2:
     memory *= fit.deep
-  if p.batch > 1 and rounds == 1:  # all blocks' results leave at the end
-    memory += fit.leaving * results * size / gpu.dram_bytes_per_s * 1e6
 
   time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
   if cfg.split_k > 1:

@@ -4,6 +4,8 @@ import functools
 import math
 from typing import NamedTuple
 
+import jax.numpy as jnp
+
 from pallas_gemm.kernels import sm90_memory
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
@@ -38,6 +40,23 @@ class Costs(NamedTuple):
   copies: float
   short: float
   sums: float
+
+
+def copies_at_least(p: Problem) -> tuple[float, float]:
+  """Microseconds of copies of operands, and of results unless stored by rows.
+
+  Those of matrices whose rows do not start at multiples of 16 bytes.
+  """
+  a, b = sm90_memory.operand_shapes(p)
+  operands = [(a, p.batch if p.batched_a else 1)]
+  operands += [(b, p.batch if p.batched_b else 1)] * (2 if p.gated else 1)
+  copied = [batch * math.prod(x) for x, batch in operands if x[1] % 8]
+  into = len(copied) * _COPY + 2 * 2 * sum(copied) / _COPY_RATE
+  size = jnp.dtype(p.out_dtype).itemsize
+  if p.n * size % 16 == 0:
+    return into, 0.0
+  rate = _SLICE_RATES[math.gcd(p.results, 4)]
+  return into, _COPY + 2 * size * p.results / rate
 
 
 @functools.lru_cache(maxsize=1024)

@@ -80,10 +80,12 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
       yield config
     elif not _suits_pairs(config, p, tiles, sms):
       yield _in_one_strip(config, rows, columns)
+    if tall or wide:
+      continue
     tail = _with_split_tail(config, p, sms)
     if tail is not None:
       yield tail
-    if tall or wide or tiles > sms:
+    if tiles > sms:
       continue
     for split in _SPLITS:
       if tiles * split > 2 * sms or slabs < split * _FEWEST_SLABS:
@@ -143,8 +145,6 @@ def _with_split_tail(
   if rows * columns < sms or p.n % cfg.block_n or cfg.block_m < 128:
     return None
   if p.batch > 1 or p.ragged or p.c_dtype or p.save_preactivation:
-    return None
-  if cfg.cluster_m * cfg.cluster_n > 1:
     return None
   split = plan.cdiv(rows * columns % sms, rows)
   slabs = plan.cdiv(p.k, cfg.block_k)
