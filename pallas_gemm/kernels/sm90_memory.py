@@ -25,10 +25,23 @@ def operand_paddings(config: Config, problem: Problem, a_shape, b_shape):
   columns = plan.operand_columns(config, problem)
   a_box = config.block_m if problem.transpose_a else config.block_k
   b_box = config.block_k if problem.transpose_b else config.block_n
-  return (
-    plan.padding(a_shape, columns, a_box, 2),
-    plan.padding(b_shape, columns, b_box, 2),
-  )
+  a_pad = plan.padding(a_shape, columns, a_box, 2)
+  b_pad = plan.padding(b_shape, columns, b_box, 2)
+  return _aligned(a_shape, a_pad), _aligned(b_shape, b_pad)
+
+
+def _aligned(shape, padded: tuple[int, int]) -> tuple[int, int]:
+  """The padded rows and columns, with rows that TMA reads fast.
+
+  Those of a matrix that is copied anyway start at multiples of 128 bytes; short
+  ones of 32. At odd multiples of 16 they take TMA four times as long
+  (`odd_sizes`).
+  """
+  rows, columns = padded
+  if columns == shape[-1]:
+    return padded
+  unit = 64 if columns > 64 else 16
+  return rows, plan.cdiv(columns, unit) * unit
 
 
 def result_shapes(problem: Problem, config: Config, itemsize: int):

@@ -44,7 +44,6 @@ class _Fit:
       64 rows a consumer.
     shared: shared memory, likewise.
     writes: part of TMA's writes that gets in the way of wgmma's reads.
-    misaligned: loads of rows that do not start at multiples of 128 bytes.
     narrow: loads in pieces of 32 columns, as a multiple of those of 64.
     narrow_dram, narrow_mma: the same for device memory, and for wgmma.
     swapped: multiplication and device memory where operands are swapped;
@@ -89,7 +88,6 @@ class _Fit:
   columns: float = 1.07
   shared: float = 1.168
   writes: float = 0.06463
-  misaligned: float = 1.8
   narrow: float = 3.4
   narrow_dram: float = 1.178
   narrow_mma: float = 1.055
@@ -195,12 +193,11 @@ def predict(
   reads = bm // 64 * (64 * bk * shares * products + bn * bk) * 2
   writes = (rows + bn) * bk * 2
   shared = (reads + fit.writes * writes) / 128 * fit.shared
-  loads = (rows / cfg.cluster_n + bn / cfg.cluster_m) * bk * 2 / fit.l2
   narrow = not p.transpose_b and cfg.block_n // shares % 64
-  is_odd = p.m % 64 or p.n % 64 or p.k % 64
-  odd = odd_sizes.costs(cfg, p) if is_odd else None
-  loads *= fit.misaligned if odd and odd.misaligned else 1
-  loads *= fit.narrow if narrow else 1
+  odd = odd_sizes.of(cfg, p)
+  slow_a, slow_b = odd.loads if odd else (1, 1)
+  loads = rows * slow_a / cfg.cluster_n + bn * slow_b / cfg.cluster_m
+  loads *= bk * 2 / fit.l2 * (fit.narrow if narrow else 1)
   multiply *= fit.narrow_mma if narrow else 1
   slab = max(multiply, shared, loads) + fit.barrier + (odd.short if odd else 0)
   if cfg.consumers == 1:
@@ -264,7 +261,7 @@ def predict(
   # Device memory.
   results, moved = p.results, p.operands * 2
   if cfg.split_k == 1:
-    moved += results * (stored + size * has_c)
+    moved += results * (stored + size * has_c) * (odd.results if odd else 1)
   in_flight = cfg.stages * (bm if cfg.swap_ab else bn) * bk * 2
   memory = moved / min(
     gpu.dram_bytes_per_s / 1e6 * fit.dram, blocks * in_flight / fit.latency

@@ -8,7 +8,7 @@ from pallas_gemm import hardware
 from pallas_gemm.kernels import sm90_legal
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem, Side
-from pallas_gemm.tuning import fitted, stages
+from pallas_gemm.tuning import fitted, odd_sizes, stages
 
 # Tiles that may have C in buffers of its own; slabs with fewer of which it does
 # not come in time to where results are stored from.
@@ -28,6 +28,7 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
   slabs = plan.cdiv(p.k, 64)
   suits_deep = _suits_deep_slabs(p, gpu)
   deep_in_rounds = _suits_deep_rounds(p)
+  straddles = odd_sizes.straddles(p)
   kind = fitted.kind_of(p)
   # A tile far larger than the matrix is not worth a try.
   most_rows, most_columns = 2 * max(p.m, 64), 2 * max(p.n, 32)
@@ -58,8 +59,9 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
       continue  # wgmma reads B along N in pieces of 32 columns or more
     tall, wide = config.cluster_m > 1, config.cluster_n > 1
     # A cluster with nobody to share with.
-    if (tall or wide) and not (p.ragged or _gains_by_sharing(config, p)):
-      continue
+    if (tall or wide) and not p.ragged:
+      if not _gains_by_sharing(config, p, straddles):
+        continue
     rows = plan.cdiv(p.m, config.block_m)
     columns = plan.cdiv(p.n, config.block_n)
     tiles = rows * columns * p.batch
@@ -164,16 +166,21 @@ def _are_too_many(
   return has_room and is_small and tiles > 8 * sms
 
 
-def _gains_by_sharing(config: Config, problem: Problem) -> bool:
+def _gains_by_sharing(
+  config: Config, problem: Problem, straddles: bool
+) -> bool:
   """Whether loads from L2 could take longer than what is multiplied.
 
   Bytes a slab at 59 a cycle, the rate of rows that do not start at multiples of
-  128 bytes. What is loaded in pieces of 32 columns takes longer.
+  128 bytes, or 32, if of 32 (`odd_sizes`). What is loaded in pieces of 32
+  columns takes longer.
   """
+  rate = 32 if straddles else 59
   columns = config.block_n * (2 if problem.gated else 1)
   if not problem.transpose_b and columns % 64:
     return True
-  return (config.block_m + columns) * 2 / 59 > config.block_m * columns / 2048
+  loads = (config.block_m + columns) * 2 / rate
+  return loads > config.block_m * columns / 2048
 
 
 def _suits_cluster(config: Config, problem: Problem) -> bool:
