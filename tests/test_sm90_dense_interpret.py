@@ -156,6 +156,18 @@ CASES = (
     changed(NARROW, epilogue_n=64),
     c_dtype="bfloat16",
   ),
+  case(
+    "overlap_in_a_cluster_nt",
+    (130, 200, 72),
+    Config(
+      block_m=64,
+      block_n=112,
+      stages=2,
+      consumers=1,
+      cluster_m=2,
+      epilogue_n=32,
+    ),
+  ),
   # Clusters, with a tile to spare.
   case(
     "cluster_2x1_nn",

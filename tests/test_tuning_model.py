@@ -15,6 +15,7 @@ from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import (
   bounds,
+  fitted,
   left_to_xla,
   model,
   odd_sizes,
@@ -40,7 +41,8 @@ RUNS = tuple(
 )
 RUNS += tuple(f"pingpong-{i}" for i in range(1, 6))
 # choice-3 has clusters that are no candidates.
-RUNS += (*(f"choice-{i}" for i in (1, 4, 5, 6)), "pieces-2")
+RUNS += tuple(f"choice-{i}" for i in (1, 4, 5, 6))
+RUNS += ("pieces-2", "aligned-1", "aligned-2")
 
 
 def problem(m, n, k, **fields):
@@ -98,6 +100,9 @@ def test_a_gpu_that_is_no_hopper_has_no_choice():
   with hardware.assume("A100-SXM4-80GB"):
     with pytest.raises(NotImplementedError, match=r"9\.0"):
       model.choose(problem(256, 256, 256))
+    less = fitted.kind_of(problem(256, 256, 256))
+  # What is cached for its shared memory is not what has room here.
+  assert less.shared_bytes < fitted.kind_of(problem(1, 1, 1)).shared_bytes
 
 
 @pytest.mark.parametrize("case", PROBLEMS, ids=str)
@@ -284,6 +289,25 @@ def test_blocks_with_one_consumer_gain_little_by_sharing():
   case = problem(500, 1024, 4096, transpose_a=True)
   config = model.choose(case)
   assert config.cluster_m * config.cluster_n == 1
+
+
+def test_rows_that_tma_reads_slowly_are_shared():
+  """8192^2 x 328: 110.3 us, in clusters 82.5 (aligned-1, -2)."""
+
+  def cluster(m, n, k):
+    config = model.choose(problem(m, n, k, transpose_b=True))
+    return config.cluster_m * config.cluster_n
+
+  assert cluster(8192, 8192, 336) == 1
+  assert cluster(8192, 8192, 328) == 2
+  assert cluster(4384, 2496, 328) == 2  # an odd number of tiles
+
+
+def test_results_that_straddle_sectors_are_written_slowly():
+  """8192 x 8208 x 128: 41.8 us, x 8200: 61.3, and XLA 60.4 (aligned-1)."""
+  for n, is_left in ((8208, False), (8200, True)):
+    case = problem(8192, n, 128, transpose_b=True)
+    assert bool(left_to_xla.why(model.choose(case), case)) == is_left
 
 
 def test_pieces_of_16_columns_are_worth_it_where_tiles_divide_a_matrix():

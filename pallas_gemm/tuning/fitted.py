@@ -67,8 +67,9 @@ Options = tuple[tuple[int, int], ...]
 
 
 class Kind(NamedTuple):
-  """What of a problem has a say in what finds room; see `Problem`."""
+  """What has a say in what finds room: that of a block, and of a `Problem`."""
 
+  shared_bytes: int
   gated: bool
   out_dtype: str
   c_dtype: str | None = None
@@ -82,6 +83,7 @@ def kind_of(problem: Problem) -> Kind:
   """Whichever activation, that there is one is what counts."""
   p = problem
   return Kind(
+    hardware.current().shared_bytes_per_block,
     p.gated,
     p.out_dtype,
     p.c_dtype,
@@ -136,10 +138,10 @@ def swapped(kind: Kind) -> tuple[Config, ...]:
 
 
 @functools.cache
-def in_parts(config: Config, split_k: int, gated: bool) -> Config | None:
+def in_parts(config: Config, split_k: int, kind: Kind) -> Config | None:
   """The tile for partial sums in float32; they have no tail."""
   config = dataclasses.replace(config, split_k=2)  # however many
-  parts = _fitted(config, Kind(gated, "float32"))
+  parts = _fitted(config, Kind(kind.shared_bytes, kind.gated, "float32"))
   return parts and dataclasses.replace(parts, split_k=split_k)
 
 
@@ -173,7 +175,9 @@ def _fitted(
     options: pairs of epilogue_buffers and the fewest stages with these, best
       first; None for what suits the tile.
   """
-  problem = Problem(m=8192, n=8192, k=8192, dtype="bfloat16", **kind._asdict())
+  fields = kind._asdict()
+  room = fields.pop("shared_bytes")
+  problem = Problem(m=8192, n=8192, k=8192, dtype="bfloat16", **fields)
   columns = config.block_n
   if config.split == "n":
     columns //= config.consumers
@@ -186,7 +190,6 @@ def _fitted(
     # float32 and 144 columns 11.2 -> 11.6 (pieces-2).
     piece = 32
   config = dataclasses.replace(config, epilogue_n=piece)
-  room = hardware.current().shared_bytes_per_block
   # Room for all pieces of a tile, where that leaves a deep enough ring: they
   # are then written without waiting for each other, and C may come in place of
   # them. With C, 4096 x 14336 x 4096: 612 -> 603 us on an H200 (dense-16).

@@ -21,9 +21,9 @@ _SLICE_RATES = {1: 840000.0, 2: 1450000.0, 4: 2900000.0}
 _ODD_SUMS = 2.0
 # Loads of rows that do not start at multiples of 128 bytes, as a multiple; and
 # of those that start at odd multiples of 16, and so straddle sectors of 32:
-# four cycles each. 8192^2 x 336 NT takes 75.0 us, x 328 110.3. Such results are
-# written at half the rate: 8192 x 8208 x 128 NT 41.8 us, 8192 x 8200 x 128 61.3
-# (aligned-1).
+# four cycles each. 8192^2 x 336 NT takes 75.0 us, x 328 110.3, and 82.5 where
+# blocks of a cluster share them. Such results are written at half the rate:
+# 8192 x 8208 x 128 NT 41.8 us, 8192 x 8200 x 128 61.3 (aligned-1, -2).
 _MISALIGNED, _STRADDLING = 1.8, 3.0
 _STRADDLING_RESULTS = 1.9
 # Cycles that a slab takes longer where rows of a matrix that is stored along N
