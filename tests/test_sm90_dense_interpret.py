@@ -23,6 +23,7 @@ ROWS = Config(block_m=128, block_n=64, stages=2, epilogue_n=32)
 COLUMNS = Config(block_m=64, block_n=128, stages=3, split="n")
 WIDE = Config(block_m=64, block_n=128, stages=2, consumers=1, epilogue_n=32)
 NARROW = Config(block_m=64, block_n=96, stages=2, consumers=1, epilogue_n=32)
+OVERLAP = Config(block_m=64, block_n=112, stages=2, consumers=1, epilogue_n=32)
 DIRECT = Config(block_m=64, block_n=128, stages=2, consumers=1)
 SWAPPED = Config(
   block_m=64,
@@ -139,13 +140,13 @@ CASES = (
   case(
     "in_steps_of_16_nt",
     (16, 112, 64),
-    Config(block_m=64, block_n=112, stages=2, consumers=1, epilogue_n=16),
+    changed(OVERLAP, epilogue_n=16),
   ),
   # The last piece has columns of the one before.
   case(
     "overlap_nt",
     (70, 218, 210),
-    Config(block_m=64, block_n=112, stages=2, consumers=1, epilogue_n=32),
+    OVERLAP,
     dense.Tail(beta=-2.0),
     c_dtype="float16",
     bias="n",
@@ -157,16 +158,7 @@ CASES = (
     c_dtype="bfloat16",
   ),
   case(
-    "overlap_in_a_cluster_nt",
-    (130, 200, 72),
-    Config(
-      block_m=64,
-      block_n=112,
-      stages=2,
-      consumers=1,
-      cluster_m=2,
-      epilogue_n=32,
-    ),
+    "overlap_in_a_cluster_nt", (130, 200, 72), changed(OVERLAP, cluster_m=2)
   ),
   # Clusters, with a tile to spare.
   case(

@@ -1,8 +1,8 @@
 """In which order configs are tried: few of them have to be predicted.
 
 A config takes at least what its multiplications, or device memory, take. That
-is a fifth of the work of a prediction, and of 151 configs for 500 x 1024 x 4096
-all but six take longer by it alone than the best one is predicted to.
+is soon computed, and of 151 configs for 500 x 1024 x 4096 all but six take
+longer by it alone than the best one is predicted to.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -157,10 +157,8 @@ def choose(problem: Problem, *, any_rows: bool = False) -> Config:
 def candidates(problem: Problem, fit=stages.suited) -> Iterator[Config]:
   """Configs worth a try, legal or not, that with the least time first."""
   gpu = hardware.current()
-  some, at_least = (
-    tiles.worth_a_try(problem, gpu),
-    bounds.of(problem, gpu, _FIT),
-  )
+  some = tiles.worth_a_try(problem, gpu)
+  at_least = bounds.of(problem, gpu, _FIT)
   order = bounds.best_first(some, at_least, lambda c: predict(c, problem, gpu))
   yield from (fit(config, problem, gpu) for config in order)
 

@@ -177,8 +177,8 @@ def _gains_by_sharing(
   """Whether loads from L2 could take longer than what is multiplied.
 
   Bytes a slab at 59 a cycle, the rate of rows that do not start at multiples of
-  128 bytes, or 32, if of 32 (`odd_sizes`). What is loaded in pieces of 32
-  columns takes longer.
+  128 bytes; at 32 where they straddle sectors (`odd_sizes`). What is loaded in
+  pieces of 32 columns takes longer.
   """
   rate = 32 if straddles else 59
   columns = config.block_n * (2 if problem.gated else 1)
