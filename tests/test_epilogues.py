@@ -4,6 +4,7 @@ import functools
 import math
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,6 +26,26 @@ def gelu(x):
   return x * sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
 
 
+def softplus(x):
+  return np.logaddexp(x, 0)
+
+
+def elu(x):
+  return np.where(x > 0, x, np.expm1(x))
+
+
+# NumPy has neither.
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+def gelu_by_erf(x):
+  return x / 2 * _erfc(-x / math.sqrt(2))
+
+
+GELU_BY_ERF = functools.partial(jax.nn.gelu, approximate=False)
+
+
 def in_float64(reference, x):
   with np.errstate(over="ignore", invalid="ignore"):
     return reference(np.asarray(x, np.float64))
@@ -39,24 +60,65 @@ def in_float64(reference, x):
     (jax.nn.sigmoid, sigmoid, -80),
     (jax.nn.silu, lambda x: x * sigmoid(x), -80),
     (jax.nn.gelu, gelu, -8),
+    (GELU_BY_ERF, gelu_by_erf, -7),
+    (jax.nn.softplus, softplus, -80),
+    (jax.nn.log_sigmoid, lambda x: -softplus(-x), -80),
+    (jax.nn.mish, lambda x: x * np.tanh(softplus(x)), -80),
+    (jax.nn.elu, elu, -80),
+    (jnp.tanh, np.tanh, -80),
+    (jnp.expm1, np.expm1, -20),
+    (jnp.log1p, np.log1p, -0.999),
+    (lax.erf, _erf, -20),
+    (lax.erfc, _erfc, -20),
   ),
-  ids=("sigmoid", "silu", "gelu"),
-)
+  ids=(
+    "sigmoid", "silu", "gelu", "gelu_by_erf", "softplus", "log_sigmoid", "mish",
+    "elu", "tanh", "expm1", "log1p", "erf", "erfc",
+  ),
+)  # fmt: skip
 def test_small_values_are_as_exact_as_large_ones(
   activation, reference, least, problem, most
 ):
-  x = jnp.linspace(least, 100, 200_001, dtype=jnp.float32)
+  x = jnp.linspace(least, 80, 200_001, dtype=jnp.float32)
+  small = jnp.geomspace(1e-30, 0.9, 10_001, dtype=jnp.float32)
+  x = jnp.concatenate([x, small, -small])
   want = in_float64(reference, x)
   out = jax.jit(epilogues.fusible(activation, problem))(x)
   error = np.abs(np.asarray(out, np.float64) - want)
+  # Below 2^-36 erfc is less exact.
+  least_wanted = 2.0**-36 if activation is lax.erfc else 0
+  far = (error > most * np.abs(want)) & (want >= least_wanted)
+  assert not far.any(), (x[far], error[far] / want[far])
+
+
+@pytest.mark.parametrize(
+  ("activation", "reference", "least"),
+  (
+    (jnp.expm1, np.expm1, -80),
+    (jnp.log1p, np.log1p, -0.999),
+    (lax.erf, _erf, -80),
+  ),
+  ids=("expm1", "log1p", "erf"),
+)
+def test_forms_for_float32_results(activation, reference, least):
+  x = jnp.linspace(least, 80, 200_001, dtype=jnp.float32)
+  small = jnp.geomspace(1e-30, 0.9, 10_001, dtype=jnp.float32)
+  x = jnp.concatenate([x, small, -small])
+  want = in_float64(reference, x)
+  out = jax.jit(epilogues.fusible(activation, EXACT))(x)
+  error = np.abs(np.asarray(out, np.float64) - want)
+  assert (error <= 2.0**-21 * np.abs(want)).all(), (error / np.abs(want)).max()
+
+
+@pytest.mark.parametrize(
+  ("least", "most"), ((-1, 2.0**-20), (-4, 2.0**-18), (-8, 2.0**-15))
+)
+def test_gelu_by_erf_for_float32_results(least, most):
+  x = jnp.linspace(least, 80, 200_001, dtype=jnp.float32)
+  want = in_float64(gelu_by_erf, x)
+  out = jax.jit(epilogues.fusible(GELU_BY_ERF, EXACT))(x)
+  error = np.abs(np.asarray(out, np.float64) - want)
   assert (error <= most * np.abs(want)).all(), (error / np.abs(want)).max()
-
-
-def test_tanh_has_an_absolute_error():
-  x = jnp.linspace(-50, 50, 200_001, dtype=jnp.float32)
-  out = jax.jit(epilogues.fusible(jnp.tanh, ROUNDED))(x)
-  error = np.abs(np.asarray(out, np.float64) - in_float64(np.tanh, x))
-  assert error.max() <= 2.0**-21
 
 
 @pytest.mark.parametrize("problem", (ROUNDED, FINE), ids=str)
@@ -66,16 +128,32 @@ def test_tanh_has_an_absolute_error():
     (jax.nn.sigmoid, 2.0**-100),
     (jax.nn.silu, 2.0**-100),
     (jax.nn.gelu, 2.0**-100),
-    (jnp.tanh, 2.0**-21),
+    (jnp.tanh, 2.0**-100),
+    (jax.nn.softplus, 2.0**-100),
+    (jax.nn.elu, 2.0**-100),
+    (jnp.expm1, 2.0**-100),
+    (jnp.log1p, 2.0**-100),
+    (lax.erf, 2.0**-100),
+    (lax.erfc, 2.0**-100),
   ),
-  ids=("sigmoid", "silu", "gelu", "tanh"),
-)
+  ids=(
+    "sigmoid", "silu", "gelu", "tanh", "softplus", "elu", "expm1", "log1p",
+    "erf", "erfc",
+  ),
+)  # fmt: skip
 def test_the_ends_are_jaxs(activation, least, problem):
   ends = [math.inf, -math.inf, math.nan, 0.0, -0.0, 3e38, -3e38, 1e-40, -200.0]
   x = jnp.asarray(ends, jnp.float32)
   out = np.asarray(jax.jit(epilogues.fusible(activation, problem))(x))
   want = np.asarray(activation(x))
   np.testing.assert_allclose(out, want, rtol=2.0**-14, atol=least)
+
+
+def test_gelu_by_erf_has_a_limit():
+  """Where JAX's product of infinity and 0 is NaN."""
+  x = jnp.asarray([math.inf, -math.inf, math.nan, 2.0**127, -(2.0**127), -0.0])
+  out = epilogues.fusible(GELU_BY_ERF, ROUNDED)(x)
+  np.testing.assert_array_equal(out, [math.inf, 0, math.nan, 2.0**127, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -89,6 +167,15 @@ def test_the_ends_are_jaxs(activation, least, problem):
 )
 def test_gelu_is_known_by_what_it_computes(activation):
   assert epilogues.fusible(activation, ROUNDED) is epilogues._gelu
+
+
+@pytest.mark.parametrize(
+  "activation",
+  (GELU_BY_ERF, lambda x: jax.nn.gelu(x, approximate=False)),
+  ids=("partial", "wrapped"),
+)
+def test_so_is_gelu_by_erf(activation):
+  assert epilogues.fusible(activation, ROUNDED) is epilogues._gelu_by_erf
 
 
 def test_another_function_is_not_taken_for_gelu():

@@ -7,9 +7,10 @@ Several processes share the GPU's memory only if none takes it all.
 """
 
 import functools
+import math
 
 import jax
-from jax import export
+from jax import export, lax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
@@ -250,11 +251,19 @@ ACTIVATIONS = {
   jnp.sin: np.sin,
   jnp.exp: np.exp,
   jnp.square: np.square,
+  jax.nn.softplus: lambda z: np.logaddexp(z, 0),
+  jax.nn.mish: lambda z: z * np.tanh(np.logaddexp(z, 0)),
+  jax.nn.elu: lambda z: np.where(z > 0, z, np.expm1(z)),
+  lax.erf: np.vectorize(math.erf, otypes=[np.float64]),
 }
 
 
 @pytest.mark.parametrize("out_dtype", calls.OUT_DTYPES)
-@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+  "activation",
+  ACTIVATIONS,
+  ids=lambda f: getattr(f, "__name__", "gelu_by_erf"),
+)
 def test_activations(activation, out_dtype):
   z = (2 * normal(256, 128)).astype(BF16)
   out = pallas_gemm.matmul(

@@ -8,6 +8,7 @@ that); the ops round once, at the end.
 
 from collections.abc import Callable
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ Arrays = dict[str, Any]
 ACTIVATIONS = {
   "relu": jax.nn.relu,
   "gelu": jax.nn.gelu,  # the tanh form
+  "gelu_erf": functools.partial(jax.nn.gelu, approximate=False),
   "silu": jax.nn.silu,
 }
 # The products that an op computes in one call.
@@ -206,6 +208,7 @@ def _batched(batch: int, m: int, n: int, k: int, **kwargs) -> dict[str, Any]:
 
 _EPILOGUES = (
   "bias", "relu", "gelu", "silu", "residual", "residual+bias", "bias+gelu",
+  "bias+gelu_erf",
 )  # fmt: skip
 SUITES: dict[str, list[dict[str, Any]]] = {
   "square": _plain("square"),

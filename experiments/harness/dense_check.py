@@ -43,6 +43,10 @@ def _gelu(x):
   return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def _gelu_erf(x):
+  return x / 2 * np.vectorize(math.erfc, otypes=[np.float64])(-x / 2**0.5)
+
+
 def _silu(x):
   # As a tanh, which does not overflow.
   return x / 2 * (1 + np.tanh(x / 2))
@@ -51,6 +55,7 @@ def _silu(x):
 _ACTIVATIONS = {
   "relu": _Activation(_relu, 1.0),
   "gelu": _Activation(_gelu, 1.13),
+  "gelu_erf": _Activation(_gelu_erf, 1.13),
   "silu": _Activation(_silu, 1.10),
 }
 

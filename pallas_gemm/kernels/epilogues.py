@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import jax
 from jax import lax
@@ -11,10 +12,10 @@ from pallas_gemm import compat
 from pallas_gemm.kernels.problem import Problem
 
 # What an activation may be made of: what Mosaic GPU lowers, on every
-# supported JAX.
+# supported JAX. `_replacements` are others.
 PRIMITIVES = frozenset(
   """
-  abs add and broadcast_in_dim convert_element_type cos div eq exp
+  abs add and broadcast_in_dim clamp convert_element_type cos div eq exp
   exp2 ge gt integer_pow le log log2 logistic lt max min mul ne neg or round
   rsqrt select_n sign sin sqrt square sub tanh
 """.split()
@@ -26,26 +27,59 @@ _LOG2_E = math.log2(math.e)
 # See `_reciprocal`: the guess, and what makes the largest error least.
 _NEGATED_EXPONENT = 0x7EF33400
 _FIRST, _SECOND = 1.50096122, 0.74903909
+# See `_normal_tail`: by rising powers, for 16-bit and for float32 results.
+_LOG2_OF_NORMAL_TAIL = (
+  -1.000014, -1.1510357, -0.4589643, -0.05350137, 0.008303247, -8.8322215e-4,
+  5.6154104e-5, -1.5882472e-6,
+)  # fmt: skip
+_FINE_LOG2_OF_NORMAL_TAIL = (
+  -0.99999994, -1.1511074, -0.45919564, -0.05250993, 0.007031271,
+  -4.9401937e-5, -2.6937356e-4, 7.9485595e-5, -1.32735495e-5, 1.4310775e-6,
+  -9.84405e-8, 3.9364125e-9, -6.967238e-11,
+)  # fmt: skip
 
 
 def fusible(activation, problem: Problem):
   """The activation as a kernel can compute it."""
   if activation is None:
     return None
-  if others := _primitives(activation) - PRIMITIVES:
+  replace = _replacements(activation, problem)
+  if others := _primitives(activation) - PRIMITIVES - replace.keys():
     raise NotImplementedError(
       f"the activation contains {', '.join(sorted(others))}, which a Hopper"
       " kernel can't compute"
     )
-  if not is_approximate(activation, problem):
-    return compat.without_custom_derivatives(activation)
+  approximate = is_approximate(activation, problem)
   # float16 is eight times as precise as bfloat16.
   is_fine = problem.out_dtype == "float16"
-  if _traced(activation) == _traced(jax.nn.gelu):
+  traced = _traced(activation)
+  if traced == _traced(jax.nn.gelu) and approximate:
     return _fine_gelu if is_fine else _gelu
-  logistic = _fine_logistic if is_fine else _logistic
-  replace = {"tanh": _tanh, "logistic": logistic}
+  if traced == _traced(functools.partial(jax.nn.gelu, approximate=False)):
+    return _gelu_by_erf if approximate else _fine_gelu_by_erf
   return compat.without_custom_derivatives(activation, replace)
+
+
+def _replacements(activation, problem: Problem) -> dict[str, Any]:
+  """What is computed instead of some primitives, by their names."""
+  if not is_approximate(activation, problem):
+    return {
+      "copy": _same,
+      "erf": _fine_erf,
+      "erfc": _fine_erfc,
+      "expm1": _fine_expm1,
+      "log1p": _fine_log1p,
+    }
+  is_fine = problem.out_dtype == "float16"
+  return {
+    "copy": _same,
+    "erf": _erf,
+    "erfc": _erfc,
+    "expm1": _expm1,
+    "log1p": _log1p,
+    "logistic": _fine_logistic if is_fine else _logistic,
+    "tanh": _tanh,
+  }
 
 
 def _primitives(activation) -> set[str]:
@@ -61,8 +95,9 @@ def is_approximate(activation, problem: Problem) -> bool:
 
   That is for results of 16 bits. The one-instruction forms of sin, cos, log
   and tanh have absolute errors, which show where the result is small. Here
-  tanh is good to 2^-21 (absolute), sigmoid, silu and gelu to 2^-14 (relative),
-  or to 2^-16 if the result is float16.
+  sigmoid, silu and gelu have relative errors up to 2^-14, or 2^-16 if the
+  result is float16; tanh, expm1, log1p, erf and, above 2^-36, erfc up to
+  2^-15.
   """
   return (
     problem.out_dtype != "float32"
@@ -92,14 +127,78 @@ def _fine_reciprocal(x):
   return found + found * (1 - x * found)
 
 
-def _tanh(x):
-  """tanh with an absolute error of 2^-21: 1 - 2 / (1 + exp(2 x)).
+def _series(x, coefficients):
+  """The polynomial with these coefficients, by rising powers."""
+  total = coefficients[-1]
+  for coefficient in coefficients[-2::-1]:
+    total = total * x + coefficient
+  return total
 
-  The one instruction that there is has 2^-11: in gelu, 1 + tanh would lose
-  most of its digits for negative arguments.
+
+def _tanh(x):
+  """tanh: 1 - 2 / (1 + exp(2 x)), or x - x^3 / 3 where that has few digits.
+
+  The one instruction that there is has an absolute error of 2^-11: in gelu,
+  1 + tanh would lose most of its digits for negative arguments.
   """
   root = lax.rsqrt(1 + jnp.exp2(2 * _LOG2_E * x))
-  return 1 - 2 * (root * root)
+  small = x * _series(x * x, (1, -1 / 3))
+  return jnp.where(abs(x) < 2**-4, small, 1 - 2 * (root * root))
+
+
+def _expm1(x):
+  small = x * _series(x, (1, 1 / 2, 1 / 6))
+  return jnp.where(abs(x) < 2**-5, small, jnp.exp2(_LOG2_E * x) - 1)
+
+
+def _fine_expm1(x):
+  """exp(x) - 1 to 3 units in the last place, if exp is good to one."""
+  small = x * _series(x, [1 / math.factorial(n) for n in range(1, 9)])
+  return jnp.where(abs(x) < 0.5, small, jnp.exp(x) - 1)
+
+
+def _log1p(x):
+  small = x * _series(x, (1, -1 / 2, 1 / 3))
+  return jnp.where(abs(x) < 2**-5, small, jnp.log(1 + x))
+
+
+def _fine_log1p(x):
+  """log(1 + x) to 4 units in the last place, if log is good to one."""
+  small = x * _series(x, [-((-1) ** n) / n for n in range(1, 14)])
+  return jnp.where(abs(x) < 0.25, small, jnp.log(1 + x))
+
+
+def _normal_tail(x, coefficients=_LOG2_OF_NORMAL_TAIL):
+  """The normal distribution's 1 - cdf(x) of x >= 0, by its logarithm.
+
+  That is close to a parabola: the polynomial with the least largest error (a
+  linear program found it) is good to 2^-16 up to x = 7, by the fine
+  coefficients to 2^-22 at 1, 2^-19 at 4 and 2^-16 at 8, where 2^-23 of the
+  logarithm is that much. For larger x it is less exact, below 2^-39, and falls
+  still.
+  """
+  return jnp.exp2(_series(x, coefficients))
+
+
+def _erf(x, coefficients=_LOG2_OF_NORMAL_TAIL):
+  terms = [(-1) ** n / math.factorial(n) / (2 * n + 1) for n in range(7)]
+  small = 2 / math.sqrt(math.pi) * x * _series(x * x, terms)
+  large = 1 - 2 * _normal_tail(math.sqrt(2) * abs(x), coefficients)
+  return jnp.where(abs(x) < 0.5, small, jnp.where(x < 0, -large, large))
+
+
+def _erfc(x, coefficients=_LOG2_OF_NORMAL_TAIL):
+  tail = 2 * _normal_tail(math.sqrt(2) * abs(x), coefficients)
+  return jnp.where(x < 0, 2 - tail, tail)
+
+
+def _gelu_by_erf(x, coefficients=_LOG2_OF_NORMAL_TAIL):
+  """gelu(approximate=False), x * cdf(x), as max(x, 0) - |x| * cdf(-|x|).
+
+  As many instructions as `_gelu` takes.
+  """
+  size = jnp.minimum(abs(x), 2.0**100)  # At infinity the product is 0.
+  return jnp.maximum(x, 0) - size * _normal_tail(size, coefficients)
 
 
 def _gelu(x, reciprocal=_reciprocal):
@@ -129,8 +228,16 @@ def _one_over_one_plus_exp2(x, reciprocal=_reciprocal):
   return reciprocal(1 + jnp.exp2(jnp.minimum(x, 126)))
 
 
+def _same(x):
+  return x
+
+
 _fine_gelu = functools.partial(_gelu, reciprocal=_fine_reciprocal)
 _fine_logistic = functools.partial(_logistic, reciprocal=_fine_reciprocal)
+_fine_erf, _fine_erfc, _fine_gelu_by_erf = (
+  functools.partial(function, coefficients=_FINE_LOG2_OF_NORMAL_TAIL)
+  for function in (_erf, _erfc, _gelu_by_erf)
+)
 
 
 def tail(sums, c, bias, *, alpha, beta, activation, problem):

@@ -71,7 +71,9 @@ def matmul(
     bias: [N] or [M, 1], shared by the batch; no wider than the accumulation.
       Under `jax.vmap`, a bias for each example is first added to C.
     activation: an elementwise JAX function of one array, without arrays or
-      traced values of its own; it is compiled into the kernel.
+      traced values of its own; it is compiled into the kernel. One made of
+      what a kernel does not compute (`floor`, say) leaves the product to XLA
+      too.
     c: of the result's shape; no wider than the accumulation.
     alpha: a Python number; an integer if the operands are integers.
     beta: the same.

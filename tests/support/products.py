@@ -1,5 +1,7 @@
 """Products for the tests of the ops: operands, float64 references, bounds."""
 
+import functools
+import math
 from typing import Any
 
 import jax
@@ -25,11 +27,16 @@ def _gelu(z):
   return z * (1 + np.tanh(inner)) / 2
 
 
+def _gelu_by_erf(z):
+  return z / 2 * np.vectorize(math.erfc, otypes=[np.float64])(-z / 2**0.5)
+
+
 # Each as JAX has it, in float64.
 ACTIVATIONS = {
   jax.nn.relu: lambda z: np.maximum(z, 0),
   jax.nn.silu: _silu,
   jax.nn.gelu: _gelu,
+  functools.partial(jax.nn.gelu, approximate=False): _gelu_by_erf,
   jnp.tanh: np.tanh,
 }
 
