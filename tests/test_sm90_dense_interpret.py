@@ -322,6 +322,13 @@ CASES = (
 TAIL = changed(SMALL, tail_columns=1, tail_split_k=2)
 TAIL_CASES = (
   case("tail_nn", (70, 192, 330), changed(TAIL, tail_split_k=3)),
+  case("tail_of_a_partial_tile_nn", (70, 152, 200), TAIL, bias="n"),
+  case(
+    "tail_of_two_columns_and_some_nt",
+    (66, 132, 200),
+    changed(TAIL, tail_columns=2),
+    out_dtype="float32",
+  ),
   case(
     "tail_of_two_columns_nt",
     (70, 192, 200),
@@ -449,7 +456,7 @@ def test_what_a_swap_does_not_do_is_said(fields, change, reason):
     ({"c_dtype": "bfloat16"}, {}, "no C"),
     ({"batch": 2}, {}, "no batch"),
     ({"save_preactivation": True, "activation": "silu"}, {}, "pre-activation"),
-    ({"n": 200}, {}, "whole tiles along N, got 200"),
+    ({"n": 131}, {"block_n": 128, "epilogue_n": 64}, "results that TMA stores"),
     ({}, {"cluster_m": 2}, "no cluster"),
     ({}, {"swap_ab": True}, "no swap_ab"),
     ({}, {"split_k": 2}, "no split_k"),

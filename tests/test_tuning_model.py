@@ -41,8 +41,8 @@ RUNS = tuple(
 )
 RUNS += tuple(f"pingpong-{i}" for i in range(1, 6))
 # choice-3 has clusters that are no candidates.
-RUNS += tuple(f"choice-{i}" for i in (1, 4, 5, 6))
-RUNS += ("pieces-2", "aligned-1", "aligned-2")
+RUNS += tuple(f"choice-{i}" for i in (1, 4, 5, 6, 9))
+RUNS += ("pieces-2", "aligned-1", "aligned-2", "tail-1")
 
 
 def problem(m, n, k, **fields):

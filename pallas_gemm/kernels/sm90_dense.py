@@ -37,7 +37,7 @@ ladder take that apart step by step; what is here beyond them:
   at the end of N, are cut along K (`Config.tail_split_k`): the last units of
   the same launch, whose sums a second kernel adds in order and puts in place.
   768 x 7168 x 18432 (TN): 276 -> 259 us, 2048 x 32000 x 4096: 672 -> 657
-  (dense-24).
+  (dense-24), 500 x 4544 x 18176: 125 -> 115 (tail-1).
 * **split_k** writes float32 partial sums of parts of K, which XLA adds in a
   fixed order (and applies the tail to): same bits every time, no atomics.
 
@@ -138,7 +138,7 @@ def matmul(
 def _with_tail(out, sums, bias, tail, problem: Problem, config: Config):
   """The result, with the last columns from the sums over parts of K."""
   start = plan.tail_start(problem, config)
-  sums = [_sum(x[:, : problem.m]) for x in sums]
+  sums = [_sum(x[:, : problem.m, : problem.n - start]) for x in sums]
   if problem.bias == "n":
     bias = bias[start:]
   (last,) = tail(sums, None, _bias_of(sums[0].shape, bias, problem))
@@ -175,7 +175,7 @@ def _launch(
   Returns:
     The results, [batch, M, N], or with split_k the sums of each product,
     [split, batch, M, N]; and of a split tail the sums over parts of K,
-    [parts, rows of whole tiles, columns].
+    [parts, rows, columns] of whole tiles.
   """
   p = problem
   splits = config.split_k

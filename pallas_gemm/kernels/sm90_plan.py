@@ -282,7 +282,8 @@ def _room_to_defer(problem: Problem, config: Config) -> tuple[int, int]:
 
 def tail_start(problem: Problem, config: Config) -> int:
   """The first column of the tiles that are summed in parts of K."""
-  return problem.n - config.tail_columns * config.block_n
+  _, columns = grid(problem, config)
+  return (columns - config.tail_columns) * config.block_n
 
 
 def grid(problem: Problem, config: Config) -> tuple[int, int]:

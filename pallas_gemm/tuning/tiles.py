@@ -148,8 +148,8 @@ def _with_split_tail(
   x 5120 137.5 -> 139.6 (dense-24).
   """
   p, cfg = problem, config
-  rows, columns = plan.cdiv(p.m, cfg.block_m), p.n // cfg.block_n
-  if rows * columns < sms or p.n % cfg.block_n or cfg.block_m < 128:
+  rows, columns = plan.cdiv(p.m, cfg.block_m), plan.cdiv(p.n, cfg.block_n)
+  if rows * columns < sms or cfg.block_m < 128:
     return None
   if p.batch > 1 or p.ragged or p.c_dtype or p.save_preactivation:
     return None
