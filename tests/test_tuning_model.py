@@ -175,12 +175,16 @@ def test_small_products_of_odd_rows_are_left_to_xla_where_copies_cost_more():
     (problem(64, 80, 64, batch=2, **BATCHED), True),
     (problem(136, 32, 40, bias="n", activation="gelu"), False),
     (problem(1024, 1024, 64), False),
+    (problem(312, 10664, 32, transpose_b=True), True),
+    (problem(872, 1776, 40, bias="n"), True),
+    (problem(1024, 32, 64, batch=96, transpose_b=True, **BATCHED), True),
+    (problem(1024, 64, 64, batch=40, **BATCHED), False),
     (problem(64, 64, 128, batch=2, **BATCHED), False),
   ),
   ids=str,
 )
 def test_what_is_left_to_xla(case, is_left):
-  """By both kernels' times, where measured (dense-34 to -37, choice-5)."""
+  """By both kernels' times, where measured (dense-34 to -37, choice-5, -9)."""
   assert bool(left_to_xla.why(model.choose(case), case)) == is_left
 
 

@@ -31,6 +31,11 @@ _ACTIVATION_LAUNCH = 2e-6
 # -29, -34, -35). With a tail they are faster here, and some larger ones: 1024 x
 # 1024 x 64 takes 2.75 us, XLA 2.9; 1024 times 32^3 4.3 and 3.0 (dense-37).
 _FEW_RESULTS = 5 * 2**17
+# The same where rows are short as well, of A or B along a K below 64, or of a
+# result of fewer than 64 columns: XLA took 8 to 45 % less for 14 of 14 products
+# of up to 3.3 million results (choice-2, -5, -8, -9, dense-35, -37), up to 14 %
+# more for 4096 x 4096 x 32 (dense-35).
+_FEW_RESULTS_OF_SHORT_ROWS = 2**22
 # XLA's reduction for a vector times a matrix stored along K: a launch, and part
 # of the peak rate of device memory. Within 23 % of 18 products of 0.5 to 50 MB
 # on an H200, 7 % in the mean (dense-28, -30); along N it takes up to five times
@@ -55,7 +60,8 @@ def why(config: Config, problem: Problem) -> str | None:
   kernel 17.1, and 10.7 where B is stored [N, K]). A vector times a matrix
   stored along K is a reduction to XLA, and small ones are done when a tile has
   not yet left (1 x 1024 x 1024: 2.1 us, this kernel 3.6). Few results of K up
-  to 64 are sooner done too (64 x 80 x 64, twice: 1.4 us, this kernel 1.8).
+  to 64 are sooner done too (64 x 80 x 64, twice: 1.4 us, this kernel 1.8), and
+  some more of short rows (312 x 10664 x 32: 4.6 us, this kernel 5.2).
   float32 results of sums neither short nor long take longer to store (4096 x
   4096 x 512: 28.9 us, this kernel 31.2).
   """
@@ -77,6 +83,8 @@ def why(config: Config, problem: Problem) -> str | None:
     )
   if p.k <= 64 and p.results <= _FEW_RESULTS and not _has_tail(p):
     return "XLA's kernel starts sooner, and there is one slab to multiply"
+  if _is_one_slab_of_short_rows(p):
+    return "XLA's kernel starts sooner, and rows are shorter than 128 bytes"
   if _has_wide_results(p, config):
     return "float32 results of sums of this length would take longer to store"
   a, b = sm90_memory.operand_shapes(p)
@@ -109,6 +117,15 @@ def _has_tail(problem: Problem) -> bool:
   """Whether results are more than a product."""
   p = problem
   return bool(p.gated or p.bias or p.c_dtype or p.activation)
+
+
+def _is_one_slab_of_short_rows(problem: Problem) -> bool:
+  """Whether one slab of short rows, or into short rows, is multiplied."""
+  p = problem
+  if p.k > 64 or p.activation or p.c_dtype or p.gated:
+    return False
+  along_k = p.k < 64 and (p.transpose_b or not p.transpose_a)
+  return (along_k or p.n < 64) and p.results <= _FEW_RESULTS_OF_SHORT_ROWS
 
 
 def _has_wide_results(problem: Problem, config: Config) -> bool:
