@@ -51,6 +51,28 @@ def in_float64(reference, x):
     return reference(np.asarray(x, np.float64))
 
 
+def assert_close(activation, reference, least, problem, most, least_size=0.0):
+  """Relative errors are `most` or less; NaN is no error that small.
+
+  Args:
+    activation: what a kernel of `problem` is to compute.
+    reference: the same in float64.
+    least: of the arguments.
+    problem: says how exact it is.
+    most: the largest relative error.
+    least_size: of the results that are compared.
+  """
+  x = np.linspace(least, 80, 200_001, dtype=np.float32)
+  small = np.geomspace(1e-30, min(0.9, -least), 10_001, dtype=np.float32)
+  x = np.concatenate([x, small, -small])
+  want = in_float64(reference, x)
+  out = jax.jit(epilogues.fusible(activation, problem))(x)
+  error = np.abs(np.asarray(out, np.float64) - want)
+  size = np.abs(want)
+  far = ~(error <= most * size) & (size >= least_size)
+  assert not far.any(), (x[far], error[far] / size[far])
+
+
 @pytest.mark.parametrize(
   ("problem", "most"), ((ROUNDED, 2.0**-14), (FINE, 2.0**-16)), ids=str
 )
@@ -79,16 +101,9 @@ def in_float64(reference, x):
 def test_small_values_are_as_exact_as_large_ones(
   activation, reference, least, problem, most
 ):
-  x = jnp.linspace(least, 80, 200_001, dtype=jnp.float32)
-  small = jnp.geomspace(1e-30, 0.9, 10_001, dtype=jnp.float32)
-  x = jnp.concatenate([x, small, -small])
-  want = in_float64(reference, x)
-  out = jax.jit(epilogues.fusible(activation, problem))(x)
-  error = np.abs(np.asarray(out, np.float64) - want)
   # Below 2^-36 erfc is less exact.
-  least_wanted = 2.0**-36 if activation is lax.erfc else 0
-  far = (error > most * np.abs(want)) & (want >= least_wanted)
-  assert not far.any(), (x[far], error[far] / want[far])
+  least_size = 2.0**-36 if activation is lax.erfc else 0.0
+  assert_close(activation, reference, least, problem, most, least_size)
 
 
 @pytest.mark.parametrize(
@@ -101,24 +116,14 @@ def test_small_values_are_as_exact_as_large_ones(
   ids=("expm1", "log1p", "erf"),
 )
 def test_forms_for_float32_results(activation, reference, least):
-  x = jnp.linspace(least, 80, 200_001, dtype=jnp.float32)
-  small = jnp.geomspace(1e-30, 0.9, 10_001, dtype=jnp.float32)
-  x = jnp.concatenate([x, small, -small])
-  want = in_float64(reference, x)
-  out = jax.jit(epilogues.fusible(activation, EXACT))(x)
-  error = np.abs(np.asarray(out, np.float64) - want)
-  assert (error <= 2.0**-21 * np.abs(want)).all(), (error / np.abs(want)).max()
+  assert_close(activation, reference, least, EXACT, 2.0**-21)
 
 
 @pytest.mark.parametrize(
   ("least", "most"), ((-1, 2.0**-20), (-4, 2.0**-18), (-8, 2.0**-15))
 )
 def test_gelu_by_erf_for_float32_results(least, most):
-  x = jnp.linspace(least, 80, 200_001, dtype=jnp.float32)
-  want = in_float64(gelu_by_erf, x)
-  out = jax.jit(epilogues.fusible(GELU_BY_ERF, EXACT))(x)
-  error = np.abs(np.asarray(out, np.float64) - want)
-  assert (error <= most * np.abs(want)).all(), (error / np.abs(want)).max()
+  assert_close(GELU_BY_ERF, gelu_by_erf, least, EXACT, most)
 
 
 @pytest.mark.parametrize("problem", (ROUNDED, FINE), ids=str)
