@@ -95,6 +95,12 @@ REPEATED = {
     Call(m=300, n=1000, k=2000, bias="n", activation=jax.nn.gelu),
     tuning.Config(block_n=112, stages=4, epilogue_n=32, swap_ab=True),
   ),
+  "swapped_with_c": (
+    Call(m=300, n=2000, k=600, bias="n", c_dtype=BF16),
+    tuning.Config(
+      block_n=160, stages=4, epilogue_n=32, epilogue_buffers=5, swap_ab=True
+    ),
+  ),
   "overlap": (
     Call(m=1000, n=1000, k=600, transpose_b=True, c_dtype=BF16),
     tuning.Config(block_n=144, stages=4, epilogue_n=32),
@@ -182,6 +188,10 @@ CANARIES = (
     tuning.Config(block_n=96, stages=3, epilogue_n=32, swap_ab=True),
   ),
   (
+    Call(m=100, n=208, k=128, c_dtype=BF16),
+    tuning.Config(block_n=96, stages=3, epilogue_n=32, swap_ab=True),
+  ),
+  (
     Call(m=72, n=208, k=128, transpose_b=True),
     tuning.Config(block_n=112, stages=3, epilogue_n=64),
   ),
@@ -194,7 +204,7 @@ CANARIES = (
 )
 
 
-@pytest.mark.parametrize(("call", "config"), CANARIES, ids=tuple("abcdef"))
+@pytest.mark.parametrize(("call", "config"), CANARIES, ids=tuple("abcdefg"))
 def test_nothing_is_written_outside(call, config):
   x = call.operands()
   canaries.assert_written_inside(
@@ -299,30 +309,33 @@ CURVATURE = {jnp.tanh: 0.77, jax.nn.silu: 0.51, jax.nn.gelu: 1.1}
   "activation", (None, *CURVATURE), ids=lambda f: getattr(f, "__name__", "none")
 )
 @pytest.mark.parametrize("dtype", calls.DTYPES)
-def test_gradients(activation, dtype):
-  """Of sum(ct * activation(A @ B + bias)) for A, B and the bias."""
+@pytest.mark.parametrize("with_c", (False, True))
+def test_gradients(activation, dtype, with_c):
+  """Of sum(ct * activation(A @ B + bias + C)) for A, B, the bias and C."""
   m, n, k = 200, 264, 136
   a = normal(m, k, dtype=dtype)
   b = (normal(k, n) * k**-0.5).astype(dtype)
   bias, ct = normal(n, dtype=dtype, seed=1), normal(m, n, dtype=dtype, seed=2)
+  c = (normal(m, n, dtype=dtype, seed=3),) if with_c else ()
 
-  def op(a, b, bias):
-    return pallas_gemm.matmul(a, b, bias=bias, activation=activation)
+  def op(a, b, bias, c=None):
+    return pallas_gemm.matmul(a, b, bias=bias, c=c, activation=activation)
 
-  got = jax.jit(lambda ct, *x: jax.vjp(op, *x)[1](ct))(ct, a, b, bias)
-  for grad, want, bound in zip(got, *_gradients(a, b, bias, ct, activation)):
+  got = jax.jit(lambda ct, *x: jax.vjp(op, *x)[1](ct))(ct, a, b, bias, *c)
+  wanted = _gradients(a, b, bias, ct, activation, *c)
+  for grad, want, bound in zip(got, *wanted):
     error = np.abs(products.float64(grad) - want)
     assert np.all(error <= bound), f"{(error / bound).max()} of the bound"
 
 
-def _gradients(a, b, bias, ct, activation):
+def _gradients(a, b, bias, ct, activation, c=0.0):
   """Gradients in float64, and how far off those of 16-bit operands may be."""
   unit = float(jnp.finfo(a.dtype).eps) / 2
-  a, b, bias, ct = (products.float64(x) for x in (a, b, bias, ct))
-  z = a @ b + bias
+  a, b, bias, ct, c = (products.float64(x) for x in (a, b, bias, ct, c))
+  z = a @ b + bias + c
   # The sum is rounded to 16 bits where it is kept.
-  size = np.abs(a) @ np.abs(b) + np.abs(bias)
-  off = numerics.gamma(a.shape[1] + 4, 2.0**-23) * size
+  size = np.abs(a) @ np.abs(b) + np.abs(bias) + np.abs(c)
+  off = numerics.gamma(a.shape[1] + 5, 2.0**-23) * size
   off += unit * (np.abs(z) + off)
   slope, d_slope = np.ones_like(z), np.zeros_like(z)
   if activation is not None:
@@ -349,7 +362,7 @@ def _gradients(a, b, bias, ct, activation):
   d_bias, rows = d.sum(0), d_off.sum(0)
   rows = rows + numerics.gamma(len(d), 2.0**-24) * (np.abs(d) + d_off).sum(0)
   rows = rows + unit * (np.abs(d_bias) + rows)
-  return (d_a, d_b, d_bias), (a_off, b_off, rows)
+  return (d_a, d_b, d_bias, d), (a_off, b_off, rows, d_off)
 
 
 # Beyond one call.

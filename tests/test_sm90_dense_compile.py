@@ -88,6 +88,18 @@ EXAMPLES = {
     None,
     112,
   ),
+  "swapped_with_c": (
+    {"m": 3000, "c_dtype": "bfloat16"},
+    {
+      "block_m": 128,
+      "block_n": 160,
+      "epilogue_n": 32,
+      "epilogue_buffers": 5,
+      "swap_ab": True,
+    },
+    None,
+    160,
+  ),
   "split_tail": (
     {"gated": True},
     GATED | {"tail_columns": 1, "tail_split_k": 4},

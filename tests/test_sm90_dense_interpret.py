@@ -237,6 +237,16 @@ CASES = (
     bias="n",
     save_preactivation=True,
   ),
+  # C where one of two results goes, of two tiles a block.
+  case(
+    "saved_c_in_place_nn",
+    (70, 136, 130),
+    changed(SMALL, epilogue_n=32),
+    dense.Tail(activation=jax.nn.gelu, beta=0.5),
+    c_dtype="bfloat16",
+    bias="n",
+    save_preactivation=True,
+  ),
   # Operands swapped: the tile's rows lie along N, its columns along M.
   case("swapped_nn", (70, 72, 330), SWAPPED),
   case("swapped_nt", (40, 150, 66), SWAPPED, bias="n", **FP16),
@@ -250,6 +260,41 @@ CASES = (
   case("swapped_tt", (100, 72, 64), changed(SWAPPED, block_n=32), **FP16),
   case("swapped_one_element_nn", (1, 1, 1), SWAPPED),
   case("swapped_overlap_nt", (70, 72, 66), changed(SWAPPED, epilogue_n=32)),
+  # C is transposed on its way as results are: in place of them, of two tiles a
+  # block; in two buffers of its own; one tile a block, with partial pieces.
+  case(
+    "swapped_c_in_place_nn",
+    (70, 136, 130),
+    changed(SWAPPED, epilogue_buffers=3),
+    dense.Tail(alpha=0.5, beta=-2.0),
+    c_dtype="bfloat16",
+    bias="n",
+  ),
+  case(
+    "swapped_c_of_another_dtype_nt",
+    (50, 70, 66),
+    SWAPPED,
+    dense.Tail(activation=jax.nn.silu),
+    c_dtype="float16",
+    bias="m",
+  ),
+  case(
+    "swapped_c_overlap_nn",
+    (41, 60, 66),
+    changed(SWAPPED, epilogue_n=32, epilogue_buffers=2),
+    c_dtype="float16",
+    **FP16,
+  ),
+  case(
+    "swapped_c_batch_tn",
+    (40, 72, 66),
+    changed(SWAPPED, block_n=64, epilogue_n=64, cluster_n=2),
+    dense.Tail(activation=jnp.tanh),
+    c_dtype="bfloat16",
+    batch=2,
+    batched_a=True,
+    save_preactivation=True,
+  ),
   # One swizzled piece of the result is as wide as all of it.
   case(
     "swapped_wide_nn",
@@ -436,9 +481,9 @@ def test_swapped_operands_have_the_same_bits():
 @pytest.mark.parametrize(
   ("fields", "change", "reason"),
   (
-    ({"c_dtype": "bfloat16"}, {}, "no C"),
     ({"gated": True, "activation": "silu"}, {}, "gated"),
     ({"out_dtype": "float32"}, {}, "float32"),
+    ({"c_dtype": "float32"}, {}, "C of 16 bits, got float32"),
     ({}, {"split_k": 2}, "split_k"),
     # Stored [K, M], A is read in pieces of 32 columns or more.
     ({"transpose_a": True}, {}, "32 columns"),

@@ -34,6 +34,7 @@ _TAILS = (
   {"c_dtype": "bfloat16"},
   {"c_dtype": "float32", "bias": "m"},
   {"activation": "silu", "save_preactivation": True},
+  {"activation": "gelu", "save_preactivation": True, "c_dtype": "bfloat16"},
   {"activation": "silu", "gated": True},
   {"activation": "silu", "gated": True, "save_preactivation": True},
 )
@@ -92,9 +93,10 @@ def test_what_the_model_may_choose(tile):
 
 @pytest.mark.parametrize("shape", _SHAPES, ids=str)
 @pytest.mark.parametrize("layout", ("nn", "nt"))
-def test_swapped_operands(shape, layout):
+@pytest.mark.parametrize("tail", _TAILS[1:3], ids=str)
+def test_swapped_operands(shape, layout, tail):
   """The model's candidates, for each height of a tile."""
-  problem = _problem(shape, layout, "bfloat16", _TAILS[1])
+  problem = _problem(shape, layout, "bfloat16", tail)
   found = {
     (c.block_n, c.cluster_m): c
     for c in model.candidates(problem)
@@ -135,7 +137,7 @@ def test_a_split_tail(shape, tail, out_dtype):
 
 @pytest.mark.parametrize("out_dtype", ("bfloat16", "float32"))
 @pytest.mark.parametrize("columns", (2, 128))
-@pytest.mark.parametrize("tail", (_TAILS[0], _TAILS[1], _TAILS[5]), ids=str)
+@pytest.mark.parametrize("tail", (_TAILS[0], _TAILS[1], _TAILS[6]), ids=str)
 def test_a_split_tail_of_one_unit_a_block(columns, out_dtype, tail):
   problem = _problem((50, 64 * columns, 256), "nn", out_dtype, tail)
   config = dataclasses.replace(CONFIG, tail_columns=1, tail_split_k=4)
@@ -222,6 +224,37 @@ def test_sums_over_parts_of_k():
   split = [c for c in model.candidates(problem) if c.split_k > 1]
   for config in split[:: max(1, len(split) // 3)]:
     assert "mosaic_gpu" in _lower(problem, config), config
+
+
+@pytest.mark.parametrize(
+  "shape",
+  ((16, 512, 512), (300, 1000, 777), (1024, 4096, 64), (4096, 4096, 4096)),
+  ids=str,
+)
+@pytest.mark.parametrize("activation", (None, jax.nn.gelu))
+@pytest.mark.parametrize("c_dtype", (None, "bfloat16", "float32"))
+@pytest.mark.parametrize("bias", (False, True))
+def test_gradients(shape, activation, c_dtype, bias):
+  """Of every operand, with the configs that the model picks.
+
+  With an activation the forward pass also stores what that is applied to.
+  """
+  m, n, k = shape
+
+  def loss(x):
+    out = pallas_gemm.matmul(**x, activation=activation, implementation="sm90")
+    return out.astype(jnp.float32).sum()
+
+  x = {"a": jax.ShapeDtypeStruct((m, k), "bfloat16")}
+  x["b"] = jax.ShapeDtypeStruct((k, n), "bfloat16")
+  if bias:
+    x["bias"] = jax.ShapeDtypeStruct((n,), "bfloat16")
+  if c_dtype:
+    x["c"] = jax.ShapeDtypeStruct((m, n), c_dtype)
+  with hardware.assume(GPU):
+    traced = jax.jit(jax.value_and_grad(loss)).trace(x)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+  assert text.count("custom_call @mosaic_gpu") == 3
 
 
 # An activation for each primitive that the kernel says it can compute.

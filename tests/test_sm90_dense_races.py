@@ -172,7 +172,15 @@ CLEAN = {
     dataclasses.replace(PLAIN, m=130, n=128, save_preactivation=True),
     dataclasses.replace(SMALL, block_n=128, epilogue_buffers=1),
   ),
+  "saved_with_c_in_place": (
+    dataclasses.replace(IN_PLACE[0], m=130, save_preactivation=True),
+    SMALL,
+  ),
   "swapped": SWAPPED,
+  "swapped_with_c_in_place": (
+    dataclasses.replace(SWAPPED[0], c_dtype="bfloat16", bias="n"),
+    dataclasses.replace(SMALL, swap_ab=True),
+  ),
   "split_tail": TAIL,
   "pingpong": PINGPONG,
   # As many slabs as stages, but one consumer has two of the three units.

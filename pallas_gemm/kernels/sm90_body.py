@@ -48,7 +48,7 @@ def body(
   """What a block does: one warp loads, `consumers` warpgroups multiply."""
   p, cfg = problem, config
   if c_loaded is not None and c is None:
-    (c,) = staging  # see `plan.c_in_place`
+    c = staging[0]  # see `plan.c_in_place`
   schedule_refs, refs = _split(refs, plan.schedule_arrays(p))
   (a_ref, *b_refs), refs = _split(refs, 1 + len(b_rings))
   edge_refs, refs = _split(refs, 2 if p.ragged == "k" else 0)

@@ -189,7 +189,7 @@ def _launch(
   if fused and bias is not None:
     operands.append(bias)
   if fused and c is not None:
-    width = plan.piece_width(p, config)
+    _, width = plan.piece_shape(p, config)
     c_pad = plan.padding(c.shape, width, width, c.dtype.itemsize)
     operands.append(_pad(c, c_pad, p.batch > 1))
   lead = (parts,) if parts > 1 else ()

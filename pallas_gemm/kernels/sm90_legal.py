@@ -75,10 +75,10 @@ def first_legal(configs: Iterable[Config], problem: Problem) -> Config:
 def may_not_swap(problem: Problem) -> str | None:
   """None, or why no config that swaps operands can run the problem."""
   p = problem
-  if p.ragged or p.gated or p.c_dtype:
-    return "swap_ab takes no groups, no gated product and no C"
-  if p.out_dtype == "float32":
-    return "swap_ab stores results of 16 bits, got out_dtype float32"
+  if p.ragged or p.gated:
+    return "swap_ab takes no groups and no gated product"
+  if "float32" in (p.out_dtype, p.c_dtype):
+    return "swap_ab has results and C of 16 bits, got float32"
   return None
 
 

@@ -74,7 +74,8 @@ def copied_bytes(
   into += [(b, b_pad, batch_b, 2)] * (2 if p.gated else 1)
   out_of = []
   if config.split_k == 1:
-    shape, width = plan.result_shape(p, config), plan.piece_width(p, config)
+    shape = plan.result_shape(p, config)
+    _, width = plan.piece_shape(p, config)
     if p.c_dtype:
       size = jnp.dtype(p.c_dtype).itemsize
       padded = plan.padding(shape, width, width, size)

@@ -63,8 +63,8 @@ def scratch(problem: Problem, config: Config, out_dtype, bias, c):
   if cfg.split_k == 1 and c is not None:
     ahead = plan.c_buffers(p, cfg)
     if not plan.c_in_place(p, cfg):
-      piece = (consumers, ahead, plan.WGMMA_ROWS, width)
-      scratch["c"] = _swizzled(piece, c.dtype, width)
+      piece = (consumers, ahead, piece_rows, piece_columns)
+      scratch["c"] = _swizzled(piece, c.dtype, piece_columns)
     scratch["c_loaded"] = plgpu.Barrier(num_barriers=consumers * ahead)
   return scratch
 

@@ -136,12 +136,19 @@ class Tail(Share):
       buffer = piece % self.c_buffers
       barrier = self.warpgroup * self.c_buffers + buffer
       plgpu.barrier_wait(self.c_loaded.at[barrier])
-      c_piece = self.c[self.warpgroup, buffer]
+      c_piece = self._c_of(buffer)
     return self.compute(
       [x[i : i + plan.WGMMA_ROWS, j : j + self.width] for x in sums],
       c_piece,
       None if self.bias is None else self._bias_of(piece),
     )
+
+  def _c_of(self, buffer: int) -> jax.Array:
+    piece = self.c.at[self.warpgroup, buffer]
+    if not self.config.swap_ab:
+      return piece[...]
+    piece = piece.transpose((1, 0))
+    return plgpu.load(piece, layout=plgpu.Layout.WGMMA, optimized=False)
 
   def _bias_of(self, piece: int) -> jax.Array:
     along_n = self.problem.bias == "n"
