@@ -188,7 +188,7 @@ CANARIES = (
     tuning.Config(block_n=96, stages=3, epilogue_n=32, swap_ab=True),
   ),
   (
-    Call(m=100, n=208, k=128, c_dtype=BF16),
+    Call(m=104, n=208, k=128, c_dtype=BF16),
     tuning.Config(block_n=96, stages=3, epilogue_n=32, swap_ab=True),
   ),
   (
@@ -330,7 +330,8 @@ def test_gradients(activation, dtype, with_c):
 
 def _gradients(a, b, bias, ct, activation, c=0.0):
   """Gradients in float64, and how far off those of 16-bit operands may be."""
-  unit = float(jnp.finfo(a.dtype).eps) / 2
+  info = jnp.finfo(a.dtype)
+  unit = float(info.eps) / 2
   a, b, bias, ct, c = (products.float64(x) for x in (a, b, bias, ct, c))
   z = a @ b + bias + c
   # The sum is rounded to 16 bits where it is kept.
@@ -349,6 +350,7 @@ def _gradients(a, b, bias, ct, activation, c=0.0):
   # it and when it becomes an operand.
   d, d_off = ct * slope, np.abs(ct) * d_slope
   d_off += 2 * unit * (np.abs(d) + d_off)
+  d_off += float(info.smallest_subnormal)
 
   def product(x, x_off, y, y_off):
     x_size, y_size = np.abs(x) + x_off, np.abs(y) + y_off

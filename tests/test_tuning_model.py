@@ -41,8 +41,8 @@ RUNS = tuple(
 )
 RUNS += tuple(f"pingpong-{i}" for i in range(1, 6))
 # choice-3 has clusters that are no candidates.
-RUNS += tuple(f"choice-{i}" for i in (1, 4, 5, 6, 9))
-RUNS += ("pieces-2", "aligned-1", "aligned-2", "tail-1")
+RUNS += tuple(f"choice-{i}" for i in (1, 4, 5, 6, 9, 10, 11))
+RUNS += ("pieces-2", "aligned-1", "aligned-2", "tail-1", "swap-c-1", "swap-c-2")
 
 
 def problem(m, n, k, **fields):
@@ -176,7 +176,15 @@ def test_small_products_of_odd_rows_are_left_to_xla_where_copies_cost_more():
     (problem(136, 32, 40, bias="n", activation="gelu"), False),
     (problem(1024, 1024, 64), False),
     (problem(312, 10664, 32, transpose_b=True), True),
-    (problem(872, 1776, 40, bias="n"), True),
+    # XLA computes a bias or C in a kernel of its own.
+    (problem(872, 1776, 40, bias="n"), False),
+    (problem(312, 10664, 32, bias="n"), False),
+    (problem(205, 4986, 230, bias="n", transpose_a=True), False),
+    (problem(205, 4986, 230, transpose_a=True), True),
+    (problem(81, 3582, 63, c_dtype="bfloat16"), True),
+    (problem(2000, 3000, 1000, bias="n"), False),
+    (problem(1000, 3000, 2000, c_dtype="bfloat16"), True),
+    (problem(9456, 408, 960, activation="silu"), False),
     (problem(1024, 32, 64, batch=96, transpose_b=True, **BATCHED), True),
     (problem(1024, 64, 64, batch=40, **BATCHED), False),
     (problem(64, 64, 128, batch=2, **BATCHED), False),
@@ -184,7 +192,7 @@ def test_small_products_of_odd_rows_are_left_to_xla_where_copies_cost_more():
   ids=str,
 )
 def test_what_is_left_to_xla(case, is_left):
-  """By both kernels' times, where measured (dense-34 to -37, choice-5, -9)."""
+  """By the times of both (dense-34 to -37, choice-5, forms-1)."""
   assert bool(left_to_xla.why(model.choose(case), case)) == is_left
 
 

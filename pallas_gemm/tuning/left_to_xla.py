@@ -20,11 +20,14 @@ _LAUNCH, _PER_K, _FLOPS_PER_S = 3.5e-6, 8e-9, 120e12
 _LEAST_GAIN = 0.9
 # XLA's kernels where rows are short, as a launch and part of the peak rate of
 # device memory: for a sum over K that is cut in parts, and for one step of K.
-# Within 11 % (mean) of 39 products on an H200 (dense-34, -35). With an
-# activation there is a kernel more, which reads the result and writes it (by
-# its bytes, not measured).
+# Within 11 % (mean) of 39 products on an H200 (dense-34, -35).
 _SHORT_LAUNCH, _ONE_STEP_LAUNCH, _SHORT_RATE = 3.2e-6, 2.4e-6, 0.95
-_ACTIVATION_LAUNCH = 2e-6
+# What follows a product XLA computes in a kernel of its own, from float32 sums:
+# a launch, and eight bytes a result, at a multiple of the peak rate of device
+# memory, for much of it stays in L2. (`jnp.dot(a, b) + bias`, which rounds the
+# product first, is one kernel.) That is 0.5 to 1.2 times what nine products on
+# an H200 took longer for a bias or C (forms-1).
+_TAIL_LAUNCH, _TAIL_RATE = 1.6e-6, 1.15
 # Results up to which XLA's kernel for a sum of one slab, and no more than that,
 # is done sooner: it has no barriers to make ready and no ring to fill. 13 of 14
 # such products took it 1 to 45 % less, 1.3 to 2.7 us (choice-2, -5, dense-27,
@@ -70,7 +73,7 @@ def why(config: Config, problem: Problem) -> str | None:
   if p.m == 1 and p.transpose_b and not p.gated:
     rate = _VECTOR_RATE * hardware.current().dram_bytes_per_s
     matrices = p.batch if p.batched_b else 1
-    theirs = _VECTOR_LAUNCH + matrices * p.n * p.k * 2 / rate
+    theirs = _VECTOR_LAUNCH + matrices * p.n * p.k * 2 / rate + _tail(p)
     if time > theirs:
       return (
         f"a vector times a matrix stored along K would take {time * 1e6:.1f}"
@@ -90,7 +93,7 @@ def why(config: Config, problem: Problem) -> str | None:
   a, b = sm90_memory.operand_shapes(p)
   if any(width % 8 for width in (a[1], b[1], p.n)):
     flops = 2.0 * p.batch * p.m * p.n * p.k * (2 if p.gated else 1)
-    theirs = _LAUNCH + _PER_K * p.k + flops / _FLOPS_PER_S
+    theirs = _LAUNCH + _PER_K * p.k + flops / _FLOPS_PER_S + _tail(p)
     if time <= _LEAST_GAIN * theirs:
       return None
     return (
@@ -104,13 +107,22 @@ def why(config: Config, problem: Problem) -> str | None:
     k=plan.cdiv(p.k, 64) * 64,
   )
   least = model.predict(model.choose(whole), whole)
-  if time <= _MOST * least + _MOST_BESIDE:
+  if time <= _MOST * least + _MOST_BESIDE + _tail(p):
     return None
   return (
     f"with rows that are no multiples of 128 bytes it would take"
     f" {time * 1e6:.1f} us instead of {least * 1e6:.1f}; XLA's kernel reads"
     " them as they are"
   )
+
+
+def _tail(problem: Problem) -> float:
+  """Seconds that XLA takes for what follows a product."""
+  p = problem
+  if not _has_tail(p):
+    return 0.0
+  rate = _TAIL_RATE * hardware.current().dram_bytes_per_s
+  return _TAIL_LAUNCH + 8 * p.results / rate
 
 
 def _has_tail(problem: Problem) -> bool:
@@ -122,7 +134,7 @@ def _has_tail(problem: Problem) -> bool:
 def _is_one_slab_of_short_rows(problem: Problem) -> bool:
   """Whether one slab of short rows, or into short rows, is multiplied."""
   p = problem
-  if p.k > 64 or p.activation or p.c_dtype or p.gated:
+  if p.k > 64 or _has_tail(p):
     return False
   along_k = p.k < 64 and (p.transpose_b or not p.transpose_a)
   return (along_k or p.n < 64) and p.results <= _FEW_RESULTS_OF_SHORT_ROWS
@@ -151,7 +163,4 @@ def _of_short_rows(problem: Problem) -> float | None:
   rate = _SHORT_RATE * hardware.current().dram_bytes_per_s
   a = p.m * p.k * (p.batch if p.batched_a else 1)
   b = p.n * p.k * (p.batch if p.batched_b else 1)
-  time = products * (launch + 2 * (a + b + p.results) / rate)
-  if p.activation:
-    time += _ACTIVATION_LAUNCH + 4 * p.results / rate
-  return time
+  return products * (launch + 2 * (a + b + p.results) / rate) + _tail(p)
