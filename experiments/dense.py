@@ -30,10 +30,6 @@ be carried out; 130 after Ctrl-C.
 """
 
 from collections.abc import Sequence
-import functools
-import itertools
-import pathlib
-from typing import Any
 
 from absl import flags
 
@@ -47,11 +43,21 @@ from experiments.harness import (
   report,
 )
 from experiments.harness import console as console_lib
-from experiments.harness import rows as rows_lib
 from experiments.harness import session as session_lib
 from pallas_gemm import compat
 
 EXPERIMENT = "dense"
+REPORT = report.Report(
+  experiment=EXPERIMENT,
+  summary=dense_tables.summary,
+  numeric=dense_tables.NUMERIC,
+  timed=dense_tables.compared,
+  markdown=dense_tables.markdown,
+  figures={
+    "dense.png": dense_plots.ratios,
+    "dense_small_m.png": dense_plots.small_m,
+  },
+)
 # Without a GPU: what is small enough to be interpreted.
 _ON_HOST = ("interpret", dense_latency.SUITE)
 _NAMES = (*dense_cases.NAMES, dense_latency.SUITE)
@@ -131,7 +137,13 @@ def run(console: console_lib.Console) -> int:
       session.host_rows(
         "bandwidth", bench.measure_bandwidth, dense_tables.host_line
       )
-    _measure(session, bench, cases)
+    session.suites(
+      cases,
+      lambda suite: dense_bench.prepare(suite, bench.implementation),
+      bench.measure,
+      dense_tables.label,
+      dense_tables.measured_parts,
+    )
     if latency:
       dtype = cli.DTYPE.value or "bfloat16"
       session.host_rows(
@@ -140,71 +152,15 @@ def run(console: console_lib.Console) -> int:
         dense_tables.host_line,
       )
   title = f"The dense ops on {session.device}, relative to jnp"
-  _print(console, title, session.rows)
-  return session.finish(lambda rows: show(console, rows, session.path.parent))
-
-
-def _measure(
-  session: session_lib.Session,
-  bench: dense_bench.DenseBench,
-  cases: Sequence[dense_cases.Case],
-) -> None:
-  """Measures cases, those of a suite compiled together."""
-  for name, suite in itertools.groupby(cases, lambda case: case.suite):
-    suite = list(suite)
-    session.console.doing(f"{name}: compiling {len(suite)} cases")
-    for prepared in dense_bench.prepare(suite, bench.implementation):
-      fields = prepared.case.fields()
-      label = f"{name} {dense_tables.label(fields)} {fields['dtype']}"
-      session.case(
-        label,
-        functools.partial(bench.measure, prepared),
-        dense_tables.measured_parts,
-      )
-
-
-def _print(console: console_lib.Console, title: str, rows) -> None:
-  header, cells = dense_tables.summary(rows)
-  console.line()
-  console.table(title, header, cells, dense_tables.NUMERIC)
-
-
-def show(
-  console: console_lib.Console,
-  rows: Sequence[dict[str, Any]],
-  folder: pathlib.Path,
-) -> None:
-  """Plots and README tables, as the flags say, of one device's rows."""
-  latest = rows_lib.latest(rows)
-  if not dense_tables.compared(latest):
-    raise cli.FlagError(f"no timed rows in {folder}; measure on a GPU first")
-  figures = {
-    "dense.png": lambda path: dense_plots.ratios(latest, path),
-    "dense_small_m.png": lambda path: dense_plots.small_m(latest, path),
-  }
-  if cli.PLOT.value:
-    report.draw(console, folder, figures)
-  if cli.UPDATE_README.value:
-    report.update_readme(
-      console,
-      EXPERIMENT,
-      dense_tables.markdown(latest),
-      [folder / name for name in figures],
-    )
-
-
-def from_rows(console: console_lib.Console) -> int:
-  """Table, plots and README from rows measured before."""
-  path, folder, rows = report.measured_before(EXPERIMENT)
-  _print(console, f"Rows of {path}", rows_lib.latest(rows))
-  show(console, rows, folder)
-  return 0
+  REPORT.table(console, title, session.rows)
+  folder = session.path.parent
+  return session.finish(lambda rows: REPORT.show(console, rows, folder))
 
 
 def main(argv: Sequence[str]) -> int:
   """Carries out the flags; returns the exit status."""
   del argv
-  return session_lib.main(_MEASURING, run, from_rows)
+  return session_lib.main(_MEASURING, run, REPORT.from_rows)
 
 
 if __name__ == "__main__":

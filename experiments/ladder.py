@@ -26,6 +26,7 @@ can't be carried out; 130 after Ctrl-C.
 
 from collections.abc import Sequence
 import dataclasses
+import itertools
 import math
 import pathlib
 import time
@@ -315,9 +316,7 @@ def run(console: console_lib.Console) -> int:
           ladder.problem(problem, chosen, _PEERS.value)
   except KeyboardInterrupt:
     interrupted = True
-  header, cells = tables.summary(ladder.rows)
-  console.line()
-  console.table(f"The ladder on {device}", header, cells, tables.NUMERIC)
+  REPORT.table(console, f"The ladder on {device}", ladder.rows)
   console.line(f"rows: {path}")
   if interrupted:
     console.line(
@@ -326,7 +325,7 @@ def run(console: console_lib.Console) -> int:
     )
     return 130
   if on_gpu:
-    show(console, rows_lib.read(path), path.parent)
+    REPORT.show(console, rows_lib.read(path), path.parent)
   elif cli.UPDATE_README.value or cli.PLOT.value:
     console.line("no plots and no README table: nothing was timed")
   if ladder.failures:
@@ -335,27 +334,18 @@ def run(console: console_lib.Console) -> int:
   return 0
 
 
-def show(
-  console: console_lib.Console,
-  rows: Sequence[dict[str, Any]],
-  folder: pathlib.Path,
-) -> None:
-  """Plots and README tables, as the flags say, of one device's rows."""
-  timed = [r for r in rows_lib.latest(rows) if r["ms_median"] is not None]
-  if not timed:
-    raise cli.FlagError(f"no timed rows in {folder}; measure on a GPU first")
-  if cli.PLOT.value:
-    _draw(console, timed, folder)
-  if cli.UPDATE_README.value:
-    report.update_readme(
-      console,
-      EXPERIMENT,
-      tables.ladder_markdown(timed),
-      [folder / name for name in ("ladder.png", "roofline.png")],
-    )
+def _summary(rows: Sequence[dict[str, Any]]):
+  """A table of the rungs of one problem, then of the next."""
+  problems = map(tables.ordered, tables.problems(rows))
+  return tables.summary(list(itertools.chain.from_iterable(problems)))
 
 
-def _draw(console, timed, folder: pathlib.Path) -> None:
+def _timed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+  return [row for row in rows if row["ms_median"] is not None]
+
+
+def _draw_roofline(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
+  timed = _timed(rows)
   try:
     gpu = hardware.lookup(cli.GPU.value or timed[0]["device"])
   except ValueError:
@@ -364,21 +354,20 @@ def _draw(console, timed, folder: pathlib.Path) -> None:
   def intensity(row: dict[str, Any]) -> float | None:
     return modelled.intensity(row, ladder_lib.LADDER)
 
-  figures = {
-    "ladder.png": lambda path: plots.ladder(timed, path),
-    "roofline.png": lambda path: plots.roofline(timed, gpu, intensity, path),
-  }
-  report.draw(console, folder, figures)
+  plots.roofline(timed, gpu, intensity, path)
 
 
-def from_rows(console: console_lib.Console) -> int:
-  """Table, plots and README from rows measured before."""
-  path, folder, rows = report.measured_before(EXPERIMENT)
-  latest = tables.ordered(rows_lib.latest(rows))
-  header, cells = tables.summary(latest)
-  console.table(f"Rows of {path}", header, cells, tables.NUMERIC)
-  show(console, rows, folder)
-  return 0
+REPORT = report.Report(
+  experiment=EXPERIMENT,
+  summary=_summary,
+  numeric=tables.NUMERIC,
+  timed=_timed,
+  markdown=lambda rows: tables.ladder_markdown(_timed(rows)),
+  figures={
+    "ladder.png": lambda rows, path: plots.ladder(_timed(rows), path),
+    "roofline.png": _draw_roofline,
+  },
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -389,7 +378,7 @@ def main(argv: Sequence[str]) -> int:
     return explain(_EXPLAIN.value, console)
   measuring = any(flags.FLAGS[name].present for name in _MEASURING)
   if cli.FROM_ROWS.value or (cli.UPDATE_README.value and not measuring):
-    return from_rows(console)
+    return REPORT.from_rows(console)
   return run(console)
 
 

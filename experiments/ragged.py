@@ -30,10 +30,6 @@ be carried out; 130 after Ctrl-C.
 """
 
 from collections.abc import Sequence
-import functools
-import itertools
-import pathlib
-from typing import Any
 
 from absl import flags
 
@@ -47,11 +43,21 @@ from experiments.harness import (
   report,
 )
 from experiments.harness import console as console_lib
-from experiments.harness import rows as rows_lib
 from experiments.harness import session as session_lib
 from pallas_gemm import compat
 
 EXPERIMENT = "ragged"
+REPORT = report.Report(
+  experiment=EXPERIMENT,
+  summary=ragged_tables.summary,
+  numeric=ragged_tables.NUMERIC,
+  timed=ragged_tables.timed,
+  markdown=ragged_tables.markdown,
+  figures={
+    "ragged.png": ragged_plots.throughput,
+    "ragged_decode.png": ragged_plots.decode,
+  },
+)
 
 for _name in ("dtype", "seed", "output_dir", *cli.TIMED):
   flags.declare_key_flag(_name)
@@ -134,71 +140,23 @@ def run(console: console_lib.Console) -> int:
       session.host_rows(
         "bandwidth", bench.measure_bandwidth, dense_tables.host_line
       )
-    _measure(session, bench, cases)
-  _print(console, f"Grouped products on {session.device}", session.rows)
-  return session.finish(lambda rows: show(console, rows, session.path.parent))
-
-
-def _measure(
-  session: session_lib.Session,
-  bench: ragged_bench.RaggedBench,
-  cases: Sequence[ragged_cases.Case],
-) -> None:
-  """Measures cases, those of a suite compiled together."""
-  for name, suite in itertools.groupby(cases, lambda case: case.suite):
-    suite = list(suite)
-    session.console.doing(f"{name}: compiling {len(suite)} cases")
-    for prepared in ragged_bench.prepare(suite, bench.implementation):
-      fields = prepared.case.fields()
-      session.case(
-        f"{name} {ragged_tables.label(fields)} {fields['dtype']}",
-        functools.partial(bench.measure, prepared),
-        ragged_tables.measured_parts,
-      )
-
-
-def _print(console: console_lib.Console, title: str, rows) -> None:
-  header, cells = ragged_tables.summary(rows)
-  console.line()
-  console.table(title, header, cells, ragged_tables.NUMERIC)
-
-
-def show(
-  console: console_lib.Console,
-  rows: Sequence[dict[str, Any]],
-  folder: pathlib.Path,
-) -> None:
-  """Plots and README tables, as the flags say, of one device's rows."""
-  latest = rows_lib.latest(rows)
-  if not ragged_tables.timed(latest):
-    raise cli.FlagError(f"no timed rows in {folder}; measure on a GPU first")
-  figures = {
-    "ragged.png": lambda path: ragged_plots.throughput(latest, path),
-    "ragged_decode.png": lambda path: ragged_plots.decode(latest, path),
-  }
-  if cli.PLOT.value:
-    report.draw(console, folder, figures)
-  if cli.UPDATE_README.value:
-    report.update_readme(
-      console,
-      EXPERIMENT,
-      ragged_tables.markdown(latest),
-      [folder / name for name in figures],
+    session.suites(
+      cases,
+      lambda suite: ragged_bench.prepare(suite, bench.implementation),
+      bench.measure,
+      ragged_tables.label,
+      ragged_tables.measured_parts,
     )
-
-
-def from_rows(console: console_lib.Console) -> int:
-  """Table, plots and README from rows measured before."""
-  path, folder, rows = report.measured_before(EXPERIMENT)
-  _print(console, f"Rows of {path}", rows_lib.latest(rows))
-  show(console, rows, folder)
-  return 0
+  title = f"Grouped products on {session.device}"
+  REPORT.table(console, title, session.rows)
+  folder = session.path.parent
+  return session.finish(lambda rows: REPORT.show(console, rows, folder))
 
 
 def main(argv: Sequence[str]) -> int:
   """Carries out the flags; returns the exit status."""
   del argv
-  return session_lib.main(_MEASURING, run, from_rows)
+  return session_lib.main(_MEASURING, run, REPORT.from_rows)
 
 
 if __name__ == "__main__":

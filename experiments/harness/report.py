@@ -1,6 +1,8 @@
 """From rows on disk to plots and README tables, as the flags in cli say."""
 
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
 import pathlib
 from typing import Any
 
@@ -10,6 +12,62 @@ from experiments.harness import rows as rows_lib
 
 README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
 Figures = Mapping[str, Callable[[pathlib.Path], None]]
+Rows = Sequence[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+  """The table, the plots and the README section of an experiment's rows.
+
+  Attributes:
+    experiment: its name: of its rows' file and of the README's markers.
+    summary: header and cells of the table.
+    numeric: columns of it that hold numbers.
+    timed: which of some rows are of cases that were timed.
+    markdown: the text of the README section.
+    figures: by the name of a file, what draws it: (rows, path).
+  """
+
+  experiment: str
+  summary: Callable[[Rows], tuple[list[str], list[list[str]]]]
+  numeric: Sequence[str]
+  timed: Callable[[Rows], Rows]
+  markdown: Callable[[Rows], str]
+  figures: Mapping[str, Callable[[Rows, pathlib.Path], None]]
+
+  def table(self, console: console_lib.Console, title: str, rows: Rows) -> None:
+    """Prints the table."""
+    console.line()
+    console.table(title, *self.summary(rows), self.numeric)
+
+  def show(
+    self, console: console_lib.Console, rows: Rows, folder: pathlib.Path
+  ) -> None:
+    """Plots and README section, as the flags say, of one device's rows.
+
+    Raises:
+      cli.FlagError: none of the rows was timed.
+    """
+    latest = rows_lib.latest(rows)
+    if not self.timed(latest):
+      raise cli.FlagError(f"no timed rows in {folder}; measure on a GPU first")
+    figures = {
+      name: functools.partial(figure, latest)
+      for name, figure in self.figures.items()
+    }
+    if cli.PLOT.value:
+      draw(console, folder, figures)
+    if cli.UPDATE_README.value:
+      pictures = [folder / name for name in figures]
+      text = self.markdown(latest)
+      update_readme(console, self.experiment, text, pictures)
+
+  def from_rows(self, console: console_lib.Console) -> int:
+    """Table, plots and README of rows measured before; the exit status."""
+    path, folder, rows = measured_before(self.experiment)
+    self.table(console, f"Rows of {path}", rows_lib.latest(rows))
+    self.show(console, rows, folder)
+    return 0
 
 
 def measured_before(

@@ -1,8 +1,10 @@
 """A run of a program that measures cases: its lines, rows and exit status."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
+import functools
+import itertools
 import pathlib
 from typing import Any
 
@@ -92,6 +94,34 @@ class Session:
         self.failures.append(name)
       self.console.line("  ".join(line), bad=failed)
     self.console.step()
+
+  def suites(
+    self,
+    cases: Sequence[Any],
+    prepare: Callable[[Sequence[Any]], Iterable[Any]],
+    measure: Callable[[Any], RowDict],
+    label: Callable[[RowDict], str],
+    parts: Callable[[RowDict], list[str]],
+  ) -> None:
+    """Keeps and prints the rows of cases; those of a suite compile together.
+
+    Args:
+      cases: in the order of their suites.
+      prepare: compiles cases; each that it gives has its `case`.
+      measure: gives the row of a prepared case.
+      label: what a case is called beside its suite, by the row's fields.
+      parts: what was measured, as parts of a line.
+    """
+    for name, suite in itertools.groupby(cases, lambda case: case.suite):
+      suite = list(suite)
+      self.console.doing(f"{name}: compiling {len(suite)} cases")
+      for prepared in prepare(suite):
+        fields = prepared.case.fields()
+        self.case(
+          f"{name} {label(fields)} {fields['dtype']}",
+          functools.partial(measure, prepared),
+          parts,
+        )
 
   def host_rows(
     self,
