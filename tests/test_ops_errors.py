@@ -148,6 +148,11 @@ MATMUL = {
   "activation mixes": case(
     TypeError, "activation must be an elementwise", activation=jax.nn.softmax
   ),
+  "activation of all": case(
+    TypeError,
+    "activation must be elementwise, got reduce_max",
+    activation=lambda x: x - x.max(),
+  ),
   "activation dtype": case(
     TypeError, r"activation must keep .*got bool", activation=lambda x: x > 0
   ),

@@ -13,10 +13,20 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_gemm import compat
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.implementations import IMPLEMENTATIONS
 
 _PRECISIONS = lax.Precision | lax.DotAlgorithmPreset | lax.DotAlgorithm
+# Primitives by which an element of a result depends on others of an argument,
+# also where the shape stays and there is a result for a scalar.
+_MIXING = frozenset(
+  """
+  argmax argmin concatenate cumlogsumexp cummax cummin cumprod cumsum
+  dot_general gather reduce_and reduce_max reduce_min reduce_or reduce_prod
+  reduce_sum rev sort top_k transpose
+""".split()
+)
 
 
 class Options(NamedTuple):
@@ -247,6 +257,11 @@ def check_activation(activation: Any, dtype: Any) -> None:
       raise TypeError(
         "activation must not close over an array; it must be elementwise"
       )
+  scalar = jax.ShapeDtypeStruct((), dtype)
+  if mixing := compat.primitives_of(activation, scalar) & _MIXING:
+    raise TypeError(
+      f"activation must be elementwise, got {', '.join(sorted(mixing))} in it"
+    )
 
 
 def _traced_activation(activation: Callable[..., Any], shape, dtype):
