@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import pallas_gemm
-from tests.support import products
+from tests.support import gradients, products
 from tests.support.products import normal
 
 # Rules of derivatives do not depend on the dtype. In float64, right and wrong
@@ -315,15 +315,14 @@ def test_shared_weights_sum_in_float32():
   products.assert_product(d_b, rows[0].T, rows[1])
 
 
-def test_sm90_derivatives():
+@pytest.mark.parametrize("activation", ("none", "gelu"))
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
+@pytest.mark.parametrize("with_c", (False, True))
+def test_sm90_gradients(activation, dtype, with_c):
   """Interpreted: forward and both products of the backward pass."""
   with jax.enable_x64(False):
-    a, b = normal(64, 64, dtype="float16"), normal(64, 64, dtype="float16")
-    f = lambda a, b: pallas_gemm.matmul(a, b, implementation="sm90")  # noqa: E731
-    out, pullback = jax.vjp(f, a, b)
-    d_a, d_b = pullback(out)
-    products.assert_product(d_a, out, b.T)
-    products.assert_product(d_b, a.T, out)
+    how = {"implementation": "sm90"}
+    gradients.assert_right((72, 80, 40), dtype, activation, with_c, **how)
 
 
 def test_sharding():
