@@ -242,6 +242,7 @@ REFUSED = {
   "cluster": (ROWS, {"cluster_m": 2}, "cluster_m"),
   "slab": (ROWS, {"block_k": 128}, "block_k"),
   "piece": (ROWS, {"epilogue_n": 32}, "epilogue_n"),
+  "overlap": (SLABS, {"block_n": 96, "epilogue_n": 64}, "must divide 96"),
   # A's pieces would be as narrow as B's, and A's copies two pieces wide.
   "columns": (
     dataclasses.replace(ROWS, out_dtype="float32"),

@@ -149,6 +149,13 @@ def _is_legal_ragged(config: Config, problem: Problem) -> str | None:
   if config.split_k != 1:
     return f"a grouped product has no split_k, got {config.split_k}"
   if problem.ragged == "k":
+    if plan.pieces_overlap(problem, config):
+      # Zeros of groups without rows are stored in pieces side by side.
+      columns = plan.share(config)[1]
+      return (
+        f"epilogue_n must divide {columns} for groups along K, got"
+        f" {config.epilogue_n}"
+      )
     return None
   if config.cluster_m != 1:
     # The next row tile may be another group's, and so need another B.
