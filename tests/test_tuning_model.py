@@ -69,6 +69,8 @@ PROBLEMS = (
     300, 200, 100, gated=True, activation="jax.nn.silu", save_preactivation=True
   ),
   problem(1000, 1000, 1000, c_dtype="float32", out_dtype="float32"),
+  problem(205, 3582, 63, c_dtype="bfloat16", bias="n"),
+  problem(2001, 4095, 3000, c_dtype="float32", out_dtype="float32"),
   problem(512, 512, 64, batch=64, batched_a=True, batched_b=True),
   problem(2048, 2048, 2048, transpose_a=True, dtype="float16"),
 )

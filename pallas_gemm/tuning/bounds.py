@@ -57,7 +57,7 @@ def of(
   rate = gpu.dram_bytes_per_s / 1e6 * fit.dram / min(fit.deep, fit.streams)
   loads, stores = p.operands * 2 / rate, p.results * 2 / rate
   slabs = {block_k: plan.cdiv(p.k, block_k) for block_k in (64, 128)}
-  copied, copied_out = odd_sizes.copies_at_least(p)
+  copied, copied_c, copied_out = odd_sizes.copies_at_least(p)
   launch = fit.launch + copied
 
   def at_least(config: Config) -> float:
@@ -74,8 +74,8 @@ def of(
     busy = rounds * product / fit.clock
     if c.split_k == 1:
       is_copied = copied_out and not plan.stores_rows(p, c)
-      after = copied_out if is_copied else 0
-      return (max(busy, loads + stores) + launch + after) * 1e-6
+      beside = copied_c + (copied_out if is_copied else 0)
+      return (max(busy, loads + stores) + launch + beside) * 1e-6
     return (max(busy, loads) + launch + fit.reduce + sums * c.split_k) * 1e-6
 
   return at_least

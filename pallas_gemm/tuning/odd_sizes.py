@@ -68,21 +68,26 @@ def straddles(p: Problem) -> bool:
   return any(columns % 16 == 8 for _, columns in sm90_memory.operand_shapes(p))
 
 
-def copies_at_least(p: Problem) -> tuple[float, float]:
-  """Microseconds of copies of operands, and of results unless stored by rows.
+def copies_at_least(p: Problem) -> tuple[float, float, float]:
+  """Microseconds of copies of operands, of C, and of results.
 
-  Those of matrices whose rows do not start at multiples of 16 bytes.
+  Those of matrices whose rows do not start at multiples of 16 bytes. C and
+  results are not copied where K is split, results not if stored by rows.
   """
   a, b = sm90_memory.operand_shapes(p)
   operands = [(a, p.batch if p.batched_a else 1)]
   operands += [(b, p.batch if p.batched_b else 1)] * (2 if p.gated else 1)
   copied = [batch * math.prod(x) for x, batch in operands if x[1] % 8]
   into = len(copied) * _COPY + 2 * 2 * sum(copied) / _COPY_RATE
+  c, out_of = 0.0, 0.0
+  size = jnp.dtype(p.c_dtype).itemsize if p.c_dtype else 0
+  if p.n * size % 16:
+    c = _COPY + 2 * size * p.results / _COPY_RATE
   size = jnp.dtype(p.out_dtype).itemsize
-  if p.n * size % 16 == 0:
-    return into, 0.0
-  rate = _SLICE_RATES[math.gcd(p.results, 4)]
-  return into, _COPY + 2 * size * p.results / rate
+  if p.n * size % 16:
+    rate = _SLICE_RATES[math.gcd(p.results, 4)]
+    out_of = _COPY + 2 * size * p.results / rate
+  return into, c, out_of
 
 
 @functools.lru_cache(maxsize=1024)
