@@ -116,10 +116,7 @@ def matmul(
 def _launch(operands, tail, approximate, bias, p: Problem, config: Config):
   """Runs the kernel; results of the shapes that it writes."""
   name = f"sm90_ragged_{p.ragged}"
-  overlap = plan.pieces_overlap(p, config)
-  name += "_overlap" if overlap else ""
-  anywhere = overlap or p.ragged == "m"
-  compat.allow_ragged_copies(anywhere=name if anywhere else None)
+  compat.allow_ragged_copies(anywhere=name if p.ragged == "m" else None)
   out_dtype = jnp.dtype(p.out_dtype)
   lead = (p.groups,) if p.ragged == "k" else ()
   return compat.kernel(
