@@ -4,6 +4,7 @@
   python -m experiments.dense --suite=all           every suite, some minutes
   python -m experiments.dense --suite=square,epilogues --dtype=float16
   python -m experiments.dense --shapes=4096x8192x4096 --tuned
+  python -m experiments.dense --unseen=60 --seed=77 random problems
   python -m experiments.dense --update_readme       README from measured rows
 
 A case is one expression on one shape. Under jax.jit it is computed by
@@ -21,8 +22,9 @@ first call of a new shape, a call outside jit, and the choice of a config. A
 copy and a sum of 1 GiB tell the memory rate of this GPU, for the rows of small
 batches.
 
-Rows go to experiments/results/<device>/dense.jsonl as they are measured, so an
-interrupted run keeps what it finished. Without an NVIDIA GPU a few tiny cases
+Rows go to experiments/results/<device>/dense.jsonl as they are measured, those
+of random problems to dense_unseen.jsonl beside it, so an interrupted run keeps
+what it finished. Without an NVIDIA GPU a few tiny cases
 are checked, and timed by the host's clock, which says nothing of a GPU.
 
 Exit status: 0; 1 if a case FAILED or could not run; 2 for a command that can't
@@ -30,6 +32,7 @@ be carried out; 130 after Ctrl-C.
 """
 
 from collections.abc import Sequence
+import dataclasses
 
 from absl import flags
 
@@ -40,6 +43,7 @@ from experiments.harness import (
   dense_latency,
   dense_plots,
   dense_tables,
+  dense_unseen,
   report,
 )
 from experiments.harness import console as console_lib
@@ -58,6 +62,12 @@ REPORT = report.Report(
     "dense_small_m.png": dense_plots.small_m,
   },
 )
+# Random problems: no README section.
+UNSEEN = dataclasses.replace(
+  REPORT,
+  experiment="dense_unseen",
+  figures={"dense_unseen.png": dense_plots.ratios},
+)
 # Without a GPU: what is small enough to be interpreted.
 _ON_HOST = ("interpret", dense_latency.SUITE)
 _NAMES = (*dense_cases.NAMES, dense_latency.SUITE)
@@ -69,6 +79,13 @@ _SUITE = flags.DEFINE_list(
   [],
   f"What to measure, separated by commas: {', '.join(_NAMES)}. Default, with"
   " no --shapes either: quick on a GPU, interpret without.",
+)
+_UNSEEN = flags.DEFINE_integer(
+  "unseen",
+  0,
+  "Measure as many problems that are drawn at random by --seed instead: layers"
+  " of models, odd sizes, batches, short sums, gated and square products.",
+  lower_bound=0,
 )
 _TUNED = flags.DEFINE_bool(
   "tuned",
@@ -85,7 +102,7 @@ _IMPLEMENTATION = flags.DEFINE_enum(
 )
 # Given any of these, --update_readme follows a measurement.
 _MEASURING = (
-    "suite", "shapes", "dtype", "seed", "warmup", "repeats", "tuned",
+    "suite", "shapes", "unseen", "dtype", "seed", "warmup", "repeats", "tuned",
     "implementation",
 )  # fmt: skip
 
@@ -101,6 +118,10 @@ def chosen(on_gpu: bool) -> tuple[list[dense_cases.Case], bool]:
     raise cli.FlagError("--dtype: the dense ops are compared in 16 bits")
   shapes = cli.parse_shapes(cli.SHAPES.value)
   names = list(dict.fromkeys(name.strip() for name in _SUITE.value))
+  if _UNSEEN.value:
+    _check_unseen(on_gpu, bool(names or shapes))
+    drawn = dense_unseen.draw(cli.SEED.value, _UNSEEN.value, dtype)
+    return list(dict.fromkeys(drawn)), False
   if not names and not shapes:
     names = ["quick" if on_gpu else "interpret"]
   large = [name for name in names if name not in _ON_HOST and name in _NAMES]
@@ -122,13 +143,28 @@ def chosen(on_gpu: bool) -> tuple[list[dense_cases.Case], bool]:
   return list(dict.fromkeys(cases)), latency
 
 
+def _check_unseen(on_gpu: bool, others: bool) -> None:
+  """Whether --unseen can be carried out.
+
+  Raises:
+    cli.FlagError: it can't.
+  """
+  if not on_gpu:
+    raise cli.FlagError("--unseen: too large without an NVIDIA GPU")
+  if others:
+    raise cli.FlagError("--unseen: goes with no --suite and no --shapes")
+  if cli.UPDATE_README.value:
+    raise cli.FlagError("--update_readme: has no section for --unseen")
+
+
 def run(console: console_lib.Console) -> int:
   """Measures what the flags say."""
   on_gpu = compat.targets_gpu()
   cases, latency = chosen(on_gpu)
-  session = session_lib.start(console, EXPERIMENT, on_gpu)
+  found = UNSEEN if _UNSEEN.value else REPORT
+  session = session_lib.start(console, found.experiment, on_gpu)
   bench = dense_bench.DenseBench(
-    session_lib.bench(EXPERIMENT, on_gpu),
+    session_lib.bench(found.experiment, on_gpu),
     tuned=_TUNED.value,
     implementation=_IMPLEMENTATION.value,
   )
@@ -152,15 +188,16 @@ def run(console: console_lib.Console) -> int:
         dense_tables.host_line,
       )
   title = f"The dense ops on {session.device}, relative to jnp"
-  REPORT.table(console, title, session.rows)
+  found.table(console, title, session.rows)
   folder = session.path.parent
-  return session.finish(lambda rows: REPORT.show(console, rows, folder))
+  return session.finish(lambda rows: found.show(console, rows, folder))
 
 
 def main(argv: Sequence[str]) -> int:
   """Carries out the flags; returns the exit status."""
   del argv
-  return session_lib.main(_MEASURING, run, REPORT.from_rows)
+  found = UNSEEN if _UNSEEN.value else REPORT
+  return session_lib.main(_MEASURING, run, found.from_rows)
 
 
 if __name__ == "__main__":

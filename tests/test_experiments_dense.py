@@ -1,6 +1,7 @@
 """The program that compares the dense ops with jax.numpy. No GPU needed."""
 
 from collections import Counter
+import dataclasses
 import functools
 import re
 import types
@@ -18,6 +19,7 @@ from experiments.harness import (
   dense_check,
   dense_latency,
   dense_tables,
+  dense_unseen,
   rows,
   suites,
   tables,
@@ -166,6 +168,26 @@ def test_all_suites_latency_plots_and_readme(run, gpu, monkeypatch, tmp_path):
   assert (tmp_path / "README.md").read_text() == text
 
 
+def test_random_problems_have_a_file_of_their_own(
+  run, gpu, monkeypatch, tmp_path
+):
+  drawn = [dataclasses.replace(case(), suite=name) for name in ("odd", "short")]
+  monkeypatch.setattr(dense_unseen, "draw", lambda seed, count, dtype: drawn)
+  status, out = run("--unseen=2")
+  assert status == 0, out
+  found = [r for r in rows.read(tmp_path / "dense_unseen.jsonl") if r["passed"]]
+  assert [row["suite"] for row in found] == ["odd", "short"]
+  assert {row["experiment"] for row in found} == {"dense_unseen"}
+  assert (tmp_path / "dense_unseen.png").stat().st_size > 10_000
+  assert not (tmp_path / "dense.png").exists()
+  for args, message in (
+    (["--suite=square"], "--unseen: goes with no --suite and no --shapes"),
+    (["--update_readme"], "--update_readme: has no section for --unseen"),
+  ):
+    with pytest.raises(cli.FlagError, match=message):
+      run("--unseen=2", *args)
+
+
 def test_tuned_is_a_third_arm(run, gpu, monkeypatch, tmp_path):
   choice = case_bench.Choice("sm90", {"block_m": 64}, "model")
   monkeypatch.setattr(case_bench, "choice", lambda *args: choice)
@@ -236,6 +258,7 @@ def test_interrupt_keeps_finished_rows(run, monkeypatch, tmp_path):
     (["--suite=square,all"], "--suite=square,all: too large without"),
     (["--shapes=4x4"], "--shapes: want MxNxK"),
     (["--dtype=float32"], "--dtype: the dense ops are compared in 16 bits"),
+    (["--unseen=3"], "--unseen: too large without an NVIDIA GPU"),
     (["--from_rows=/no/such"], "--from_rows: there is no /no/such"),
     (["--update_readme"], "no timed rows"),
   ],
@@ -257,6 +280,21 @@ def test_both_arms_of_every_case_give_the_same_arrays():
     mine = jax.eval_shape(dense_cases.ours(each), **operands)
     theirs = jax.eval_shape(dense_cases.baseline(each), **operands)
     assert mine == theirs, each
+
+
+def test_random_problems_are_those_of_their_seed():
+  drawn = dense_unseen.draw(77, 200, "float16")
+  assert drawn == dense_unseen.draw(77, 200, "float16")
+  assert set(dense_unseen.draw(77, 20, "float16")) < set(drawn)
+  assert drawn != dense_unseen.draw(78, 200, "float16")
+  assert len(set(drawn)) > 190 and all(
+    each.dtype == "float16" for each in drawn
+  )
+  assert {each.suite for each in drawn} == set(dense_unseen._KINDS)
+  for each in drawn[::5]:
+    operands = each.operands()
+    mine = jax.eval_shape(dense_cases.ours(each), **operands)
+    assert mine == jax.eval_shape(dense_cases.baseline(each), **operands), each
 
 
 def test_work_is_counted():
