@@ -4,7 +4,7 @@
   python -m experiments.dense --suite=all           every suite, some minutes
   python -m experiments.dense --suite=square,epilogues --dtype=float16
   python -m experiments.dense --shapes=4096x8192x4096 --tuned
-  python -m experiments.dense --unseen=60 --seed=77 random problems
+  python -m experiments.dense --unseen=60           random problems, by --seed
   python -m experiments.dense --update_readme       README from measured rows
 
 A case is one expression on one shape. Under jax.jit it is computed by
@@ -24,8 +24,8 @@ batches.
 
 Rows go to experiments/results/<device>/dense.jsonl as they are measured, those
 of random problems to dense_unseen.jsonl beside it, so an interrupted run keeps
-what it finished. Without an NVIDIA GPU a few tiny cases
-are checked, and timed by the host's clock, which says nothing of a GPU.
+what it finished. Without an NVIDIA GPU a few tiny cases are checked, and timed
+by the host's clock, which says nothing of a GPU.
 
 Exit status: 0; 1 if a case FAILED or could not run; 2 for a command that can't
 be carried out; 130 after Ctrl-C.
@@ -157,11 +157,15 @@ def _check_unseen(on_gpu: bool, others: bool) -> None:
     raise cli.FlagError("--update_readme: has no section for --unseen")
 
 
+def _report() -> report.Report:
+  return UNSEEN if _UNSEEN.value else REPORT
+
+
 def run(console: console_lib.Console) -> int:
   """Measures what the flags say."""
   on_gpu = compat.targets_gpu()
   cases, latency = chosen(on_gpu)
-  found = UNSEEN if _UNSEEN.value else REPORT
+  found = _report()
   session = session_lib.start(console, found.experiment, on_gpu)
   bench = dense_bench.DenseBench(
     session_lib.bench(found.experiment, on_gpu),
@@ -196,8 +200,7 @@ def run(console: console_lib.Console) -> int:
 def main(argv: Sequence[str]) -> int:
   """Carries out the flags; returns the exit status."""
   del argv
-  found = UNSEEN if _UNSEEN.value else REPORT
-  return session_lib.main(_MEASURING, run, found.from_rows)
+  return session_lib.main(_MEASURING, run, _report().from_rows)
 
 
 if __name__ == "__main__":

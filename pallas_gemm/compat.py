@@ -348,6 +348,16 @@ def without_custom_derivatives(
   return inlined
 
 
+# Names of `primitives_of` that mix all elements of an argument.
+OF_ALL = frozenset(
+  f"{name} of all elements"
+  for name in (
+    "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
+    "reduce_sum", "rev",
+  )
+)  # fmt: skip
+
+
 def primitives_of(fn: Callable[..., jax.Array], *args) -> set[str]:
   """Names of the primitives in a function, custom derivatives left out."""
 
@@ -365,7 +375,10 @@ def _name(eqn) -> str:
   name = eqn.primitive.name
   if name == "integer_pow" and eqn.params["y"] < 0:
     return "integer_pow with a negative exponent"
-  return name
+  # Along no dimension: of a scalar, or of what is left of one.
+  along = eqn.params.get("axes", eqn.params.get("dimensions"))
+  of_all = f"{name} of all elements"
+  return of_all if along == () and of_all in OF_ALL else name
 
 
 def _inlined(eqn):

@@ -150,8 +150,11 @@ MATMUL = {
   ),
   "activation of all": case(
     TypeError,
-    "activation must be elementwise, got reduce_max",
+    "activation must be elementwise, got reduce_max of all",
     activation=lambda x: x - x.max(),
+  ),
+  "activation reverses": case(
+    TypeError, "must be elementwise, got rev of all", activation=jnp.flip
   ),
   "activation dtype": case(
     TypeError, r"activation must keep .*got bool", activation=lambda x: x > 0
@@ -309,6 +312,8 @@ def test_what_is_no_mistake():
   pallas_gemm.matmul(A, B, activation=half, precision=["high", "highest"])
   pallas_gemm.matmul(A, B, config=tuning.Config())  # For GPUs alone.
   pallas_gemm.matmul(A, B, activation=jax.jit(jax.nn.relu), bias=jnp.ones(8))
+  # Elementwise, though along a dimension of its own.
+  pallas_gemm.matmul(A, B, activation=lambda x: jnp.stack([x, 0 * x]).max(0))
 
 
 def test_errors_say_the_same_under_jit():

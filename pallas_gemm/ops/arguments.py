@@ -18,15 +18,6 @@ from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.implementations import IMPLEMENTATIONS
 
 _PRECISIONS = lax.Precision | lax.DotAlgorithmPreset | lax.DotAlgorithm
-# Primitives by which an element of a result depends on others of an argument,
-# also where the shape stays and there is a result for a scalar.
-_MIXING = frozenset(
-  """
-  argmax argmin concatenate cumlogsumexp cummax cummin cumprod cumsum
-  dot_general gather reduce_and reduce_max reduce_min reduce_or reduce_prod
-  reduce_sum rev sort top_k transpose
-""".split()
-)
 
 
 class Options(NamedTuple):
@@ -257,8 +248,9 @@ def check_activation(activation: Any, dtype: Any) -> None:
       raise TypeError(
         "activation must not close over an array; it must be elementwise"
       )
+  # A scalar goes through what is reduced, or turned round, along all of it.
   scalar = jax.ShapeDtypeStruct((), dtype)
-  if mixing := compat.primitives_of(activation, scalar) & _MIXING:
+  if mixing := compat.primitives_of(activation, scalar) & compat.OF_ALL:
     raise TypeError(
       f"activation must be elementwise, got {', '.join(sorted(mixing))} in it"
     )

@@ -25,7 +25,7 @@ _SHORT_LAUNCH, _ONE_STEP_LAUNCH, _SHORT_RATE = 3.2e-6, 2.4e-6, 0.95
 # What follows a product XLA computes in a kernel of its own, from float32 sums:
 # a launch, and eight bytes a result, at a multiple of the peak rate of device
 # memory, for much of it stays in L2. (`jnp.dot(a, b) + bias`, which rounds the
-# product first, is one kernel.) That is 0.5 to 1.2 times what nine products on
+# product first, is one kernel.) That is 0.4 to 1.3 times what nine products on
 # an H200 took longer for a bias or C (forms-1).
 _TAIL_LAUNCH, _TAIL_RATE = 1.6e-6, 1.15
 # Results up to which XLA's kernel for a sum of one slab, and no more than that,
@@ -35,7 +35,7 @@ _TAIL_LAUNCH, _TAIL_RATE = 1.6e-6, 1.15
 # 1024 x 64 takes 2.75 us, XLA 2.9; 1024 times 32^3 4.3 and 3.0 (dense-37).
 _FEW_RESULTS = 5 * 2**17
 # The same where rows are short as well, of A or B along a K below 64, or of a
-# result of fewer than 64 columns: XLA took 8 to 45 % less for 14 of 14 products
+# result of fewer than 64 columns: XLA took 8 to 45 % less for 13 of 13 products
 # of up to 3.3 million results (choice-2, -5, -8, -9, dense-35, -37), up to 14 %
 # more for 4096 x 4096 x 32 (dense-35).
 _FEW_RESULTS_OF_SHORT_ROWS = 2**22

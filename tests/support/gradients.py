@@ -64,21 +64,22 @@ def _expected(a, b, bias, ct, activation, curvature, c=0.0):
   z = a @ b + bias + c
   # The sum is rounded to 16 bits where it is kept.
   size = np.abs(a) @ np.abs(b) + np.abs(bias) + np.abs(c)
-  off = numerics.gamma(a.shape[1] + 5, 2.0**-23) * size
+  terms = a.shape[1] + 4 + bool(c.ndim)
+  off = numerics.gamma(terms, 2.0**-23) * size
   off += unit * (np.abs(z) + off)
-  slope, d_slope = np.ones_like(z), np.zeros_like(z)
+  # The cotangent of the sum.
+  d, d_off = ct, np.zeros_like(ct)
   if activation is not None:
     with jax.enable_x64(True):
       slope = np.asarray(
         jax.vjp(activation, jnp.asarray(z))[1](jnp.ones_like(z))[0]
       )
     own = numerics.gamma(64, 2.0**-24) * (1 + np.abs(z))
-    d_slope = curvature * off + own
-  # The cotangent of the sum, rounded when the activation's derivative gives
-  # it and when it becomes an operand.
-  d, d_off = ct * slope, np.abs(ct) * d_slope
-  d_off += 2 * unit * (np.abs(d) + d_off)
-  d_off += float(info.smallest_subnormal)
+    d, d_off = ct * slope, np.abs(ct) * (curvature * off + own)
+    # It is rounded when the activation's derivative gives it and when it
+    # becomes an operand.
+    d_off += 2 * unit * (np.abs(d) + d_off)
+    d_off += float(info.smallest_subnormal)
 
   def product(x, x_off, y, y_off):
     x_size, y_size = np.abs(x) + x_off, np.abs(y) + y_off
