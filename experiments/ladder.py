@@ -3,8 +3,11 @@
   python -m experiments.ladder                      the whole ladder, 4096^3
   python -m experiments.ladder --kernels=1-8        the fp32 rungs
   python -m experiments.ladder --kernels=7,12 --sizes=1024,4096
+  python -m experiments.ladder --kernels=8,8a       a rung and its variant
+  python -m experiments.ladder --sweep              sizes from 128 to 8192
   python -m experiments.ladder --explain=7          what rung 7 is about
-  python -m experiments.ladder --update_readme      README from measured rows
+  python -m experiments.ladder --diff=6,7           what rung 7 changes of 6
+  python -m experiments.ladder --update_readme      pages of measured rows
 
 Every kernel is first checked against a float64 product, then timed on the GPU
 (CUPTI, every kernel that a call launches, cold L2) in turns with jnp.dot: in
@@ -12,20 +15,23 @@ precision HIGHEST, which is exact fp32, for rungs 1-8; in 16 bits for 9-12.
 One line a kernel is printed as the run goes:
 
   time (w: untimed calls, r: timed calls), TFLOP/s, GB/s, speed relative to
-  jnp.dot and to the rung before, PASSED or FAILED, and the largest error
-  beside the bound that correct arithmetic obeys.
+  jnp.dot and to the rung before (of a variant, to the rung it belongs to),
+  PASSED or FAILED, and the largest error beside the bound that correct
+  arithmetic obeys.
 
 Rows go to experiments/results/<device>/ladder.jsonl as they are measured, so
-an interrupted run keeps what it finished (--resume goes on from there). On a
-machine without an NVIDIA GPU the kernels run in Pallas' GPU interpreter on a
-small problem: they are checked, their traffic is modelled, nothing is timed.
+an interrupted run keeps what it finished (--resume goes on from there); those
+of --sweep to sweep.jsonl there. On a machine without an NVIDIA GPU the kernels
+run in Pallas' GPU interpreter on a small problem: they are checked, their
+traffic is modelled, nothing is timed.
 
 Exit status: 0; 1 if a kernel FAILED or could not run; 2 for a command that
 can't be carried out; 130 after Ctrl-C.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import itertools
 import math
 import pathlib
@@ -37,6 +43,7 @@ from absl import flags
 from experiments.harness import bench as bench_lib
 from experiments.harness import (
   cli,
+  code_diff,
   contestants,
   inputs,
   modelled,
@@ -51,9 +58,13 @@ from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
 from pallas_gemm import compat, hardware
 from pallas_gemm import ladder as ladder_lib
-from pallas_gemm.ladder import contract
+from pallas_gemm.ladder import contract, traffic
 
 EXPERIMENT = "ladder"
+SWEEP = "sweep"
+# Of the sweep: by the model a call takes longer than this, in seconds, so it is
+# left out; or so long that fewer calls have to do.
+DOES_NOT_FIT_S, LONG_S, LONG_REPEATS = 1.0, 0.1, 5
 
 for _name in cli.COMMON + cli.TIMED:
   flags.declare_key_flag(_name)
@@ -79,28 +90,48 @@ _RESUME = flags.DEFINE_bool(
   "Skip what the results file already holds from this commit, device and"
   " JAX, with the same seed and number of calls, and passed.",
 )
+_SWEEP = flags.DEFINE_bool(
+  "sweep",
+  False,
+  f"Squares of {', '.join(str(size.m) for size in suites.suite('sweep'))}, or"
+  " of --sizes, without peers. Leaves out a kernel where the traffic model says"
+  f" that a call takes over {DOES_NOT_FIT_S:g} s, and times it"
+  f" {LONG_REPEATS} times where it says over {LONG_S:g} s.",
+)
 _EXPLAIN = flags.DEFINE_string(
   "explain",
   None,
-  "Print a rung's page, by number or name, with the traffic model's numbers"
-  " for --shapes or --sizes and --gpu; measure nothing.",
+  "Print a rung's page, by number or name (8a is a variant), and for --shapes"
+  " or --sizes and --gpu its grid and blocks, the traffic model's numbers, and"
+  " what the kernel compiles to; measure nothing.",
+)
+_DIFF = flags.DEFINE_string(
+  "diff",
+  None,
+  "Print what changes in the code from one rung to another, without docstrings"
+  " and comments: --diff=6,7, --diff=7,8a; measure nothing.",
 )
 # Given any of these, --update_readme follows a measurement.
 _MEASURING = (
     "kernels", "shapes", "sizes", "dtype", "alpha", "beta", "seed", "warmup",
-    "repeats", "peers", "resume",
+    "repeats", "peers", "resume", "sweep",
 )  # fmt: skip
 
 
 @dataclasses.dataclass
 class Ladder:
-  """A run: what it measures, and the rows it has so far."""
+  """A run: what it measures, and the rows it has so far.
+
+  Attributes:
+    sweep: whether kernels that take too long are left out.
+  """
 
   console: console_lib.Console
   bench: bench_lib.Bench
   path: pathlib.Path
   gpu: hardware.Gpu
   interrupt: console_lib.Interrupt
+  sweep: bool = False
   earlier: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   failures: list[str] = dataclasses.field(default_factory=list)
@@ -145,14 +176,31 @@ class Ladder:
   ) -> None:
     """Measures one contestant: its line, its row, or why there is none."""
     number = rung.number if rung else None
-    label = f"{number or '':>2} {name:<22} {_size(problem)}"
-    if kept := self._kept(name, problem):
+    label = f"{rung.label if rung else '':>3} {name:<26} {_size(problem)}"
+    bench = self.bench
+    if rung is not None and self.sweep:
+      least_s = modelled.of_rung(rung, problem, self.gpu).floor.seconds
+      if least_s > DOES_NOT_FIT_S:
+        least = tables.duration(1e3 * least_s)
+        self.console.line(f"{label}  does not fit: at least {least} (model)")
+        return
+      if least_s > LONG_S:
+        bench = dataclasses.replace(bench, repeats=LONG_REPEATS)
+    if kept := self._kept(name, problem, bench.repeats):
       self.rows.append(kept)
       self.console.line(f"{label}  kept from {kept['utc']}")
       return
     start = time.perf_counter()
     try:
-      row = self.bench.compare(problem, operands, build(), yardstick, number)
+      contestant = build()
+      row = bench.compare(
+        problem,
+        operands,
+        contestant,
+        yardstick,
+        number,
+        optional=compiled(contestant, rung, problem),
+      )
     except Exception as error:  # pylint: disable=broad-exception-caught
       if self.interrupt.pressed:  # inside a kernel Ctrl-C comes in disguise
         raise KeyboardInterrupt from None
@@ -182,7 +230,7 @@ class Ladder:
       self.console.line(f"   {modelled.line(rung, problem, self.gpu)}")
 
   def _kept(
-    self, kernel: str, problem: contract.Problem
+    self, kernel: str, problem: contract.Problem, repeats: int
   ) -> dict[str, Any] | None:
     """The row that `--resume` need not measure again."""
     versions = provenance.versions()
@@ -192,9 +240,25 @@ class Ladder:
       **{f: versions[f] for f in ("device", "jax", "jaxlib", "commit")},
     }
     if self.bench.timed:
-      same |= {"warmup": self.bench.warmup, "repeats": self.bench.repeats}
+      same |= {"warmup": self.bench.warmup, "repeats": repeats}
     row = rows_lib.find(self.earlier, **same)
     return None if row is None or row["passed"] is False else row
+
+
+def compiled(
+  contestant: contestants.Contestant,
+  rung: contract.Rung | None,
+  problem: contract.Problem,
+) -> dict[str, Any]:
+  """Optional fields of a row: the variant, and what the kernel compiles to.
+
+  Args:
+    contestant: what the row is of.
+    rung: the rung or variant that it is; None of baselines and peers.
+    problem: what it computes.
+  """
+  del contestant, problem
+  return {"variant": rung.variant or None} if rung is not None else {}
 
 
 def measured_parts(
@@ -212,7 +276,8 @@ def measured_parts(
     f"{tables.factor(row['ratio_to_jnp_dot']):>6} of jnp.dot",
   ]
   if (before := tables.over_rung_before(row, rows)) is not None:
-    parts.append(f"{tables.factor(before):>6} of rung {row['number'] - 1}")
+    rung = row["number"] - (0 if row.get("variant") else 1)
+    parts.append(f"{tables.factor(before):>6} of rung {rung}")
   if (wall := row.get("wall_ms_median")) is not None:
     parts.append(f"wall {tables.duration(wall)}")
   return parts
@@ -264,6 +329,18 @@ def explain(name: str, console: console_lib.Console) -> int:
   return 0
 
 
+def diff(text: str) -> int:
+  """Prints what changes in the code from one rung to another."""
+  names = [name.strip() for name in text.split(",")]
+  if len(names) != 2:
+    raise cli.FlagError(f"--diff: want two rungs, as in 6,7; got {text!r}")
+  try:
+    code_diff.show(*map(ladder_lib.find, names))
+  except ValueError as error:
+    raise cli.FlagError(f"--diff: {error}") from None
+  return 0
+
+
 def run(console: console_lib.Console) -> int:
   """Measures what the flags say."""
   rungs = cli.parse_rungs(cli.KERNELS.value, ladder_lib.LADDER)
@@ -278,12 +355,13 @@ def run(console: console_lib.Console) -> int:
       raise cli.FlagError(f"--{flag.name}: want a number, got {flag.value}")
   on_gpu = compat.targets_gpu()
   shapes = cli.parse_shapes(cli.SHAPES.value, _SIZES.value)
-  shapes = shapes or suites.suite("ladder" if on_gpu else "interpret")
+  experiment = SWEEP if _SWEEP.value else EXPERIMENT
+  shapes = shapes or suites.suite(experiment if on_gpu else "interpret")
   gpu = model_gpu()
   device = provenance.device_name()
-  path = rows_lib.results_file(device, EXPERIMENT, cli.OUTPUT_DIR.value)
+  path = rows_lib.results_file(device, experiment, cli.OUTPUT_DIR.value)
   bench = bench_lib.Bench(
-    experiment=EXPERIMENT,
+    experiment=experiment,
     seed=cli.SEED.value,
     warmup=cli.WARMUP.value,
     repeats=cli.REPEATS.value,
@@ -292,7 +370,7 @@ def run(console: console_lib.Console) -> int:
     flush=timing.l2_flush(hardware.current().l2_bytes) if on_gpu else None,
   )
   interrupt = console_lib.Interrupt()
-  ladder = Ladder(console, bench, path, gpu, interrupt)
+  ladder = Ladder(console, bench, path, gpu, interrupt, _SWEEP.value)
   if _RESUME.value:
     ladder.earlier = rows_lib.read(path)
   if on_gpu:
@@ -304,6 +382,7 @@ def run(console: console_lib.Console) -> int:
       f" so no throughput is given. The traffic model is of the {gpu.name}."
     )
   kernels = sum(map(len, groups.values()))
+  peers = _PEERS.value and not _SWEEP.value
   extra = 4 * len(groups) if on_gpu else 0
   interrupted = False
   try:
@@ -313,19 +392,21 @@ def run(console: console_lib.Console) -> int:
           problem = contract.Problem(
             *shape, dtype, alpha=_ALPHA.value, beta=_BETA.value
           )
-          ladder.problem(problem, chosen, _PEERS.value)
+          ladder.problem(problem, chosen, peers)
   except KeyboardInterrupt:
     interrupted = True
-  REPORT.table(console, f"The ladder on {device}", ladder.rows)
-  console.line(f"rows: {path}")
+  print_table(console, f"The ladder on {device}", ladder.rows)
+  if ladder.rows:
+    console.line(f"rows: {path}")
   if interrupted:
     console.line(
-      f"interrupted: {len(ladder.rows)} finished rows were kept in {path};"
+      f"interrupted: {len(ladder.rows)} finished rows were kept;"
       " --resume goes on from there"
     )
     return 130
   if on_gpu:
-    REPORT.show(console, rows_lib.read(path), path.parent)
+    shown = folders() if cli.UPDATE_README.value else [path.parent]
+    show(console, [Device.read(folder) for folder in shown])
   elif cli.UPDATE_README.value or cli.PLOT.value:
     console.line("no plots and no README table: nothing was timed")
   if ladder.failures:
@@ -334,40 +415,206 @@ def run(console: console_lib.Console) -> int:
   return 0
 
 
-def _summary(rows: Sequence[dict[str, Any]]):
-  """A table of the rungs of one problem, then of the next."""
+def print_table(
+  console: console_lib.Console, title: str, rows: Sequence[dict[str, Any]]
+) -> None:
+  """Prints the rungs of one problem, then of the next."""
   problems = map(tables.ordered, tables.problems(rows))
-  return tables.summary(list(itertools.chain.from_iterable(problems)))
+  header, cells = tables.summary(list(itertools.chain.from_iterable(problems)))
+  console.line()
+  console.table(
+    title, header, cells, [name for name in header if name not in tables.WORDS]
+  )
 
 
-def _timed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-  return [row for row in rows if row["ms_median"] is not None]
+@dataclasses.dataclass(frozen=True)
+class Device:
+  """A folder of results: the timed rows of its newest commit, and its plots."""
+
+  folder: pathlib.Path
+  ladder: list[dict[str, Any]]
+  sweep: list[dict[str, Any]]
+
+  @classmethod
+  def of(cls, folder: pathlib.Path, rows: Sequence[dict[str, Any]]) -> "Device":
+    """Of rows of both experiments."""
+    swept = [row for row in rows if row["experiment"] == SWEEP]
+    others = [row for row in rows if row["experiment"] != SWEEP]
+    return cls(folder, tables.newest(others), tables.newest(swept))
+
+  @classmethod
+  def read(cls, folder: pathlib.Path) -> "Device":
+    """Of the files in a folder.
+
+    Raises:
+      cli.FlagError: one holds something else.
+    """
+    rows = []
+    for path in (folder / f"{name}.jsonl" for name in (EXPERIMENT, SWEEP)):
+      try:
+        found = rows_lib.read(path)
+        for row in found:
+          rows_lib.validate(row)
+      except (OSError, ValueError) as error:
+        raise cli.FlagError(f"--update_readme: {path}: {error}") from None
+      rows += found
+    return cls.of(folder, rows)
+
+  @property
+  def figures(self) -> dict[str, Callable[[pathlib.Path], None]]:
+    """What draws each plot, by the name of its file."""
+    rows = self.ladder + self.sweep
+    try:
+      gpu = hardware.lookup(cli.GPU.value or rows[0]["device"])
+    except ValueError:
+      gpu = hardware.current()
+    counted = rows_lib.read(self.folder / "counters.jsonl")
+    moved = functools.partial(bytes_read, counted=counted, gpu=gpu)
+    found = {}
+    if self.ladder:
+      found["ladder.png"] = functools.partial(plots.ladder, self.ladder, gpu)
+      found["roofline.png"] = functools.partial(
+        plots.roofline, self.ladder, gpu, moved
+      )
+    if self.sweep:
+      found["sweep.png"] = functools.partial(plots.sweep, self.sweep)
+    return found
 
 
-def _draw_roofline(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
-  timed = _timed(rows)
+def bytes_read(
+  row: dict[str, Any],
+  level: str,
+  counted: Sequence[dict[str, Any]],
+  gpu: hardware.Gpu,
+) -> tuple[float | None, bool]:
+  """Bytes that a row's kernel read, and whether they were counted.
+
+  Args:
+    row: of the ladder.
+    level: "l2" (by SMs) or "dram".
+    counted: rows of experiments.counters; one of the same kernel, problem and
+      config goes before the model, which knows of L2 alone, and there of rungs
+      whose operands pass through shared memory.
+    gpu: that the model is of.
+  """
+  same = {f: row[f] for f in (*rows_lib.PROBLEM_FIELDS, "config")}
+  if counter := rows_lib.find(counted, **same):
+    return counter["measured"].get(f"{level}_read_bytes"), True
+  problem = contract.Problem(
+    *(row[f] for f in rows_lib.PROBLEM_FIELDS if f != "kernel")
+  )
   try:
-    gpu = hardware.lookup(cli.GPU.value or timed[0]["device"])
-  except ValueError:
-    gpu = hardware.current()
+    [rung] = cli.parse_rungs(row["kernel"], ladder_lib.LADDER)
+    config = rung.config_type(**row["config"])
+    model = traffic.model(rung, config, problem, gpu)
+  except (cli.FlagError, TypeError, ValueError):  # of another version
+    return None, False
+  known = level == "l2" and model.slabs
+  return (model.global_load_bytes if known else None), False
 
-  def intensity(row: dict[str, Any]) -> float | None:
-    return modelled.intensity(row, ladder_lib.LADDER)
 
-  plots.roofline(timed, gpu, intensity, path)
+def folders() -> list[pathlib.Path]:
+  """Where rows may be: of every device, or where --output_dir says."""
+  if cli.OUTPUT_DIR.value:
+    return [pathlib.Path(cli.OUTPUT_DIR.value)]
+  found = {
+    path.parent
+    for name in (EXPERIMENT, SWEEP)
+    for path in rows_lib.RESULTS.glob(f"*/{name}.jsonl")
+  }
+  return sorted(found, reverse=True)  # newer GPUs have higher numbers
 
 
-REPORT = report.Report(
-  experiment=EXPERIMENT,
-  summary=_summary,
-  numeric=tables.NUMERIC,
-  timed=_timed,
-  markdown=lambda rows: tables.ladder_markdown(_timed(rows)),
-  figures={
-    "ladder.png": lambda rows, path: plots.ladder(_timed(rows), path),
-    "roofline.png": _draw_roofline,
-  },
-)
+def from_rows(console: console_lib.Console) -> int:
+  """Tables, plots and pages of rows measured before; the exit status."""
+  if cli.FROM_ROWS.value:
+    path, folder, rows = report.measured_before(EXPERIMENT)
+    print_table(console, f"Rows of {path}", rows_lib.latest(rows))
+    show(console, [Device.of(folder, rows)])
+  else:
+    show(console, [Device.read(folder) for folder in folders()])
+  return 0
+
+
+def show(console: console_lib.Console, devices: Sequence[Device]) -> None:
+  """Plots and pages, as the flags say.
+
+  Raises:
+    cli.FlagError: none of the rows was timed, or a page can't be written.
+  """
+  devices = [device for device in devices if device.ladder + device.sweep]
+  if not devices:
+    raise cli.FlagError(
+      "no timed rows in"
+      f" {cli.FROM_ROWS.value or cli.OUTPUT_DIR.value or rows_lib.RESULTS};"
+      " measure on a GPU first"
+    )
+  if cli.PLOT.value:
+    for device in devices:
+      cli.check_folder(device.folder)
+      report.draw(console, device.folder, device.figures)
+  if cli.UPDATE_README.value:
+    update_readme(console, devices)
+    update_page(console, devices)
+
+
+def update_readme(
+  console: console_lib.Console, devices: Sequence[Device]
+) -> None:
+  """Writes README's tables: of the ladder's own problems, and published ones.
+
+  Raises:
+    cli.FlagError: it has no such markers.
+  """
+  own = suites.suite("ladder") + suites.suite("large")
+  tabled = {
+    device.folder: rows
+    for device in devices
+    if (rows := [x for x in device.ladder if (x["m"], x["n"], x["k"]) in own])
+  }
+  if tabled:
+    text = tables.ladder_markdown(list(tabled.values()))
+    page = (rows_lib.RESULTS / "ladder.md").resolve()
+    root = pathlib.Path(cli.README_FILE.value or report.README).resolve().parent
+    if page.is_relative_to(root) and page.exists():
+      link = page.relative_to(root).as_posix()
+      text += f"\n\nOver sizes, with occupancy and counters: [{link}]({link})."
+    first = next(iter(tabled))
+    pictures = [first / "ladder.png", first / "roofline.png"]
+    report.update_readme(console, EXPERIMENT, text, pictures)
+  else:
+    sizes = ", ".join(map(str, own))
+    console.line(f"no table of the ladder: none of its rows is of {sizes}")
+  report.update_readme(console, "published", tables.published_markdown(), ())
+
+
+def update_page(
+  console: console_lib.Console, devices: Sequence[Device]
+) -> None:
+  """Writes the sweep's tables into the page beside the results.
+
+  Raises:
+    cli.FlagError: there is no such page, or it has no markers.
+  """
+  page = rows_lib.RESULTS / "ladder.md"
+  parts = []
+  for device in devices:
+    if not device.sweep:
+      continue
+    parts += [f"### {device.sweep[0]['device']}"]
+    for picture in sorted(device.folder.glob("*.png")):
+      if picture.name in device.figures and picture.is_relative_to(page.parent):
+        link = picture.relative_to(page.parent).as_posix()
+        parts.append(f"![{picture.stem}]({link})")
+    parts.append(tables.sweep_markdown(device.sweep))
+  if not parts:
+    console.line("no tables over sizes: there are no rows of --sweep")
+    return
+  try:
+    changed = tables.update_file(page, SWEEP, "\n\n".join(parts))
+  except (OSError, ValueError) as error:
+    raise cli.FlagError(f"--update_readme: {error}") from None
+  console.line(f"{'rewrote' if changed else 'nothing new for'} {page}")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -376,9 +623,11 @@ def main(argv: Sequence[str]) -> int:
   console = console_lib.Console()
   if _EXPLAIN.value is not None:
     return explain(_EXPLAIN.value, console)
+  if _DIFF.value is not None:
+    return diff(_DIFF.value)
   measuring = any(flags.FLAGS[name].present for name in _MEASURING)
   if cli.FROM_ROWS.value or (cli.UPDATE_README.value and not measuring):
-    return REPORT.from_rows(console)
+    return from_rows(console)
   return run(console)
 
 

@@ -11,7 +11,7 @@ check under it. racecheck does not follow TMA and mbarriers: what it says of
 rungs 8-12 and of the ops is kept in the row and is no verdict.
 
 Exit status: 0; 1 if a kernel has memcheck errors, a wrong result or did not
-run; 2 for a command that can't be carried out.
+run; 2 for a command that can't be carried out; 130 after Ctrl-C.
 """
 
 from collections.abc import Callable, Sequence
@@ -81,7 +81,7 @@ class Subject:
 def _of_rung(rung: contract.Rung) -> Subject:
   fields = {"number": rung.number, "dtype": rung.dtypes[0], **FACTORS}
   passes = functools.partial(_rung_passes, rung)
-  return Subject(rung.name, f"--kernels={rung.number}", passes, fields)
+  return Subject(rung.name, f"--kernels={rung.label}", passes, fields)
 
 
 def _rung_passes(rung: contract.Rung, shape: suites.Shape) -> bool:

@@ -230,17 +230,15 @@ def main(argv: Sequence[str]) -> int:
   shapes = shapes_of_flags()
   path = None
   if cli.OUTPUT_DIR.value:
-    path = pathlib.Path(cli.OUTPUT_DIR.value) / f"{EXPERIMENT}.jsonl"
+    device = provenance.device_name()
+    path = rows_lib.results_file(device, EXPERIMENT, cli.OUTPUT_DIR.value)
   done: list[autotune.Tuned] = []
   interrupt = console_lib.Interrupt()
   try:
     with interrupt, console.progress(len(shapes)):
       for shape in shapes:
-        tune(shape, console, path, done)
+        tune(shape, console, path, done, interrupt)
         console.step()
-  except Exception:
-    if not interrupt.pressed:
-      raise
   except KeyboardInterrupt:
     pass  # what is done is kept, and shown
   console.line()
@@ -248,9 +246,9 @@ def main(argv: Sequence[str]) -> int:
   console.table(title, _HEADER, [cells_of(t) for t in done], _NUMERIC)
   if not compat.targets_gpu():
     console.line("no NVIDIA GPU here: interpreted, and nothing was remembered")
-  elif done:
+  elif any(t.config is not None for t in done):
     console.line(f"remembered in {cache.path_of(done[0].problem.device)}")
-  if path is not None:
+  if path is not None and done:
     console.line(f"rows: {path}")
   if interrupt.pressed:
     console.line(f"interrupted after {len(done)} of {len(shapes)} shapes")
@@ -264,6 +262,7 @@ def tune(
   console: console_lib.Console,
   path: pathlib.Path | None,
   done: list[autotune.Tuned],
+  interrupt: console_lib.Interrupt,
 ) -> None:
   """Tunes one shape: its lines, its rows, and `done` gets what was found.
 
@@ -279,12 +278,14 @@ def tune(
     return
   for case in cases:
     tuned = autotune.tune(case, top=_TOP.value, doing=console.doing)
-    done.append(tuned)
-    bad = any(reason is not None for _, _, reason in tuned.tried)
-    console.line(str(tuned), bad=bad)
+    if interrupt.pressed:  # taken for the failure of a config
+      raise KeyboardInterrupt
     if path is not None:
       for row in rows_of(tuned):
         rows_lib.append(path, row)
+    done.append(tuned)
+    bad = any(reason is not None for _, _, reason in tuned.tried)
+    console.line(str(tuned), bad=bad)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """GEMM kernels for JAX on NVIDIA GPUs."""
 
+import importlib
+import types
+
 from pallas_gemm.ops.dot_general import dot_general
 from pallas_gemm.ops.invariance import batch_invariant
 from pallas_gemm.ops.matmul import gated_matmul, matmul
@@ -18,3 +21,10 @@ __all__ = [
   "ragged_dot",
   "ragged_dot_general",
 ]
+
+
+def __getattr__(name: str) -> types.ModuleType:
+  # No op needs the ladder: it is imported when it is first asked for.
+  if name == "ladder":
+    return importlib.import_module("pallas_gemm.ladder")
+  raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

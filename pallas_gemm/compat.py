@@ -7,7 +7,7 @@ Everything else imports `jax`, `jax.experimental.pallas` and
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 import contextlib
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -18,6 +18,7 @@ from jax.experimental.mosaic.gpu import launch_context as _launch_context
 from jax.experimental.mosaic.gpu import utils as _mgpu_utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.interpreters import partial_eval as pe
+import jax.numpy as jnp
 from jaxlib.mlir import ir
 
 CUDA_PLATFORMS = ("gpu", "cuda")
@@ -67,6 +68,7 @@ def kernel(
   name: str,
   grid: Sequence[int],
   grid_names: Sequence[Hashable],
+  num_threads: int | None = None,
   **kwargs,
 ):
   """`plgpu.kernel`, interpreted where there is no GPU, and with a name.
@@ -76,6 +78,8 @@ def kernel(
     name: the kernel's name in profiles.
     grid: thread blocks (clusters, if `cluster` is given) along each axis.
     grid_names: names of the axes.
+    num_threads: Pallas threads, which are warpgroups, of a block. Their axis is
+      named "warpgroup"; without it there is no such axis, and one thread.
     **kwargs: passed on to `plgpu.kernel`.
   """
   interpret = None
@@ -86,6 +90,8 @@ def kernel(
     body,
     grid=tuple(grid),
     grid_names=tuple(grid_names),
+    num_threads=num_threads,
+    thread_name=None if num_threads is None else "warpgroup",
     interpret=interpret,
     kernel_name=name,
     **kwargs,
@@ -123,6 +129,33 @@ def tiled_layout(
     lane_dims=layout.lane_dims,
     vector_dim=layout.vector_dim,
   )
+
+
+class LayoutFacts(NamedTuple):
+  """A register layout taken apart; see `tiled_layout`."""
+
+  tiles: tuple[tuple[int, ...], ...]
+  warps: tuple[int | plgpu.Replicated, ...]
+  lanes: tuple[int | plgpu.Replicated, ...]
+  vector: int
+
+
+def layout_facts(layout: Any) -> LayoutFacts:
+  """What a layout that `tiled_layout` made consists of."""
+  tiled = layout.to_mgpu()
+  return LayoutFacts(
+    tiled.tiling.tiles, tiled.warp_dims, tiled.lane_dims, tiled.vector_dim
+  )
+
+
+def mma(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+  """`plgpu.mma`: acc + a @ b from registers, 16 x 8 x 16 at a time.
+
+  The interpreter has no rule for it; there it is a product in float32.
+  """
+  if targets_gpu():
+    return plgpu.mma(acc, a, b)
+  return acc + jnp.dot(a.astype(acc.dtype), b.astype(acc.dtype))
 
 
 def store(ref: Any, value: jax.Array, *, optimized: bool = True) -> None:

@@ -30,6 +30,15 @@ KIB, MIB = 1024, 1024**2
 # a cluster must find room.
 SMALLEST_GPC_SMS = 16
 
+# How an SM deals out registers and shared memory: to a warp so many registers
+# at a time, from the quarter of the SM that the warp runs on; to a block so
+# many bytes, and one KiB besides for CUDA.
+WARP_THREADS = 32
+_QUARTERS = 4
+_REGISTER_UNIT = 256
+_SHARED_UNIT_BYTES = 128
+_RESERVED_SHARED_BYTES = KIB
+
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
@@ -50,6 +59,7 @@ class Gpu:
       takes 1 KiB of it besides its own.
     registers_per_sm: 32-bit registers of one SM.
     max_threads_per_sm: threads that can be resident on one SM.
+    max_blocks_per_sm: thread blocks that can be.
     fp32_flops: peak of the CUDA cores in float32.
     tf32_flops: dense peak of the tensor cores with TF32 operands.
     bf16_flops: dense peak of the tensor cores with bfloat16 or float16
@@ -69,6 +79,7 @@ class Gpu:
   shared_bytes_per_sm: int
   registers_per_sm: int
   max_threads_per_sm: int
+  max_blocks_per_sm: int
   fp32_flops: float
   tf32_flops: float
   bf16_flops: float
@@ -87,15 +98,16 @@ class _Architecture:
   fp32_lanes_per_sm: int
   shared_kib_per_sm: int
   max_threads_per_sm: int
+  max_blocks_per_sm: int
 
 
 _ARCHITECTURES = {
-  (8, 0): _Architecture(64, 164, 2048),
-  (8, 6): _Architecture(128, 100, 1536),
-  (8, 9): _Architecture(128, 100, 1536),
-  (9, 0): _Architecture(128, 228, 2048),
-  (10, 0): _Architecture(128, 228, 2048),
-  (12, 0): _Architecture(128, 100, 1536),
+  (8, 0): _Architecture(64, 164, 2048, 32),
+  (8, 6): _Architecture(128, 100, 1536, 16),
+  (8, 9): _Architecture(128, 100, 1536, 24),
+  (9, 0): _Architecture(128, 228, 2048, 32),
+  (10, 0): _Architecture(128, 228, 2048, 32),
+  (12, 0): _Architecture(128, 100, 1536, 24),
 }
 
 
@@ -120,11 +132,13 @@ def _product(
     clock_hz=clock_mhz * 1e6,
     l2_bytes=l2_mib * MIB,
     dram_bytes_per_s=dram_gb_per_s * 1e9,
-    # CUDA keeps 1 KiB of each thread block's shared memory for itself.
-    shared_bytes_per_block=(architecture.shared_kib_per_sm - 1) * KIB,
+    shared_bytes_per_block=(
+      architecture.shared_kib_per_sm * KIB - _RESERVED_SHARED_BYTES
+    ),
     shared_bytes_per_sm=architecture.shared_kib_per_sm * KIB,
     registers_per_sm=64 * KIB,
     max_threads_per_sm=architecture.max_threads_per_sm,
+    max_blocks_per_sm=architecture.max_blocks_per_sm,
     fp32_flops=fp32 * 1e12,
     tf32_flops=tf32 * 1e12,
     bf16_flops=bf16 * 1e12,
@@ -233,6 +247,70 @@ def current() -> Gpu:
 def sm_count() -> int:
   """Streaming multiprocessors of `current()`: the size of persistent grids."""
   return current().sm_count
+
+
+def clusters_at_once(blocks: int) -> int:
+  """Clusters of so many thread blocks that run together, one block an SM.
+
+  A cluster lies within a GPC, and the smallest decides how many fit.
+  """
+  sms = sm_count()
+  if blocks <= 2:  # SMs come in pairs
+    return sms // blocks
+  return max(1, sms // SMALLEST_GPC_SMS * (SMALLEST_GPC_SMS // blocks))
+
+
+@dataclasses.dataclass(frozen=True)
+class Occupancy:
+  """How much of a kernel an SM has room for at once.
+
+  Attributes:
+    blocks: thread blocks; 0 if one alone does not fit.
+    warps: of those blocks.
+    limit: what leaves no room for one block more: of registers, shared
+      memory, threads and blocks those that run out, joined by "and".
+  """
+
+  blocks: int
+  warps: int
+  limit: str
+
+
+def occupancy(
+  gpu: Gpu, *, registers: int, threads: int, shared_bytes: int
+) -> Occupancy:
+  """How many blocks of a kernel are resident on an SM.
+
+  Args:
+    gpu: the GPU.
+    registers: of a thread when the kernel starts. Warps that later pass
+      registers on to each other (setmaxnreg) do so within their block.
+    threads: of a block.
+    shared_bytes: shared memory of a block, static and dynamic.
+
+  Example:
+    >>> from pallas_gemm import hardware
+    >>> gpu = hardware.lookup("H200")
+    >>> hardware.occupancy(gpu, registers=64, threads=256, shared_bytes=33000)
+    Occupancy(blocks=4, warps=32, limit='registers')
+  """
+  warps = -(-threads // WARP_THREADS)
+  registers_a_warp = _round_up(registers * WARP_THREADS, _REGISTER_UNIT)
+  warps_a_quarter = gpu.registers_per_sm // _QUARTERS // registers_a_warp
+  shared = _round_up(shared_bytes + _RESERVED_SHARED_BYTES, _SHARED_UNIT_BYTES)
+  room = {
+    "registers": _QUARTERS * warps_a_quarter // warps,
+    "shared memory": gpu.shared_bytes_per_sm // shared,
+    "threads": gpu.max_threads_per_sm // (warps * WARP_THREADS),
+    "blocks": gpu.max_blocks_per_sm,
+  }
+  blocks = min(room.values())
+  limits = (name for name, count in room.items() if count == blocks)
+  return Occupancy(blocks, blocks * warps, " and ".join(limits))
+
+
+def _round_up(count: int, unit: int) -> int:
+  return -(-count // unit) * unit
 
 
 @contextlib.contextmanager

@@ -74,9 +74,9 @@ def pytest_collection_modifyitems(config, items):
       if missing_gpu:
         item.add_marker(pytest.mark.skip(reason=missing_gpu))
     if item.get_closest_marker("aot") is not None:
-      from tests.support import aot
+      from experiments.harness import compiled
 
-      if reason := aot.unavailable():
+      if reason := compiled.unavailable():
         item.add_marker(pytest.mark.skip(reason=reason))
 
 

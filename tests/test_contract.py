@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_gemm.ladder import LADDER, contract
+from pallas_gemm import ladder as ladder_lib
+from pallas_gemm.ladder import LADDER, contract, with_variants
 from tests.support import problems
 
 SimtConfig = contract.SimtConfig
@@ -33,7 +34,9 @@ NAMES = (
   "cluster_multicast",
 )
 
-each_rung = pytest.mark.parametrize("rung", LADDER, ids=lambda r: r.name)
+each_rung = pytest.mark.parametrize(
+  "rung", with_variants(), ids=lambda r: r.name
+)
 
 
 def test_twelve_rungs_in_order():
@@ -55,7 +58,10 @@ def test_dtypes(rung):
 def test_the_file_is_the_page(rung):
   module = importlib.import_module(rung.module)
   stem = rung.module.rsplit(".", 1)[-1]
-  assert stem == f"k{rung.number:02}_{rung.name}"
+  if rung.variant:
+    assert rung.name.startswith(stem.split("_", 1)[1])
+  else:
+    assert stem == f"k{rung.number:02}_{rung.name}"
   page = inspect.getdoc(module)
   assert page and len(page.splitlines()) >= 10, "no page on this rung"
   assert rung.idea and "\n" not in rung.idea
@@ -286,22 +292,70 @@ def test_errors_are_the_same_under_jit(rung):
     jax.jit(rung.gemm)(a, a)
 
 
+FIELDS = contract.TENSOR_CORE_FIELDS
+
+
 @pytest.mark.parametrize("field", ["split", "raster_dim"])
 def test_check_fields_of_names(field):
-  config = TensorCoreConfig(64, 64, 64, **{field: "k"})
-  assert "'m' or 'n'" in contract.check_fields(config)
-  assert field in contract.check_fields(config)
+  config = TensorCoreConfig(64, 64, 64, epilogue_n=64, **{field: "k"})
+  assert "'m' or 'n'" in contract.check_fields(config, FIELDS)
+  assert field in contract.check_fields(config, FIELDS)
 
 
 def test_check_fields_takes_a_good_config():
-  assert contract.check_fields(TensorCoreConfig(64, 64, 64)) is None
-  assert contract.check_fields(SimtConfig(64, 64)) is None
+  good = TensorCoreConfig(64, 64, 64, epilogue_n=64)
+  assert contract.check_fields(good, FIELDS) is None
+  assert contract.check_fields(SimtConfig(64, 64, 8), ("block_k",)) is not None
+  assert contract.check_fields(SimtConfig(1, 1, 8), ("block_k",)) is not None
+  sizes = ("block_m", "block_n", "block_k")
+  assert contract.check_fields(SimtConfig(64, 64, 8), sizes) is None
+  assert "power of two" in contract.check_fields(SimtConfig(48, 64, 8), sizes)
 
 
-@pytest.mark.parametrize("shape", [(0, 0), (1, 7), (8, 8), (9, 15)])
-def test_pad_to(shape):
-  x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-  padded = contract.pad_to(x, 4, 8)
-  assert padded.shape == (-(-shape[0] // 4) * 4, -(-shape[1] // 8) * 8)
-  np.testing.assert_array_equal(padded[: shape[0], : shape[1]], x)
-  assert float(np.abs(padded).sum()) == float(np.abs(x).sum())
+def test_a_field_without_a_use_must_stay():
+  config = TensorCoreConfig(64, 64, 64, stages=3)
+  reason = contract.check_fields(config, FIELDS[:3])
+  assert reason == "stages has no meaning here and must stay 1, got 3"
+
+
+@each_rung
+@pytest.mark.parametrize("shape", [(1, 1, 1), (129, 65, 7), (256, 512, 64)])
+def test_padding_is_what_the_kernel_needs_and_no_more(rung, shape):
+  problem = contract.Problem(*shape, rung.dtypes[0])
+  config = rung.default_config(problem)
+  padded = rung.padded(problem, config)
+  assert rung.padded(padded, config) == padded
+  for name, multiple in zip("mnk", rung.padding(problem, config)):
+    size, most = getattr(padded, name), getattr(problem, name)
+    assert size % multiple == 0 and most <= size < most + multiple
+
+
+@pytest.mark.parametrize(
+  "name, label",
+  [
+    (8, "8"),
+    ("8a", "8a"),
+    ("9", "9"),
+    ("tensor_cores_mma", "9a"),
+    ("naive", "1"),
+  ],
+)
+def test_rungs_are_found_by_number_label_and_name(name, label):
+  rung = ladder_lib.find(name)
+  assert rung.label == label
+  assert ladder_lib.find(rung) is rung
+
+
+@pytest.mark.parametrize("name", [0, 13, -1, "fast", 1.5, None, True, "8b"])
+def test_no_such_rung(name):
+  with pytest.raises(ValueError, match=r"rung must be .*1 naive.*got"):
+    ladder_lib.find(name)
+
+
+def test_variants_stand_behind_their_rung():
+  labels = [rung.label for rung in with_variants()]
+  assert labels == ("1 2 3 4 5 6 7 8 8a 9 9a 9b 10 10a 11 11a 12".split())
+  for rung in LADDER:
+    for each in rung.variants:
+      assert each.number == rung.number and each.variant
+      assert each.module == rung.module and each.dtypes == rung.dtypes

@@ -1,21 +1,30 @@
 """The counters program: parsing, comparing, and a run with a stand-in ncu."""
 
+import dataclasses
+import json
 import os
 import stat
 import sys
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from experiments import counters
-from experiments.harness import cli, rows
+from experiments.harness import cli, counter_tables, rows
 from pallas_gemm import hardware
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract, traffic
-from tests import test_experiments_ladder
 from tests.support import programs
 
-FIRST = [counter.names[0] for counter in counters.COUNTERS.values()]
+LADDER = ladder_lib.LADDER
+GROUPS = (
+  counters.COUNTERS,
+  counters.STALLS,
+  counters.OCCUPANCY,
+  counters.LIMITS,
+)
+FIRST = [c.names[0] for group in GROUPS for c in group.values()]
 CANNED = """\
 hello from the program
 ==PROF== Connected to process 42 (/usr/bin/python3)
@@ -40,9 +49,9 @@ def test_parse_reads_names_units_and_thousands():
   assert "l1tex__x.sum" not in kernel and "Grid Size" not in kernel
 
 
-def test_measured_takes_the_name_that_is_there_and_scales():
+def test_counters_take_the_name_that_is_there_and_scale():
   [kernel] = counters.parse(CANNED)
-  assert counters.measured(kernel) == {
+  assert counters.read(kernel, counters.COUNTERS) == {
     "duration_ms": pytest.approx(1.5),
     "dram_read_bytes": 134217728,
     "dram_write_bytes": pytest.approx(67108864),
@@ -51,6 +60,45 @@ def test_measured_takes_the_name_that_is_there_and_scales():
     "ffma": 68719476736,
     "issue_active_percent": 12.5,  # by its second name
   }
+
+
+LAUNCH = {
+  "launch__registers_per_thread": 168.0,
+  "launch__block_size": 384.0,
+  "launch__shared_mem_per_block_static": 1.0,
+  "launch__shared_mem_per_block_dynamic": 196672.0,
+  "launch__occupancy_limit_registers": 1.0,
+  "launch__occupancy_limit_shared_mem": 1.0,
+  "launch__occupancy_limit_warps": 5.0,
+  "launch__occupancy_limit_blocks": 32.0,
+  "sm__warps_active.avg.pct_of_peak_sustained_active": 18.5,
+}
+
+
+def test_occupancy_from_the_launch():
+  found = counters.occupancy(LAUNCH)
+  assert found == {
+    "registers": 168,
+    "threads": 384,
+    "shared_bytes": 196673,
+    "blocks_per_sm": 1,
+    "warps_per_sm": 12,
+    "limit": "registers and shared memory",
+    "warps_active_percent": 18.5,
+  }
+  # What ncu says is what the package works out.
+  worked_out = hardware.occupancy(
+    hardware.lookup("H200"), registers=168, threads=384, shared_bytes=196673
+  )
+  assert found["blocks_per_sm"] == worked_out.blocks
+  assert found["limit"] == worked_out.limit
+  assert counters.occupancy({}) == {}
+
+
+def test_units_of_launch_facts_are_read():
+  name = "launch__shared_mem_per_block_dynamic"
+  text = f'"ID","Kernel Name","{name}"\n"","","Kbyte/block"\n"0","x","8.2"\n'
+  assert counters.parse(text)[0][name] == pytest.approx(8200)
 
 
 @pytest.mark.parametrize("text", ["", "==WARNING== No kernels were profiled."])
@@ -67,48 +115,58 @@ def test_several_kernels_and_output_after_them():
 
 def test_metrics_are_one_a_counter_of_those_known():
   assert counters.metrics(None) == FIRST
-  assert counters.metrics(set()) == []
-  known = {"smsp__issue_active", "sm__issue_active", "dram__bytes_read"}
+  launch = [name for name in FIRST if name.startswith("launch__")]
+  assert counters.metrics(set()) == launch and len(launch) == 8
+  stalled = "smsp__average_warps_issue_stalled_gmma_per_issue_active"
+  known = {
+    "smsp__issue_active",
+    "sm__issue_active",
+    "dram__bytes_read",
+    stalled,
+  }
   percent = "avg.pct_of_peak_sustained_active"
-  assert counters.metrics(known) == [
+  assert set(counters.metrics(known)) - set(launch) == {
     "dram__bytes_read.sum",
     f"sm__issue_active.{percent}",
-  ]
+    f"{stalled}.ratio",
+  }
 
 
-def modelled(number, config):
-  problem = contract.Problem(256, 256, 256, beta=0.0)
-  if number > 8:
-    problem = contract.Problem(256, 256, 256, "bfloat16")
-  return traffic.model(number, config, problem, hardware.lookup("H200"))
+def predicted(number):
+  rung = LADDER[number - 1]
+  problem = contract.Problem(256, 256, 256, rung.dtypes[0])
+  config = rung.default_config(problem)
+  gpu = hardware.lookup("H200")
+  return counters.predicted(traffic.model(rung, config, problem, gpu))
 
 
 def test_the_model_speaks_of_what_a_rung_does():
-  simt = contract.SimtConfig(block_m=32, block_n=32, block_k=32)
-  wide = contract.TensorCoreConfig(block_m=64, block_n=64, block_k=64)
   common = {"dram_read_bytes", "dram_write_bytes"}
   threads = common | {"thread_load_bytes", "ffma"}
-  naive = contract.SimtConfig(block_m=32, block_n=4)
-  found = counters.predicted(modelled(1, naive))
+  found = predicted(1)
   assert set(found) == threads | {"sectors_per_request"}
   assert found["dram_read_bytes"] == 2 * 256**2 * 4
   assert found["dram_write_bytes"] == 256**2 * 4
   assert found["ffma"] == 256**3
-  assert set(counters.predicted(modelled(3, simt))) == threads | {
-    "l2_read_bytes"
-  }
-  assert set(counters.predicted(modelled(9, wide))) == common | {
-    "l2_read_bytes"
-  }
+  assert set(predicted(3)) == threads | {"l2_read_bytes"}
+  assert set(predicted(8)) == common | {"l2_read_bytes", "ffma"}
+  assert set(predicted(9)) == common | {"l2_read_bytes"}
 
 
 def test_differences_over_a_fifth_want_an_explanation(monkeypatch):
-  monkeypatch.setattr(counters, "EXPLANATIONS", {(3, "ffma"): "because"})
+  reasons = {("naive", "ffma"): "because"}
+  monkeypatch.setattr(counters, "EXPLANATIONS", reasons)
   measured = {"x": 1.19, "ffma": 2.0, "y": 0.5, "zero": 1.0, "alone": 7.0}
   model = {"x": 1.0, "ffma": 1.0, "y": 1.0, "zero": 0.0, "missing": 1.0}
-  ratios, reasons = counters.compare(3, measured, model)
+  ratios, reasons = counters.compare("naive", measured, model)
   assert ratios == {"x": 1.19, "ffma": 2.0, "y": 0.5, "zero": None}
   assert reasons == {"ffma": "because", "y": None, "zero": None}
+
+
+def test_explanations_are_of_rungs_and_counters():
+  names = {rung.name for rung in ladder_lib.with_variants()}
+  for name, counter in counters.EXPLANATIONS:
+    assert name in names and counter in counters.COUNTERS
 
 
 FAKE = """#!{python}
@@ -119,42 +177,38 @@ if "--query-metrics" in args:
   for name in {names!r}: print(name.split(".")[0], "words")
   sys.exit(0)
 open({log!r}, "a").write(" ".join(args) + "\\n")
-if {needs_no_name} and "--kernel-name" in args:
-  print("==WARNING== No kernels were profiled.")
-  sys.exit(0)
-if {fails}:
-  print("==ERROR== ERR_NVGPUCTRPERM", file=sys.stderr)
-  sys.exit(1)
-print({canned!r})
+print({says!r})
+sys.exit({status})
 """
+SECOND = CANNED.splitlines()[-1].replace("naive(int", "coalesced_mosaic(int")
+BOTH = f"{CANNED}{SECOND}\n"
+SAID = '{"label": "1", "spill_bytes": 4}\n{"label": "2", "spill_bytes": 0}\n'
 
 
 @pytest.fixture
 def run(monkeypatch, tmp_path, capsys):
   """Runs the program with a stand-in for ncu: (status, output, its calls)."""
-  ladder = test_experiments_ladder.LADDER[:2]
-  monkeypatch.setattr(ladder_lib, "LADDER", ladder, raising=False)
+  monkeypatch.setattr(ladder_lib, "LADDER", LADDER[:2])
   # The program sets it for its own process; put it back afterwards.
   monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   log = tmp_path / "log"
 
-  def call(*args, fails=False, needs_no_name=False):
+  def call(*args, says=SAID + BOTH, status=0):
     ncu = tmp_path / "ncu"
     ncu.write_text(
       FAKE.format(
         python=sys.executable,
         names=FIRST,
         log=str(log),
-        canned=CANNED,
-        fails=fails,
-        needs_no_name=needs_no_name,
+        says=says,
+        status=status,
       )
     )
     os.chmod(ncu, ncu.stat().st_mode | stat.S_IEXEC)
     places = f"--ncu={ncu}", f"--output_dir={tmp_path}"
-    status = programs.call(counters.main, [*places, *args])
+    got = programs.call(counters.main, [*places, *args])
     calls = log.read_text().splitlines() if log.exists() else []
-    return status, capsys.readouterr().out, calls
+    return got, capsys.readouterr().out, calls
 
   return call
 
@@ -170,29 +224,53 @@ def test_a_run_writes_a_row_a_rung(run, tmp_path):
   assert row["ratio"]["dram_read_bytes"] == pytest.approx(256)
   assert row["explanation"]["dram_read_bytes"] is None
   assert row["kernel_name"] == 'naive(int, "x")'
-  assert row["config"]["block_m"] == 16 and row["utc"].endswith("Z")
+  assert row["config"]["block_m"] == 32 and row["utc"].endswith("Z")
+  assert row["occupancy"] == {"spill_bytes": 4} and row["stalls"] == {}
+  assert "variant" not in row
   assert "off by more than 20% and not explained:" in out
   assert "1 naive, dram_read_bytes: 256" in out
+  [one] = calls  # both rungs in one process
   for part in (
-      "--clock-control none", "--launch-skip 1", "--launch-count 1",
-      "--kernel-name regex:naive", "--csv --page raw", "--child --kernels=1",
-      "--shapes=256x256x256", "--seed=3", "--dtype=float32",
+      "--clock-control none", "--csv --page raw",
+      "--kernel-name regex:^(naive|coalesced) ", "--child --kernels=1,2 ",
+      "--shapes=256x256x256", "--seed=3",
   ):  # fmt: skip
-    assert part in calls[0], part
-  assert len(calls) == 2
+    assert part in one, part
+  assert "--dtype" not in one
 
 
-def test_a_kernel_of_another_name_is_found(run, tmp_path):
-  status, _, calls = run("--kernels=1", needs_no_name=True)
-  assert status == 0
-  assert len(calls) == 2 and "--kernel-name" not in calls[1]
+def test_kernels_are_told_apart_where_a_name_begins_another():
+  rungs = ladder_lib.with_variants()
+  names = [f"{rung.name}_mosaic_gpu_kernel" for rung in reversed(rungs)]
+  found = counters.by_label([{"Kernel Name": name} for name in names], rungs)
+  assert {label: k["Kernel Name"] for label, k in found.items()} == {
+    rung.label: f"{rung.name}_mosaic_gpu_kernel" for rung in rungs
+  }
+  assert counters.by_label([{"Kernel Name": "loop_pad_fusion"}], rungs) == {}
+
+
+def test_a_rung_that_could_not_run_costs_no_other(run, tmp_path):
+  said = SAID.replace('"spill_bytes": 4', '"error": "out of registers"')
+  status, out, _ = run(says=said + BOTH)
+  assert status == 1
+  assert "1 naive: out of registers" in out and "not counted: naive" in out
+  [row] = rows.read(tmp_path / "counters.jsonl")
+  assert row["kernel"] == "coalesced"
+
+
+def test_a_rung_that_ncu_did_not_see_is_said(run, tmp_path):
+  status, out, _ = run(says=SAID + CANNED)
+  assert status == 1
+  assert "2 coalesced: ncu saw no kernel of that name" in out
   assert len(rows.read(tmp_path / "counters.jsonl")) == 1
 
 
 def test_what_ncu_refuses_is_said(run, tmp_path):
-  status, out, _ = run("--kernels=1", fails=True)
+  refusal = "==ERROR== ERR_NVGPUCTRPERM\n" + SAID + "bye\n"
+  status, out, _ = run("--kernels=1", says=refusal, status=1)
   assert status == 1
-  assert "ERR_NVGPUCTRPERM" in out and "not counted: naive" in out
+  assert "ncu saw no kernel: ==ERROR== ERR_NVGPUCTRPERM\n" in out
+  assert "not counted: naive" in out and "rows: " not in out
   assert not (tmp_path / "counters.jsonl").exists()
 
 
@@ -202,6 +280,7 @@ def test_what_ncu_refuses_is_said(run, tmp_path):
     (["--ncu=/no/such/ncu"], "--ncu: there is no /no/such/ncu"),
     (["--kernels=12"], "--kernels: no rung 12"),
     (["--shapes=1x1"], "--shapes: want MxNxK"),
+    (["--dtype=float16"], "--dtype: no such rung takes float16"),
     (["--gpu=potato"], "--gpu: name must be a known GPU"),
   ],
 )
@@ -211,16 +290,152 @@ def test_an_impossible_flag_is_an_error_in_a_line(run, args, message):
   assert "\n" not in str(caught.value)
 
 
-def test_the_child_runs_a_rung_twice(run, monkeypatch):
+def test_the_child_runs_each_rung_once(run, monkeypatch, capsys):
   runs = []
 
-  def kernel(a, b, c, problem, config):
-    jax.debug.callback(lambda: runs.append(a.shape))
-    return test_experiments_ladder.right(a, b, c, problem, config)
+  def kernel(operands, problem, config):
+    jax.debug.callback(lambda: runs.append(operands[0].shape))
+    return jnp.dot(*operands)
 
-  ladder = (test_experiments_ladder.stub(1, "naive", kernel),)
+  def broken(operands, problem, config):
+    raise RuntimeError("no such instruction\nand more lines")
+
+  ladder = tuple(
+    dataclasses.replace(
+      rung, kernel=k, padding=lambda problem, config: (1,) * 3
+    )
+    for rung, k in zip(LADDER[:2], (kernel, broken))
+  )
   monkeypatch.setattr(ladder_lib, "LADDER", ladder)
-  status, _, calls = run("--child", "--kernels=1", "--shapes=8x4x2")
+  status, out, calls = run("--child", "--kernels=1,2", "--shapes=8x4x2")
   jax.effects_barrier()
   assert (status, calls) == (0, [])
-  assert runs == [(8, 2)] * 2
+  assert runs == [(8, 2)]
+  assert [json.loads(line) for line in out.splitlines()] == [
+    {"label": "1"},
+    {"label": "2", "error": "RuntimeError: no such instruction"},
+  ]
+
+
+def test_rows_that_can_not_be_written_are_told_before_ncu_runs(run, tmp_path):
+  folder = tmp_path / "ncu" / "below"  # a file
+  with pytest.raises(cli.FlagError, match=f"--output_dir: want .*{folder}"):
+    run(f"--output_dir={folder}")
+  assert not (tmp_path / "log").exists()
+
+
+def made_up(number, variant="", m=4096, commit="b" * 40, **stalls):
+  """A row as the program writes it."""
+  rung = next(
+    rung
+    for rung in ladder_lib.with_variants()
+    if (rung.number, rung.variant) == (number, variant)
+  )
+  problem = contract.Problem(m, 4096, 4096, rung.dtypes[0])
+  return {
+    "experiment": "counters",
+    "kernel": rung.name,
+    "number": number,
+    **({"variant": variant} if variant else {}),
+    **dataclasses.asdict(problem),
+    "measured": {"dram_read_bytes": 2.5e9, "fma_pipe_percent": 61.25},
+    "stalls": stalls,
+    "occupancy": {"spill_bytes": 0, **counters.occupancy(LAUNCH)},
+    "device": "NVIDIA H200",
+    "driver": "580",
+    "cuda": "13.0",
+    "jax": "0.11.2",
+    "commit": commit,
+    "utc": "2026-01-02T03:04:05Z",
+  }
+
+
+def test_tables_are_of_what_was_counted_last():
+  found = counter_tables.newest(
+    [
+      made_up(3, commit="a" * 40),
+      made_up(9, "a"),
+      made_up(9),
+      made_up(1, wait=1.0),
+      made_up(1, m=8192),
+      made_up(1, wait=2.0),
+    ]
+  )
+  assert [counter_tables.label(row) for row in found] == ["1", "9", "9a"]
+  assert found[0]["stalls"] == {"wait": 2.0}
+
+
+def test_the_largest_stalls_have_columns_and_the_rest_a_sum():
+  few = dict.fromkeys(list(counter_tables.REASONS)[:10], 0.1)
+  header, cells = counter_tables.stalls(
+    [made_up(1, **few | {"gmma": 3.0, "selected": 1.0}), made_up(2)]
+  )
+  assert header[2] == "gmma" and header[-2:] == ["others", "sum"]
+  assert len(header) == 2 + counter_tables.SHOWN_REASONS + 2
+  [row] = cells  # rung 2's row tells of none
+  assert row[2] == "3.00" and row[-2:] == ["0.20", "3.90"]
+
+
+@pytest.mark.parametrize("plot", ["plot", "noplot"])
+def test_a_page_from_rows(run, tmp_path, monkeypatch, plot):
+  monkeypatch.setattr(rows, "RESULTS", tmp_path)
+  page = tmp_path / "page.md"
+  page.write_text(programs.readme("counters"))
+  folder = tmp_path / "nvidia_h200"
+  for row in (made_up(1, wait=2.0, selected=1.0), made_up(8, "a")):
+    rows.append(folder / "counters.jsonl", row)
+  flags = ("--update_readme", f"--readme={page}", f"--{plot}")
+  status, out, calls = run(*flags, "--output_dir=")
+  text = page.read_text()
+  assert (status, calls) == (0, []) and f"rewrote {page}" in out
+  assert text.startswith("# Title") and text.endswith("End.\n")
+  drawn = plot == "plot"
+  for name in ("counters", "stalls"):
+    assert (folder / f"{name}.png").exists() == drawn
+    assert (f"![{name}](nvidia_h200/{name}.png)" in text) == drawn
+  assert "### NVIDIA H200" in text and "bbbbbbbbbb; 2026-01-02" in text
+  assert (
+    "| 8a | double_buffering_registers | 168 | 0 | 192.1 | 384 | 1 | 12 | 18.5"
+    " | registers and shared memory |"
+  ) in text
+  assert "| 1 | naive | 2.5 GB | - |" in text and "61.2" in text
+  assert "| 1 | naive | 2.00 | 0 | 2.00 |" in text
+  assert "*wait*: the fixed latency of its last instruction." in text
+  assert "nothing new for" in run(*flags, "--output_dir=")[1]
+
+
+def test_rows_of_an_older_version_have_the_counters_alone(run, tmp_path):
+  row = made_up(1)
+  del row["stalls"], row["occupancy"]
+  rows.append(tmp_path / "old.jsonl", row)
+  status, out, _ = run(f"--from_rows={tmp_path / 'old.jsonl'}")
+  assert status == 0
+  assert "**Counters.**" in out and "no stalls.png: no row tells of" in out
+  assert "**Stalls.**" not in out and "**Occupancy.**" not in out
+
+
+@pytest.mark.parametrize("content", [None, "", '{"experiment": "ladder"}\n'])
+def test_a_file_of_no_counters_is_an_error(run, tmp_path, content):
+  path = tmp_path / "rows.jsonl"
+  if content is not None:
+    path.write_text(content)
+  with pytest.raises(cli.FlagError, match="no rows of counters in"):
+    run(f"--from_rows={path}")
+
+
+def test_no_rows_of_any_device_are_an_error(run, tmp_path, monkeypatch):
+  monkeypatch.setattr(rows, "RESULTS", tmp_path)
+  with pytest.raises(cli.FlagError, match=r"no .*counters\.jsonl in"):
+    run("--update_readme", "--output_dir=")
+
+
+def test_a_page_without_markers_is_an_error(run, tmp_path):
+  rows.append(tmp_path / "rows.jsonl", made_up(1))
+  flags = (f"--from_rows={tmp_path / 'rows.jsonl'}", "--update_readme")
+  with pytest.raises(cli.FlagError, match="--update_readme: there is no"):
+    run(*flags, f"--readme={tmp_path / 'none.md'}", "--noplot")
+
+
+def test_reasons_are_metrics_of_ncu():
+  assert list(counters.STALLS) == list(counter_tables.REASONS)
+  assert len(counters.STALLS) == 19

@@ -1,12 +1,17 @@
 """The ladder runner: flags, rows, README, exit status. No GPU needed."""
 
 import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import jax.numpy as jnp
 import pytest
 
 from experiments import ladder
-from experiments.harness import cli, rows, suites, timing
+from experiments.harness import cli, contestants, rows, suites, tables, timing
 from pallas_gemm import compat, hardware
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract
@@ -14,60 +19,52 @@ from tests import test_harness_rows
 from tests.support import programs
 
 
-def right(a, b, c, problem, config):
+def right(operands, problem, config):
   del config
+  a, b, *c = operands
   acc = jnp.dot(a, b, precision="highest", preferred_element_type=jnp.float32)
+  c = c[0] if c else None
   return contract.combine(acc, c, problem).astype(problem.dtype)
 
 
-def wrong(a, b, c, problem, config):
-  return right(a, b, c, problem, config).at[0, 0].add(1.0)
+def wrong(operands, problem, config):
+  return right(operands, problem, config).at[0, 0].add(1.0)
 
 
-def not_a_number(a, b, c, problem, config):
-  return right(a, b, c, problem, config).at[1, 1].set(jnp.nan)
+def not_a_number(operands, problem, config):
+  return right(operands, problem, config).at[1, 1].set(jnp.nan)
 
 
-def broken(a, b, c, problem, config):
+def broken(operands, problem, config):
   raise RuntimeError("no such instruction\nand more lines")
 
 
-def interrupts(a, b, c, problem, config):
+def interrupts(operands, problem, config):
   raise KeyboardInterrupt
 
 
-def stub(number, name, kernel=right, dtypes=contract.FLOAT32):
-  """A rung whose kernel is a function of this file."""
-  config = contract.SimtConfig(block_m=16, block_n=16, block_k=8)
-  if number > 8:
-    config = contract.TensorCoreConfig(block_m=64, block_n=64, block_k=64)
-    dtypes = contract.FLOAT16S
-  return contract.Rung(
-    number=number,
-    name=name,
-    dtypes=dtypes,
-    idea=f"idea of {name}",
-    config_type=type(config),
-    default_config=lambda problem: config,
-    is_legal=lambda config, problem: None,
-    kernel=kernel,
-    module="pallas_gemm.ladder.contract",
+def stub(name, kernel=right, variants=()):
+  """A rung, or a variant, whose kernel is a function of this file."""
+  return dataclasses.replace(
+    ladder_lib.find(name), kernel=kernel, variants=variants
   )
 
 
 LADDER = (
-  stub(1, "naive"),
-  stub(2, "coalesced"),
-  stub(3, "shared_memory"),
-  stub(9, "tensor_cores"),
+  stub("naive"),
+  stub("coalesced"),
+  stub("shared_memory"),
+  stub("tensor_cores", variants=(stub("tensor_cores_pipelined"),)),
 )
+ALL = ladder_lib.with_variants(LADDER)
 
 
 @pytest.fixture
 def run(monkeypatch, tmp_path, capsys):
   """Runs the program in this process: (status, standard output)."""
   monkeypatch.setattr(ladder_lib, "LADDER", LADDER, raising=False)
-  (tmp_path / "README.md").write_text(programs.readme("ladder"))
+  text = programs.readme("ladder") + programs.readme("published")
+  (tmp_path / "README.md").write_text(text)
 
   def call(*args):
     places = f"--output_dir={tmp_path}", f"--readme={tmp_path / 'README.md'}"
@@ -93,21 +90,25 @@ def test_interpreter_run_checks_all_and_times_nothing(run, tmp_path):
   status, out = run()
   assert status == 0
   found = stored(tmp_path)
-  assert [row["kernel"] for row in found] == [rung.name for rung in LADDER]
-  for row in found:
+  assert [row["kernel"] for row in found] == [rung.name for rung in ALL]
+  for rung, row in zip(ALL, found):
     rows.validate(row)
+    assert (row["number"], row.get("variant", "")) == (
+      rung.number,
+      rung.variant,
+    )
     assert row["passed"] is True
     assert row["max_error"] <= row["error_bound"]
     assert (row["m"], row["n"], row["k"]) == suites.suite("interpret")[0]
     for name in ("ms_median", "tflops", "gbytes_per_s", "ratio_to_jnp_dot"):
       assert row[name] is None
-    assert row["config"] == dataclasses.asdict(
-      LADDER[found.index(row)].default_config(None)
-    )
-  assert [row["dtype"] for row in found] == ["float32"] * 3 + ["bfloat16"]
+    problem = contract.Problem(row["m"], row["n"], row["k"], row["dtype"])
+    config = rung.default_config(problem)
+    assert row["config"] == dataclasses.asdict(config)
+  assert [r["dtype"] for r in found] == ["float32"] * 3 + ["bfloat16"] * 2
   assert "interpreted times are not GPU times" in out
-  assert out.count("FLOP/byte") == len(LADDER)
-  assert out.count("PASSED") == 2 * len(LADDER)  # lines and table
+  assert out.count("FLOP/byte") == len(ALL)
+  assert out.count("PASSED") == 2 * len(ALL)  # lines and table
 
 
 def test_alpha_beta_and_shapes_reach_the_kernel(run, tmp_path):
@@ -122,7 +123,7 @@ def test_alpha_beta_and_shapes_reach_the_kernel(run, tmp_path):
 def test_a_failed_check_exits_non_zero_and_the_run_goes_on(
   run, monkeypatch, tmp_path, kernel
 ):
-  bad = (LADDER[0], stub(2, "coalesced", kernel), LADDER[2])
+  bad = (LADDER[0], stub("coalesced", kernel), LADDER[2])
   monkeypatch.setattr(ladder_lib, "LADDER", bad, raising=False)
   status, out = run()
   assert status == 1
@@ -135,7 +136,7 @@ def test_a_failed_check_exits_non_zero_and_the_run_goes_on(
 def test_a_kernel_that_can_not_run_costs_no_other_row(
   run, monkeypatch, tmp_path
 ):
-  bad = (LADDER[0], stub(2, "coalesced", broken), LADDER[2])
+  bad = (LADDER[0], stub("coalesced", broken), LADDER[2])
   monkeypatch.setattr(ladder_lib, "LADDER", bad, raising=False)
   status, out = run()
   assert status == 1
@@ -161,7 +162,7 @@ def test_a_problem_too_large_costs_no_other_row(run, monkeypatch, tmp_path):
 def test_interrupt_keeps_finished_rows_and_resume_goes_on(
   run, monkeypatch, tmp_path
 ):
-  stops = (LADDER[0], stub(2, "coalesced", interrupts), LADDER[2])
+  stops = (LADDER[0], stub("coalesced", interrupts), LADDER[2])
   monkeypatch.setattr(ladder_lib, "LADDER", stops, raising=False)
   status, out = run()
   assert status == 130
@@ -174,14 +175,14 @@ def test_interrupt_keeps_finished_rows_and_resume_goes_on(
   assert " 1 naive" in out and "kept from" in out
   # Measured once each, in order; the kept row was not written again.
   names = [row["kernel"] for row in stored(tmp_path)]
-  assert names == [rung.name for rung in LADDER]
+  assert names == [rung.name for rung in ALL]
   # Another seed is another measurement.
   run("--resume", "--seed=1", "--kernels=1")
-  assert len(stored(tmp_path)) == len(LADDER) + 1
+  assert len(stored(tmp_path)) == len(ALL) + 1
 
 
 def test_failed_rows_are_measured_again_on_resume(run, monkeypatch, tmp_path):
-  bad = (stub(1, "naive", wrong),)
+  bad = (stub("naive", wrong),)
   monkeypatch.setattr(ladder_lib, "LADDER", bad, raising=False)
   assert run()[0] == 1
   monkeypatch.setattr(ladder_lib, "LADDER", LADDER[:1], raising=False)
@@ -195,7 +196,7 @@ def test_timed_run_compares_with_jnp_dot(run, gpu, tmp_path):
   found = stored(tmp_path)
   assert [row["kernel"] for row in found] == [
       "jnp.dot HIGHEST", "jnp.dot DEFAULT", "naive", "coalesced",
-      "shared_memory", "jnp.dot", "tensor_cores",
+      "shared_memory", "jnp.dot", "tensor_cores", "tensor_cores_pipelined",
   ]  # fmt: skip
   for row in found:
     rows.validate(row)
@@ -209,12 +210,14 @@ def test_timed_run_compares_with_jnp_dot(run, gpu, tmp_path):
     assert row["baseline_kernel_names"] == ["k1"]
   assert "(w:5 r:25)" in out and "2.000x of jnp.dot" in out
   assert "1.000x of rung 1" in out
+  assert "1.000x of rung 9" in out  # its variant
+  assert "x rung 1  x rung 9" in out
   assert (tmp_path / "ladder.png").stat().st_size > 10_000
   assert (tmp_path / "roofline.png").stat().st_size > 10_000
 
 
 def test_a_wrong_result_is_never_timed(run, gpu, monkeypatch, tmp_path):
-  bad = (stub(1, "naive", wrong), LADDER[1])
+  bad = (stub("naive", wrong), LADDER[1])
   monkeypatch.setattr(ladder_lib, "LADDER", bad, raising=False)
   status, _ = run("--sizes=32", "--nopeers", "--noplot")
   assert status == 1
@@ -236,40 +239,127 @@ def test_peers_that_can_not_run_are_named_with_their_reason(
     assert rows.find(stored(tmp_path), kernel=name) is None
 
 
-def test_readme_is_rewritten_between_markers_and_only_once(run, gpu, tmp_path):
+def test_readme_is_rewritten_between_markers_and_only_once(
+  run, gpu, monkeypatch, tmp_path
+):
+  monkeypatch.setitem(suites.SUITES, "ladder", suites.square(32))
   run("--sizes=32", "--nopeers", "--update_readme")
   text = (tmp_path / "README.md").read_text()
   assert text.startswith("# Title\n\n<!-- ladder:begin -->\n\n")
-  assert text.endswith("\n\n<!-- ladder:end -->\n\nEnd.\n")
+  assert text.endswith("\n\n<!-- published:end -->\n\nEnd.\n")
   assert "old" not in text
-  assert "| 1 | naive | " in text and "| 9 | tensor_cores | " in text
+  assert "| 1 | naive | " in text and "| 9b | tensor_cores_pipelined" in text
   assert "jnp.dot HIGHEST" in text and "![ladder](ladder.png)" in text
-  assert "Boehm" in text  # published figures beside ours
+  assert tables.published_markdown() in text  # others' figures
   count = len(stored(tmp_path))
   # Alone, it measures nothing and finds nothing new.
   status, out = run("--update_readme")
-  assert status == 0 and "nothing new for" in out
+  assert status == 0 and out.count("nothing new for") == 2
   assert (tmp_path / "README.md").read_text() == text
   assert len(stored(tmp_path)) == count
+
+
+def test_other_sizes_have_no_table_in_the_readme(run, tmp_path):
+  path = tmp_path / "ladder.jsonl"
+  rows.append(path, test_harness_rows.make_row(m=48))
+  _, out = run(f"--from_rows={path}", "--update_readme", "--noplot")
+  assert "none of its rows is of 4096x4096x4096, 4096x8192x4096" in out
+  assert "\nold\n" in (tmp_path / "README.md").read_text()
+
+
+def large_row(**fields):
+  size = dict.fromkeys("mnk", 4096)
+  return test_harness_rows.make_row(**size | fields)
 
 
 def test_from_rows_needs_no_gpu(run, tmp_path):
   path = tmp_path / "measured" / "ladder.jsonl"
   for number, name in ((1, "naive"), (2, "coalesced")):
-    rows.append(path, test_harness_rows.make_row(number=number, kernel=name))
+    rows.append(path, large_row(number=number, kernel=name))
   status, out = run(f"--from_rows={path}", "--update_readme", "--noplot")
   assert status == 0
   assert "naive" in out
   assert "| 2 | coalesced | " in (tmp_path / "README.md").read_text()
 
 
-def test_latest_rows_count_in_the_readme(run, tmp_path):
+def test_the_latest_rows_of_the_newest_commit_count(run, tmp_path):
   path = tmp_path / "ladder.jsonl"
+  old = {"commit": "old", "utc": "2026-01-01"}
+  rows.append(path, large_row(number=2, kernel="coalesced", **old))
   for tflops in (1.0, 3.0):
-    rows.append(path, test_harness_rows.make_row(tflops=tflops))
+    rows.append(path, large_row(tflops=tflops, commit="new", utc="2026-01-02"))
   run(f"--from_rows={path}", "--update_readme", "--noplot")
   text = (tmp_path / "README.md").read_text()
   assert "| 3.00 |" in text and "| 1.00 |" not in text
+  assert "| 2 |" not in text and "commit new;" in text
+
+
+@pytest.fixture
+def results(monkeypatch, tmp_path):
+  """A folder of results, with a page and two devices."""
+  folder = tmp_path / "results"
+  monkeypatch.setattr(rows, "RESULTS", folder)
+  for device in ("NVIDIA H200", "NVIDIA H100 80GB HBM3"):
+    place = folder / rows.slug(device)
+    for number, kernel in ((1, "naive"), (2, "coalesced")):
+      row = large_row(number=number, kernel=kernel, device=device)
+      rows.append(place / "ladder.jsonl", row)
+      for m in (128, 256):
+        swept = row | {"experiment": "sweep", **dict.fromkeys("mnk", m)}
+        rows.append(place / "sweep.jsonl", swept)
+  (folder / "ladder.md").write_text(programs.readme("sweep"))
+  return folder
+
+
+def test_pages_are_of_all_devices(run, results, tmp_path):
+  status, out = run("--output_dir=", "--update_readme")
+  assert status == 0, out
+  text = (tmp_path / "README.md").read_text()
+  assert text.index("| H200 time |") < text.index("| H100 time |")
+  assert "![roofline](results/nvidia_h200/roofline.png)" not in text  # no bytes
+  assert "![ladder](results/nvidia_h200/ladder.png)" in text
+  assert "[results/ladder.md](results/ladder.md)" in text
+  page = (results / "ladder.md").read_text()
+  assert page.index("### NVIDIA H200") < page.index("### NVIDIA H100 80GB HBM3")
+  assert "![sweep](nvidia_h100_80gb_hbm3/sweep.png)" in page
+  assert page.count("| # | kernel | 128 | 256 |") == 2 * 4
+  assert out.count("sweep.png") == 2
+  _, out = run("--output_dir=", "--update_readme", "--noplot")
+  assert out.count("nothing new for") == 3
+
+
+def test_a_page_that_is_not_there_is_an_error(run, results):
+  (results / "ladder.md").unlink()
+  with pytest.raises(cli.FlagError, match=r"there is no .*ladder\.md"):
+    run("--output_dir=", "--update_readme", "--noplot")
+
+
+def test_the_sweep_has_rows_of_its_own(run, gpu, monkeypatch, tmp_path):
+  # The model says 1.1 ms for naive at 640, 8 us at 128.
+  monkeypatch.setattr(ladder, "DOES_NOT_FIT_S", 0.5e-3)
+  monkeypatch.setattr(ladder, "LONG_S", 5e-6)
+  status, out = run("--sweep", "--sizes=128,640", "--kernels=1,2,9,9b")
+  assert status == 0, out
+  assert not (tmp_path / "ladder.jsonl").exists()
+  found = rows.read(tmp_path / "sweep.jsonl")
+  assert {row["experiment"] for row in found} == {"sweep"}
+  assert not {row["kernel"] for row in found} & set(contestants.PEERS)
+  assert rows.find(found, kernel="naive", m=640) is None
+  assert "naive                      640x640x640 float32  does not fit" in out
+  repeats = {(r["kernel"], r["m"]): r["repeats"] for r in found}
+  assert repeats["naive", 128] == ladder.LONG_REPEATS
+  assert repeats["coalesced", 128] == timing.DEFAULT_REPEATS
+  assert (tmp_path / "sweep.png").stat().st_size > 10_000
+  # Fewer calls are no reason to measure again.
+  _, out = run("--sweep", "--sizes=128", "--kernels=1", "--resume", "--noplot")
+  assert "kept from" in out and len(rows.read(tmp_path / "sweep.jsonl")) == len(
+    found
+  )
+
+
+def test_what_the_sweep_runs_is_a_suite():
+  sizes = [shape.m for shape in suites.suite("sweep")]
+  assert sizes == [128, 256, 512, 1024, 2048, 4096, 8192]
 
 
 @pytest.mark.parametrize(
@@ -279,6 +369,7 @@ def test_latest_rows_count_in_the_readme(run, tmp_path):
     (["--kernels=0-2"], "--kernels: no rung 0-2"),
     (["--kernels=2-1"], "--kernels: no rung 2-1"),
     (["--kernels=nave"], "--kernels: no rung 'nave'"),
+    (["--kernels=9c"], "no rung '9c'; .* 9b tensor_cores_pipelined"),
     (["--kernels="], "--kernels: no rung ''"),
     (["--sizes=12,x"], "--sizes: want positive integers, got 'x'"),
     (["--sizes=0"], "--sizes: want positive integers, got '0'"),
@@ -301,7 +392,7 @@ def test_an_impossible_flag_is_an_error_in_a_line(run, args, message):
 
 def test_a_readme_without_markers_is_an_error(run, tmp_path):
   path = tmp_path / "ladder.jsonl"
-  rows.append(path, test_harness_rows.make_row())
+  rows.append(path, large_row())
   (tmp_path / "README.md").write_text("no markers")
   with pytest.raises(cli.FlagError, match="want one line <!-- ladder:begin"):
     run(f"--from_rows={path}", "--update_readme", "--noplot")
@@ -315,32 +406,35 @@ def test_a_foreign_row_is_an_error(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "text, numbers",
+  "text, labels",
   [
-    ("all", [1, 2, 3, 9]),
-    ("1-2", [1, 2]),
-    ("3,1", [1, 3]),
-    ("9,naive, 2", [1, 2, 9]),
-    ("tensor_cores", [9]),
-    ("2-9", [2, 3, 9]),
+    ("all", "1 2 3 9 9b"),
+    ("1-2", "1 2"),
+    ("3,1", "1 3"),
+    ("9,naive, 2", "1 2 9"),
+    ("tensor_cores", "9"),
+    ("2-9", "2 3 9"),
+    ("9b", "9b"),
+    ("1,tensor_cores_pipelined", "1 9b"),
   ],
 )
-def test_kernels_are_numbers_ranges_or_names(text, numbers):
+def test_kernels_are_numbers_ranges_labels_or_names(text, labels):
   found = cli.parse_rungs(text, LADDER)
-  assert [rung.number for rung in found] == numbers
+  assert " ".join(rung.label for rung in found) == labels
 
 
 def test_dtype_leaves_out_rungs_that_do_not_take_it(run, tmp_path):
   assert run("--dtype=float16")[0] == 0
-  [row] = stored(tmp_path)
-  assert (row["kernel"], row["dtype"]) == ("tensor_cores", "float16")
+  found = [(row["kernel"], row["dtype"]) for row in stored(tmp_path)]
+  names = "tensor_cores", "tensor_cores_pipelined"
+  assert found == [(name, "float16") for name in names]
 
 
 def test_explain_prints_the_page_and_the_models_numbers(run, tmp_path):
   status, out = run("--explain=3", "--sizes=64,128", "--gpu=A100-SXM4-40GB")
   assert status == 0
   assert out.startswith("Rung 3: shared_memory\n====")
-  assert "What every rung shares" in out  # the module's docstring
+  assert "Rung 3, shared_memory: a block loads" in out  # the docstring
   assert out.count("arithmetic intensity") == 2 and "A100" in out
   assert not (tmp_path / "ladder.jsonl").exists()
 
@@ -354,7 +448,8 @@ def test_the_real_ladder_runs_without_a_gpu(tmp_path):
   status, out, err = program("--shapes=9x10x11", f"--output_dir={tmp_path}")
   assert status == 0, out + err
   found = stored(tmp_path)
-  assert [row["number"] for row in found] == list(range(1, 13))
+  there = [(x.number, x.name) for x in ladder_lib.with_variants()]
+  assert [(row["number"], row["kernel"]) for row in found] == there
   for row in found:
     rows.validate(row)
     assert row["passed"] is True and row["tflops"] is None
@@ -367,7 +462,7 @@ def test_help_is_for_newcomers():
   for flag in (
       "kernels", "sizes", "shapes", "dtype", "alpha", "beta", "warmup",
       "repeats", "seed", "output_dir", "plot", "update_readme", "peers",
-      "resume", "explain", "from_rows", "gpu",
+      "resume", "explain", "from_rows", "gpu", "sweep",
   ):  # fmt: skip
     assert f"--{flag}:" in out or f"--[no]{flag}:" in out
 
@@ -386,3 +481,119 @@ def test_errors_are_one_line_without_a_traceback(args, message):
   assert out == ""
   assert err.startswith(message), err
   assert len(err.splitlines()) == 1
+
+
+def test_rows_that_can_not_be_written_are_told_before_a_run(run, tmp_path):
+  before = sorted(tmp_path.rglob("*"))
+  for place in ("README.md", "README.md/below"):
+    folder = tmp_path / place
+    with pytest.raises(cli.FlagError, match=f"--output_dir: want .*{folder}"):
+      run(f"--output_dir={folder}")
+  assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+  "name, content, message",
+  [
+    ("missing", None, "there is no"),
+    (".", None, "can't read .*: Is a directory"),
+    ("empty", "", "no timed rows in"),
+    ("text", "not rows\n", "no timed rows in"),
+    ("other", "{}\n", "row lacks experiment"),
+  ],
+)
+def test_a_file_of_no_rows_is_an_error(run, name, content, message, tmp_path):
+  if content is not None:
+    (tmp_path / name).write_text(content)
+  with pytest.raises(cli.FlagError, match=f"--from_rows: .*{message}"):
+    run(f"--from_rows={tmp_path / name}")
+
+
+def test_plots_of_rows_want_a_place_too(run, tmp_path):
+  path = tmp_path / "ladder.jsonl"
+  rows.append(path, test_harness_rows.make_row())
+  with pytest.raises(cli.FlagError, match="--output_dir: want"):
+    run(f"--from_rows={path}", f"--output_dir={path}")
+  assert run(f"--from_rows={path}", "--noplot")[0] == 0
+
+
+def test_a_run_without_rows_names_no_file(run, monkeypatch, tmp_path):
+  for kernel, status in ((broken, 1), (interrupts, 130)):
+    only = (stub("naive", kernel),)
+    monkeypatch.setattr(ladder_lib, "LADDER", only, raising=False)
+    got, out = run(f"--output_dir={tmp_path / 'new'}")
+    assert got == status
+    assert "rows: " not in out and str(tmp_path) not in out
+    assert not (tmp_path / "new").exists()
+
+
+def test_refused_places_are_one_line(tmp_path):
+  (tmp_path / "file").write_bytes(b"\xff\n\n1\n")
+  for flag in ("output_dir", "from_rows"):
+    status, out, err = program(f"--{flag}={tmp_path / 'file'}")
+    assert (status, out) == (2, "")
+    assert err.startswith(f"error: --{flag}: "), err
+    assert len(err.splitlines()) == 1
+
+
+def test_ctrl_c_leaves_a_line_and_the_finished_rows(tmp_path):
+  """In the interpreter, where JAX has words of its own for it."""
+  with subprocess.Popen(
+    [sys.executable, "-m", "experiments.ladder", f"--output_dir={tmp_path}"],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    cwd=programs.ROOT,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+  ) as process:
+    while "PASSED" not in process.stdout.readline():
+      pass
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+  assert (process.returncode, err) == (130, "")
+  count = len(stored(tmp_path))
+  assert f"interrupted: {count} finished rows were kept" in out and count
+
+
+@pytest.mark.parametrize("disguise", ["KeyboardInterrupt", "RuntimeError"])
+def test_ctrl_c_outside_of_a_measurement(disguise):
+  program = f"""
+from experiments.harness import cli
+import logging, signal
+
+def main(argv):
+  try:
+    signal.raise_signal(signal.SIGINT)
+  except KeyboardInterrupt:
+    logging.getLogger("jax._src.callback").exception("a callback failed")
+    raise {disguise}
+
+cli.run(main)
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", program],
+    capture_output=True,
+    text=True,
+    cwd=programs.ROOT,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+  )
+  assert (done.returncode, done.stdout) == (130, "")
+  assert done.stderr == "interrupted\n"
+
+
+def test_ctrl_c_while_a_program_is_imported():
+  with subprocess.Popen(
+    [sys.executable, "-v", "-m", "experiments.ladder"],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    cwd=programs.ROOT,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+  ) as process:
+    while not process.stderr.readline().startswith("import 'jax._src"):
+      pass
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+  assert (process.returncode, out) == (130, "")
+  assert "interrupted\n" in err and "Traceback" not in err

@@ -449,3 +449,19 @@ def test_summary_gives_means_of_each_suite_and_pass():
     ["qwen", "dx", "1", "0.25", "0.250x", "0.250x", "48x40x24 in 8 even, dx",
      "0"],
   ]  # fmt: skip
+
+
+def test_rows_that_can_not_be_written_are_told_before_a_run(run, tmp_path):
+  folder = tmp_path / "README.md" / "below"
+  with pytest.raises(cli.FlagError, match=f"--output_dir: want .*{folder}"):
+    run(f"--output_dir={folder}")
+
+
+def test_a_run_without_rows_names_no_file(run, monkeypatch, tmp_path):
+  def interrupted(*args):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(ragged_check, "check", interrupted)
+  status, out = run(f"--output_dir={tmp_path / 'new'}")
+  assert status == 130 and str(tmp_path) not in out
+  assert not (tmp_path / "new").exists()

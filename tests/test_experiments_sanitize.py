@@ -6,6 +6,7 @@ import os
 import pytest
 
 from experiments import sanitize
+from experiments.harness import cli
 from tests.support import programs
 
 CLEAN = "echo '========= ERROR SUMMARY: 0 errors'"
@@ -74,3 +75,10 @@ def test_a_kernel_that_does_not_end(run):
   assert status == 1
   assert (row["errors"], row["passed"]) == (None, False)
   assert "no end after 1 s" in out
+
+
+def test_rows_that_can_not_be_written_are_told_before_a_run(run, tmp_path):
+  folder = tmp_path / "bin" / "compute-sanitizer" / "below"
+  with pytest.raises(cli.FlagError, match=f"--output_dir: want .*{folder}"):
+    run(f"touch {tmp_path / 'ran'}", f"--output_dir={folder}")
+  assert not (tmp_path / "ran").exists()

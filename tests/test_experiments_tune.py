@@ -255,3 +255,30 @@ def test_a_bad_flag_is_one_line():
   status, out, err = program("--epilogue=swish")
   assert status == 2 and not out
   assert err.startswith("error: ") and len(err.splitlines()) == 1
+
+
+def test_rows_that_can_not_be_written_are_told_before_a_run(
+  run, tuned, tmp_path
+):
+  folder = tmp_path / "file" / "below"
+  (tmp_path / "file").touch()
+  with pytest.raises(cli.FlagError, match=f"--output_dir: want .*{folder}"):
+    run(f"--output_dir={folder}")
+  assert not tuned
+
+
+def test_a_run_without_rows_names_no_file(run, monkeypatch, tmp_path):
+  """Nor does what was taken for a config's failure make a row."""
+
+  def interrupted(case, **kwargs):
+    try:
+      signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+      reason = "INTERNAL: callback failed"
+    tried = ((CHOSEN, None, reason),)
+    return autotune.Tuned(case.problem, None, None, CHOSEN, None, tried)
+
+  monkeypatch.setattr(autotune, "tune", interrupted)
+  status, out = run(f"--output_dir={tmp_path / 'new'}")
+  assert status == 130 and "interrupted after 0 of 1 shapes" in out
+  assert "rows: " not in out and not (tmp_path / "new").exists()

@@ -42,6 +42,50 @@ def test_hopper_limits():
   assert gpu.shared_bytes_per_s == pytest.approx(33.5e12, rel=0.01)
 
 
+# Registers, threads, shared bytes; blocks, warps, limit. As NVIDIA's
+# occupancy calculator has them.
+@pytest.mark.parametrize(
+  ("kernel", "room"),
+  [
+    ((32, 256, 0), (8, 64, "registers and threads")),
+    ((16, 256, 0), (8, 64, "threads")),
+    ((16, 32, 0), (32, 32, "blocks")),
+    ((16, 33, 0), (32, 64, "threads and blocks")),
+    ((33, 64, 0), (24, 48, "registers")),  # as many as 40 registers
+    ((40, 512, 0), (3, 48, "registers")),
+    ((64, 1024, 0), (1, 32, "registers")),
+    ((65, 1024, 0), (0, 0, "registers")),
+    ((168, 384, 0), (1, 12, "registers")),
+    ((255, 128, 0), (2, 8, "registers")),
+    ((32, 128, 48 << 10), (4, 16, "shared memory")),
+    ((32, 128, 75 << 10), (3, 12, "shared memory")),
+    ((32, 128, (75 << 10) + 1), (2, 8, "shared memory")),
+    ((32, 128, 232448), (1, 4, "shared memory")),
+    ((32, 128, 232449), (0, 0, "shared memory")),
+  ],
+)
+def test_occupancy_of_an_h200(kernel, room):
+  registers, threads, shared = kernel
+  found = hardware.occupancy(
+    hardware.lookup("H200"),
+    registers=registers,
+    threads=threads,
+    shared_bytes=shared,
+  )
+  assert dataclasses.astuple(found) == room
+
+
+@pytest.mark.parametrize(
+  ("name", "blocks"), [("A10", 16), ("L4", 24), ("RTX 5090", 24), ("B200", 32)]
+)
+def test_blocks_that_an_sm_can_hold(name, blocks):
+  gpu = hardware.lookup(name)
+  found = hardware.occupancy(gpu, registers=16, threads=32, shared_bytes=0)
+  assert (found.blocks, found.limit) == (blocks, "blocks")
+  wide = hardware.occupancy(gpu, registers=16, threads=512, shared_bytes=0)
+  assert wide.warps == gpu.max_threads_per_sm // hardware.WARP_THREADS
+
+
 @pytest.mark.parametrize(
   "name", ["h200", "NVIDIA H200", "nvidia h200", " H200 "]
 )

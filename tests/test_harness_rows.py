@@ -2,10 +2,11 @@
 
 import json
 import math
+import pathlib
 
 import pytest
 
-from experiments.harness import rows
+from experiments.harness import cli, rows
 
 
 def make_row(**fields):
@@ -142,3 +143,44 @@ def test_files_are_named_after_the_device(tmp_path):
   path = rows.results_file("NVIDIA H200", "ladder")
   assert path == rows.RESULTS / "nvidia_h200" / "ladder.jsonl"
   assert rows.results_file("x", "dense", tmp_path) == tmp_path / "dense.jsonl"
+
+
+def test_rows_of_a_copy_that_is_no_checkout_go_to_the_current_folder(tmp_path):
+  programs = tmp_path / "experiments"
+  assert rows._results(programs) == pathlib.Path("results")
+  (tmp_path / "pyproject.toml").touch()
+  assert rows._results(programs) == programs / "results"
+
+
+@pytest.mark.parametrize(
+  "folder, reason",
+  [
+    ("file", "Not a directory"),
+    ("file/below", "Not a directory"),
+    ("dangling/below", "No such file or directory"),
+    ("new/" + 300 * "x", "File name too long"),
+    ("taken", "Is a directory"),  # its results file is one
+  ],
+)
+def test_where_no_rows_can_be_written(folder, reason, tmp_path):
+  (tmp_path / "file").touch()
+  (tmp_path / "dangling").symlink_to("nothing")
+  (tmp_path / "taken" / "ladder.jsonl").mkdir(parents=True)
+  before = sorted(tmp_path.rglob("*"))
+  with pytest.raises(cli.FlagError, match=f"--output_dir: .*{reason}"):
+    rows.results_file("x", "ladder", tmp_path / folder)
+  assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_asking_for_a_results_file_makes_nothing(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for folder in ("", "new", "new/below", tmp_path, tmp_path / "new" / "below"):
+    path = rows.results_file("x", "ladder", folder)
+    assert path == pathlib.Path(folder, "ladder.jsonl")
+  assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_text_has_no_rows(tmp_path):
+  path = tmp_path / "ladder.jsonl"
+  path.write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe")
+  assert rows.read(path) == []

@@ -6,12 +6,14 @@ import pytest
 
 from experiments.harness import inputs, suites
 from pallas_gemm import numerics
-from pallas_gemm.ladder import LADDER, contract
+from pallas_gemm.ladder import LADDER, contract, with_variants
 from tests.support import problems
 
 pytestmark = pytest.mark.gpu
 
-each_rung = pytest.mark.parametrize("rung", LADDER, ids=lambda r: r.name)
+each_rung = pytest.mark.parametrize(
+  "rung", with_variants(), ids=lambda r: r.name
+)
 SHAPES = (
   suites.suite("tails")
   + suites.suite("primes")

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from pallas_gemm import hardware, numerics
-from pallas_gemm.ladder import LADDER, contract
+from pallas_gemm.ladder import LADDER, contract, with_variants
 from tests.support import problems
 
-each_rung = pytest.mark.parametrize("rung", LADDER, ids=lambda r: r.name)
+each_rung = pytest.mark.parametrize(
+  "rung", with_variants(), ids=lambda r: r.name
+)
 
 
 def _dtype_of(rung, index: int) -> str:

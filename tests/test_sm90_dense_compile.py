@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.support import aot
+from experiments.harness import compiled as compiled_lib
 
 pytestmark = pytest.mark.aot
 
@@ -121,11 +121,11 @@ EXAMPLES = {
 }
 
 
-def _compile(name: str) -> aot.Compiled:
+def _compile(name: str) -> compiled_lib.Compiled:
   problem, config, activation, _ = EXAMPLES[name]
   size = dict.fromkeys("mnk", 4096)
   dtypes = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
-  return aot.compile_example(
+  return compiled_lib.compile_example(
     "tests.support.dense:named_example",
     problem=size | dtypes | problem,
     config=config,
@@ -171,7 +171,7 @@ def test_a_gated_product_has_two_chains():
 
 
 def _one_chain() -> int:
-  compiled = aot.compile_example(
+  compiled = compiled_lib.compile_example(
     "tests.support.dense:named_example",
     problem=dict.fromkeys("mnk", 4096)
     | {"dtype": "bfloat16", "out_dtype": "bfloat16"},

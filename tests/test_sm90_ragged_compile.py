@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.support import aot
+from experiments.harness import compiled as compiled_lib
 
 pytestmark = pytest.mark.aot
 
@@ -49,10 +49,10 @@ EXAMPLES = {
 }
 
 
-def _compile(name: str) -> aot.Compiled:
+def _compile(name: str) -> compiled_lib.Compiled:
   problem, config, activation, _, _ = EXAMPLES[name]
   dtypes = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
-  return aot.compile_example(
+  return compiled_lib.compile_example(
     "tests.support.ragged_kernels:named_example",
     problem=dtypes | problem | {"groups": 8},
     config=config,

@@ -137,7 +137,6 @@ def test_default_config_is_legal(rung, shape):
   for beta in (0.0, 1.0):
     problem = contract.Problem(*shape, "bfloat16", beta=beta)
     config = rung.default_config(problem)
-    assert contract.check_fields(config) is None
     assert rung.is_legal(config, problem) is None
 
 
@@ -173,7 +172,7 @@ def test_default_config_has_no_idle_partner():
     (1, {"block_n": 96}, "multiples of 64 rows"),
     (1, {"block_m": 64}, "multiples of 64 rows"),
     (1, {"block_m": 384}, "multiples of 64 rows and 64 columns|at most"),
-    (1, {"epilogue_n": 0}, "epilogue_n must be 16, 32"),
+    (1, {"epilogue_n": 0}, "epilogue_n must be an int >= 1"),
     (1, {"epilogue_n": 48}, "epilogue_n must be 16, 32"),
     (1, {"epilogue_n": 192}, "epilogue_n must divide"),
     (2, {"cluster_m": 2}, "cluster_m"),

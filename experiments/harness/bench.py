@@ -66,6 +66,7 @@ class Bench:
     contestant: contestants.Contestant,
     baseline: contestants.Contestant,
     number: int | None = None,
+    optional: Mapping[str, Any] | None = None,
   ) -> dict[str, Any]:
     """Checks a contestant, times it against the baseline, and makes its row.
 
@@ -78,6 +79,7 @@ class Bench:
       contestant: what the row is of.
       baseline: jnp.dot for this problem.
       number: the rung's number, for the row.
+      optional: see `row`.
 
     Returns:
       The row, as a dict; see `rows.Row`.
@@ -111,6 +113,7 @@ class Bench:
       mine,
       theirs,
       load,
+      optional=optional,
       kernel=contestant.kernel,
       number=number,
       m=problem.m,

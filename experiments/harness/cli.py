@@ -1,23 +1,30 @@
 """What the programs' command lines share: flags, and errors in one line."""
 
 from collections.abc import Callable, Sequence
+import contextlib
 import logging
 import os
+import pathlib
 import re
+import signal
 import sys
+import tempfile
 
 from absl import app, flags
 
-from experiments.harness import suites, timing
+from experiments.harness import console, suites, timing
 from pallas_gemm.ladder import contract
 
 DTYPES = contract.FLOAT32 + contract.FLOAT16S
+# Exit status after Ctrl-C.
+INTERRUPTED = 130
 
 KERNELS = flags.DEFINE_string(
   "kernels",
   "all",
-  "Which rungs: 'all', numbers, ranges or names, separated by commas:"
-  " --kernels=1-8, --kernels=7,12, --kernels=naive,persistent.",
+  "Which rungs: 'all' (with their variants), numbers, ranges, names, or a"
+  " variant's label, separated by commas: --kernels=1-8, --kernels=7,8a,"
+  " --kernels=naive,persistent.",
 )
 SHAPES = flags.DEFINE_list(
   "shapes",
@@ -37,7 +44,8 @@ SEED = flags.DEFINE_integer("seed", 0, "Seed of the inputs.", lower_bound=0)
 OUTPUT_DIR = flags.DEFINE_string(
   "output_dir",
   None,
-  "Where rows and plots go. Default: experiments/results/<device>.",
+  "Where rows and plots go. Default: experiments/results/<device> in a"
+  " checkout, results/<device> in the current folder elsewhere.",
 )
 GPU = flags.DEFINE_string(
   "gpu",
@@ -82,29 +90,31 @@ class FlagError(Exception):
 def parse_rungs(
   text: str, ladder: Sequence[contract.Rung]
 ) -> tuple[contract.Rung, ...]:
-  """The rungs that `--kernels` names, in the ladder's order.
+  """The rungs and variants that `--kernels` names, in the ladder's order.
 
   Raises:
-    FlagError: a number, range or name that no rung has.
+    FlagError: a number, range, label or name that no rung or variant has.
   """
-  by_number = {rung.number: rung for rung in ladder}
-  by_name = {rung.name: rung for rung in ladder}
-  there = ", ".join(f"{rung.number} {rung.name}" for rung in ladder)
-  chosen: set[int] = set()
+  there = [x for rung in ladder for x in (rung, *rung.variants)]
+  numbers = {rung.number for rung in ladder}
+  chosen: set[str] = set()
   for part in (part.strip() for part in text.split(",")):
+    ends = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
     if part == "all":
-      chosen |= set(by_number)
-    elif part in by_name:
-      chosen.add(by_name[part].number)
-    elif match := re.fullmatch(r"(\d+)(?:-(\d+))?", part):
-      first, last = int(match[1]), int(match[2] or match[1])
-      found = {x for x in by_number if first <= x <= last}
-      if not {first, last} <= set(by_number) or not found:
-        raise FlagError(f"--kernels: no rung {part}; there are {there}")
-      chosen |= found
+      found = {x.label for x in there}
+    elif ends:
+      first, last = int(ends[1]), int(ends[2] or ends[1])
+      whole = {first, last} <= numbers  # a range whose ends are rungs
+      found = {r.label for r in ladder if whole and first <= r.number <= last}
     else:
-      raise FlagError(f"--kernels: no rung {part!r}; there are {there}")
-  return tuple(rung for rung in ladder if rung.number in chosen)
+      found = {x.label for x in there if part in (x.label, x.name)}
+    if not found:
+      raise FlagError(
+        f"--kernels: no rung {part if ends else repr(part)};"
+        f" there are {', '.join(f'{x.label} {x.name}' for x in there)}"
+      )
+    chosen |= found
+  return tuple(x for x in there if x.label in chosen)
 
 
 def parse_shapes(
@@ -128,9 +138,30 @@ def parse_shapes(
   return tuple(dict.fromkeys(found))
 
 
-def run(main: Callable[[Sequence[str]], int]) -> None:
-  """`absl.app.run`, with errors of the command line in one line, exit 2."""
+def check_folder(folder: pathlib.Path) -> None:
+  """Tries whether files can be written to a folder; leaves nothing behind.
 
+  Raises:
+    FlagError: it is none, can't be made, or can't be written to.
+  """
+  try:
+    there = next(x for x in (folder, *folder.parents) if os.path.lexists(x))
+    # The folders that are missing are made in a folder that goes away again.
+    with tempfile.TemporaryDirectory(dir=there) as probe:
+      made = pathlib.Path(probe, folder.relative_to(there))
+      made.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise FlagError(
+      "--output_dir: want a folder that can be written to, got"
+      f" {folder}: {error.strerror}"
+    ) from None
+
+
+def run(main: Callable[[Sequence[str]], int]) -> None:
+  """`absl.app.run`, with what ends a program early told in one line.
+
+  An error of the command line is exit status 2, Ctrl-C is 130.
+  """
   # Before JAX makes its CPU client: each warpgroup of an interpreted kernel
   # waits in a thread of the client's pool, which has one a core unless told.
   os.environ.setdefault("PJRT_NPROC", "32")
@@ -142,11 +173,37 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     if len(argv) > 1:
       return _refuse(f"unexpected argument {argv[1]!r}; flags begin with --")
     try:
+      if OUTPUT_DIR.value:  # before JAX says what it thinks of the devices
+        check_folder(pathlib.Path(OUTPUT_DIR.value))
       return main(argv)
     except FlagError as error:
       return _refuse(str(error))
 
-  app.run(guarded, flags_parser=_parse)
+  try:
+    with console.Interrupt():
+      app.run(guarded, flags_parser=_parse)
+  except KeyboardInterrupt:
+    print("interrupted", file=sys.stderr)
+    _leave()
+  except SystemExit as end:
+    if end.code == INTERRUPTED:
+      _leave()
+    raise
+  finally:
+    # While Python shuts down Ctrl-C would be one more traceback.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _leave() -> None:
+  """Ends the process after Ctrl-C.
+
+  Threads of an interrupted kernel may still run; where Python shuts down under
+  them, the process crashes.
+  """
+  with contextlib.suppress(OSError):  # what reads them may be gone already
+    sys.stdout.flush()
+    sys.stderr.flush()
+  os._exit(INTERRUPTED)
 
 
 def _parse(argv: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 import contextlib
+import logging
 import signal
 import sys
 import threading
@@ -104,7 +105,8 @@ class Interrupt:
   """Context that remembers that Ctrl-C was pressed.
 
   KeyboardInterrupt that is raised while a kernel calls back into Python may
-  come out of JAX as another exception; `pressed` tells.
+  come out of JAX as another exception; `pressed` tells. Out of the context it
+  comes as KeyboardInterrupt.
   """
 
   def __init__(self) -> None:
@@ -117,10 +119,18 @@ class Interrupt:
       self._before = signal.signal(signal.SIGINT, self._handle)
     return self
 
-  def __exit__(self, *_) -> None:
+  def __exit__(self, _, error: BaseException | None, *__) -> None:
     if self._before is not None:
       signal.signal(signal.SIGINT, self._before)
+    logging.disable(logging.NOTSET)
+    if self.pressed and isinstance(error, Exception):
+      raise KeyboardInterrupt from None
 
   def _handle(self, *_) -> None:
     self.pressed = True
+    # JAX logs the traceback of whatever leaves a callback.
+    logging.disable()
+    outer = getattr(self._before, "__self__", None)
+    if isinstance(outer, Interrupt):
+      outer.pressed = True
     raise KeyboardInterrupt

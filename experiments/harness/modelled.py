@@ -1,13 +1,12 @@
-"""The traffic model's word on a rung, as the programs print it."""
+"""What a rung's blocks are and what the traffic model says, in print."""
 
-from collections.abc import Mapping, Sequence
 import importlib
 import inspect
-from typing import Any
+import math
 
-from experiments.harness import tables
+from experiments.harness import compiled, tables
 from pallas_gemm import hardware
-from pallas_gemm.ladder import contract, traffic, traffic_text
+from pallas_gemm.ladder import blocks, contract, traffic, traffic_text
 
 
 def of_rung(
@@ -15,7 +14,7 @@ def of_rung(
 ) -> traffic.Traffic:
   """What a rung moves with its default config."""
   config = rung.default_config(problem)
-  return traffic.model(rung.number, config, problem, gpu)
+  return traffic.model(rung, config, problem, gpu)
 
 
 def line(
@@ -34,38 +33,89 @@ def line(
 def page(rung: contract.Rung) -> str:
   """The docstring of the rung's file."""
   text = inspect.getdoc(importlib.import_module(rung.module)) or rung.idea
-  title = f"Rung {rung.number}: {rung.name}"
+  title = f"Rung {rung.label}: {rung.name}"
   return f"{title}\n{'=' * len(title)}\n\n{text}\n"
 
 
 def explain(
   rung: contract.Rung, problem: contract.Problem, gpu: hardware.Gpu
 ) -> str:
-  """The model's numbers with their formulas, for the default config."""
-  config = rung.default_config(problem)
-  return traffic_text.explain(rung.number, config, problem, gpu) + "\n"
+  """Grid, blocks, the model's numbers with their formulas, and registers.
 
-
-def intensity(
-  row: Mapping[str, Any], ladder: Sequence[contract.Rung]
-) -> float | None:
-  """FLOP per byte read from global memory, of the config in a row.
-
-  None for a row that is no rung's, or whose config is of another version.
+  All for the default config.
   """
-  found = [rung for rung in ladder if rung.number == row["number"]]
-  if not found or row["config"] is None:
-    return None
-  problem = contract.Problem(
-    row["m"], row["n"], row["k"], row["dtype"], row["alpha"], row["beta"]
+  config = rung.default_config(problem)
+  model = traffic_text.explain(rung, config, problem, gpu)
+  if 0 in (problem.m, problem.n, problem.k) or problem.alpha == 0:
+    return model + "\n"  # no kernel is started
+  parts = (
+    grid_lines(rung, problem, config) + block_lines(rung, problem, config),
+    [model],
+    compiled.describe(rung, problem, gpu),
   )
-  try:
-    config = found[0].config_type(**row["config"])
-    # What is read does not depend on the GPU; any will do.
-    gpu = hardware.lookup(hardware.DEFAULT_NAME)
-    return traffic.model(row["number"], config, problem, gpu).intensity
-  except (TypeError, ValueError):
-    return None
+  return "\n".join("\n".join(lines) + "\n" for lines in parts)
+
+
+def grid_lines(
+  rung: contract.Rung, problem: contract.Problem, config: contract.Config
+) -> list[str]:
+  """What each dimension of the grid is, and what is started for it."""
+  given, problem = problem, rung.padded(problem, config)
+  grid = rung.grid(problem, config)
+  (a, *_), c = rung.specs(problem, config)
+  lines = [f"grid of rung {rung.label}, {rung.name}"]
+  for index, side, step, count in zip(
+    "ijk", "mnk", (*c.block_shape, a.block_shape[1]), grid
+  ):
+    name, size = side.upper(), getattr(problem, side)
+    text = f"{name} / B{name} = {size} / {step}" if step else name
+    if step and size % step:
+      text += ", rounded up"
+    if size != getattr(given, side):
+      text += f", {name} padded from {getattr(given, side)}"
+    lines.append(f"  {index}  {count:>9,}  {text}")
+  cluster = [getattr(config, f"cluster_{side}", 1) for side in "mn"]
+  launched = math.prod(rung.launch(problem, config))
+  if math.prod(cluster) > 1:
+    started = f"{launched:,} clusters of {cluster[0]} x {cluster[1]} blocks"
+  elif launched != math.prod(grid[:2]):
+    started = f"{launched:,} thread blocks"
+  else:
+    return lines  # one for each block of the result
+  return [*lines, f"  started: {started}, which take (i, j) in turn"]
+
+
+def block_lines(
+  rung: contract.Rung, problem: contract.Problem, config: contract.Config
+) -> list[str]:
+  """A table: which block of each matrix belongs to a point of the grid."""
+  problem = rung.padded(problem, config)
+  grid = rung.grid(problem, config)
+  inputs, out = rung.specs(problem, config)
+  rows = [("", "block", "at", "memory", "bytes", "each element")]
+  for name, spec in zip("ABC", inputs):
+    # C is read once for all steps along K.
+    points = (*grid[:2], 1) if name == "C" else grid
+    axes = spec.collective_axes or ()
+    sharers = math.prod(getattr(config, axis) for axis in axes)
+    times = contract.cdiv(blocks.times_read(spec, points), sharers)
+    text = f"read {times:,} times" if times > 1 else "read once"
+    if sharers > 1:
+      text += ", multicast"
+    rows.append((name, *_placed(spec, problem), text))
+  rows.append(("result", *_placed(out, problem), "written once"))
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  return [
+    "  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows
+  ]
+
+
+def _placed(spec, problem: contract.Problem) -> tuple[str, ...]:
+  """A block's shape, its indices, where it is put, and its bytes."""
+  shape = " x ".join(str(size or 1) for size in spec.block_shape)
+  at = ", ".join(map(str, spec.index_map("i", "j", "k")))
+  count = blocks.elements(spec) * problem.itemsize
+  return shape, f"({at})", spec.memory_space.name, f"{count:,}"
 
 
 def size(count: float) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
+import os
 import pathlib
 from typing import Any
 
@@ -76,11 +77,13 @@ def measured_before(
   """The file that the flags name, the folder of its plots, and its rows.
 
   Raises:
-    cli.FlagError: no such file, or one that holds something else.
+    cli.FlagError: no such file, or one that holds something else; or the
+      folder can't be written to.
   """
+  flag = "--from_rows" if cli.FROM_ROWS.value else "--update_readme"
   if cli.FROM_ROWS.value:
     path = pathlib.Path(cli.FROM_ROWS.value)
-    if not path.exists():
+    if not os.path.exists(path):
       raise cli.FlagError(f"--from_rows: there is no {path}")
     folder = pathlib.Path(cli.OUTPUT_DIR.value or path.parent)
   elif cli.OUTPUT_DIR.value:
@@ -89,12 +92,22 @@ def measured_before(
   else:
     path = _only_measured_file(experiment)
     folder = path.parent
-  rows = rows_lib.read(path)
   try:
+    rows = rows_lib.read(path)
     for row in rows:
       rows_lib.validate(row)
+  except OSError as error:
+    raise cli.FlagError(
+      f"{flag}: can't read {path}: {error.strerror}"
+    ) from None
   except ValueError as error:
-    raise cli.FlagError(f"{path}: {error}") from None
+    raise cli.FlagError(f"{flag}: {path}: {error}") from None
+  if not rows:
+    raise cli.FlagError(
+      f"{flag}: no timed rows in {path}; want one JSON object a line"
+    )
+  if cli.PLOT.value:
+    cli.check_folder(folder)
   return path, folder, rows
 
 
@@ -124,7 +137,7 @@ def draw(
     except ImportError:
       console.line("no plots: matplotlib is missing (the extra 'bench')")
       return
-    except ValueError as error:
+    except (OSError, ValueError) as error:
       console.line(f"no {name}: {error}")
     else:
       console.line(f"plot: {folder / name}")
@@ -152,6 +165,6 @@ def update_readme(
       block.append(f"![{picture.stem}]({link})")
   try:
     changed = tables.update_file(readme, experiment, "\n\n".join(block))
-  except ValueError as error:
+  except (OSError, ValueError) as error:
     raise cli.FlagError(f"--update_readme: {error}") from None
   console.line(f"{'rewrote' if changed else 'nothing new for'} {readme}")

@@ -19,7 +19,17 @@ from typing import Any
 
 from absl import logging
 
-RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
+from experiments.harness import cli
+
+
+def _results(programs: pathlib.Path) -> pathlib.Path:
+  """Where rows go: beside the programs of a checkout, else to ./results."""
+  if (programs.parent / "pyproject.toml").exists():
+    return programs / "results"
+  return pathlib.Path("results")
+
+
+RESULTS = _results(pathlib.Path(__file__).resolve().parents[1])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,6 +104,17 @@ class Row:
 FIELDS = tuple(field.name for field in dataclasses.fields(Row))
 # In a row only where they apply, with their types.
 OPTIONAL_FIELDS: dict[str, Any] = {
+  # Of a variant of a rung: its letter.
+  "variant": str,
+  # Of the compiled kernel: registers of a thread, bytes of a thread that they
+  # spill, shared memory of a block, what of it an SM holds at once, and what
+  # keeps it from holding more.
+  "registers": int,
+  "spill_bytes": int,
+  "shared_bytes": int,
+  "blocks_per_sm": int,
+  "warps_per_sm": int,
+  "occupancy_limit": str,
   # Host time of calls under 20 us.
   "wall_ms_median": float,
   "baseline_wall_ms_median": float,
@@ -133,8 +154,8 @@ OPTIONAL_FIELDS: dict[str, Any] = {
 # What makes two rows rows of the same thing.
 PROBLEM_FIELDS = ("kernel", "m", "n", "k", "dtype", "alpha", "beta")
 VARIANT_FIELDS = (
-    "suite", "layout", "epilogue", "batch", "out_dtype", "pass", "groups",
-    "group_sizes", "top_k",
+    "variant", "suite", "layout", "epilogue", "batch", "out_dtype", "pass",
+    "groups", "group_sizes", "top_k",
 )  # fmt: skip
 
 
@@ -200,9 +221,22 @@ def slug(device: str) -> str:
 def results_file(
   device: str, experiment: str, folder: str | os.PathLike[str] | None = None
 ) -> pathlib.Path:
-  """experiments/results/<device>/<experiment>.jsonl, or in `folder`."""
+  """<experiment>.jsonl in `folder`; by default the device's in `RESULTS`.
+
+  Raises:
+    cli.FlagError: no rows can be written there.
+  """
   place = RESULTS / slug(device) if folder is None else pathlib.Path(folder)
-  return place / f"{experiment}.jsonl"
+  path = place / f"{experiment}.jsonl"
+  cli.check_folder(place)
+  try:
+    if path.exists():
+      open(path, "ab").close()
+  except OSError as error:
+    raise cli.FlagError(
+      f"--output_dir: can't write to {path}: {error.strerror}"
+    ) from None
+  return path
 
 
 def append(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
@@ -227,13 +261,14 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
   """The rows of a file, oldest first; none if there is no file.
 
   A line that is no JSON object (cut short when a process was killed) is
-  skipped with a warning.
+  skipped; if there are others, with a warning.
   """
   path = pathlib.Path(path)
   if not path.exists():
     return []
-  found = []
-  for number, line in enumerate(path.read_text().splitlines(), start=1):
+  found, skipped = [], []
+  text = path.read_text(errors="replace")
+  for number, line in enumerate(text.splitlines(), start=1):
     if not line.strip():
       continue
     try:
@@ -243,7 +278,10 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     if isinstance(row, dict):
       found.append(row)
     else:
-      logging.warning("%s:%d is not a row; skipped", path, number)
+      skipped.append(number)
+  # A file of nothing else is no file of rows; who wants some will say so.
+  for number in skipped if found else ():
+    logging.warning("%s:%d is not a row; skipped", path, number)
   return found
 
 

@@ -162,7 +162,8 @@ class Session:
       show: draws and writes what the flags say, from all rows of the file.
     """
     console = self.console
-    console.line(f"rows: {self.path}")
+    if self.rows:
+      console.line(f"rows: {self.path}")
     if self.interrupted:
       console.line(f"interrupted: {len(self.rows)} finished rows were kept")
       return 130

@@ -51,6 +51,8 @@ SUITES: dict[str, tuple[Shape, ...]] = {
   "interpret": (Shape(48, 40, 24),),
   # The worked example of the textbooks: 16^3, drawn in 4x4 blocks.
   "textbook": square(16),
+  # Throughput over size, for every rung.
+  "sweep": square(128, 256, 512, 1024, 2048, 4096, 8192),
   "square": square(512, 1024, 2048, 4096, 8192, 16384),
   # Where the tensor-core rungs are compared with cuBLAS.
   "large": (Shape(4096, 8192, 4096), Shape(8192, 8192, 8192)),

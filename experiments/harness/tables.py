@@ -1,19 +1,21 @@
 """Rows as tables: on a terminal, and in README between markers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
 import pathlib
 import statistics
 from typing import Any
 
 from experiments.harness import published
 from experiments.harness import rows as rows_lib
+from pallas_gemm import hardware, roofline
+from pallas_gemm import ladder as ladder_lib
+from pallas_gemm.ladder import contract
 
 RowDict = Mapping[str, Any]
 EMPTY = "-"
-NUMERIC = (
-    "#", "time", "p25-p75", "TFLOP/s", "GB/s", "x jnp.dot", "x before",
-    "error/bound",
-)  # fmt: skip
+# Columns of words; the others hold numbers.
+WORDS = ("kernel", "MxNxK", "dtype", "check")
 
 
 def duration(ms: float | None) -> str:
@@ -39,10 +41,10 @@ def rate(x: float | None) -> str:
 
 
 def factor(x: float | None) -> str:
-  """A ratio: "1.031x", "0.103x", "10.6x"."""
+  """A ratio: "1.031x", "0.103x", "10.6x", "1564x"."""
   if x is None:
     return EMPTY
-  return f"{x:.1f}x" if x >= 10 else f"{x:.3f}x"
+  return f"{_digits(x)}x" if x >= 10 else f"{x:.3f}x"
 
 
 def geomean(ratios: Sequence[float]) -> float | None:
@@ -85,26 +87,99 @@ def of_bound(row: RowDict) -> str:
   return f"{row['max_error'] / row['error_bound']:.2g}"
 
 
+def label(row: RowDict) -> str:
+  """The rung's number, with the letter of a variant; "" of what is none."""
+  if row["number"] is None:
+    return ""
+  return f"{row['number']}{row.get('variant', '')}"
+
+
+def peak_flops(row: RowDict, gpu: hardware.Gpu) -> float:
+  """Peak FLOP/s of the unit that a row's kernel computes on."""
+  default = (row["config"] or {}).get("precision") == "DEFAULT"
+  tf32 = default and row["dtype"] == "float32"
+  return roofline.peak_flops(gpu, "tf32" if tf32 else row["dtype"])
+
+
+def of_peak(row: RowDict) -> str:
+  """Throughput in per cent of its unit's peak; "-" on an unknown GPU."""
+  try:
+    gpu = hardware.lookup(row["device"] or "")
+  except ValueError:
+    return EMPTY
+  if row["tflops"] is None:
+    return EMPTY
+  return f"{1e14 * row['tflops'] / peak_flops(row, gpu):.1f}"
+
+
 def over_rung_before(row: RowDict, rows: Iterable[RowDict]) -> float | None:
   """How many times faster than the rung before on the same problem.
 
-  None if either was not timed; also from rung 8 to 9, where the arithmetic
-  changes and with it the dtype.
+  A variant is compared with the rung that it belongs to. None if either was
+  not timed; also from rung 8 to 9, where the arithmetic changes and with it
+  the dtype.
   """
-  if row["number"] is None or row["ms_median"] is None:
+  if row["number"] is None:
     return None
-  same = {name: row[name] for name in ("m", "n", "k", "dtype", "alpha", "beta")}
-  before = rows_lib.find(rows, number=row["number"] - 1, **same)
-  if before is None or before["ms_median"] is None:
+  number = row["number"] - (0 if row.get("variant") else 1)
+  return _over(row, rows, number, row["dtype"])
+
+
+def starts(dtypes: Iterable[str] | None = None) -> list[contract.Rung]:
+  """Rungs that speeds count from: the first, and the first of a precision.
+
+  Args:
+    dtypes: leaves out those of precisions that none of these belong to.
+  """
+  first = ladder_lib.LADDER[0]
+  found = {rung.dtypes: rung for rung in reversed(ladder_lib.LADDER)}
+  return [
+    rung
+    for rung in reversed(found.values())
+    if dtypes is None or rung is first or set(dtypes) & set(rung.dtypes)
+  ]
+
+
+def over_start(
+  row: RowDict, rows: Iterable[RowDict], start: contract.Rung
+) -> float | None:
+  """How many times faster than one of `starts` at the same size.
+
+  The first rung computes in its own dtype, whatever the row's.
+  """
+  if row["dtype"] in start.dtypes:
+    return _over(row, rows, start.number, row["dtype"])
+  if start is ladder_lib.LADDER[0]:
+    return _over(row, rows, start.number, start.dtypes[0])
+  return None
+
+
+def _over(row, rows, number: int, dtype: str) -> float | None:
+  """Speed over a rung (none of its variants) on the same sizes."""
+  same = {name: row[name] for name in ("m", "n", "k", "alpha", "beta")}
+  other = rows_lib.find(rows, number=number, variant=None, dtype=dtype, **same)
+  if other is None or None in (other["ms_median"], row["ms_median"]):
     return None
-  return before["ms_median"] / row["ms_median"]
+  return other["ms_median"] / row["ms_median"]
 
 
 def ordered(rows: Iterable[RowDict]) -> list[RowDict]:
-  """Rungs by number, then the others as they came."""
-  return sorted(
-    rows, key=lambda row: (row["number"] is None, row["number"] or 0)
-  )
+  """Rungs by number, each before its variants, then the others as they came."""
+
+  def rank(row: RowDict) -> tuple:
+    number = row["number"]
+    return number is None, number or 0, row.get("variant", "")
+
+  return sorted(rows, key=rank)
+
+
+def newest(rows: Iterable[RowDict]) -> list[dict[str, Any]]:
+  """The timed rows of the commit that was measured last, each kernel's last."""
+  timed = [row for row in rows if row["ms_median"] is not None]
+  if not timed:
+    return []
+  commit = max(timed, key=lambda row: row["utc"])["commit"]
+  return rows_lib.latest(row for row in timed if row["commit"] == commit)
 
 
 def problems(rows: Iterable[RowDict]) -> list[list[RowDict]]:
@@ -127,9 +202,11 @@ def summary(
   rows: Sequence[RowDict],
 ) -> tuple[list[str], list[list[str]]]:
   """Header and cells of the table that a run ends in."""
+  first = starts({row["dtype"] for row in rows})
   header = [
-      "#", "kernel", "MxNxK", "dtype", "time", "p25-p75", "TFLOP/s", "GB/s",
-      "x jnp.dot", "x before", "error/bound", "check",
+      "#", "kernel", "MxNxK", "dtype", "time", "p25-p75", "TFLOP/s",
+      "% of peak", "GB/s", "x jnp.dot", "x before",
+      *(f"x rung {rung.label}" for rung in first), "error/bound", "check",
   ]  # fmt: skip
   cells = []
   for row in rows:
@@ -138,16 +215,18 @@ def summary(
       spread = f"{duration(row['ms_p25'])} - {duration(row['ms_p75'])}"
     cells.append(
       [
-        str(row["number"] or ""),
+        label(row),
         row["kernel"],
         shape(row),
         row["dtype"],
         duration(row["ms_median"]),
         spread,
         rate(row["tflops"]),
+        of_peak(row),
         rate(row["gbytes_per_s"]),
         factor(row["ratio_to_jnp_dot"]),
         factor(over_rung_before(row, rows)),
+        *(factor(over_start(row, rows, rung)) for rung in first),
         of_bound(row),
         verdict(row),
       ]
@@ -163,64 +242,151 @@ def markdown(
   return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *cells))
 
 
-def ladder_markdown(rows: Sequence[RowDict]) -> str:
-  """The README's tables of one device: one a problem.
+def ladder_markdown(devices: Sequence[Sequence[RowDict]]) -> str:
+  """The README's tables: one a problem, with columns of each device.
+
+  Args:
+    devices: timed rows of each; speeds over other rungs are of the first.
+  """
+  parts = [provenance_line(rows) for rows in devices]
+  everything = [row for rows in devices for row in rows]
+  for group in problems(rows_lib.latest(everything)):
+    parts += [f"**{title(group[0])}**", _problem_table(group, devices)]
+  parts.append(
+    "*% of peak*: TFLOP/s over the peak of the unit used: CUDA cores for"
+    " float32, tensor cores for 16 bits and TF32. *x jnp.dot*: speed over it,"
+    " interleaved in one run; its own row is itself against itself, so the"
+    " distance from 1.00x is the noise. *x before*: speed over the rung before;"
+    f" of a variant (a letter after the number), over its rung. {legend()}"
+  )
+  return "\n\n".join(parts)
+
+
+def title(row: RowDict) -> str:
+  """The problem of a row, in full."""
+  sizes = " x ".join(str(row[name]) for name in "mnk")
+  return f"{expression(row)}, M x N x K = {sizes}, {row['dtype']}"
+
+
+def legend() -> str:
+  """What the columns of cumulative speed are."""
+  return " ".join(
+    f"*x rung {rung.label}*: speed over {rung.name} in {rung.dtypes[0]} at the"
+    " same size."
+    for rung in starts()
+  )
+
+
+def _problem_table(
+  group: Sequence[RowDict], devices: Sequence[Sequence[RowDict]]
+) -> str:
+  """One problem: a row for each kernel of `group`, columns of each device."""
+  names = [row["kernel"] for row in group]
+  dot = next((name for name in names if is_dot(name)), "jnp.dot")
+  first = starts({group[0]["dtype"]})
+  numbers = [row["number"] for row in group if row["number"] is not None]
+  beside = next(filter(None, map(published.beside, numbers)), None)
+  gpus = [short_name(rows[0]["device"] or "unknown") for rows in devices]
+  header = ["#", "kernel"]
+  for gpu in gpus:
+    columns = ("time", "TFLOP/s", "% of peak", f"x {dot}")
+    header += [f"{gpu} {column}" for column in columns]
+  relative = ("before", *(f"rung {rung.label}" for rung in first))
+  header += [f"{gpus[0]} x {column}" for column in relative]
+  if beside is not None:
+    header.append(f"published, x cuBLAS ({beside.source}, {beside.gpu})")
+  cells = []
+  for row in group:
+    cell = [label(row), row["kernel"]]
+    key = {
+      name: row.get(name) for name in (*rows_lib.PROBLEM_FIELDS, "variant")
+    }
+    found = [rows_lib.find(rows, **key) for rows in devices]
+    for mine in found:
+      cell += _columns(mine) if mine else 4 * [EMPTY]
+    mine = found[0] or dict(row, ms_median=None)
+    cell.append(factor(over_rung_before(mine, devices[0])))
+    cell += [factor(over_start(mine, devices[0], rung)) for rung in first]
+    if beside is not None:
+      rung = row["number"] is not None and not row.get("variant")
+      cell.append(factor(beside.of_cublas(row["number"]) if rung else None))
+    cells.append(cell)
+  return markdown(header, cells, [name for name in header if name != "kernel"])
+
+
+def _columns(row: RowDict) -> list[str]:
+  return [
+    duration(row["ms_median"]),
+    rate(row["tflops"]),
+    of_peak(row),
+    factor(row["ratio_to_jnp_dot"]),
+  ]
+
+
+def is_dot(kernel: str) -> bool:
+  """Whether a row's kernel is a baseline."""
+  return kernel.startswith("jnp.dot")
+
+
+def short_name(device: str) -> str:
+  """A GPU's name for a column: "NVIDIA H100 80GB HBM3" is "H100"."""
+  return device.removeprefix("NVIDIA ").split()[0]
+
+
+def sweep_markdown(rows: Sequence[RowDict]) -> str:
+  """Every kernel over the size, of one device: by precision, four tables.
 
   Args:
     rows: timed rows of one device.
   """
   parts = [provenance_line(rows)]
-  sources: dict[str, published.Ladder] = {}
-  for group in problems(rows):
-    yardstick = next(
-      (r["kernel"] for r in group if r["kernel"].startswith("jnp.dot")),
-      "jnp.dot",
-    )
-    beside = None
-    for row in group:
-      if row["number"] is not None:
-        beside = beside or published.beside(row["number"])
-    header = [
-        "#", "kernel", "time", "TFLOP/s", f"x {yardstick}", "x before"
-    ]  # fmt: skip
-    if beside is not None:
-      header.append(f"published, x cuBLAS ({beside.key}, {beside.gpu})")
-      sources[beside.key] = beside
-    cells = []
-    for row in group:
-      cell = [
-        str(row["number"] or ""),
-        row["kernel"],
-        duration(row["ms_median"]),
-        rate(row["tflops"]),
-        factor(row["ratio_to_jnp_dot"]),
-        factor(over_rung_before(row, group)),
-      ]
-      if beside is not None:
-        number = row["number"]
-        cell.append(
-          factor(None if number is None else beside.of_cublas(number))
-        )
-      cells.append(cell)
-    first = group[0]
-    parts.append(
-      f"**{expression(first)}, M x N x K = {first['m']} x {first['n']} x"
-      f" {first['k']}, {first['dtype']}**"
-    )
-    right = [name for name in header if name != "kernel"]
-    parts.append(markdown(header, cells, right))
+  precisions: dict[str, list[RowDict]] = {}
+  for row in rows:
+    name = f"{expression(row)}, {row['dtype']}"
+    precisions.setdefault(name, []).append(row)
+  for name, group in precisions.items():
+    show = {
+      "time": lambda row: duration(row["ms_median"]),
+      "GFLOP/s": lambda row: rate(1e3 * row["tflops"]),
+      "GB/s": lambda row: rate(row["gbytes_per_s"]),
+    }
+    # Here the speed over the first rung of the same precision.
+    for rung in starts({group[0]["dtype"]})[-1:]:
+      show[f"speed over rung {rung.label}, {rung.name}"] = (
+        lambda row, rung=rung: factor(over_start(row, rows, rung))
+      )
+    for quantity, cell in show.items():
+      parts.append(f"**{name}: {quantity}**")
+      parts.append(_over_sizes(group, cell))
   parts.append(
-    "*x before*: speed over the rung before. A ratio is of times from one"
-    " run, interleaved; the row of the yardstick is itself against itself,"
-    " so its distance from 1.00x is the noise."
+    "*GB/s*: A and B read once and the result written once, over the time;"
+    " what a kernel moves beyond that does not count. -: left out, since one"
+    " call would take too long."
   )
-  if sources:
-    listed = "; ".join(
-      f"{ladder.key}: {ladder.source} ({ladder.gpu}, {ladder.problem})"
-      for ladder in sources.values()
-    )
-    parts.append(f"Published figures: {listed}.")
   return "\n\n".join(parts)
+
+
+def _over_sizes(rows: Sequence[RowDict], cell: Callable[[RowDict], str]) -> str:
+  """A row for each kernel, a column for each size."""
+  sizes = sorted(
+    {(row["m"], row["n"], row["k"]) for row in rows}, key=math.prod
+  )
+  header = ["#", "kernel"]
+  header += ["x".join(map(str, dict.fromkeys(size))) for size in sizes]
+  kernels = {row["kernel"]: label(row) for row in ordered(rows)}
+  cells = []
+  for kernel, number in kernels.items():
+    found = [
+      rows_lib.find(rows, kernel=kernel, m=m, n=n, k=k) for m, n, k in sizes
+    ]
+    cells.append([number, kernel, *(cell(x) if x else EMPTY for x in found)])
+  return markdown(header, cells, ["#", *header[2:]])
+
+
+def published_markdown() -> str:
+  """The README's table of other people's ladders."""
+  header = ["source", "GPU, problem, unit", "steps"]
+  return markdown(header, published.cells(), ())
 
 
 def provenance_line(rows: Sequence[RowDict]) -> str:

@@ -216,7 +216,6 @@ def _launch(
     cluster=(config.cluster_m, config.cluster_n),
     cluster_names=("cluster_m", "cluster_n"),
     num_threads=config.consumers + 1,
-    thread_name="warpgroup",
     compiler_params=plgpu.CompilerParams(
       approx_math=approximate,
       # Mosaic GPU would put a barrier around every store to shared memory;

@@ -131,7 +131,6 @@ def _launch(operands, tail, approximate, bias, p: Problem, config: Config):
     cluster=(config.cluster_m, config.cluster_n),
     cluster_names=("cluster_m", "cluster_n"),
     num_threads=config.consumers + 1,
-    thread_name="warpgroup",
     compiler_params=plgpu.CompilerParams(
       approx_math=approximate,
       unsafe_no_auto_barriers=True,  # as in `sm90_dense`

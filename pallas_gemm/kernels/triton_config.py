@@ -71,8 +71,9 @@ def is_legal(config: Config, problem: contract.Problem) -> str | None:
     >>> triton_config.is_legal(triton_config.Config(48, 64, 16), problem)
     'block_m must be a power of two >= 16, got 48'
   """
-  if (reason := contract.check_fields(config)) is not None:
-    return reason
+  for name, value in dataclasses.asdict(config).items():
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+      return f"{name} must be an int >= 1, got {value!r}"
   for name in ("block_m", "block_n", "block_k"):
     size = getattr(config, name)
     if size < LEAST_BLOCK or size & (size - 1):

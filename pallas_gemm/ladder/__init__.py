@@ -42,3 +42,25 @@ LADDER: tuple[Rung, ...] = (
   k11_persistent.RUNG,
   k12_cluster_multicast.RUNG,
 )
+
+
+def with_variants(ladder: tuple[Rung, ...] = LADDER) -> tuple[Rung, ...]:
+  """Each rung and, after it, its variants: 8, 8a, 9, 9a, ..."""
+  return tuple(x for rung in ladder for x in (rung, *rung.variants))
+
+
+def find(rung: Rung | int | str) -> Rung:
+  """The rung, or variant, of a number, a label ("8a") or a name.
+
+  Raises:
+    ValueError: there is none; the message lists them.
+  """
+  if isinstance(rung, Rung):
+    return rung
+  for each in with_variants():
+    if str(rung) in (each.label, each.name) and not isinstance(rung, bool):
+      return each
+  there = ", ".join(f"{each.label} {each.name}" for each in with_variants())
+  raise ValueError(
+    f"rung must be a number, label or name of {there}; got {rung!r}"
+  )

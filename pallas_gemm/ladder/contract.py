@@ -6,12 +6,17 @@ zero, how operands that a kernel can't mask are padded, and how `alpha`, `beta`
 and `C` enter the result.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
+import re
+import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from pallas_gemm import hardware
+from pallas_gemm.ladder import blocks
 
 FLOAT32 = ("float32",)
 FLOAT16S = ("bfloat16", "float16")
@@ -104,35 +109,67 @@ class TensorCoreConfig:
 
 
 Config = SimtConfig | TensorCoreConfig
+SIMT_FIELDS = tuple(f.name for f in dataclasses.fields(SimtConfig))
+TENSOR_CORE_FIELDS = tuple(f.name for f in dataclasses.fields(TensorCoreConfig))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Rung:
-  """One rung of the ladder.
+  """One rung of the ladder, or a variant of one.
 
   Attributes:
     number: 1..12; the same number is in the file's name and the table's row.
-    name: the idea, as it stands in the file's name.
-    dtypes: names of the dtypes that `gemm` takes.
+    variant: "" of the rung itself, a letter of a variant in the same file.
+    name: the idea; of a rung, as it stands in the file's name.
     idea: one line for tables.
+    dtypes: names of the dtypes that `gemm` takes.
     config_type: SimtConfig or TensorCoreConfig.
+    uses: the config's fields that the kernel reads; the others keep their
+      defaults.
     default_config: the config that `gemm` uses for a problem when none is
       given.
     is_legal: (config, problem) -> None, or the reason why it can't run.
-    kernel: (a, b, c, problem, config) -> result; a and b non-empty, c an
-      array exactly when problem.beta is not zero, config legal.
+    grid: (problem, config) -> (M / bm, N / bn, K / bk), rounded up: blocks of
+      rows, blocks of columns, and steps along K.
+    specs: (problem, config) -> `blocks.Specs`: for each point of the grid,
+      the blocks of A and B that it reads, and of C where beta is not 0; and
+      the block of the result that it belongs to.
+    launch: (problem, config) -> the grid of thread blocks (of clusters, where
+      there are some) that is started. One for each block of the result unless
+      the rung's file says otherwise.
+    layout: config -> which thread of a warpgroup holds which elements of its
+      part of the result; None where wgmma or mma prescribes it.
+    warpgroups: config -> warpgroups of a thread block that compute.
+    padding: (problem, config) -> what M, N and K are padded to multiples of.
+    kernel: (operands, problem, config) -> result; the operands are A and B,
+      and C where beta is not 0, all padded, and the problem is theirs.
     module: dotted name of the module, whose docstring is the rung's page.
+    variants: the rung's variants.
   """
 
   number: int
+  variant: str
   name: str
-  dtypes: tuple[str, ...]
   idea: str
+  dtypes: tuple[str, ...]
   config_type: type
+  uses: tuple[str, ...]
   default_config: Callable[[Problem], Config]
   is_legal: Callable[[Any, Problem], str | None]
+  grid: Callable[[Problem, Any], tuple[int, int, int]]
+  specs: Callable[[Problem, Any], blocks.Specs]
+  launch: Callable[[Problem, Any], tuple[int, ...]]
+  layout: Callable[[Any], Any] | None
+  warpgroups: Callable[[Any], int]
+  padding: Callable[[Problem, Any], tuple[int, int, int]]
   kernel: Callable[..., jax.Array]
   module: str
+  variants: "tuple[Rung, ...]" = ()
+
+  @property
+  def label(self) -> str:
+    """The number, with the letter of a variant: "8", "8a"."""
+    return f"{self.number}{self.variant}"
 
   def gemm(
     self,
@@ -184,15 +221,32 @@ class Rung:
         f"config of {self.name} must be a {self.config_type.__name__}, got"
         f" {type(config).__name__}"
       )
-    if (reason := check_fields(config)) is None:
-      reason = self.is_legal(config, problem)
-    if reason is not None:
+    if (reason := self.is_legal(config, problem)) is not None:
       raise ValueError(f"config of {self.name} is not legal: {reason}")
     if problem.beta == 0:
       c = None
-    if 0 in (problem.m, problem.n) or problem.k == 0 or problem.alpha == 0:
+    if 0 in (problem.m, problem.n, problem.k) or problem.alpha == 0:
       return _without_product(c, problem)
-    return self.kernel(a, b, c, problem, config)
+    padded = self.padded(problem, config)
+    operands = [_pad_to(a, padded.m, padded.k), _pad_to(b, padded.k, padded.n)]
+    if c is not None:
+      operands.append(_pad_to(c, padded.m, padded.n))
+    out = self.kernel(operands, padded, config)
+    return out if padded == problem else out[: problem.m, : problem.n]
+
+  def padded(self, problem: Problem, config: Config) -> Problem:
+    """The problem with its sizes rounded up to what the kernel takes.
+
+    XLA pads operands with zeros, and cuts the result: one read and one write
+    of each that does not fit, O(MK + KN + MN) bytes beside O(MNK) work.
+    """
+    m, n, k = (
+      cdiv(size, multiple) * multiple
+      for size, multiple in zip(
+        (problem.m, problem.n, problem.k), self.padding(problem, config)
+      )
+    )
+    return dataclasses.replace(problem, m=m, n=n, k=k)
 
 
 def check_arguments(
@@ -242,19 +296,87 @@ def check_arguments(
   )
 
 
-def check_fields(config: Config) -> str | None:
-  """The first field that no rung could use, or None."""
+def check_fields(config: Config, uses: Sequence[str]) -> str | None:
+  """The first field that the rung could not use, or None.
+
+  The sizes of fp32 rungs are powers of two, whatever the rung.
+  """
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
-    default = field.default
-    if field.name in ("split", "raster_dim"):
+    if field.name not in uses:
+      if value != field.default:
+        return (
+          f"{field.name} has no meaning here and must stay {field.default!r},"
+          f" got {value!r}"
+        )
+    elif field.name in ("split", "raster_dim"):
       if value not in ("m", "n"):
         return f"{field.name} must be 'm' or 'n', got {value!r}"
-      continue
-    least = 0 if default == 0 else 1
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-      return f"{field.name} must be an int >= {least}, got {value!r}"
+    elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
+      return f"{field.name} must be an int >= 1, got {value!r}"
+    elif isinstance(config, SimtConfig) and field.name != "raster":
+      if value & (value - 1):
+        return f"{field.name} must be a power of two, got {value}"
   return None
+
+
+def at_most(what: str, value: int, most: int) -> str | None:
+  """Reason if there are too many of something."""
+  return f"{what}: {value}, at most {most}" if value > most else None
+
+
+def block_is(config: SimtConfig, rows: int, columns: int) -> str | None:
+  """Reason if the block is not what its threads make up."""
+  got = config.block_m, config.block_n
+  if got == (rows, columns):
+    return None
+  return (
+    f"block_m x block_n must be {rows} x {columns} with thread_m x thread_n ="
+    f" {config.thread_m} x {config.thread_n}, got {got[0]} x {got[1]}"
+  )
+
+
+def vectors_fit(
+  config: SimtConfig, consumers: int = 1, least_depth: int = 1
+) -> str | None:
+  """Reason if threads can't move and hold the tiles in vectors of 4.
+
+  Args:
+    config: the tile sizes.
+    consumers: warpgroups that share out the block's columns.
+    least_depth: of a slab.
+  """
+  rows, columns, depth = config.thread_m, config.thread_n, config.block_k
+  if config.vector != 4 or min(rows, columns) < 4:
+    return (
+      "vector must be 4, and thread_m and thread_n at least that, got"
+      f" {config.vector}, {rows} and {columns}"
+    )
+  if depth < least_depth:
+    return f"block_k must be at least {least_depth}, got {depth}"
+  if depth * config.block_n % 512:
+    return (
+      f"block_k * block_n must be a multiple of 512, got"
+      f" {depth * config.block_n}"
+    )
+  return first(
+    block_is(config, 8 * rows, 16 * columns * consumers),
+    at_most("outputs a thread", rows * columns, 128),
+    at_most("block_k", depth, 32),
+  )
+
+
+def fits(need: int) -> str | None:
+  """Reason if a block can't have so many bytes of shared memory."""
+  have = hardware.current().shared_bytes_per_block
+  if need > have:
+    return f"tiles need {need} bytes of shared memory, a block has {have}"
+  return None
+
+
+def first(*reasons: str | None) -> str | None:
+  """The first reason that is one."""
+  return next((r for r in reasons if r is not None), None)
 
 
 def _without_product(c: jax.Array | None, problem: Problem) -> jax.Array:
@@ -265,38 +387,15 @@ def _without_product(c: jax.Array | None, problem: Problem) -> jax.Array:
   return scaled.astype(problem.dtype)
 
 
-def pad_to(x: jax.Array, rows: int, columns: int) -> jax.Array:
-  """Zero-pads to multiples of (rows, columns); no copy if it fits."""
-  pad = [(0, -size % to) for size, to in zip(x.shape, (rows, columns))]
-  return jnp.pad(x, pad) if any(p for _, p in pad) else x
+def _pad_to(x: jax.Array, rows: int, columns: int) -> jax.Array:
+  """Zero-pads to (rows, columns); no copy if it is that large."""
+  pad = rows - x.shape[0], columns - x.shape[1]
+  return jnp.pad(x, [(0, size) for size in pad]) if any(pad) else x
 
 
-def padded(
-  launch: Callable[..., jax.Array],
-  a: jax.Array,
-  b: jax.Array,
-  c: jax.Array | None,
-  *,
-  multiple_m: int,
-  multiple_n: int,
-  multiple_k: int,
+def combine(
+  acc: jax.Array, c: jax.Array | None = None, *, problem: Problem
 ) -> jax.Array:
-  """Runs `launch(a, b, c)` on operands padded to whole multiples.
-
-  For kernels that load through registers and can't mask. XLA copies an
-  operand that does not fit: one read and one write of it, O(MK + KN + MN)
-  bytes beside O(MNK) work.
-  """
-  m, n = a.shape[0], b.shape[1]
-  out = launch(
-    pad_to(a, multiple_m, multiple_k),
-    pad_to(b, multiple_k, multiple_n),
-    None if c is None else pad_to(c, multiple_m, multiple_n),
-  )
-  return out if out.shape == (m, n) else out[:m, :n]
-
-
-def combine(acc: jax.Array, c: jax.Array | None, problem: Problem) -> jax.Array:
   """alpha * acc + beta * C in float32; used inside kernels.
 
   Factors of one cost no instruction.
@@ -316,8 +415,72 @@ def cdiv(a: int, b: int) -> int:
   return -(-a // b)
 
 
-def make_rung(module: str, **fields) -> Rung:
-  """The rung of a kernel file `kNN_name.py`: number and name from the file."""
-  stem = module.rsplit(".", 1)[-1]
-  number, name = stem[1:3], stem[4:]
-  return Rung(number=int(number), name=name, module=module, **fields)
+def make_rung(
+  module: str,
+  *,
+  idea: str,
+  dtypes: tuple[str, ...],
+  uses: Sequence[str] | None = None,
+  variant: str = "",
+  name: str | None = None,
+  **other: Any,
+) -> Rung:
+  """The rung of a kernel file `kNN_name.py`: number and name from the file.
+
+  What a `Rung` consists of is what the file defines under the same names:
+  `grid`, `specs`, `is_legal`, `kernel` and `DEFAULT` (or `default_config`),
+  and where they differ from what most rungs do `launch` (a thread block for
+  each block of the result), `layout` (none), `warpgroups` (one, or the
+  config's consumers) and `padding` (to whole blocks).
+
+  Args:
+    module: the file's `__name__`.
+    idea: see `Rung`.
+    dtypes: see `Rung`; they say which kind of config it takes.
+    uses: see `Rung`; None for all. `check_fields` holds a config to it before
+      `is_legal` is asked.
+    variant: letter of a variant.
+    name: of a variant.
+    **other: fields of `Rung` that are not what the file defines under their
+      names.
+  """
+  config_type = SimtConfig if dtypes == FLOAT32 else TensorCoreConfig
+  fields = tuple(field.name for field in dataclasses.fields(config_type))
+  uses = fields if uses is None else tuple(uses)
+  file = sys.modules[module]
+  stem = re.fullmatch(r"k(\d+)_(\w+)", module.rsplit(".", 1)[-1])
+
+  def take(field, default=None):
+    return other.pop(field, getattr(file, field, default))
+
+  grid, specs, is_legal = take("grid"), take("specs"), take("is_legal")
+
+  def legal(config, problem):
+    reason = check_fields(config, uses)
+    return is_legal(config, problem) if reason is None else reason
+
+  def whole_blocks(problem, config):
+    in_specs, out_specs = specs(problem, config)
+    return (*out_specs.block_shape, in_specs[0].block_shape[1] or 1)
+
+  config = take("DEFAULT")
+  return Rung(
+    number=int(stem[1]),
+    variant=variant,
+    name=stem[2] if name is None else name,
+    idea=idea,
+    dtypes=dtypes,
+    config_type=config_type,
+    uses=uses,
+    default_config=take("default_config", lambda problem: config),
+    is_legal=legal,
+    grid=grid,
+    specs=specs,
+    launch=take("launch", lambda problem, config: grid(problem, config)[:2]),
+    layout=take("layout"),
+    warpgroups=take("warpgroups", lambda c: getattr(c, "consumers", 1)),
+    padding=take("padding", whole_blocks),
+    kernel=take("kernel"),
+    module=module,
+    **other,
+  )

@@ -1,48 +1,85 @@
 """Rung 6, vectorized: 128-bit loads, and A transposed on its way to SMEM.
 
-Before it: rung 5 moves words of 4 bytes. A load instruction takes an issue
-slot that an FFMA could have had, whatever its width.
+**Bottleneck before.** Rung 5 moves words of 4 bytes. A load instruction takes
+an issue slot that an FFMA could have had, whatever its width.
 
-The idea: move 16 bytes at a time. From global memory a thread takes 4
+**Idea.** Move 16 bytes at a time. From global memory a thread takes 4
 neighbouring floats of a row of A or B. From shared memory it takes its
 fragments 4 floats at a time, which for A needs 8 *rows* of one k side by
 side: so A is stored transposed, [k][m].
 
-Traffic: byte for byte rung 5's (the slab is 16 deep instead of 8, which
+**Loop.**
+
+    for each block (i, j) of C, 64 x 128, in parallel:    # a thread block
+      acc[8, 8] = 0                                       # 8 x 8 a thread
+      for k in range(K / 16):                             # a grid step
+        a_s = A's block (i, k).T; b_s = B's block (k, j)  # 4 floats a load
+        wait for all threads
+        for kk in range(16):
+          a[8] = a_s[kk, rows]; b[8] = b_s[kk, columns]   # 2 + 2 loads
+          acc += outer(a, b)
+        wait for all threads
+      C's block (i, j) = alpha * acc + beta * C
+
+**Traffic.** Byte for byte rung 5's (the slab is 16 deep instead of 8, which
 changes no total). Instructions, per thread and k, for 64 FMAs:
 
     shared   4 loads of 16 bytes (rung 5: 8 words of A and 2 LDSM for B)
     global   (64 + 128) / 128 / 4 = 0.4 loads (rung 5: 1.5)
 
-In Mosaic GPU: a layout whose `vector` dimension has 4 elements makes a load
+**In Mosaic GPU.** A layout whose `vector` dimension has 4 elements makes a load
 128 bits wide; global references are generic pointers, so the instruction in
 SASS is LD.E.128, not LDG.E.128. The transpose is a store through
 `ref.transpose`, word by word (a register vector can't be torn apart, so the
 tile of A is held in a layout of single words whose 4 neighbours the compiler
-fuses to one load). The k loop is unrolled from this rung on: with addresses
-known, LLVM and ptxas pair the loads with the FFMAs of the step before.
+fuses to one load). The loop over kk is unrolled from this rung on: with
+addresses known, LLVM and ptxas pair the loads with the FFMAs of the step
+before.
 
 Source: S. Boehm (2022), kernel 6.
 """
 
+import jax
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.ladder import contract, register_layouts, simt
+from pallas_gemm.ladder import contract, register_layouts
+from pallas_gemm.ladder.blocks import GMEM, Specs, window
+from pallas_gemm.ladder.register_layouts import LANE, load, outer
 
 DEFAULT = contract.SimtConfig(
   block_m=64, block_n=128, block_k=16, thread_m=8, thread_n=8, vector=4
 )
 
 
+def grid(problem, config):
+  """Blocks of rows, blocks of columns, and a step for each slab of K."""
+  bm, bn, bk = config.block_m, config.block_n, config.block_k
+  return pl.cdiv(problem.m, bm), pl.cdiv(problem.n, bn), pl.cdiv(problem.k, bk)
+
+
+def specs(problem, config):
+  """A step reads a tile of A and one of B."""
+  bm, bn, bk = config.block_m, config.block_n, config.block_k
+  a = plgpu.BlockSpec((bm, bk), lambda i, j, k: (i, k), memory_space=GMEM)
+  b = plgpu.BlockSpec((bk, bn), lambda i, j, k: (k, j), memory_space=GMEM)
+  c = plgpu.BlockSpec((bm, bn), lambda i, j, k: (i, j), memory_space=GMEM)
+  return Specs(in_specs=(a, b, c) if problem.beta else (a, b), out_specs=c)
+
+
+def layout(config):
+  """A solid tile of TM x TN elements a thread, in vectors of 4."""
+  return register_layouts.contiguous_tile(config.thread_m, config.thread_n)
+
+
 def is_legal(config, problem):
   """None, or why `config` can't run."""
   del problem
-  return simt.first(
-    tiles_are_legal(config),
+  return contract.first(
+    contract.vectors_fit(config),
     None
     if config.block_m % 64 == 0 and config.block_k % 8 == 0
     else "a slab of A must be a multiple of 64 x 8 to be dealt to 128"
@@ -50,89 +87,55 @@ def is_legal(config, problem):
   )
 
 
-def tiles_are_legal(config):
-  """What rungs 6 and 7 both ask of a config; a reason or None."""
-  slab_b = config.block_k * config.block_n
-  return simt.first(
-    simt.powers_of_two(config, "thread_m", "thread_n", "block_k"),
-    simt.fixed(
-      config,
-      block_m=8 * config.thread_m,
-      block_n=16 * config.thread_n,
-      vector=4,
-      stages=1,
-    ),
-    None
-    if min(config.thread_m, config.thread_n) >= 4
-    else "thread_m and thread_n must be at least 4, a vector's length",
-    simt.at_most("outputs a thread", config.thread_m * config.thread_n, 128),
-    simt.at_most("block_k", config.block_k, 32),
-    None
-    if slab_b % (4 * register_layouts.THREADS) == 0
-    else f"block_k * block_n must be a multiple of 512, got {slab_b}",
-  )
+def kernel(operands, problem, config):
+  """alpha * A @ B + beta * C."""
+  blocks_m, blocks_n, steps = grid(problem, config)
+  (a_spec, b_spec, *c_spec), out_spec = specs(problem, config)
+  own = layout(config)
+  copy_a = register_layouts.words_of_row_vectors()
+  copy_b = register_layouts.rows_of_vectors(config.block_n)
 
+  def thread_block(a_ref, b_ref, *refs):
+    *c_ref, out_ref, a_s, b_s = refs
+    block = lax.axis_index("block")
+    i, j = lax.div(block, blocks_n), lax.rem(block, blocks_n)
 
-def block_tile(a, b, c, problem, config, *, name, layout, copy_a):
-  """Rungs 6 and 7: they differ in who owns which outputs, and copies what."""
-  block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
-  copy_b = register_layouts.rows_of_vectors(block_n)
-
-  def accumulate(a_ref, b_ref, m0, n0, _, a_s, b_s):
-    rows, columns = pl.ds(m0, block_m), pl.ds(n0, block_n)
-
-    def slab(s, acc):
-      k0 = pl.ds(s * block_k, block_k)
-      a_tile = simt.load(a_ref.at[rows, k0], copy_a)
-      b_tile = simt.load(b_ref.at[k0, columns], copy_b)
+    def slab(k, acc):
+      a_tile = load(window(a_spec, a_ref, i, j, k), copy_a)
+      b_tile = load(window(b_spec, b_ref, i, j, k), copy_b)
+      # a_s is [k][m]: 8 rows of A lie side by side.
       compat.store(a_s.transpose((1, 0)), a_tile, optimized=False)
       b_s[...] = b_tile
-      for k in range(block_k):
-        a_k = simt.load(a_s.at[k], layout.reduce(1))
-        b_k = simt.load(b_s.at[k], layout.reduce(0))
-        acc += register_layouts.outer(a_k, b_k, layout)
+      for kk in range(config.block_k):
+        a_k = load(a_s.at[kk], own.reduce(1))
+        b_k = load(b_s.at[kk], own.reduce(0))
+        acc += outer(a_k, b_k, own)
       return acc
 
-    acc = simt.zeros(block_m, block_n, layout)
-    return lax.fori_loop(0, a_ref.shape[1] // block_k, slab, acc)
+    acc = jnp.zeros(out_spec.block_shape, jnp.float32)
+    acc = lax.fori_loop(0, steps, slab, plgpu.layout_cast(acc, own))
+    result = problem.alpha * acc
+    if problem.beta:
+      result += problem.beta * load(window(c_spec[0], c_ref[0], i, j, 0), own)
+    compat.store(window(out_spec, out_ref, i, j, 0), result, optimized=False)
 
-  return simt.gemm(
-    accumulate,
-    a,
-    b,
-    c,
-    problem,
-    config,
-    name=name,
-    layout=layout,
-    scratch_types=(
-      plgpu.SMEM((block_k, block_m), jnp.float32),
-      plgpu.SMEM((block_k, block_n), jnp.float32),
-    ),
-  )
-
-
-def kernel(a, b, c, problem, config):
-  """alpha * A @ B + beta * C."""
-  layout = register_layouts.contiguous_tile(config.thread_m, config.thread_n)
-  return block_tile(
-    a,
-    b,
-    c,
-    problem,
-    config,
+  return compat.kernel(
+    thread_block,
     name="vectorized",
-    layout=layout,
-    copy_a=register_layouts.words_of_row_vectors(),
-  )
+    out_type=jax.ShapeDtypeStruct((problem.m, problem.n), jnp.float32),
+    grid=(blocks_m * blocks_n,),
+    grid_names=("block",),
+    scratch_types=(
+      plgpu.SMEM(a_spec.block_shape[::-1], jnp.float32),
+      plgpu.SMEM(b_spec.block_shape, jnp.float32),
+    ),
+    compiler_params=LANE,
+  )(*operands)
 
 
 RUNG = contract.make_rung(
   __name__,
-  dtypes=contract.FLOAT32,
   idea="128-bit accesses, A transposed in SMEM",
-  config_type=contract.SimtConfig,
-  default_config=simt.default(DEFAULT),
-  is_legal=is_legal,
-  kernel=kernel,
+  dtypes=contract.FLOAT32,
+  uses=("block_m", "block_n", "block_k", "thread_m", "thread_n", "vector"),
 )

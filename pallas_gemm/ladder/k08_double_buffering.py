@@ -1,50 +1,34 @@
 """Rung 8, double_buffering: copies run beside the arithmetic; the SIMT summit.
 
-Before it: rung 7 loads a slab, waits, computes, waits. Other blocks on the
-SM fill the gaps only in part, and computing a copy's addresses and moving it
-through registers takes issue slots from the FFMAs.
+**Bottleneck before.** Rung 7 loads a slab, waits, computes, waits. Other blocks
+fill the gaps in part, and copies by registers take issue slots from the FFMAs.
 
-The idea: never wait for a copy, at any level.
+**Idea.** Never wait for a copy. TMA fetches whole tiles while earlier ones are
+used, one instruction a tile, into a ring of slabs in shared memory; fragments
+of kk + 1 are loaded before the FFMAs of kk. A warpgroup of its own, the loader,
+copies, with few registers; two consumers of 128 x 128 outputs have the rest.
+TMA can't transpose 4-byte words: the loader moves A's tile on, transposed.
 
-  global -> shared     TMA fetches whole tiles while earlier ones are used: a
-                       ring of `stages` slabs. One instruction moves a tile;
-                       rows and columns past the edge arrive as zeros.
-  shared -> registers  the fragments of step k + 1 are loaded before the
-                       FFMAs of step k, across the slab boundary too: the
-                       loop carries them.
-  registers -> global  the block leaves through shared memory by TMA, which
-                       also drops what lies past the edge.
+**Loop.** 8a, the classic form, is rung 7's loop with a second buffer:
 
-The copying is given to a warpgroup of its own, the loader, which has few
-registers and leaves the rest to two consumers of 128 x 128 outputs, 16 x 8 a
-thread. TMA can't transpose 4-byte words, so the loader also does what rungs
-6 and 7 did on the way: it takes A's tile out of the buffer where TMA put it
-and stores it transposed into the ring.
+    a, b = load A's block (i, k + 1), B's block (k + 1, j)   # to registers
+    for kk in range(8): acc += outer(a_s[k % 2, kk], b_s[k % 2, kk])
+    a_s[(k + 1) % 2], b_s[(k + 1) % 2] = a.T, b
 
-Traffic, per output, with BM = 128, BN = 256:
+Rung 8, with barriers `full` and `empty` for each slot k % 2 of the ring:
 
-    global   K/128 + K/256 = 3K/256 loads (rung 7: K/64)
-    shared   3K/16 loads a thread as in rung 7; A passes through twice, which
-             adds 2 * K/256
-    intensity = 43 FLOP/byte. 4096^3: 3.2 GB.
+    loader:    wait for empty; TMA B's block (k, j); A's block (i, k).T
+    consumer:  wait for full; 16 times: load kk + 1, multiply kk; release
 
-    issue slots: 2,048 FFMAs, 96 LDS.128 and some 30 others per 16 steps,
-    94 % FFMA at best; 64 FFMAs for 4 LDS.128 (8 x 8 a thread) would be
-    capped at 94 % before any other instruction.
-
-In Mosaic GPU: TMA is `plgpu.copy_gmem_to_smem` with a barrier that counts
-its bytes, the loader is a Pallas thread, and `set_max_registers` moves
-registers between the two kinds. A CUDA kernel of this name on older chips
-uses cp.async or plain loads into a second buffer; with plain loads the step
-often loses speed, since it buys overlap with registers.
-
-Edges: nothing is padded but row strides that TMA refuses: K and N are padded
-to multiples of 4 floats (16 bytes) if they are none, a copy of the operands
-that need it.
-
-Source: NVIDIA, CUDA C++ Programming Guide, "Tensor Memory Access"; software
-pipelining after CUTLASS ("Efficient GEMM in CUDA").
+**Traffic**, per output: global K/128 + K/256 = 3K/256 loads (rung 7: K/64), 43
+FLOP/byte; 4096^3: 3.2 GB. Shared 3K/16 loads a thread, and A twice. Of 16
+steps' issue slots 2,048 are FFMAs, 96 LDS.128, some 30 others: 94 % FFMA.
+TMA wants rows of multiples of 16 bytes: K and N are padded to 4 floats.
+Source: CUDA C++ Programming Guide, "Tensor Memory Access"; CUTLASS.
 """
+
+import functools
+import math
 
 import jax
 from jax import lax
@@ -52,215 +36,225 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat, hardware
-from pallas_gemm.ladder import contract, register_layouts, simt
+from pallas_gemm import compat
+from pallas_gemm.ladder import blocks, contract
+from pallas_gemm.ladder import register_layouts as layouts
+from pallas_gemm.ladder.blocks import GMEM, SMEM, Specs, copy_in, window
+from pallas_gemm.ladder.register_layouts import LANE, load, outer, zeros
 
 CONSUMERS = 2
-# 3 warpgroups start with 168 registers a thread; 40 + 2 * 232 = 504 = 3 * 168.
-# With 24 for the loader its transpose spills: 45.9 instead of 51.9 TFLOP/s.
+# 3 * 168 registers a thread, shared out anew; with 24 the loader spills: -12 %.
 LOADER_REGISTERS, CONSUMER_REGISTERS = 40, 232
+# 3 stages -7 % (with 2, k % stages is an AND); slabs of 8 -8 %, of 32 -11 %.
+DEFAULT = contract.SimtConfig(128, 256, 16, 16, 8, 4, stages=2, raster=8)
 
-# Two stages are enough and three are slower (48.2 against 51.9 TFLOP/s): the
-# ring's slot is s % stages, an AND only for powers of two. block_k 8 costs
-# more barriers (47.6), 32 outgrows the instruction cache (46.2).
-DEFAULT = contract.SimtConfig(
-  block_m=128,
-  block_n=256,
-  block_k=16,
-  thread_m=16,
-  thread_n=8,
-  vector=4,
-  stages=2,
-  raster=8,
-)
+
+def grid(problem, config):
+  """Blocks of rows, blocks of columns, and a step for each slab of K."""
+  bm, bn, bk = config.block_m, config.block_n, config.block_k
+  return pl.cdiv(problem.m, bm), pl.cdiv(problem.n, bn), pl.cdiv(problem.k, bk)
+
+
+def specs(problem, config, memory=SMEM):
+  """A step reads a tile of A and one of B, by TMA to shared memory."""
+  bm, bn, bk = config.block_m, config.block_n, config.block_k
+  a = plgpu.BlockSpec((bm, bk), lambda i, j, k: (i, k), memory_space=memory)
+  b = plgpu.BlockSpec((bk, bn), lambda i, j, k: (k, j), memory_space=memory)
+  c = plgpu.BlockSpec((bm, bn), lambda i, j, k: (i, j), memory_space=memory)
+  return Specs(in_specs=(a, b, c) if problem.beta else (a, b), out_specs=c)
+
+
+def layout(config):
+  """Rung 7's, 2 rows at a time: 53.9 TFLOP/s (1: 53.6, 4: 51.4), by banks."""
+  return layouts.warp_tile(config.thread_m, config.thread_n, rows_together=2)
 
 
 def is_legal(config, problem):
   """None, or why `config` can't run."""
-  del problem
-  return simt.first(
-    simt.powers_of_two(config, "thread_m", "thread_n", "stages"),
-    simt.fixed(
-      config,
-      block_m=8 * config.thread_m,
-      block_n=16 * config.thread_n * CONSUMERS,
-      vector=4,
-    ),
-    None
-    if min(config.thread_m, config.thread_n) >= 4
-    else "thread_m and thread_n must be at least 4, a vector's length",
-    simt.at_most("outputs a thread", config.thread_m * config.thread_n, 128),
-    simt.at_most("columns of a TMA tile", config.block_n, 256),
-    None
-    if config.block_k % 16 == 0
-    else f"block_k must be a multiple of 16, got {config.block_k}",
-    simt.at_most(
-      "bytes of shared memory",
-      _shared_bytes(config),
-      hardware.current().shared_bytes_per_block,
-    ),
+  (a, b, *_), c = specs(problem, config)
+  need = blocks.shared_bytes((a, a, b), config.stages, 4)
+  return contract.first(
+    contract.vectors_fit(config, CONSUMERS, least_depth=16),
+    contract.at_most("columns of a TMA tile", config.block_n, 256),
+    contract.fits(need + blocks.shared_bytes((c,), 1, 4)),
   )
 
 
-def _shared_bytes(config):
-  slab = config.block_k * (2 * config.block_m + config.block_n)
-  return 4 * (config.stages * slab + config.block_m * config.block_n)
-
-
-def kernel(a, b, c, problem, config):
+def kernel(operands, problem, config):
   """alpha * A @ B + beta * C."""
-  return contract.padded(
-    lambda a, b, c: _launch(a, b, c, problem, config),
-    a,
-    b,
-    c,
-    multiple_m=1,
-    multiple_n=4,
-    multiple_k=4,
-  )
+  *blocks_of_c, slabs = grid(problem, config)
+  (a_spec, b_spec, *c_spec), out_spec = specs(problem, config)
+  (bm, bn), bk, stages = out_spec.block_shape, config.block_k, config.stages
+  own, own_n = layout(config), bn // CONSUMERS
 
+  def thread_block(a_ref, b_ref, *refs):
+    *c_ref, out_ref, a_raw, a_s, b_s, c_s, landed, full, empty, c_landed = refs
+    block, warpgroup = lax.axis_index("block"), lax.axis_index("warpgroup")
+    i, j = plgpu.planar_snake(block, blocks_of_c, 1, config.raster)
 
-def _launch(a, b, c, problem, config):
-  block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
-  stages = config.stages
-  (m, k), n = a.shape, b.shape[1]
-  own_n = block_n // CONSUMERS
-  blocks = contract.cdiv(m, block_m), contract.cdiv(n, block_n)
-  slabs = contract.cdiv(k, block_k)
-  # Finishing two rows of a quadrant before the next quadrant orders the
-  # FFMAs so that fewer wait for a register bank: 53.9 TFLOP/s, 53.6 with one
-  # row, 51.4 with four.
-  layout = register_layouts.warp_tile(
-    config.thread_m, config.thread_n, rows_together=2
-  )
-  transpose = register_layouts.row_per_lane(block_m)
-
-  def body(a_ref, b_ref, *refs):
-    c_ref, (out_ref, *scratch) = (
-      (None, refs) if c is None else (refs[0], refs[1:])
-    )
-    a_raw, a_s, b_s, out_s, landed, full, empty, c_landed = scratch
-    i, j = simt.block_at(lax.axis_index("block"), blocks, config.raster)
-    wg = lax.axis_index("warpgroup")
-
-    @pl.when(wg == CONSUMERS)
+    @pl.when(warpgroup == CONSUMERS)
     def _loader():
       plgpu.set_max_registers(LOADER_REGISTERS, action="decrease")
 
-      def fetch_a(s):
-        slot = lax.rem(s, stages)
-        tile = pl.ds(i * block_m, block_m), pl.ds(s * block_k, block_k)
-        plgpu.copy_gmem_to_smem(
-          a_ref.at[*tile], a_raw.at[slot], landed.at[slot]
-        )
+      def fetch_a(k):
+        slot = lax.rem(k, stages)
+        copy_in(a_spec, a_ref, a_raw.at[slot], landed.at[slot], i, j, k)
 
-      for s in range(min(stages, slabs)):
-        fetch_a(jnp.int32(s))
+      for k in range(min(stages, slabs)):
+        fetch_a(jnp.int32(k))
 
-      def load_slab(s, _):
-        slot = lax.rem(s, stages)
+      def load_slab(k, _):
+        slot = lax.rem(k, stages)
 
-        @pl.when(s >= stages)
+        @pl.when(k >= stages)
         def _():
           plgpu.barrier_wait(empty.at[slot])
 
-        tile = pl.ds(s * block_k, block_k), pl.ds(j * block_n, block_n)
-        plgpu.copy_gmem_to_smem(b_ref.at[*tile], b_s.at[slot], full.at[slot])
+        copy_in(b_spec, b_ref, b_s.at[slot], full.at[slot], i, j, k)
         plgpu.barrier_wait(landed.at[slot])
-        a_tile = simt.load(a_raw.at[slot], transpose)
+        a_tile = load(a_raw.at[slot], layouts.row_per_lane(bm))
         compat.store(a_s.at[slot].transpose((1, 0)), a_tile, optimized=False)
 
-        @pl.when(s + stages < slabs)
+        @pl.when(k + stages < slabs)
         def _():
-          fetch_a(s + stages)
+          fetch_a(k + stages)
 
         plgpu.barrier_arrive(full.at[slot])
-        return _
 
       lax.fori_loop(0, slabs, load_slab, None)
-      for s in range(max(0, slabs - stages), slabs):
-        plgpu.barrier_wait(empty.at[s % stages])
+      for k in range(max(0, slabs - stages), slabs):
+        plgpu.barrier_wait(empty.at[k % stages])
 
-    @pl.when(wg < CONSUMERS)
+    @pl.when(warpgroup < CONSUMERS)
     def _consumer():
       plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
-      columns = pl.ds(wg * own_n, own_n)
-      out_tile = (
-        pl.ds(i * block_m, block_m),
-        pl.ds(j * block_n + wg * own_n, own_n),
-      )
-      if c_ref is not None:
-        # C comes while the product is formed, into the buffer it leaves by.
-        plgpu.copy_gmem_to_smem(
-          c_ref.at[*out_tile], out_s.at[wg], c_landed.at[wg]
-        )
+      columns, c_slot = pl.ds(warpgroup * own_n, own_n), c_s.at[warpgroup]
+      if problem.beta:  # C comes by the buffer that the result leaves by.
+        c_block = window(c_spec[0], c_ref[0], i, j, 0).at[:, columns]
+        plgpu.copy_gmem_to_smem(c_block, c_slot, c_landed.at[warpgroup])
 
-      def fragments(slot, k):
-        return (
-          simt.load(a_s.at[slot, k], layout.reduce(1)),
-          simt.load(b_s.at[slot, k, columns], layout.reduce(0)),
-        )
+      def fragments(slot, kk):
+        a_k = load(a_s.at[slot, kk], own.reduce(1))
+        return a_k, load(b_s.at[slot, kk, columns], own.reduce(0))
 
-      def compute_slab(s, carry, is_last=False):
+      def compute_slab(k, carry, is_last=False):
         acc, current = carry
-        slot = lax.rem(s, stages)
-        for k in range(block_k):
-          following = None
-          if k + 1 < block_k:
-            following = fragments(slot, k + 1)
+        slot, following = lax.rem(k, stages), None
+        for kk in range(bk):
+          if kk + 1 < bk:
+            following = fragments(slot, kk + 1)
           elif not is_last:
-            next_slot = lax.rem(s + 1, stages)
+            next_slot = lax.rem(k + 1, stages)
             plgpu.barrier_wait(full.at[next_slot])
             following = fragments(next_slot, 0)
-          acc += register_layouts.outer(*current, layout)
+          acc += outer(*current, own)
           current = following
         plgpu.barrier_arrive(empty.at[slot])
         return acc, current
 
       plgpu.barrier_wait(full.at[0])
-      carry = simt.zeros(block_m, own_n, layout), fragments(0, 0)
+      carry = zeros(bm, own_n, own), fragments(0, 0)
       carry = lax.fori_loop(0, slabs - 1, compute_slab, carry)
       acc, _ = compute_slab(jnp.int32(slabs - 1), carry, is_last=True)
-
-      c_tile = None
-      if c_ref is not None:
-        plgpu.barrier_wait(c_landed.at[wg])
-        c_tile = simt.load(out_s.at[wg], layout)
-      result = contract.combine(acc, c_tile, problem)
-      compat.store(out_s.at[wg], result, optimized=False)
+      result = problem.alpha * acc
+      if problem.beta:
+        plgpu.barrier_wait(c_landed.at[warpgroup])
+        result += problem.beta * load(c_slot, own)
+      compat.store(c_slot, result, optimized=False)
       plgpu.commit_smem()
-      plgpu.copy_smem_to_gmem(out_s.at[wg], out_ref.at[*out_tile])
+      out_block = window(out_spec, out_ref, i, j, 0).at[:, columns]
+      plgpu.copy_smem_to_gmem(c_slot, out_block)
       plgpu.wait_smem_to_gmem(0)
 
   return compat.kernel(
-    body,
+    thread_block,
     name="double_buffering",
-    out_type=jax.ShapeDtypeStruct((m, n), jnp.float32),
-    grid=(blocks[0] * blocks[1],),
+    out_type=jax.ShapeDtypeStruct((problem.m, problem.n), jnp.float32),
+    grid=(math.prod(blocks_of_c),),
     grid_names=("block",),
     num_threads=CONSUMERS + 1,
-    thread_name="warpgroup",
     scratch_types=(
-      plgpu.SMEM((stages, block_m, block_k), jnp.float32),
-      plgpu.SMEM((stages, block_k, block_m), jnp.float32),
-      plgpu.SMEM((stages, block_k, block_n), jnp.float32),
-      plgpu.SMEM((CONSUMERS, block_m, own_n), jnp.float32),
-      plgpu.Barrier(num_arrivals=1, num_barriers=stages),
-      # TMA's B and the loader's A.
-      plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+      blocks.ring(a_spec, stages, jnp.float32),  # as TMA brings it
+      plgpu.SMEM((stages, bk, bm), jnp.float32),  # transposed
+      blocks.ring(b_spec, stages, jnp.float32),
+      plgpu.SMEM((CONSUMERS, bm, own_n), jnp.float32),
+      plgpu.Barrier(num_barriers=stages),
+      plgpu.Barrier(num_arrivals=2, num_barriers=stages),  # TMA and the loader
       plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
-      plgpu.Barrier(num_arrivals=1, num_barriers=CONSUMERS),
+      plgpu.Barrier(num_barriers=CONSUMERS),
     ),
-    compiler_params=simt.LANE,
-  )(*[x for x in (a, b, c) if x is not None])
+    compiler_params=LANE,
+  )(*operands)
 
 
+def kernel_by_registers(operands, problem, config):
+  """8a: the next slab waits in registers while this one is multiplied."""
+  *blocks_of_c, slabs = grid(problem, config)
+  (a_spec, b_spec, *c_spec), out_spec = specs(problem, config, GMEM)
+  bm, bn, bk, stages = *out_spec.block_shape, config.block_k, config.stages
+  own, copy_a = layout(config), layouts.row_per_lane(bm)
+  copy_b = layouts.rows_of_vectors(bn)
+
+  def thread_block(a_ref, b_ref, *refs):
+    *c_ref, out_ref, a_s, b_s = refs
+    block, warpgroup = lax.axis_index("block"), lax.axis_index("warpgroup")
+    own_a = blocks.rows_of(a_spec, 1, warpgroup)  # as C's rows in rung 7
+    i, j = plgpu.planar_snake(block, blocks_of_c, 1, config.raster)
+
+    def fetch(k):
+      a_tile = load(window(own_a, a_ref, i, j, k), copy_a)
+      return a_tile, load(window(b_spec, b_ref, i, j, k), copy_b)
+
+    def put(slot, a_tile, b_tile):
+      compat.store(a_s.at[slot].transpose((1, 0)), a_tile, optimized=False)
+      b_s[slot] = b_tile
+
+    def slab(k, acc):
+      following = fetch(lax.min(k + 1, slabs - 1))
+      a_slab, b_slab = a_s.at[lax.rem(k, stages)], b_s.at[lax.rem(k, stages)]
+      for kk in range(bk):
+        a_k = load(a_slab.at[kk], own.reduce(1))
+        acc += outer(a_k, load(b_slab.at[kk], own.reduce(0)), own)
+      put(lax.rem(k + 1, stages), *following)
+      return acc
+
+    put(0, *fetch(0))
+    acc = lax.fori_loop(0, slabs, slab, zeros(bm, bn, own))
+    c = [load(window(c_spec[0], ref, i, j, 0), own) for ref in c_ref]
+    result = contract.combine(acc, *c, problem=problem)
+    compat.store(window(out_spec, out_ref, i, j, 0), result, optimized=False)
+
+  return compat.kernel(
+    thread_block,
+    name="double_buffering_registers",
+    out_type=jax.ShapeDtypeStruct((problem.m, problem.n), jnp.float32),
+    grid=(math.prod(blocks_of_c),),
+    grid_names=("block",),
+    num_threads=1,
+    scratch_types=(
+      plgpu.SMEM((stages, bk, bm), jnp.float32),
+      plgpu.SMEM((stages, bk, bn), jnp.float32),
+    ),
+    compiler_params=LANE,
+  )(*operands)
+
+
+_BY_REGISTERS = contract.make_rung(
+  __name__,
+  variant="a",
+  name="double_buffering_registers",
+  idea="a second buffer by registers, without TMA",
+  dtypes=contract.FLOAT32,
+  DEFAULT=contract.SimtConfig(128, 128, 8, 16, 8, 4, stages=2, raster=8),
+  is_legal=lambda c, _: contract.vectors_fit(c, 1, 512 // c.block_m),
+  specs=functools.partial(specs, memory=GMEM),
+  kernel=kernel_by_registers,
+)
 RUNG = contract.make_rung(
   __name__,
-  dtypes=contract.FLOAT32,
   idea="TMA ring, fragments prefetched",
-  config_type=contract.SimtConfig,
-  default_config=simt.default(DEFAULT),
-  is_legal=is_legal,
-  kernel=kernel,
+  dtypes=contract.FLOAT32,
+  warpgroups=lambda config: CONSUMERS,
+  padding=lambda problem, config: (1, 4, 4),
+  variants=(_BY_REGISTERS,),
 )

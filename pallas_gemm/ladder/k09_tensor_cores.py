@@ -1,6 +1,6 @@
 """Rung 9: wgmma multiplies tiles straight out of shared memory.
 
-**Bottleneck of rung 8.** The FMA units. An SM starts 128 float32 FMAs a clock,
+**Bottleneck before.** The FMA units. An SM starts 128 float32 FMAs a clock,
 256 FLOP; nothing about memory can lift rung 8 above that.
 
 **Idea.** The tensor cores do 4096 FLOP a clock and SM in bfloat16 or float16
@@ -8,35 +8,44 @@ with float32 sums, 16 times as much. One `wgmma` (PTX ISA, "Asynchronous
 Warpgroup Level Matrix Instructions") is issued by the four warps of a
 warpgroup together and multiplies 64 x 16 by 16 x N, N <= 256, *reading both
 operands from shared memory*: the register fragments of rungs 4-8 are gone,
-registers hold sums alone. A block is one warpgroup and owns 128 x 128 of C,
-128 sums a thread. Per slab of 64: TMA brings A's and B's tile, a barrier says
-that they are there, wgmma runs, and only when it is done is the next slab
-asked for. Nothing overlaps inside a block; three blocks fit on an SM (64 KiB
-of shared memory, ~154 registers a thread) and hide some of each other's waits.
+registers hold sums alone, 128 a thread for a block of 128 x 128. Nothing
+overlaps inside a block; three fit on an SM and hide some of their waits.
+
+**Loop.** Rung 9 and, with four slabs on the way instead of one, 9b:
+
+    for each block (i, j) of C, 128 x 128, in parallel:   # a thread block
+      acc[128, 128] = 0                                   # 128 a thread
+      for k in range(K / 64):                             # a grid step
+        TMA A's block (i, k) and B's block (k, j)         # emit_pipeline
+        acc += a_tile @ b_tile                            # wgmma
+        wait for wgmma                                    # 9b: the one before
+      C's block (i, j) = alpha * acc + beta * C           # by TMA
+
+9a comes between 8 and 9 and changes the unit alone: copies through registers
+as in rung 7, then `mma` of 16 x 8 x 16 on fragments that each warp loads from
+shared memory, the step that the classics take with WMMA.
 
 **Traffic.** Global to shared memory: 2 MNK (1/BM + 1/BN) bytes, for 128 x 128
 at 4096^3: 2.15 GB, BM BN / (BM + BN) = 64 FLOP/byte; at the tensor cores' full
 rate an SM would have to receive 64 bytes a clock. Shared memory: a wgmma of N
 columns reads 2 * 16 (64 + N) bytes for 2 * 64 * 16 N FLOP, 64 N / (64 + N) =
 42.7 FLOP/byte for N = 128; an SM's 128 bytes a clock then keep the tensor
-cores busy with a third to spare. C: written once, 2 MN bytes (with beta read
-once more).
+cores busy with a third to spare. C: written once, 2 MN bytes.
 
 **In Mosaic GPU.** A Pallas thread is a warpgroup, which is what wgmma wants.
 The accumulator is a reference (`plgpu.ACC`); wgmma descriptors, fences and
 commits, all written by hand in CUDA, come out of `plgpu.wgmma`, the swizzle
-out of the tiles' transforms. A copy's bytes are announced to the barrier by
-all 128 threads, where CUDA kernels let one thread do it. The epilogue stages
-the tile in shared memory because TMA clips at C's edge and wgmma's register
-layout would write 16-byte runs of a row.
+out of the specs' transforms, slots and barriers out of `plgpu.emit_pipeline`.
 
-**Shapes.** Tiles may overhang; M % 8, N % 64 and K % 64 are padded by XLA
-(`tensor_core_common.padded` says what is copied then).
+**Shapes.** Tiles may overhang; M % 8, N % 64 and K % 64 are padded by XLA.
 
 Sources: PTX ISA; CUTLASS, "Efficient GEMM in CUDA"; the step from CUDA cores
 to wgmma and TMA is the second of the fast.cu worklog (P. Shankhdhar,
 "Outperforming cuBLAS on H100").
 """
+
+import dataclasses
+import functools
 
 import jax
 from jax import lax
@@ -45,109 +54,172 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.ladder import contract
+from pallas_gemm.ladder import blocks, contract, register_layouts
 from pallas_gemm.ladder import tensor_core_common as common
+from pallas_gemm.ladder.blocks import GMEM, SMEM, Specs, along_k, window
+from pallas_gemm.ladder.register_layouts import load, rows_of_vectors, zeros
+
+# The largest tile that one warpgroup can accumulate.
+DEFAULT = contract.TensorCoreConfig(block_m=128, block_n=128, block_k=64)
 
 
-def default_config(problem: contract.Problem) -> contract.TensorCoreConfig:
-  """128x128 tiles, the largest that one warpgroup can accumulate."""
-  del problem
-  return contract.TensorCoreConfig(block_m=128, block_n=128, block_k=64)
-
-
-def is_legal(
-  config: contract.TensorCoreConfig, problem: contract.Problem
-) -> str | None:
-  """None, or the reason why the config can't run."""
-  del problem
-  if reason := common.unused(
-    config,
-    "stages",
-    "consumers",
-    "split",
-    "epilogue_n",
-    "raster",
-    "raster_dim",
-    "cluster_m",
-    "cluster_n",
-  ):
-    return reason
-  if reason := common.is_legal_tile(config):
-    return reason
-  return common.fits(_shared_bytes(config))
-
-
-def _shared_bytes(config: contract.TensorCoreConfig) -> int:
+def grid(problem, config):
+  """Tiles along M, tiles along N, and a step for each slab of K."""
   bm, bn, bk = config.block_m, config.block_n, config.block_k
-  return 2 * (bm * bk + bk * bn + bm * bn) + 2 * common.BARRIER_BYTES
+  return pl.cdiv(problem.m, bm), pl.cdiv(problem.n, bn), pl.cdiv(problem.k, bk)
 
 
-def kernel(
-  a: jax.Array,
-  b: jax.Array,
-  c: jax.Array | None,
-  problem: contract.Problem,
-  config: contract.TensorCoreConfig,
-) -> jax.Array:
-  """alpha * A @ B + beta * C, one warpgroup a block, one slab at a time."""
+def specs(problem, config, memory=SMEM):
+  """A step reads a tile of A and one of B, swizzled, by TMA."""
   bm, bn, bk = config.block_m, config.block_n, config.block_k
-
-  def launch(a, b, c):
-    (m, k), n = a.shape, b.shape[1]
-
-    def body(a_ref, b_ref, *refs):
-      c_ref, *refs = refs if c is not None else (None, *refs)
-      out_ref, a_tile, b_tile, out_tile, loaded, c_loaded = refs
-      rows = pl.ds(lax.axis_index("m") * bm, bm)
-      columns = pl.ds(lax.axis_index("n") * bn, bn)
-
-      def accumulate(acc):
-        def step(i, _):
-          slab = pl.ds(i * bk, bk)
-          plgpu.copy_gmem_to_smem(a_ref.at[rows, slab], a_tile, loaded)
-          plgpu.copy_gmem_to_smem(b_ref.at[slab, columns], b_tile, loaded)
-          plgpu.barrier_wait(loaded)
-          plgpu.wgmma(acc, a_tile, b_tile)
-          plgpu.wgmma_wait(0)  # the tiles are overwritten next
-
-        lax.fori_loop(0, contract.cdiv(k, bk), step, None)
-        return acc[...]
-
-      acc = pl.run_scoped(accumulate, plgpu.ACC((bm, bn), jnp.float32))
-      c_tile = None
-      if c_ref is not None:
-        plgpu.copy_gmem_to_smem(c_ref.at[rows, columns], out_tile, c_loaded)
-        plgpu.barrier_wait(c_loaded)
-        c_tile = out_tile[...]
-      out_tile[...] = contract.combine(acc, c_tile, problem).astype(a.dtype)
-      plgpu.commit_smem()  # what threads wrote becomes visible to TMA
-      plgpu.copy_smem_to_gmem(out_tile, out_ref.at[rows, columns])
-      plgpu.wait_smem_to_gmem(0)
-
-    return compat.kernel(
-      body,
-      name="tensor_cores",
-      out_type=jax.ShapeDtypeStruct((m, n), a.dtype),
-      grid=(contract.cdiv(m, bm), contract.cdiv(n, bn)),
-      grid_names=("m", "n"),
-      scratch_types=(
-        common.swizzled((bm, bk), a.dtype),
-        common.swizzled((bk, bn), a.dtype),
-        common.swizzled((bm, bn), a.dtype),
-        plgpu.Barrier(num_arrivals=2),  # A and B
-        plgpu.Barrier(),
-      ),
-    )(*([a, b] + ([] if c is None else [c])))
-
-  return common.padded(launch, a, b, c)
+  tile = functools.partial(
+    plgpu.BlockSpec, memory_space=memory, transforms=common.SWIZZLE
+  )
+  a = tile((bm, bk), lambda i, j, k: (i, k))
+  b = tile((bk, bn), lambda i, j, k: (k, j))
+  c = tile((bm, bn), lambda i, j, k: (i, j))
+  return Specs(in_specs=(a, b, c) if problem.beta else (a, b), out_specs=c)
 
 
+def is_legal(config, problem):
+  """None, or why `config` can't run."""
+  (a, b, *_), c = tiles = specs(problem, config)
+  need = blocks.shared_bytes((a, b), config.stages, 2)
+  need += blocks.shared_bytes((c,), 1, 2)
+  barriers = common.BARRIER_BYTES * (config.stages + 1)
+  return common.is_legal_tile(config, tiles) or contract.fits(need + barriers)
+
+
+def kernel(operands, problem, config, name="tensor_cores"):
+  """alpha * A @ B + beta * C, one warpgroup a block."""
+  blocks_m, blocks_n, slabs = grid(problem, config)
+  (a_spec, b_spec, *c_spec), out_spec = specs(problem, config)
+  stages = min(config.stages, slabs)
+  # With one slot there is nothing to multiply while another slab comes.
+  in_flight = min(1, stages - 1)
+
+  def thread_block(a_ref, b_ref, *refs):
+    *c_ref, out_ref, c_tile, c_loaded = refs
+    i, j = lax.axis_index("m"), lax.axis_index("n")
+
+    def accumulate(acc):
+      def slab(_, a_tile, b_tile):
+        plgpu.wgmma(acc, a_tile, b_tile)
+        plgpu.wgmma_wait(in_flight)  # the tiles before are overwritten next
+
+      plgpu.emit_pipeline(
+        slab,
+        grid=(slabs,),
+        in_specs=[along_k(x, i, j, in_flight) for x in (a_spec, b_spec)],
+        max_concurrent_steps=stages,
+      )(a_ref, b_ref)
+      return acc[...]
+
+    acc = plgpu.ACC(out_spec.block_shape, jnp.float32)
+    acc = pl.run_scoped(accumulate, acc)
+    c_block = window(c_spec[0], c_ref[0], i, j, 0) if problem.beta else None
+    out_block = window(out_spec, out_ref, i, j, 0)
+    common.send(acc, c_tile, out_block, c_block, c_loaded, problem)
+    plgpu.wait_smem_to_gmem(0)
+
+  return compat.kernel(
+    thread_block,
+    name=name,
+    out_type=jax.ShapeDtypeStruct((problem.m, problem.n), problem.dtype),
+    grid=(blocks_m, blocks_n),
+    grid_names=("m", "n"),
+    scratch_types=(
+      common.swizzled(out_spec.block_shape, problem.dtype),
+      plgpu.Barrier(),
+    ),
+  )(*operands)
+
+
+def is_legal_mma(config, problem):
+  """None, or why 9a can't run: fragments of 32 terms fit beside the sums."""
+  bm, bn = specs(problem, config).out_specs.block_shape
+  if bm % 64 or bn % 64 or bm * bn > 128 * 128 or config.block_k != 32:
+    return (
+      "block_m and block_n must be multiples of 64, 128 x 128 at most, and"
+      f" block_k 32, got {bm} x {bn} and {config.block_k}"
+    )
+  return None
+
+
+def kernel_by_mma(operands, problem, config):
+  """9a: rung 7's copies; each warp multiplies fragments in its registers."""
+  blocks_m, blocks_n, slabs = grid(problem, config)
+  (a_spec, b_spec, *c_spec), out_spec = specs(problem, config, GMEM)
+  # 2 x 2 warps of 64 x 64; `mma` prescribes who holds what.
+  own, of_a, of_b = (
+    layout(problem.dtype, m_warps=2)
+    for layout in (
+      plgpu.Layout.MMA_ACC,
+      plgpu.Layout.MMA_LHS,
+      plgpu.Layout.MMA_RHS,
+    )
+  )
+  (bm, bn), bk = out_spec.block_shape, config.block_k
+
+  def thread_block(a_ref, b_ref, *refs):
+    *c_ref, out_ref, a_s, b_s = refs
+    i, j = lax.axis_index("m"), lax.axis_index("n")
+
+    def slab(k, acc):
+      a_tile = load(window(a_spec, a_ref, i, j, k), rows_of_vectors(bk, 8))
+      b_tile = load(window(b_spec, b_ref, i, j, k), rows_of_vectors(bn, 8))
+      a_s[...] = a_tile
+      b_s[...] = b_tile
+      return compat.mma(acc, load(a_s, of_a), load(b_s, of_b))
+
+    acc = lax.fori_loop(0, slabs, slab, zeros(bm, bn, own))
+    c = [load(window(c_spec[0], ref, i, j, 0), own) for ref in c_ref]
+    result = contract.combine(acc, *c, problem=problem).astype(problem.dtype)
+    compat.store(window(out_spec, out_ref, i, j, 0), result, optimized=False)
+
+  return compat.kernel(
+    thread_block,
+    name="tensor_cores_mma",
+    out_type=jax.ShapeDtypeStruct((problem.m, problem.n), problem.dtype),
+    grid=(blocks_m, blocks_n),
+    grid_names=("m", "n"),
+    scratch_types=(
+      common.swizzled(a_spec.block_shape, problem.dtype),
+      common.swizzled(b_spec.block_shape, problem.dtype),
+    ),
+    compiler_params=register_layouts.LANE,
+  )(*operands)
+
+
+_FIELDS = ("block_m", "block_n", "block_k")
+_MMA = contract.make_rung(
+  __name__,
+  variant="a",
+  name="tensor_cores_mma",
+  idea="mma on fragments in registers, as rungs 4-8 hold them",
+  dtypes=contract.FLOAT16S,
+  uses=_FIELDS,
+  DEFAULT=contract.TensorCoreConfig(128, 128, 32),
+  is_legal=is_legal_mma,
+  specs=functools.partial(specs, memory=GMEM),
+  kernel=kernel_by_mma,
+)
+_PIPELINED = contract.make_rung(
+  __name__,
+  variant="b",
+  name="tensor_cores_pipelined",
+  idea="rung 9 with four steps of its pipeline in flight",
+  dtypes=contract.FLOAT16S,
+  uses=(*_FIELDS, "stages"),
+  DEFAULT=dataclasses.replace(DEFAULT, stages=4),
+  padding=common.padding,
+  kernel=functools.partial(kernel, name="tensor_cores_pipelined"),
+)
 RUNG = contract.make_rung(
   __name__,
-  dtypes=contract.FLOAT16S,
   idea="wgmma on swizzled tiles in shared memory, one slab at a time",
-  config_type=contract.TensorCoreConfig,
-  default_config=default_config,
-  is_legal=is_legal,
-  kernel=kernel,
+  dtypes=contract.FLOAT16S,
+  uses=_FIELDS,
+  padding=common.padding,
+  variants=(_MMA, _PIPELINED),
 )

@@ -15,16 +15,37 @@ holds, in the order in which the dimensions stand.
 """
 
 import functools
+import math
 from typing import Any, Literal
 
 import jax
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+import numpy as np
 
 from pallas_gemm import compat
 
 WARPS, LANES = 4, 32
 THREADS = WARPS * LANES
+
+# How kernels of this style are lowered: each operation is what its layout
+# says, nothing is inferred.
+LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
+
+
+def load(ref: Any, layout: Any) -> jax.Array:
+  """Loads `ref` with each thread reading what `layout` gives it.
+
+  Mosaic GPU refuses accesses that it knows to be slow unless told that they
+  are meant: in the fp32 rungs they are the lesson.
+  """
+  return plgpu.load(ref, layout=layout, optimized=False)
+
+
+def zeros(rows: int, columns: int, layout: Any) -> jax.Array:
+  """A float32 accumulator of zeros in `layout`."""
+  return plgpu.layout_cast(jnp.zeros((rows, columns), jnp.float32), layout)
 
 
 @functools.cache
@@ -200,21 +221,79 @@ def row_per_lane(rows: int) -> Any:
 
 
 @functools.cache
-def rows_of_vectors(columns: int) -> Any:
+def rows_of_vectors(columns: int, vector: int = 4) -> Any:
   """Consecutive lanes take consecutive 128-bit vectors of a row-major block.
 
   For blocks of `columns` columns (16 to 512, a power of two).
+
+  Args:
+    columns: of the block.
+    vector: elements in 128 bits.
   """
-  lanes_n = min(LANES, columns // 4)
+  lanes_n = min(LANES, columns // vector)
   lanes_m = LANES // lanes_n
   return compat.tiled_layout(
-    (WARPS * lanes_m, 4 * lanes_n),
-    (lanes_m, 4 * lanes_n),
-    (1, 4),
+    (WARPS * lanes_m, vector * lanes_n),
+    (lanes_m, vector * lanes_n),
+    (1, vector),
     warps=(-6,),
     lanes=(-4, -3),
     vector=-1,
   )
+
+
+def base_tile(layout: Any) -> tuple[int, ...]:
+  """The smallest array that the layout deals out; larger ones repeat it."""
+  return compat.layout_facts(layout).tiles[0]
+
+
+def owners(layout: Any, shape: tuple[int, int]) -> np.ndarray:
+  """Which element of an array each register of each thread holds.
+
+  Args:
+    layout: of this file.
+    shape: of the array, a multiple of `base_tile(layout)`.
+
+  Returns:
+    [4 warps, 32 lanes, registers, 2]: (row, column).
+
+  Example:
+    >>> from pallas_gemm.ladder import register_layouts
+    >>> layout = register_layouts.element_per_thread(4, 32, "columns")
+    >>> held = register_layouts.owners(layout, (4, 32))
+    >>> held[1, 5].tolist()  # warp 1, lane 5: row 1, column 5
+    [[1, 5]]
+  """
+  facts = compat.layout_facts(layout)
+  index = np.arange(math.prod(shape)).reshape(shape)
+  for tile in facts.tiles:
+    lead = index.shape[: -len(tile)]
+    sides = [
+      (size // part, part)
+      for size, part in zip(index.shape[len(lead) :], tile, strict=True)
+    ]
+    index = index.reshape(*lead, *(x for side in sides for x in side))
+    # Tiles first, then what is inside of them.
+    dims = range(len(lead), index.ndim)
+    index = index.transpose(*range(len(lead)), *dims[::2], *dims[1::2])
+
+  def dealt(dims):
+    """Dimensions, from the front, that are dealt out; size of the rest."""
+    named = [d + index.ndim for d in dims if isinstance(d, int)]
+    spare = math.prod(d.times for d in dims if not isinstance(d, int))
+    return named, spare
+
+  (warps, spare_warps), (lanes, spare_lanes) = map(
+    dealt, (facts.warps, facts.lanes)
+  )
+  rest = [d for d in range(index.ndim) if d not in (*warps, *lanes)]
+  held = index.transpose(*warps, *lanes, *rest)
+  held = held.reshape(1, WARPS // spare_warps, 1, LANES // spare_lanes, -1)
+  # Threads that are left over hold what their neighbours hold.
+  held = np.broadcast_to(
+    held, (spare_warps, held.shape[1], spare_lanes, *held.shape[3:])
+  ).reshape(WARPS, LANES, -1)
+  return np.stack(np.divmod(held, shape[1]), axis=-1)
 
 
 def outer(column: jax.Array, row: jax.Array, layout: Any) -> jax.Array:

@@ -1,4 +1,4 @@
-"""What the tensor-core rungs share: tile layouts, tile order, legality.
+"""What the tensor-core rungs share: swizzled tiles, parts of them, legality.
 
 wgmma reads tiles whose rows are permuted ("swizzled") within pieces of 8 rows
 by 64 columns of 16-bit elements, 128 bytes a row. TMA writes that form if it
@@ -8,18 +8,16 @@ fills loads with zeros and drops stores, so tiles may hang over the edge of
 the matrix as far as they like.
 """
 
-from collections.abc import Callable
-import dataclasses
 import itertools
+from typing import Any
 
-import jax
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import hardware
-from pallas_gemm.ladder import contract
+from pallas_gemm.ladder import blocks, contract
 
 # One piece: 8 rows of 64 16-bit elements, 128 bytes, the widest swizzle.
 PIECE_ROWS = 8
@@ -40,48 +38,39 @@ BARRIER_BYTES = 8
 PORTABLE_CLUSTER = 8
 
 
-def swizzled(shape: tuple[int, ...], dtype) -> plgpu.SMEM:
-  """Shared memory for 16-bit tiles [..., rows, columns], swizzled for wgmma.
+def swizzle(columns: int) -> tuple[Any, ...]:
+  """Transforms of a tile that wgmma can read, of so many columns.
 
-  Swizzling permutes the 16-byte units of eight consecutive rows, so that the
-  eight rows that one access touches lie in different banks.
+  They permute the 16-byte units of eight consecutive rows, so that the eight
+  rows that one access touches lie in different banks.
   """
-  columns = min(PIECE_COLUMNS, shape[-1])
-  return plgpu.SMEM(
-    shape,
-    dtype,
-    transforms=(
-      plgpu.TilingTransform((PIECE_ROWS, columns)),
-      plgpu.SwizzleTransform(2 * columns),
-    ),
+  columns = min(PIECE_COLUMNS, columns)
+  return (
+    plgpu.TilingTransform((PIECE_ROWS, columns)),
+    plgpu.SwizzleTransform(2 * columns),
   )
 
 
-def padded(
-  launch: Callable[..., jax.Array],
-  a: jax.Array,
-  b: jax.Array,
-  c: jax.Array | None,
-) -> jax.Array:
-  """Runs `launch` on operands padded to whole pieces; no copy if they are.
+# Of the tiles that wgmma reads: their rows are multiples of 64 elements.
+SWIZZLE = swizzle(PIECE_COLUMNS)
 
-  M to a multiple of 8, N and K to multiples of 64, N to 128 at least. XLA
-  copies (reads and writes once) A if M or K does not fit, B if N or K does
-  not, and C and the result if M or N does not.
-  """
+
+def swizzled(shape: tuple[int, ...], dtype: Any) -> plgpu.SMEM:
+  """Shared memory for 16-bit tiles [..., rows, columns], swizzled."""
+  return plgpu.SMEM(shape, dtype, transforms=swizzle(shape[-1]))
+
+
+def padding(
+  problem: contract.Problem, config: contract.TensorCoreConfig
+) -> tuple[int, int, int]:
+  """M to a multiple of 8, N and K to multiples of 64, N to 128 at least."""
+  del config
   # Of a matrix that is one piece wide, Mosaic GPU drops the column index of a
   # copy that is one piece wide: what lies past the edge would be stored at
   # column 0 instead of nowhere.
-  narrow = b.shape[1] <= PIECE_COLUMNS
-  return contract.padded(
-    launch,
-    a,
-    b,
-    c,
-    multiple_m=PIECE_ROWS,
-    multiple_n=2 * PIECE_COLUMNS if narrow else PIECE_COLUMNS,
-    multiple_k=PIECE_COLUMNS,
-  )
+  narrow = problem.n <= PIECE_COLUMNS
+  columns = 2 * PIECE_COLUMNS if narrow else PIECE_COLUMNS
+  return PIECE_ROWS, columns, PIECE_COLUMNS
 
 
 def consumer_tile(config: contract.TensorCoreConfig) -> tuple[int, int]:
@@ -99,29 +88,16 @@ def operands(a_tile, b_tile, consumer, config: contract.TensorCoreConfig):
   return a_tile, b_tile.at[:, pl.ds(consumer * columns, columns)]
 
 
-def origin(m_tile, n_tile, consumer, config: contract.TensorCoreConfig):
-  """Row and column of C where warpgroup `consumer`'s share of a tile starts."""
-  rows, columns = consumer_tile(config)
-  row, column = m_tile * config.block_m, n_tile * config.block_n
+def piece(block, consumer, at, config: contract.TensorCoreConfig):
+  """The piece at row and column `at` of consumer's part of a block of C."""
+  if block is None:
+    return None
+  (rows, columns), (row, column) = consumer_tile(config), at
   if config.split == "m":
-    return row + consumer * rows, column
-  return row, column + consumer * columns
-
-
-def next_slot(slot, stages: int):
-  """The ring's next slot; a select, where a remainder would be a division."""
-  return lax.select(slot == stages - 1, jnp.int32(0), slot + 1)
-
-
-def tile_at(index, grid: tuple[int, int], config: contract.TensorCoreConfig):
-  """Row and column, in tiles, of the tile that is visited as number `index`.
-
-  Strips `raster` tiles wide along `raster_dim`, walked up and down in turn (a
-  snake): tiles that are computed at one time lie near each other and share
-  operands in L2.
-  """
-  minor = ("m", "n").index(config.raster_dim)
-  return plgpu.planar_snake(index, grid, minor, config.raster)
+    row += consumer * rows
+  else:
+    column += consumer * columns
+  return block.at[pl.ds(row, WGMMA_ROWS), pl.ds(column, config.epilogue_n)]
 
 
 def pieces(config: contract.TensorCoreConfig) -> list[tuple[int, int]]:
@@ -134,39 +110,91 @@ def pieces(config: contract.TensorCoreConfig) -> list[tuple[int, int]]:
   )
 
 
+def send(sums, stage, out_piece, c_piece, loaded, problem) -> None:
+  """Sends alpha * sums + beta * C to global memory; does not wait for it.
+
+  Args:
+    sums: a piece of the accumulator, in registers.
+    stage: shared memory for it that nobody uses.
+    out_piece: where it belongs, in global memory.
+    c_piece: C there, or None where beta is 0; it comes by way of `stage`.
+    loaded: barrier for C.
+    problem: what is computed.
+  """
+  c = None
+  if c_piece is not None:
+    plgpu.copy_gmem_to_smem(c_piece, stage, loaded)
+    plgpu.barrier_wait(loaded)
+    c = stage[...]
+  stage[...] = contract.combine(sums, c, problem=problem).astype(problem.dtype)
+  plgpu.commit_smem()  # what threads wrote becomes visible to TMA
+  plgpu.copy_smem_to_gmem(stage, out_piece)
+
+
+def store(sums, at, parts, specs, problem, config) -> None:
+  """Sends a consumer's sums to C piece by piece; does not wait for the last.
+
+  Args:
+    sums: the accumulator, in registers.
+    at: row and column, in tiles, of the tile that it is of.
+    parts: (consumer, result in global memory, [C] or [], the consumers'
+      staging buffers [consumers, buffers, 64, epilogue_n], their barriers for
+      pieces of C).
+    specs: of the rung.
+    problem: what is computed.
+    config: the tile sizes.
+  """
+  consumer, out_ref, c_ref, staged, c_loaded = parts
+  stages, loaded = staged.at[consumer], c_loaded.at[consumer]
+  out_block = blocks.window(specs.out_specs, out_ref, *at, 0)
+  c_block = None
+  if c_ref:
+    c_block = blocks.window(specs.in_specs[2], c_ref[0], *at, 0)
+  buffers, rows, columns = stages.shape
+  for index, (m, n) in enumerate(pieces(config)):
+    # All stores but the newest have left shared memory, so this buffer is
+    # free. For the first pieces those are stores of the tile before.
+    plgpu.wait_smem_to_gmem(buffers - 1, wait_read_only=True)
+    out_piece, c_piece = (
+      piece(block, consumer, (m, n), config) for block in (out_block, c_block)
+    )
+    own = sums[m : m + rows, n : n + columns]
+    send(own, stages.at[index % buffers], out_piece, c_piece, loaded, problem)
+
+
+def tile_at(index, tiles: tuple[int, int], config: contract.TensorCoreConfig):
+  """Row and column, in tiles, of the tile that is visited as number `index`.
+
+  Strips `raster` tiles wide along `raster_dim`, walked up and down in turn (a
+  snake): tiles that are computed at one time lie near each other and share
+  operands in L2.
+  """
+  minor = ("m", "n").index(config.raster_dim)
+  return plgpu.planar_snake(index, tiles, minor, config.raster)
+
+
+def next_slot(slot, stages: int):
+  """The ring's next slot; a select, where a remainder would be a division."""
+  return lax.select(slot == stages - 1, jnp.int32(0), slot + 1)
+
+
 def staging_buffers(config: contract.TensorCoreConfig) -> int:
   """Pieces of a warpgroup in shared memory: one fills while one leaves."""
   return min(2, len(pieces(config)))
 
 
-def staging_shape(config: contract.TensorCoreConfig) -> tuple[int, ...]:
-  """Shape of the staged pieces of all consumers."""
-  buffers = staging_buffers(config)
-  return (config.consumers, buffers, WGMMA_ROWS, config.epilogue_n)
+def staging(
+  config: contract.TensorCoreConfig, buffers: int, dtype: Any
+) -> plgpu.SMEM:
+  """Shared memory for the staged pieces of all consumers."""
+  shape = (config.consumers, buffers, WGMMA_ROWS, config.epilogue_n)
+  return swizzled(shape, dtype)
 
 
-def shared_bytes(config: contract.TensorCoreConfig, buffers: int) -> int:
-  """Bytes of the ring, the staged pieces and the barriers of a ring kernel."""
-  ring = config.stages * config.block_k * (config.block_m + config.block_n)
-  staged = config.consumers * buffers * WGMMA_ROWS * config.epilogue_n
-  barriers = 2 * config.stages + config.consumers
-  return 2 * (ring + staged) + BARRIER_BYTES * barriers
-
-
-def unused(config: contract.TensorCoreConfig, *names: str) -> str | None:
-  """The first of the fields that a rung has no use for and that is set."""
-  defaults = {f.name: f.default for f in dataclasses.fields(config)}
-  for name in names:
-    if (value := getattr(config, name)) != defaults[name]:
-      return (
-        f"{name} has no meaning here and must stay {defaults[name]!r}, got"
-        f" {value!r}"
-      )
-  return None
-
-
-def is_legal_tile(config: contract.TensorCoreConfig) -> str | None:
-  """None, or why no warpgroup can multiply these tiles."""
+def is_legal_tile(
+  config: contract.TensorCoreConfig, specs: blocks.Specs
+) -> str | None:
+  """None, or why no warpgroup can multiply the tiles of the specs."""
   gpu = hardware.current()
   if gpu.compute_capability != (9, 0):
     major, minor = gpu.compute_capability
@@ -176,16 +204,15 @@ def is_legal_tile(config: contract.TensorCoreConfig) -> str | None:
     )
   if config.consumers > 2:
     return f"consumers must be 1 or 2, got {config.consumers}"
-  if config.block_k % PIECE_COLUMNS:
-    return (
-      f"block_k must be a multiple of {PIECE_COLUMNS}, got {config.block_k}"
-    )
-  divided = config.block_m if config.split == "m" else config.block_n
+  (block_m, block_n), depth = specs.out_specs.block_shape, config.block_k
+  if depth % PIECE_COLUMNS:
+    return f"block_k must be a multiple of {PIECE_COLUMNS}, got {depth}"
+  divided = block_m if config.split == "m" else block_n
   rows, columns = consumer_tile(config)
   if divided % config.consumers or rows % WGMMA_ROWS or columns % PIECE_COLUMNS:
     return (
       f"a consumer's share must be multiples of {WGMMA_ROWS} rows and"
-      f" {PIECE_COLUMNS} columns, got {config.block_m}x{config.block_n} split"
+      f" {PIECE_COLUMNS} columns, got {block_m}x{block_n} split"
       f" along {config.split} over {config.consumers}"
     )
   if columns > WGMMA_COLUMNS or rows * columns > THREADS * ACCUMULATORS:
@@ -197,10 +224,12 @@ def is_legal_tile(config: contract.TensorCoreConfig) -> str | None:
 
 
 def is_legal_ring(
-  config: contract.TensorCoreConfig, buffers: int | None = None
+  config: contract.TensorCoreConfig,
+  specs: blocks.Specs,
+  buffers: int | None = None,
 ) -> str | None:
   """None, or why a ring of such stages with such a staging can't run."""
-  if reason := is_legal_tile(config):
+  if reason := is_legal_tile(config, specs):
     return reason
   if config.stages < 2:
     return f"stages must be at least 2, got {config.stages}"
@@ -217,12 +246,34 @@ def is_legal_ring(
       "epilogue_n must cut a consumer's share into an even number of pieces,"
       f" got {len(pieces(config))}"
     )
-  return fits(shared_bytes(config, buffers or staging_buffers(config)))
+  if reason := is_legal_cluster(config):
+    return reason
+  ring = blocks.shared_bytes(specs.in_specs[:2], config.stages, 2)
+  buffers = buffers or staging_buffers(config)
+  staged = 2 * config.consumers * buffers * WGMMA_ROWS * width
+  barriers = BARRIER_BYTES * (2 * config.stages + config.consumers)
+  return contract.fits(ring + staged + barriers)
 
 
-def fits(need: int) -> str | None:
-  """None, or that a block can't have so many bytes of shared memory."""
-  have = hardware.current().shared_bytes_per_block
-  if need > have:
-    return f"tiles need {need} bytes of shared memory, a block has {have}"
+def is_legal_cluster(config: contract.TensorCoreConfig) -> str | None:
+  """None, or why blocks can't share tiles in such a cluster."""
+  cluster = config.cluster_m, config.cluster_n
+  most = min(PORTABLE_CLUSTER, hardware.sm_count())
+  if cluster[0] * cluster[1] > most:
+    return (
+      f"a cluster must have at most {most} blocks, got {cluster[0]} x"
+      f" {cluster[1]}"
+    )
+  # 2 x 2 ran at 0.6x of jnp.dot, and the interpreter's race detector has once
+  # in some forty runs reported a copy over a read there that was not explained.
+  if min(cluster) > 1:
+    return f"a cluster must lie along one side, got {cluster[0]} x {cluster[1]}"
+  # Each block loads its share of a tile: a whole number of 8-row pieces.
+  for name, rows in (("cluster_n", "block_m"), ("cluster_m", "block_k")):
+    share, of = getattr(config, name), getattr(config, rows)
+    if of % (share * PIECE_ROWS):
+      return (
+        f"{rows} must be a multiple of {PIECE_ROWS} * {name}, got {of} and"
+        f" {share}"
+      )
   return None

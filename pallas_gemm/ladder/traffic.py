@@ -24,14 +24,13 @@ compulsory bytes against device memory, requests against L1 and shared memory.
 Thread blocks are indivisible there: with fewer blocks than SMs, or a last
 round that is not full, the floor is that of the busiest SM.
 
-Threads here are the logical ones of the classics. A warpgroup has 128 threads
-whatever the block, so a block of more than 128 TM x TN parts gives each
-thread several of them, one below the other; they are one longer part to the
-floor, which counts what the thread has to read at least.
+What a block reads in a step, and how often, is read off the rung's grid and
+BlockSpecs, which also move the data; which lanes and threads touch what, off
+its register layout.
 
-Rungs 1-7 work on operands padded to whole blocks, and what the padding adds
-is counted (the copies that XLA makes to pad are not: they are other kernels).
-From rung 8 on TMA reads and writes what exists.
+Where threads load, operands are padded to whole blocks, and what the padding
+adds is counted (the copies that XLA makes to pad are not: they are other
+kernels). TMA reads and writes what exists.
 """
 
 from collections.abc import Sequence
@@ -39,26 +38,15 @@ import dataclasses
 import math
 from typing import Literal
 
+import numpy as np
+
 from pallas_gemm import hardware, roofline
-from pallas_gemm.ladder import contract
+from pallas_gemm import ladder as ladder_lib
+from pallas_gemm.ladder import blocks as blocks_lib
+from pallas_gemm.ladder import contract, register_layouts
 from pallas_gemm.ladder.contract import cdiv
 
-NAMES = (
-  "naive",
-  "coalesced",
-  "shared_memory",
-  "blocktiling_1d",
-  "blocktiling_2d",
-  "vectorized",
-  "warptiling",
-  "double_buffering",
-  "tensor_cores",
-  "warp_specialized",
-  "persistent",
-  "cluster_multicast",
-)
 WARP = 32
-WARPGROUP = 128
 SECTOR_BYTES = 32
 LINE_BYTES = 128
 # One wgmma takes 64 rows of A and up to 256 columns of B.
@@ -72,7 +60,10 @@ class Traffic:
 
   Attributes:
     number: of the rung.
-    name: of the rung.
+    name: of the rung, or of its variant.
+    slabs: whether operands pass through shared memory (else threads read
+      global memory in the innermost step).
+    threads_load: whether threads load from global memory (else TMA does).
     problem: the problem.
     config: the tile sizes.
     gpu: the GPU that `floor` is for.
@@ -102,6 +93,8 @@ class Traffic:
 
   number: int
   name: str
+  slabs: bool
+  threads_load: bool
   problem: contract.Problem
   config: contract.Config
   gpu: hardware.Gpu
@@ -146,7 +139,7 @@ class LaneAccess:
 
 
 def model(
-  rung: int | str,
+  rung: contract.Rung | int | str,
   config: contract.Config,
   problem: contract.Problem,
   gpu: hardware.Gpu | None = None,
@@ -154,9 +147,8 @@ def model(
   """What a rung moves for a problem.
 
   Args:
-    rung: number (1-12) or name.
-    config: tile sizes; a SimtConfig for rungs 1-8, a TensorCoreConfig for
-      9-12. It is taken as legal.
+    rung: a rung or a variant, or its number, label or name.
+    config: tile sizes, of the rung's `config_type`. It is taken as legal.
     problem: shape, dtype, alpha and beta.
     gpu: what the floor is for; None is `hardware.current()`.
 
@@ -175,34 +167,18 @@ def model(
     >>> t.block_reads, t.block_unique_reads, t.global_load_bytes, t.intensity
     (512, 128, 32768, 0.25)
   """
-  number = rung_number(rung)
-  wanted = contract.SimtConfig if number <= 8 else contract.TensorCoreConfig
-  if not isinstance(config, wanted):
+  rung = ladder_lib.find(rung)
+  if not isinstance(config, rung.config_type):
     raise TypeError(
-      f"config of {NAMES[number - 1]} must be a {wanted.__name__}, got"
+      f"config of {rung.name} must be a {rung.config_type.__name__}, got"
       f" {type(config).__name__}"
     )
   gpu = hardware.current() if gpu is None else gpu
   if 0 in (problem.m, problem.n, problem.k) or problem.alpha == 0:
-    return _without_product(number, config, problem, gpu)
-  if number <= 8:
-    return _simt(number, config, problem, gpu)
-  return _tensor_cores(number, config, problem, gpu)
-
-
-def rung_number(rung: int | str) -> int:
-  """1..12 of a number or a name.
-
-  Raises:
-    ValueError: no such rung; the message lists the names.
-  """
-  if rung in NAMES:
-    return NAMES.index(rung) + 1
-  if isinstance(rung, int) and 1 <= rung <= len(NAMES):
-    return rung
-  raise ValueError(
-    f"rung must be 1..{len(NAMES)} or one of {', '.join(NAMES)}, got {rung!r}"
-  )
+    return _without_product(rung, config, problem, gpu)
+  if rung.config_type is contract.SimtConfig:
+    return _simt(rung, config, problem, gpu)
+  return _tensor_cores(rung, config, problem, gpu)
 
 
 def compute_to_load(rows: int, columns: int) -> float:
@@ -287,26 +263,18 @@ def units_touched(
   )
 
 
-def warp_tile(rung: int | str, config: contract.SimtConfig) -> tuple[int, int]:
+def warp_tile(
+  rung: contract.Rung | int | str, config: contract.SimtConfig
+) -> tuple[int, int]:
   """Rows and columns of the block that one warp of an fp32 rung computes."""
-  number = rung_number(rung)
-  rows, columns = _held(config)
-  most_m = max(1, config.block_m // rows)
-  most_n = max(1, config.block_n // columns)
-  if number == 1:  # Lanes walk rows.
-    lanes_m = min(WARP, most_m)
-    lanes_n = min(WARP // lanes_m, most_n)
-  else:
-    # Lanes walk columns; from warptiling on, a warp is as square as 32 lanes
-    # can be, with its long side along the long side of the block.
-    square = 8 if config.block_n >= config.block_m else 4
-    lanes_n = min(WARP if number < 7 else square, most_n)
-    lanes_m = min(WARP // lanes_n, most_m)
-  return lanes_m * rows, lanes_n * columns
+  lanes = _first_warp(ladder_lib.find(rung), config)
+  return tuple(len(np.unique(lanes[..., side])) for side in (0, 1))
 
 
 def warp_footprint(
-  rung: int | str, config: contract.SimtConfig, problem: contract.Problem
+  rung: contract.Rung | int | str,
+  config: contract.SimtConfig,
+  problem: contract.Problem,
 ) -> tuple[int, int]:
   """Bytes of A and of B that one warp needs over the whole of K, each once.
 
@@ -322,55 +290,83 @@ def warp_footprint(
   return rows * row_bytes, columns * row_bytes
 
 
-def _simt(number, config, problem, gpu) -> Traffic:
-  """Rungs 1-8: CUDA cores."""
-  bm, bn = config.block_m, config.block_n
+def _first_warp(rung, config) -> np.ndarray:
+  """(row, column) of what each lane of a warp holds: [32, registers, 2]."""
+  rows, columns = config.block_m, config.block_n
+  # Warpgroups share out the rows; the consumers of a loader, the columns.
+  own_rows, own_columns = register_layouts.base_tile(rung.layout(config))
+  if rows > own_rows:
+    rows //= rung.warpgroups(config)
+  elif columns > own_columns:
+    columns //= rung.warpgroups(config)
+  return register_layouts.owners(rung.layout(config), (rows, columns))[0]
+
+
+def _reads(rung, config, problem) -> int:
+  """Elements of A and B that all blocks read from global memory.
+
+  A tile that a cluster shares is read once for it.
+  """
+  grid = rung.grid(problem, config)
+  a, b, *_ = rung.specs(problem, config).in_specs
+  shapes = (problem.m, problem.k), (problem.k, problem.n)
+  return sum(
+    math.prod(shape)
+    * cdiv(blocks_lib.times_read(spec, grid), _sharers(spec, config))
+    for spec, shape in zip((a, b), shapes)
+  )
+
+
+def _sharers(spec, config) -> int:
+  """Blocks of a cluster that one copy of the spec's blocks reaches."""
+  axes = spec.collective_axes or ()
+  return math.prod(getattr(config, axis) for axis in axes)
+
+
+def _simt(rung, config, problem, gpu) -> Traffic:
+  """Rungs on CUDA cores."""
+  (a, b, *_), c = rung.specs(problem, config)
+  blocks_m, blocks_n, steps = rung.grid(problem, config)
+  (bm, bn), depth = c.block_shape, a.block_shape[1]
+  slabs, threads_load = depth is not None, a.memory_space is blocks_lib.GMEM
+  blocks, k = blocks_m * blocks_n, steps * (depth or 1)
   tm, tn = config.thread_m, config.thread_n
-  tiles_m, tiles_n = cdiv(problem.m, bm), cdiv(problem.n, bn)
-  blocks = tiles_m * tiles_n
-  in_shared_memory = number >= 3
-  step = config.block_k if in_shared_memory else 1
-  k = cdiv(problem.k, max(step, 1)) * max(step, 1)
 
   # Every thread reads TM of A and TN of B for each k ...
   thread_reads = bm * bn * (tm + tn) * k // (tm * tn)
-  unique_reads = (bm + bn) * k
+  unique_reads = steps * (blocks_lib.elements(a) + blocks_lib.elements(b))
   # ... from global memory, or from slabs that the block reads there once.
-  block_reads = unique_reads if in_shared_memory else thread_reads
-  reads, results = blocks * block_reads, tiles_m * bm * tiles_n * bn
-  if number >= 8:  # TMA reads what exists.
-    reads = (problem.m * tiles_n + problem.n * tiles_m) * problem.k
-    results = problem.m * problem.n
-  item = problem.itemsize
-  c_bytes = results * item if problem.beta else 0
+  there = rung.padded(problem, config) if threads_load else problem
+  reads = _reads(rung, config, there) if slabs else blocks * thread_reads
+  item, results = problem.itemsize, there.m * there.n
 
   sectors = l1_lines = None
-  wm, wn = warp_tile(number, config)
+  wm, wn = warp_tile(rung, config)
   warps = blocks * bm * bn / (wm * wn)
   shared_floor = 0.0
-  if in_shared_memory:
+  if slabs:
     # A value that several lanes of a warp read leaves the banks once.
     shared_floor = (warps * (wm + wn) * k + blocks * unique_reads) * item
   else:
-    sectors, lines = _requests(number, config, problem)
-    rows, columns = _held(config)
-    l1_lines = warps * k * (rows * lines[0] + columns * lines[1])
+    sectors, lines = _requests(rung, config, there)
+    l1_lines = warps * k * lines
+  block_reads = unique_reads if slabs else thread_reads
   return _traffic(
-    number,
+    rung,
     config,
     problem,
     gpu,
+    slabs=slabs,
+    threads_load=threads_load,
     blocks=blocks,
     block_reads=block_reads,
     block_unique_reads=unique_reads,
-    global_load_bytes=reads * item + c_bytes,
+    global_load_bytes=(reads + (results if problem.beta else 0)) * item,
     global_store_bytes=results * item,
-    shared_load_bytes=blocks * thread_reads * item * in_shared_memory,
-    shared_store_bytes=blocks * unique_reads * item * in_shared_memory,
+    shared_load_bytes=blocks * thread_reads * item * slabs,
+    shared_store_bytes=blocks * unique_reads * item * slabs,
     global_accesses_per_result=block_reads / (bm * bn),
-    shared_accesses_per_result=(
-      thread_reads / (bm * bn) if in_shared_memory else 0.0
-    ),
+    shared_accesses_per_result=thread_reads / (bm * bn) if slabs else 0.0,
     compute_to_load=compute_to_load(tm, tn),
     loads_per_fma=(tm + tn) / (tm * tn * config.vector),
     sectors=sectors,
@@ -380,48 +376,66 @@ def _simt(number, config, problem, gpu) -> Traffic:
   )
 
 
-def _tensor_cores(number, config, problem, gpu) -> Traffic:
-  """Rungs 9-12: wgmma on tiles that TMA brings to shared memory."""
-  bm, bn = config.block_m, config.block_n
-  tiles_m, tiles_n = cdiv(problem.m, bm), cdiv(problem.n, bn)
-  blocks = tiles_m * tiles_n
-  k = cdiv(problem.k, config.block_k) * config.block_k
-  item = problem.itemsize
+def _requests(rung, config, problem):
+  """Sectors of A and of B in a step, and lines of a warp's requests for both.
 
-  # Thread blocks in a row of a cluster share their tile of A, those in a
-  # column their tile of B: one of them reads it, all of them receive it.
-  reads_a = problem.m * problem.k * cdiv(tiles_n, config.cluster_n)
-  reads_b = problem.n * problem.k * cdiv(tiles_m, config.cluster_m)
-  unique_reads = (bm + bn) * problem.k
-  block_reads = (
-    cdiv(bm, config.cluster_n) + cdiv(bn, config.cluster_m)
-  ) * problem.k
+  A lane requests each of its rows of A and each of its columns of B.
+  """
+  lanes = _first_warp(rung, config)
+  rows, columns = (np.unique(lanes[..., side], axis=1) for side in (0, 1))
+  requests_a = [[(row, 0) for row in each] for each in rows.T]
+  requests_b = [[(0, column) for column in each] for each in columns.T]
 
+  def touched(requests, stride, unit):
+    of = (stride, problem.itemsize, unit)
+    return [units_touched(request, *of) for request in requests]
+
+  sectors = tuple(
+    touched(requests, stride, SECTOR_BYTES)[0]
+    for requests, stride in ((requests_a, problem.k), (requests_b, problem.n))
+  )
+  lines = sum(touched(requests_a, problem.k, LINE_BYTES))
+  return sectors, lines + sum(touched(requests_b, problem.n, LINE_BYTES))
+
+
+def _tensor_cores(rung, config, problem, gpu) -> Traffic:
+  """Rungs on tensor cores: tiles in shared memory."""
+  (a, b, *_), c = rung.specs(problem, config)
+  blocks_m, blocks_n, steps = rung.grid(problem, config)
+  (bm, bn), depth = c.block_shape, a.block_shape[1]
+  blocks, k = blocks_m * blocks_n, steps * depth
+  threads_load = a.memory_space is blocks_lib.GMEM
+  there = rung.padded(problem, config) if threads_load else problem
+  item, results = problem.itemsize, there.m * there.n
+
+  # A tile that a cluster shares is read by one of its blocks.
+  block_reads = problem.k * sum(
+    cdiv(size, _sharers(spec, config)) for spec, size in ((a, bm), (b, bn))
+  )
   # A wgmma multiplies 64 rows by up to 256 columns. It reads both operands
   # from shared memory: A again for each group of columns, B for each 64 rows.
   columns = wgmma_columns(config)
-  wgmma_reads = (bm * cdiv(bn, columns) + bn * cdiv(bm, WGMMA_M)) * k
-  # The result passes through shared memory once if the epilogue is staged.
-  staged = bm * bn if config.epilogue_n else 0
-  shared_loads = blocks * (wgmma_reads + staged) * item
-  shared_stores = blocks * ((bm + bn) * k + staged) * item
-  results = problem.m * problem.n * item
+  tensor_reads = (bm * cdiv(bn, columns) + bn * cdiv(bm, WGMMA_M)) * k
+  # The result passes through shared memory once.
+  shared_loads = blocks * (tensor_reads + bm * bn) * item
+  shared_stores = blocks * ((bm + bn) * k + bm * bn) * item
+  reads = _reads(rung, config, there)
   return _traffic(
-    number,
+    rung,
     config,
     problem,
     gpu,
+    slabs=True,
+    threads_load=threads_load,
     blocks=blocks,
     block_reads=block_reads,
-    block_unique_reads=unique_reads,
-    global_load_bytes=(
-      (reads_a + reads_b) * item + (results if problem.beta else 0)
-    ),
-    global_store_bytes=results,
+    block_unique_reads=(bm + bn) * problem.k,
+    global_load_bytes=(reads + (results if problem.beta else 0)) * item,
+    global_store_bytes=results * item,
     shared_load_bytes=shared_loads,
     shared_store_bytes=shared_stores,
     global_accesses_per_result=block_reads / (bm * bn),
-    shared_accesses_per_result=wgmma_reads / (bm * bn),
+    shared_accesses_per_result=tensor_reads / (bm * bn),
     compute_to_load=compute_to_load(WGMMA_M, columns),
     loads_per_fma=0.0,
     sectors=None,
@@ -431,12 +445,14 @@ def _tensor_cores(number, config, problem, gpu) -> Traffic:
   )
 
 
-def _without_product(number, config, problem, gpu) -> Traffic:
+def _without_product(rung, config, problem, gpu) -> Traffic:
   results = problem.m * problem.n * problem.itemsize
   c_bytes = results if problem.beta else 0
   return Traffic(
-    number=number,
-    name=NAMES[number - 1],
+    number=rung.number,
+    name=rung.name,
+    slabs=False,
+    threads_load=False,
     problem=problem,
     config=config,
     gpu=gpu,
@@ -460,7 +476,7 @@ def _without_product(number, config, problem, gpu) -> Traffic:
 
 
 def _traffic(
-  number,
+  rung,
   config,
   problem,
   gpu,
@@ -478,13 +494,14 @@ def _traffic(
   # The busiest SM computes this many times its even share.
   blocks = counts["blocks"]
   uneven = cdiv(blocks, gpu.sm_count) * gpu.sm_count / blocks
-  # What L1 keeps between the blocks of an SM is unknown on rungs 1 and 2.
+  # What L1 keeps between the blocks of an SM is unknown where threads read
+  # global memory in each step.
   l2_bytes = None
-  if number >= 3:
+  if counts["slabs"]:
     l2_bytes = counts["global_load_bytes"] + counts["global_store_bytes"]
   return Traffic(
-    number=number,
-    name=NAMES[number - 1],
+    number=rung.number,
+    name=rung.name,
     problem=problem,
     config=config,
     gpu=gpu,
@@ -501,34 +518,6 @@ def _traffic(
       l1_lines=None if l1_lines is None else l1_lines * uneven,
     ),
     **counts,
-  )
-
-
-def _held(config: contract.SimtConfig) -> tuple[int, int]:
-  """Rows and columns of the block that one of 128 threads really holds."""
-  rows, columns = config.thread_m, config.thread_n
-  parts = config.block_m * config.block_n / (rows * columns)
-  rows *= max(1, math.floor(parts / WARPGROUP))
-  return min(rows, config.block_m), columns
-
-
-def _requests(number, config, problem):
-  """Sectors and lines that a warp touches for one value of A, and of B."""
-  tile_m, tile_n = warp_tile(number, config)
-  rows, columns = _held(config)
-  lanes_m, lanes_n = tile_m // rows, tile_n // columns
-  warp = lanes_addresses(
-    "B" if number == 1 else "A",
-    lanes=range(lanes_m * lanes_n),
-    width=lanes_m if number == 1 else lanes_n,
-  )
-  stride_b = cdiv(problem.n, config.block_n) * config.block_n
-  return tuple(
-    (
-      units_touched([x.a for x in warp], problem.k, problem.itemsize, unit),
-      units_touched([x.b for x in warp], stride_b, problem.itemsize, unit),
-    )
-    for unit in (SECTOR_BYTES, LINE_BYTES)
   )
 
 

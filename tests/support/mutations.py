@@ -35,7 +35,6 @@ CALLS = {
   "plgpu.commit_smem": ("left out",),
   "plgpu.wait_smem_to_gmem": ("left out", "too weak"),
   "plgpu.wgmma_wait": ("left out", "too weak"),
-  "simt.sync": ("left out",),
 }
 
 

@@ -1,6 +1,7 @@
 """Shapes, configs and operands that the tests of the ladder share."""
 
 from collections.abc import Iterator
+import dataclasses
 import itertools
 
 import jax.numpy as jnp
@@ -68,8 +69,9 @@ def small_configs(
   """
   if rung.config_type is SimtConfig:
     small = SimtConfig(32, 128, 16, thread_m=4, thread_n=4, vector=4, stages=2)
-    if rung.is_legal(small, problem) is None:
-      return [small]
+    for config in (small, dataclasses.replace(small, block_n=64)):
+      if rung.is_legal(config, problem) is None:
+        return [config]
     return [rung.default_config(problem)]
   found = [
     config
@@ -90,8 +92,10 @@ def _clusters(rung: contract.Rung) -> tuple[tuple[int, int], ...]:
 
 
 _SMALL_TENSOR_CORE = (
-  # One warpgroup, one buffer.
+  # One warpgroup, one buffer; two; slabs as `mma` wants them.
   TensorCoreConfig(64, 64, 64),
+  TensorCoreConfig(64, 64, 64, stages=2),
+  TensorCoreConfig(64, 64, 32),
   # Two consumers that split rows, the ring as short as can be, two pieces
   # of the epilogue.
   TensorCoreConfig(128, 64, 64, stages=2, consumers=2, epilogue_n=32),

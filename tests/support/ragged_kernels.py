@@ -126,5 +126,5 @@ def example(
 
 
 def named_example(problem: dict, config: dict, activation: str | None):
-  """`example` of fields that JSON holds; see `aot.compile_example`."""
+  """`example` of fields that JSON holds; see `compiled.compile_example`."""
   return example(Problem(**problem, activation=activation), Config(**config))

@@ -1,0 +1,235 @@
+"""Rows of experiments.counters as tables: occupancy, counts, stalls."""
+
+from collections.abc import Iterable, Mapping, Sequence
+import math
+from typing import Any
+
+from experiments.harness import modelled, tables
+from experiments.harness import rows as rows_lib
+
+RowDict = Mapping[str, Any]
+# Why a warp does not issue an instruction, in ncu's words, and what it waits
+# for. A warp that is "selected" issues one.
+REASONS = {
+  "long_scoreboard": "a value from global memory, or from L2",
+  "short_scoreboard": "a value from shared memory",
+  "mio_throttle": "room in the queue to shared memory",
+  "lg_throttle": "room in the queue to global memory",
+  "tex_throttle": "room in the queue to the texture unit",
+  "barrier": "the other warps at a barrier",
+  "membar": "a memory fence",
+  "wait": "the fixed latency of its last instruction",
+  "math_pipe_throttle": "an arithmetic pipe that is busy",
+  "gmma": "wgmma",
+  "dispatch_stall": "the dispatcher",
+  "not_selected": "its turn: it is ready, another warp was chosen",
+  "selected": "nothing",
+  "no_instruction": "its next instruction to be fetched",
+  "branch_resolving": "the target of a branch",
+  "imc_miss": "a constant that is not in the constant cache",
+  "drain": "its stores, at its end",
+  "sleeping": "the end of a sleep",
+  "misc": "something else",
+}
+OTHERS = "others"
+SHOWN_REASONS = 8
+
+
+def label(row: RowDict) -> str:
+  """The number, with the letter of a variant: "8", "8a"."""
+  return f"{row['number']}{row.get('variant', '')}"
+
+
+def newest(rows: Sequence[RowDict]) -> list[RowDict]:
+  """A row a rung, in the ladder's order, of what was counted together last.
+
+  That is: at the commit of the last row, and of the shapes counted there the
+  one with the most rungs.
+  """
+  last = rows_lib.latest(
+    row for row in rows if row["commit"] == rows[-1]["commit"]
+  )
+  shapes: dict[str, list[RowDict]] = {}
+  for row in last:
+    shapes.setdefault(tables.shape(row), []).append(row)
+  most = max(shapes.values(), key=len, default=[])
+  return sorted(most, key=lambda row: (row["number"], row.get("variant", "")))
+
+
+def markdown(rows: Sequence[RowDict], links: Mapping[str, Any]) -> str:
+  """The tables of one device, each with what to read off it.
+
+  Args:
+    rows: as `newest` gives them.
+    links: of the figures that there are, from their names to where they are.
+  """
+  first = rows[0]
+  jax = sorted({row["jax"] for row in rows if row["jax"]})
+  parts = [
+    f"### {first['device']}",
+    f"Counted with Nsight Compute at M x N x K = {tables.shape(first)}: driver"
+    f" {first['driver']}, CUDA {first['cuda']}, jax {', '.join(jax)}; commit"
+    f" {(first['commit'] or 'unknown')[:10]}; {first['utc'][:10]}. Caches are"
+    " flushed before each of its passes, clocks are not locked.",
+  ]
+  sections = (
+    (_OCCUPANCY, occupancy(rows), None),
+    (_COUNTS, counts(rows), "counters.png"),
+    (_STALLS + _waits_for(rows), stalls(rows), "stalls.png"),
+  )
+  for text, (header, cells), figure in sections:
+    if cells:
+      right = [name for name in header if name not in ("kernel", "limit")]
+      parts += [text, tables.markdown(header, cells, right)]
+      if figure in links:
+        parts.append(f"![{figure.split('.')[0]}]({links[figure].as_posix()})")
+  return "\n\n".join(parts)
+
+
+_OCCUPANCY = (
+  "**Occupancy.** What a thread and a block take, and so how many blocks an SM"
+  " has room for; *limit* is what leaves no room for one more. *Active*: warps"
+  " that were there, of those that an SM can hold, as counted. Few warps are"
+  " no fault by themselves: from blocktiling on, rungs trade them for results"
+  " held in registers, and hide latency within a warp."
+)
+_COUNTS = (
+  "**Counters.** DRAM and L2: bytes that crossed, so less is better until A, B"
+  " and C have crossed once. *Conflicts*: cycles that shared memory was asked"
+  " again because lanes of a warp wanted the same bank. *Pipes* and *issue*:"
+  " busy cycles of those in which an SM had work; the one near 100 % is what"
+  " binds, and if none is, latency does."
+)
+_STALLS = (
+  "**Stalls.** Warps that wait for a reason, for each instruction that is"
+  " issued: the sum, plus one, is the cycles from one instruction of a warp to"
+  " its next. The largest are what to work on, unless *issue* above is near"
+  " 100 % and nothing is lost."
+)
+
+
+def occupancy(
+  rows: Sequence[RowDict],
+) -> tuple[list[str], list[list[str]]]:
+  """Header and cells of what kernels take; no cells if no row says."""
+  header = [
+      "#", "kernel", "registers", "spilled bytes", "shared KiB", "threads",
+      "blocks/SM", "warps/SM", "active %", "limit",
+  ]  # fmt: skip
+  cells = []
+  for row in rows:
+    if not (found := row.get("occupancy")):
+      continue
+    shared = found.get("shared_bytes")
+    numbers = ("threads", "blocks_per_sm", "warps_per_sm")
+    cells.append(
+      [
+        label(row),
+        row["kernel"],
+        whole(found.get("registers")),
+        whole(found.get("spill_bytes")),
+        tables.EMPTY if shared is None else f"{shared / 1024:.1f}",
+        *(whole(found.get(name)) for name in numbers),
+        tables.rate(found.get("warps_active_percent")),
+        found.get("limit", tables.EMPTY),
+      ]
+    )
+  return header, cells
+
+
+def counts(rows: Sequence[RowDict]) -> tuple[list[str], list[list[str]]]:
+  """Header and cells of the counters."""
+  columns = {
+    "DRAM read": ("dram_read_bytes", size),
+    "DRAM written": ("dram_write_bytes", size),
+    "L2 read": ("l2_read_bytes", size),
+    "L2 written": ("l2_write_bytes", size),
+    "L1 hit %": ("l1_hit_percent", percent),
+    "L2 hit %": ("l2_hit_percent", percent),
+    "load conflicts": ("shared_load_bank_conflicts", number),
+    "store conflicts": ("shared_store_bank_conflicts", number),
+    "FMA pipe %": ("fma_pipe_percent", percent),
+    "tensor pipe %": ("tensor_pipe_percent", percent),
+    "issue %": ("issue_active_percent", percent),
+  }
+  cells = [
+    [
+      label(row),
+      row["kernel"],
+      *(show(row["measured"].get(name)) for name, show in columns.values()),
+    ]
+    for row in rows
+  ]
+  return ["#", "kernel", *columns], cells
+
+
+def stalls(rows: Sequence[RowDict]) -> tuple[list[str], list[list[str]]]:
+  """Header and cells of what warps wait for; no cells if no row says."""
+  shown = largest(rows)
+  cells = []
+  for row in rows:
+    if found := grouped(row, shown):
+      values = [*found.values(), sum(found.values())]
+      cells.append([label(row), row["kernel"], *map(warps, values)])
+  names = (name.replace("_", " ") for name in shown)
+  return ["#", "kernel", *names, OTHERS, "sum"], cells
+
+
+def largest(rows: Iterable[RowDict]) -> list[str]:
+  """The reasons that are the largest part of rungs' stalls, most first."""
+  parts: dict[str, float] = {}
+  for row in rows:
+    waits = _waits(row)
+    for name, value in waits.items():
+      part = value / (sum(waits.values()) or 1)
+      parts[name] = parts.get(name, 0.0) + part
+  found = [name for name, part in parts.items() if part > 0]
+  return sorted(found, key=lambda name: -parts[name])[:SHOWN_REASONS]
+
+
+def grouped(row: RowDict, shown: Sequence[str]) -> dict[str, float]:
+  """A row's stalls by the reasons shown, and all others together."""
+  waits = _waits(row)
+  if not waits:
+    return {}
+  found = {name: waits.pop(name, 0.0) for name in shown}
+  return {**found, OTHERS: math.fsum(waits.values())}
+
+
+def _waits(row: RowDict) -> dict[str, float]:
+  found = row.get("stalls") or {}
+  return {name: x for name, x in found.items() if name != "selected"}
+
+
+def _waits_for(rows: Sequence[RowDict]) -> str:
+  """What the reasons shown mean."""
+  meanings = (
+    f"*{name.replace('_', ' ')}*: {REASONS.get(name, 'see Nsight Compute')}"
+    for name in largest(rows)
+  )
+  return f" A warp waits for — {'; '.join(meanings)}."
+
+
+def warps(x: float) -> str:
+  """Warps for each instruction: "383", "12.4", "0.05", "0"."""
+  return "0" if x < 0.005 else tables.rate(x)
+
+
+def percent(x: float | None) -> str:
+  """One digit after the point."""
+  return tables.EMPTY if x is None else f"{x:.1f}"
+
+
+def whole(x: float | None) -> str:
+  """A whole number: "1024"."""
+  return tables.EMPTY if x is None else f"{x:.0f}"
+
+
+def number(x: float | None) -> str:
+  """A count with a prefix: "33.6 M"."""
+  return size(x).removesuffix("B").strip()
+
+
+def size(x: float | None) -> str:
+  """Bytes with a prefix: "33.6 MB"."""
+  return tables.EMPTY if x is None else modelled.size(x)

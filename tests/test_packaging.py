@@ -1,0 +1,88 @@
+"""The wheel: what is in it, and that it works without the checkout."""
+
+import os
+from pathlib import Path
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+import pallas_gemm
+
+_BUILD = """
+import sys
+from setuptools import build_meta
+build_meta.build_wheel(sys.argv[1])
+"""
+_USE = """
+import importlib.util
+import pallas_gemm
+print(pallas_gemm.__file__)
+print(pallas_gemm.ladder.LADDER[0].name)
+import pallas_gemm.ladder
+print(pallas_gemm.ladder.__file__)
+print(importlib.util.find_spec("experiments"))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(repository, tmp_path_factory):
+  """A wheel of this checkout, made without network and outside of it."""
+  source = tmp_path_factory.mktemp("source")
+  for name in ("pyproject.toml", "README.md", "LICENSE"):
+    shutil.copy(repository / name, source)
+  for name in ("pallas_gemm", "experiments", "examples", "tests"):
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(repository / name, source / name, ignore=ignored)
+  folder = tmp_path_factory.mktemp("wheel")
+  done = subprocess.run(
+    [sys.executable, "-c", _BUILD, str(folder)],
+    cwd=source,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  [path] = folder.glob("*.whl")
+  return path
+
+
+def test_the_wheel_holds_the_package_alone(wheel, repository):
+  names = zipfile.ZipFile(wheel).namelist()
+  assert {name.split("/")[0] for name in names} == {
+    "pallas_gemm",
+    f"pallas_gemm-{pallas_gemm.__version__}.dist-info",
+  }
+  modules = {name for name in names if name.endswith(".py")}
+  assert modules == {
+    path.relative_to(repository).as_posix()
+    for path in (repository / "pallas_gemm").rglob("*.py")
+  }
+
+
+def test_the_wheel_works_without_the_checkout(wheel, repository, tmp_path):
+  zipfile.ZipFile(wheel).extractall(tmp_path / "wheel")
+  # Without `site` there is no editable install of the checkout; what the
+  # package depends on is where it is for this process.
+  others = [x for x in sys.path if x and Path(x).resolve() != repository]
+  done = subprocess.run(
+    [sys.executable, "-S", "-P", "-W", "error", "-c", _USE],
+    cwd=tmp_path,
+    env=os.environ
+    | {
+      "PYTHONPATH": os.pathsep.join([str(tmp_path / "wheel"), *others]),
+      # An unknown platform makes any use of a device an error.
+      "JAX_PLATFORMS": "no_such_platform",
+    },
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  package = tmp_path / "wheel" / "pallas_gemm"
+  assert done.stdout.splitlines() == [
+    str(package / "__init__.py"),
+    "naive",
+    str(package / "ladder" / "__init__.py"),
+    "None",
+  ]
