@@ -1,6 +1,6 @@
 """Runs rungs and ops under NVIDIA's compute-sanitizer, at a small odd shape.
 
-  python -m experiments.sanitize                      memcheck, all rungs
+  python -m experiments.sanitize        memcheck, all rungs and their variants
   python -m experiments.sanitize --kernels=8-12 --tool=racecheck
   python -m experiments.sanitize --ops=all            the ops' Hopper kernels
 
@@ -145,7 +145,7 @@ def subjects() -> list[Subject]:
   """What the flags name.
 
   Raises:
-    cli.FlagError: there is no such rung or op.
+    cli.FlagError: there is no such rung, variant or op.
   """
   if not _OPS.value:
     rungs = cli.parse_rungs(cli.KERNELS.value, ladder_lib.LADDER)

@@ -24,7 +24,7 @@ def right(operands, problem, config):
   a, b, *c = operands
   acc = jnp.dot(a, b, precision="highest", preferred_element_type=jnp.float32)
   c = c[0] if c else None
-  return contract.combine(acc, c, problem).astype(problem.dtype)
+  return contract.combine(acc, c, problem=problem).astype(problem.dtype)
 
 
 def wrong(operands, problem, config):

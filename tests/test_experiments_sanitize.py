@@ -54,6 +54,22 @@ def test_each_op_and_shape_has_a_row(run):
   assert found == [(name, m) for name in sanitize.OPS for m in (8, 16)]
 
 
+def test_a_variant_is_run_by_its_own_label(run):
+  status, _, rows = run(f'echo "========= $*"; {CLEAN}', "--kernels=8,8a")
+  assert status == 0
+  names = ["double_buffering", "double_buffering_registers"]
+  assert [row["kernel"] for row in rows] == names
+  for row, label in zip(rows, ("8", "8a"), strict=True):
+    assert f" --kernels={label} " in row["said"][0]
+
+
+@pytest.mark.parametrize("names", ["all", "1-12,8a,9a,9b,10a,11a"])
+def test_all_are_rungs_and_variants(run, names):
+  _, _, rows = run(CLEAN, f"--kernels={names}")
+  assert len(rows) == 17
+  assert len({row["kernel"] for row in rows}) == 17
+
+
 @pytest.mark.parametrize(
   ("script", "errors"),
   [(FAULTS, 3), (f"{CLEAN}; exit 1", 0), ("echo nothing said", None)],

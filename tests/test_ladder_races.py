@@ -24,7 +24,22 @@ _DRAIN = (
 )
 _RELEASED = "the accumulator is read next, which waits; the slot stays unused"
 _WRITTEN = "every piece was waited for when it had been read"
-UNSEEN = {}
+UNSEEN = {
+  ("k08_double_buffering", "plgpu.barrier_wait", 2, "left out"): _DRAIN,
+  ("k10_warp_specialized", "plgpu.barrier_wait", 1, "left out"): _DRAIN,
+  ("k11_persistent", "plgpu.barrier_wait", 1, "left out"): _DRAIN,
+  ("k12_cluster_multicast", "plgpu.barrier_wait", 1, "left out"): (
+    "a block that leaves before its peers have arrived at its barriers is a"
+    " fault on the chip alone"
+  ),
+  # Of rung 10, and of 10a.
+  ("k10_warp_specialized", "plgpu.wgmma_wait", 1, "left out"): _RELEASED,
+  ("k10_warp_specialized", "plgpu.wgmma_wait", 1, "too weak"): _RELEASED,
+  ("k10_warp_specialized", "plgpu.wgmma_wait", 3, "left out"): _RELEASED,
+  ("k10_warp_specialized", "plgpu.wgmma_wait", 3, "too weak"): _RELEASED,
+  ("k10_warp_specialized", "plgpu.wait_smem_to_gmem", 1, "left out"): _WRITTEN,
+  ("k10_warp_specialized", "plgpu.wait_smem_to_gmem", 1, "too weak"): _WRITTEN,
+}
 
 
 def _key(bug: mutations.Bug) -> tuple[str, str, int, str]:

@@ -103,7 +103,7 @@ def matmul(
   if 0 in (problem.m, problem.n, problem.k) or problem.alpha == 0:
     nothing = jnp.zeros((problem.m, problem.n), jnp.float32)
     problem = dataclasses.replace(problem, alpha=1.0)
-    return contract.combine(nothing, c, problem).astype(a.dtype)
+    return contract.combine(nothing, c, problem=problem).astype(a.dtype)
   return triton_kernel.launch(
     a, b, c, problem, config or best_config(problem, precision), precision
   )

@@ -138,10 +138,10 @@ def kernel(operands, problem, config, name="tensor_cores"):
 def is_legal_mma(config, problem):
   """None, or why 9a can't run: fragments of 32 terms fit beside the sums."""
   bm, bn = specs(problem, config).out_specs.block_shape
-  if bm % 64 or bn % 64 or bm * bn > 128 * 128 or config.block_k != 32:
+  if not {bm, bn} <= {64, 128} or config.block_k != 32:
     return (
-      "block_m and block_n must be multiples of 64, 128 x 128 at most, and"
-      f" block_k 32, got {bm} x {bn} and {config.block_k}"
+      "block_m and block_n must be 64 or 128, and block_k 32, got"
+      f" {bm} x {bn} and {config.block_k}"
     )
   return None
 

@@ -76,15 +76,16 @@ class Traffic:
       a tile that a cluster receives by multicast is read once.
     global_store_bytes: what all threads write to global memory.
     compulsory_bytes: A, B and the result once, and C if beta is not 0.
-    shared_load_bytes: what threads, or wgmma, read from shared memory.
+    shared_load_bytes: what threads, or wgmma, read from shared memory; a
+      fragment of mma counts once for its warp.
     shared_store_bytes: what is written to shared memory.
     global_accesses_per_result: elements of A and B read from global memory
       for each element of the result.
     shared_accesses_per_result: the same from shared memory.
     compute_to_load: FMAs for each element read in the innermost step.
     loads_per_fma: load instructions of a thread for each of its FMAs in the
-      innermost step; fewer if one load moves a vector, none with wgmma, which
-      reads shared memory itself.
+      innermost step; fewer if one load moves a vector, 0 on tensor cores,
+      whose instructions are many FMAs each.
     intensity: FLOP per byte read from global memory; stores do not count.
     sectors: 32-byte sectors that one warp touches to read A, and to read B,
       in one step of k; None where the inner step does not read global memory.
@@ -409,16 +410,17 @@ def _tensor_cores(rung, config, problem, gpu) -> Traffic:
   item, results = problem.itemsize, there.m * there.n
 
   # A tile that a cluster shares is read by one of its blocks.
-  block_reads = problem.k * sum(
+  block_reads = there.k * sum(
     cdiv(size, _sharers(spec, config)) for spec, size in ((a, bm), (b, bn))
   )
-  # A wgmma multiplies 64 rows by up to 256 columns. It reads both operands
-  # from shared memory: A again for each group of columns, B for each 64 rows.
-  columns = wgmma_columns(config)
-  tensor_reads = (bm * cdiv(bn, columns) + bn * cdiv(bm, WGMMA_M)) * k
-  # The result passes through shared memory once.
-  shared_loads = blocks * (tensor_reads + bm * bn) * item
-  shared_stores = blocks * ((bm + bn) * k + bm * bn) * item
+  # What is multiplied together is read from shared memory for it: A again for
+  # each group of columns, B for each group of rows.
+  rows, columns = multiplied_together(config, threads_load)
+  tensor_reads = (bm * cdiv(bn, columns) + bn * cdiv(bm, rows)) * k
+  # The result passes through shared memory once, on its way to TMA.
+  staged = 0 if threads_load else bm * bn
+  shared_loads = blocks * (tensor_reads + staged) * item
+  shared_stores = blocks * ((bm + bn) * k + staged) * item
   reads = _reads(rung, config, there)
   return _traffic(
     rung,
@@ -429,14 +431,14 @@ def _tensor_cores(rung, config, problem, gpu) -> Traffic:
     threads_load=threads_load,
     blocks=blocks,
     block_reads=block_reads,
-    block_unique_reads=(bm + bn) * problem.k,
+    block_unique_reads=(bm + bn) * there.k,
     global_load_bytes=(reads + (results if problem.beta else 0)) * item,
     global_store_bytes=results * item,
     shared_load_bytes=shared_loads,
     shared_store_bytes=shared_stores,
     global_accesses_per_result=block_reads / (bm * bn),
     shared_accesses_per_result=tensor_reads / (bm * bn),
-    compute_to_load=compute_to_load(WGMMA_M, columns),
+    compute_to_load=compute_to_load(rows, columns),
     loads_per_fma=0.0,
     sectors=None,
     executed_flops=2 * blocks * bm * bn * k,
@@ -521,9 +523,20 @@ def _traffic(
   )
 
 
-def wgmma_columns(config: contract.TensorCoreConfig) -> int:
-  """Columns of the result that one wgmma computes."""
+def multiplied_together(
+  config: contract.TensorCoreConfig, threads_load: bool
+) -> tuple[int, int]:
+  """Rows and columns of the result that operands are read together for.
+
+  Args:
+    config: tile sizes.
+    threads_load: whether threads load: then they also load the fragments of
+      mma, each of 2 x 2 warps those of its quarter of the block. Else wgmma
+      reads its operands itself.
+  """
+  if threads_load:
+    return config.block_m // 2, config.block_n // 2
   columns = config.block_n
   if config.split == "n":
     columns = cdiv(columns, config.consumers)
-  return min(columns, WGMMA_MAX_N)
+  return WGMMA_M, min(columns, WGMMA_MAX_N)

@@ -1,11 +1,12 @@
 """The numbers of `traffic`, for a terminal, and the formulas they come from."""
 
 from pallas_gemm import hardware
+from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract, traffic
 
 
 def explain(
-  rung: int | str,
+  rung: contract.Rung | int | str,
   config: contract.Config,
   problem: contract.Problem,
   gpu: hardware.Gpu | None = None,
@@ -13,7 +14,7 @@ def explain(
   """The model's numbers with the formulas they come from, for a terminal.
 
   Args:
-    rung: number or name.
+    rung: as for `traffic.model`.
     config: as for `traffic.model`.
     problem: as for `traffic.model`.
     gpu: as for `traffic.model`.
@@ -21,13 +22,14 @@ def explain(
   Returns:
     Lines of at most 80 columns, without a newline at the end.
   """
+  rung = ladder_lib.find(rung)
   t = traffic.model(rung, config, problem, gpu)
   p = problem
   gpu_name = f"{t.gpu.name} ({t.gpu.sm_count} SMs)"
   if t.gpu.modelled_on:
     gpu_name += f", rates scaled from {t.gpu.modelled_on}"
   header = [
-    f"rung {t.number}, {t.name}, on {gpu_name}",
+    f"rung {rung.label}, {rung.name}, on {gpu_name}",
     f"  M x N x K = {p.m} x {p.n} x {p.k}, {p.dtype}",
     f"  {_tiles(t)}",
   ]
@@ -50,18 +52,16 @@ def _tiles(t: traffic.Traffic) -> str:
   c = t.config
   text = f"BM x BN x BK = {c.block_m} x {c.block_n} x {c.block_k}"
   if isinstance(c, contract.SimtConfig):
-    text += f", TM x TN = {c.thread_m} x {c.thread_n}"
-  else:
-    text += f", clusters of {c.cluster_m} x {c.cluster_n}"
-  return text
+    return f"{text}, TM x TN = {c.thread_m} x {c.thread_n}"
+  return f"{text}, clusters of {c.cluster_m} x {c.cluster_n}"
 
 
 def _explain_global(t: traffic.Traffic) -> list[tuple[str, str, str]]:
-  c = t.config
   reads = "(BM + BN) K"
-  if t.number <= 2:
+  if not t.slabs:
     reads = "BM BN (TM + TN) K / (TM TN)"
-  elif t.number >= 9 and c.cluster_m * c.cluster_n > 1:
+  elif t.block_reads < t.block_unique_reads:
+    c = t.config
     reads = f"(BM / {c.cluster_n} + BN / {c.cluster_m}) K by multicast"
   per_result = t.global_accesses_per_result
   rows = [
@@ -100,13 +100,13 @@ def _explain_shared(t: traffic.Traffic) -> list[tuple[str, str, str]]:
     return []
   per_result = t.shared_accesses_per_result
   in_k = _in_terms_of_k(per_result, t.problem.k)
-  if t.number <= 8:
+  if isinstance(t.config, contract.SimtConfig):
     reads = f"{in_k} = (TM + TN) K / (TM TN)"
     ratio, by = "TM TN / (TM + TN)", "by all threads"
   else:
-    n = traffic.wgmma_columns(t.config)
-    reads = f"K / 64 + K / {n} (64 x {n})"
-    ratio, by = f"64 x {n} / (64 + {n})", "by wgmma and epilogue"
+    m, n = traffic.multiplied_together(t.config, t.threads_load)
+    reads, ratio = f"K / {m} + K / {n} ({m} x {n})", f"{m} x {n} / ({m} + {n})"
+    by = "by all warps, for mma" if t.threads_load else "by wgmma and epilogue"
   rows = [
     ("shared reads per result", f"{per_result:,.6g}", reads),
     ("FMAs per shared read", f"{t.compute_to_load:.4g}", ratio),
