@@ -22,6 +22,7 @@ SHAPES = (
     suites.Shape(1023, 513, 257),
     suites.Shape(1024, 1024, 1024),
     suites.Shape(1, 4095, 511),
+    suites.Shape(200, 128, 72),  # as wide as a consumer of rung 8
     suites.Shape(4095, 1, 511),
   )
 )

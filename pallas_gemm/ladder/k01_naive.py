@@ -3,7 +3,7 @@
 **Bottleneck before.** There is none: this is the triple loop, with the two
 outer loops spread over threads and the sum over k left to each of them.
 
-**Idea.** Thread (i, j) reads row i of A and column j of B from global memory
+**Idea.** A thread reads one row of A and one column of B from global memory
 and adds up K products. Nothing is shared, nothing is kept: every FMA costs
 two loads. And the threads are numbered the unlucky way: the 32 lanes of a
 warp walk *rows* (mapping B of the classics), so that at each k
@@ -27,15 +27,15 @@ warp walk *rows* (mapping B of the classics), so that at each k
     intensity = 2 FLOP / 8 bytes = 0.25 FLOP/byte, whatever the size
     4096^3:     2 * 4096^3 * 4 bytes = 550 GB requested, 1.4e11 FLOP
 
-16^3 in 4 x 4 blocks: a block asks for 16 outputs * 16 k * 2 = 512 values, of
-which only 2 * 4 * 16 = 128 differ; all blocks together move 32,768 bytes.
+With M = N = K = 16 and 4 x 4 blocks a block asks for 16 outputs * 16 k * 2 =
+512 values, of which only 2 * 4 * 16 = 128 differ; all blocks move 32,768 bytes.
 Caches catch the repeats; what binds is the L1, which serves a warp's request
 one 128-byte line a cycle, 33 lines a step here.
 
 **In Mosaic GPU.** A Pallas thread is a warpgroup of 128 CUDA threads, and
 which of them computes which element is a register layout: here 32 x 4, lanes
-along M, warps along N (`layout.reduce(1)` is the same dealing of rows, with
-no columns). The loop is written once for the warpgroup; each CUDA thread runs
+along M, warps along N (`own.reduce(1)` is the same dealing of rows, with no
+columns). The loop is written once for the warpgroup; each CUDA thread runs
 it on its own element, as the CUDA kernel of the same name does.
 
 Source: the first kernel of every GEMM ladder, e.g. S. Boehm, "How to Optimize

@@ -23,7 +23,7 @@ request. At each k a warp now touches
 
 **Traffic.** 2 loads per FMA as before, 0.25 FLOP/byte requested. But a request
 for B is 4 sectors where one for A was 32, and a step is 2 lines of L1 instead
-of 33: the largest gain of any single step on this ladder.
+of 33: the largest gain of any step in float32.
 
 **In Mosaic GPU.** The block is 4 x 32 instead of 32 x 4 and the layout deals
 the lanes to its columns. Nothing else differs from rung 1.

@@ -34,11 +34,11 @@ memory: 2 loads for 1 FMA.
 
 **In Mosaic GPU.** 1,024 outputs at one a thread are 8 warpgroups, 8 Pallas
 threads of one block, each owning 4 rows. Two things differ from the CUDA
-kernel. There is no `__syncthreads` over warpgroups: an mbarrier, at which
-1,024 threads arrive, stands in. And rows of shared memory may be read by
-`ldmatrix` (LDSM), which Mosaic GPU picks by itself. The loop over kk is one:
-unrolled, LLVM merges the loads of A along it into 128-bit ones, which is
-slower (7.5 -> 5.6 TFLOP/s at 4096^3 on H200).
+kernel. There is no `__syncthreads` over warpgroups: an mbarrier stands in
+(`num_arrivals` counts warpgroups: 8 * 128 threads). And rows of shared memory
+may be read by `ldmatrix` (LDSM), which Mosaic GPU picks. The loop over kk stays
+a loop: unrolled, LLVM merges the loads of A along it into 128-bit ones, which
+is slower (7.5 -> 5.6 TFLOP/s at 4096^3 on H200).
 
 Source: D. Kirk, W. Hwu, "Programming Massively Parallel Processors", tiled
 matrix multiplication; S. Boehm (2022), kernel 3.

@@ -31,8 +31,8 @@ one. With that the barriers of rungs 3 and 4 are gone from the source: Mosaic
 GPU puts a warpgroup barrier (BAR.SYNC) before and after every store to
 shared memory, which is the barrier after the load and the one after the
 compute. A thread's rows are 2 apart and its columns 16, so lanes are
-neighbours and every word is loaded by itself; Mosaic GPU serves the row of B
-by `ldmatrix`, four words a lane at once. In CUDA the tile is usually solid
+neighbours: A is read word by word, the row of B by `ldmatrix`, which Mosaic
+GPU picks, four words a lane at once. In CUDA the tile is usually solid
 and the loads are left to the compiler to widen.
 
 Source: S. Boehm (2022), kernel 5.

@@ -1,22 +1,22 @@
-"""Rung 7, warptiling: block -> warp -> thread, fragments in quadrants.
+"""Rung 7, warptiling: block -> warp -> thread, fragments in patches.
 
 **Bottleneck before.** Rung 6 lays its threads out as a line of tiles across the
 block. A warp's outputs are then a strip of 16 x 128: it reads 144 values of
-shared memory a step for 2,048 outputs, and because each lane's columns are 8
-apart, lanes meet in the same banks.
+shared memory a step for 2,048 outputs, and because neighbouring lanes' columns
+start 8 apart, lanes meet in the same banks.
 
 **Idea.** Put a level between block and thread. The block is split into 2 x 2
 warp tiles, as square as can be, and a thread's outputs within the warp tile
-into 4 x 4 quadrants, 16 rows and 32 columns apart. A warp then reads
+into 4 x 2 patches of 4 x 4, 16 rows and 32 columns apart. A warp then reads
 64 + 64 values a step for 64 x 64 outputs; the lanes of one load read one
 solid run of memory, without bank conflicts; lanes of the same row or column
-read the same word, which is broadcast. With fewer words to read, a thread
-can hold 16 x 8 outputs instead of 8 x 8.
+read the same word, which is broadcast. A thread now holds 16 x 8 outputs
+instead of 8 x 8, which takes fewer words an FMA.
 
 **Loop.**
 
     for each block (i, j) of C, 128 x 128, in parallel:   # a thread block
-      acc[16, 8] = 0                                      # 4 x 2 quadrants
+      acc[16, 8] = 0                                      # 4 x 2 patches
       for k in range(K / 8):                              # a grid step
         a_s = A's block (i, k).T; b_s = B's block (k, j)  # 4 floats a load
         wait for all threads
@@ -41,7 +41,7 @@ wide. The 128 accumulators leave room for two blocks on an SM; while one waits
 for its slab, the other computes. The slab is 8 deep: at 16 the unrolled loop
 is 35 KB of instructions.
 
-Source: S. Boehm (2022), kernel 10; quadrant fragments after NVIDIA's CUTLASS
+Source: S. Boehm (2022), kernel 10; such fragments after NVIDIA's CUTLASS
 ("Efficient GEMM in CUDA") and S. Gray's maxas SGEMM.
 """
 
@@ -77,7 +77,7 @@ def specs(problem, config):
 
 
 def layout(config):
-  """2 x 2 warps; TM x TN elements a thread, in quadrants of 4 x 4."""
+  """2 x 2 warps; TM x TN elements a thread, in patches of 4 x 4."""
   return register_layouts.warp_tile(config.thread_m, config.thread_n)
 
 
@@ -105,7 +105,7 @@ def kernel(operands, problem, config):
     def slab(k, acc):
       a_tile = load(window(a_spec, a_ref, i, j, k), copy_a)
       b_tile = load(window(b_spec, b_ref, i, j, k), copy_b)
-      # a_s is [k][m]: 8 rows of A lie side by side.
+      # a_s is [k][m]: rows of A lie side by side.
       compat.store(a_s.transpose((1, 0)), a_tile, optimized=False)
       b_s[...] = b_tile
       for kk in range(config.block_k):

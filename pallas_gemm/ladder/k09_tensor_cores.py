@@ -21,23 +21,23 @@ overlaps inside a block; three fit on an SM and hide some of their waits.
         wait for wgmma                                    # 9b: the one before
       C's block (i, j) = alpha * acc + beta * C           # by TMA
 
-9a comes between 8 and 9 and changes the unit alone: copies through registers
-as in rung 7, then `mma` of 16 x 8 x 16 on fragments that each warp loads from
+9a comes between 8 and 9: the copies of rung 7 (through registers, no TMA, A not
+transposed), then `mma` of 16 x 8 x 16 on fragments that each warp loads from
 shared memory, the step that the classics take with WMMA.
 
 **Traffic.** Global to shared memory: 2 MNK (1/BM + 1/BN) bytes, for 128 x 128
 at 4096^3: 2.15 GB, BM BN / (BM + BN) = 64 FLOP/byte; at the tensor cores' full
 rate an SM would have to receive 64 bytes a clock. Shared memory: a wgmma of N
 columns reads 2 * 16 (64 + N) bytes for 2 * 64 * 16 N FLOP, 64 N / (64 + N) =
-42.7 FLOP/byte for N = 128; an SM's 128 bytes a clock then keep the tensor
-cores busy with a third to spare. C: written once, 2 MN bytes.
+42.7 FLOP/byte for N = 128: 96 of the 128 bytes that an SM's shared memory
+gives a clock. C: written once, 2 MN bytes.
 
 **In Mosaic GPU.** A Pallas thread is a warpgroup, which is what wgmma wants.
 The accumulator is a reference (`plgpu.ACC`); wgmma descriptors, fences and
 commits, all written by hand in CUDA, come out of `plgpu.wgmma`, the swizzle
 out of the specs' transforms, slots and barriers out of `plgpu.emit_pipeline`.
 
-**Shapes.** Tiles may overhang; M % 8, N % 64 and K % 64 are padded by XLA.
+**Shapes.** Tiles may overhang; XLA pads M to 8s, N (128 at least) and K to 64s.
 
 Sources: PTX ISA; CUTLASS, "Efficient GEMM in CUDA"; the step from CUDA cores
 to wgmma and TMA is the second of the fast.cu worklog (P. Shankhdhar,
@@ -59,7 +59,7 @@ from pallas_gemm.ladder import tensor_core_common as common
 from pallas_gemm.ladder.blocks import GMEM, SMEM, Specs, along_k, window
 from pallas_gemm.ladder.register_layouts import load, rows_of_vectors, zeros
 
-# The largest tile that one warpgroup can accumulate.
+# The largest tile that one warpgroup can accumulate; one stage, by default.
 DEFAULT = contract.TensorCoreConfig(block_m=128, block_n=128, block_k=64)
 
 

@@ -10,8 +10,8 @@ span few rows of A and, if N is large, all of B.
 blocks`, ... The ring and its phases run on from tile to tile: while the
 consumers write C, the producer already loads the next tile. Pieces of C go
 out through two buffers a consumer, stored by TMA asynchronously; a buffer is
-waited for when it is needed again, for the last pieces that is *during the
-next tile*. Tiles are numbered along a snake of strips `raster` wide.
+waited for when it is needed again: for the last pieces *during the next
+tile*. Tiles are numbered along a snake of strips `raster` wide.
 
 **Loop.** The specs' grid is that of rung 10; the launch's is (SMs,).
 
@@ -21,11 +21,11 @@ next tile*. Tiles are numbered along a snake of strips `raster` wide.
         producer, consumer: as in rung 10, the slot runs on
       consumer: C's block (i, j), piece by piece, by TMA; don't wait
 
-11a is the same by `plgpu.emit_pipeline_warp_specialized` in `plgpu.nd_loop`;
-its ring is drained at the end of each tile.
+11a is the same by `plgpu.emit_pipeline_warp_specialized` in `plgpu.nd_loop`: no
+wgmma runs on into the next step, and the ring is drained at a tile's end.
 
 **Traffic.** Into shared memory as in rung 10: 1.61 GB at 4096^3, 85.3
-FLOP/byte. What changes is how much of it L2 answers. The P tiles that run at
+FLOP/byte. What changes is how much of it L2 answers. The tiles that run at
 one time need each row of A and column of B that they touch once: R rows and S
 columns of C are R S / (R + S) FLOP per byte of device memory. At 8192^3 132
 tiles touch 528 x 8192 in row-major order, 496 FLOP/byte; in strips 8 tiles
@@ -126,8 +126,8 @@ def kernel(operands, problem, config):
       # Rung 10's loop over a tile's slabs, from `slot` of the ring on.
       def multiply(slot):
         plgpu.barrier_wait(full.at[slot])
-        slabs_of = a_ring.at[slot], b_ring.at[slot], warpgroup
-        plgpu.wgmma(acc, *common.operands(*slabs_of, config))
+        stage = a_ring.at[slot], b_ring.at[slot], warpgroup
+        plgpu.wgmma(acc, *common.operands(*stage, config))
 
       def step(_, previous):
         slot = common.next_slot(previous, stages)
@@ -214,16 +214,16 @@ def kernel_by_pipeline(operands, problem, config):
         compute_context=compute,
       )
 
-    def walk(ring):
+    def walk(allocated):
       @plgpu.nd_loop((math.prod(tiles),), collective_axes="block")
       def _tile(loop):
         at = common.tile_at(loop.index[0], tiles, config)
-        pipeline(*at)(a_ref, b_ref, allocations=ring)
+        pipeline(*at)(a_ref, b_ref, allocations=allocated)
 
       plgpu.wait_smem_to_gmem(0)
 
     allocations = pipeline(0, 0).get_allocations(a_ref, b_ref)
-    pl.run_scoped(walk, ring=allocations, collective_axes="warpgroup")
+    pl.run_scoped(walk, allocated=allocations, collective_axes="warpgroup")
 
   return compat.kernel(
     thread_block,

@@ -22,19 +22,19 @@ others'.
 
 **Traffic.** A cluster counts as one tile of (cluster_m BM) x (cluster_n BN):
 2 MNK (1/(cluster_m BM) + 1/(cluster_n BN)) bytes leave L2. 128 x 256 with
-cluster_m = 2 at 4096^3: 1.07 GB, 128 FLOP/byte, 32 bytes a clock and SM. What
-arrives in shared memory, and is read there, is what it was.
+cluster_m = 2 at 4096^3: 1.07 GB, 128 FLOP/byte, 32 bytes a clock and SM.
+Shared memory receives, and is read, as before.
 
 **Fewer instructions.** A chip at its power limit is as fast as it is frugal.
 One *warp* loads, the other three sleep: 517 warp instructions for a step of
-128 x 256 x 64 instead of rung 11's 642. Where `stages` divides K's slabs,
-loops are unrolled over the ring, so that slots are constants: 241.
+128 x 256 x 64, rung 11's 642. Where `stages` divides K's slabs (6144^3, not
+4096^3) loops are unrolled over the ring and slots are constants: 241.
 
 **In Mosaic GPU.** `collective_axes` in the spec makes each block load its share
 and multicast it (CUDA: a 16-bit mask and the slices by hand).
-`plgpu.ClusterBarrier` sends one arrival a warpgroup to each block that shares
-an axis with this one. Blocks must not leave while another may still signal
-them: the producer's last waits see to that.
+`plgpu.ClusterBarrier` sends one arrival a warpgroup (not 128) to each block
+that shares an axis with this one. Blocks must not leave while another may still
+signal them: the producer's last waits see to that.
 
 Sources: PTX ISA, `cp.async.bulk.tensor` with `.multicast::cluster`; CUTLASS
 (PipelineTmaAsync); fast.cu worklog, step 8; JAX's `hopper_matmul_mgpu`.
