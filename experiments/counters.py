@@ -207,11 +207,12 @@ _MERGED = (
 )
 EXPLANATIONS: dict[tuple[str, str], str] = {
   **{
-    (rung.name, "dram_read_bytes"): _SECOND_READ for rung in ladder_lib.LADDER
+    (rung.name, "dram_read_bytes"): _SECOND_READ
+    for rung in ladder_lib.with_variants()
   },
   **{
     (rung.name, "l2_read_bytes"): _MERGED
-    for rung in ladder_lib.LADDER
+    for rung in ladder_lib.with_variants()
     if rung.config_type is contract.TensorCoreConfig
   },
   ("naive", "thread_load_bytes"): _BROADCAST,

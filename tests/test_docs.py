@@ -18,7 +18,7 @@ import pallas_gemm
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
   path
-  for path in (*ROOT.glob("*.md"), *ROOT.glob("experiments/*.md"))
+  for path in (*ROOT.glob("*.md"), *ROOT.glob("experiments/**/*.md"))
   if path.name != "CHANGELOG.md"
 )
 README = (ROOT / "README.md").read_text()

@@ -43,7 +43,7 @@ class Device:
     """Of rows of both experiments."""
     swept = [row for row in rows if row["experiment"] == SWEEP]
     others = [row for row in rows if row["experiment"] != SWEEP]
-    return cls(folder, tables.newest(others), tables.newest(swept))
+    return cls(folder, tables.newest(others), tables.newest(swept, failed=True))
 
   @classmethod
   def read(cls, folder: pathlib.Path) -> "Device":

@@ -366,12 +366,19 @@ def _label_points(ax, points) -> None:
     if (cluster := next(near, None)) is None:
       clusters.append(cluster := [])
     cluster.append(spot)
-  for cluster in clusters:
+  xs = {row["kernel"]: x for row, x, _ in points}
+  taken: list[tuple[float, float]] = []
+  # The large ones first; a point by itself can have its label on the left.
+  for cluster in sorted(clusters, key=len, reverse=True):
     right = max(x for (x, _), _ in cluster) + 12
     heights = spread([y for (_, y), _ in cluster], gap)
     # Above the points there is a ceiling.
     lower = max(heights) - max(y for (_, y), _ in cluster)
-    xs = {row["kernel"]: x for row, x, _ in points}
+    if len(cluster) == 1 and any(
+      abs(right - x) < 40 and abs(heights[0] - y) < gap for x, y in taken
+    ):
+      right -= 42
+    taken += [(right, height - lower) for height in heights]
     for ((x, y), row), height in zip(cluster, heights):
       _label(
         ax,

@@ -173,13 +173,26 @@ def ordered(rows: Iterable[RowDict]) -> list[RowDict]:
   return sorted(rows, key=rank)
 
 
-def newest(rows: Iterable[RowDict]) -> list[dict[str, Any]]:
-  """The timed rows of the commit that was measured last, each kernel's last."""
+def newest(
+  rows: Iterable[RowDict], failed: bool = False
+) -> list[dict[str, Any]]:
+  """The timed rows of the commit that was measured last, each kernel's last.
+
+  Args:
+    rows: of one device.
+    failed: take also those of results that failed their check, without times.
+  """
+  rows = list(rows)
   timed = [row for row in rows if row["ms_median"] is not None]
   if not timed:
     return []
   commit = max(timed, key=lambda row: row["utc"])["commit"]
-  return rows_lib.latest(row for row in timed if row["commit"] == commit)
+  return rows_lib.latest(
+    row
+    for row in rows
+    if row["commit"] == commit
+    and (row["ms_median"] is not None or (failed and row["passed"] is False))
+  )
 
 
 def problems(rows: Iterable[RowDict]) -> list[list[RowDict]]:
@@ -337,9 +350,9 @@ def sweep_markdown(rows: Sequence[RowDict]) -> str:
   """Every kernel over the size, of one device: by precision, four tables.
 
   Args:
-    rows: timed rows of one device.
+    rows: of one device; those without a time failed their check.
   """
-  parts = [provenance_line(rows)]
+  parts = [provenance_line([x for x in rows if x["ms_median"] is not None])]
   precisions: dict[str, list[RowDict]] = {}
   for row in rows:
     name = f"{expression(row)}, {row['dtype']}"
@@ -361,7 +374,8 @@ def sweep_markdown(rows: Sequence[RowDict]) -> str:
   parts.append(
     "*GB/s*: A and B read once and the result written once, over the time;"
     " what a kernel moves beyond that does not count. -: left out, since one"
-    " call would take too long."
+    " call would take too long. FAILED: the result did not pass its check at"
+    " that commit, and was not timed."
   )
   return "\n\n".join(parts)
 
@@ -374,12 +388,18 @@ def _over_sizes(rows: Sequence[RowDict], cell: Callable[[RowDict], str]) -> str:
   header = ["#", "kernel"]
   header += ["x".join(map(str, dict.fromkeys(size))) for size in sizes]
   kernels = {row["kernel"]: label(row) for row in ordered(rows)}
+
+  def shown(row: RowDict | None) -> str:
+    if row is None:
+      return EMPTY
+    return cell(row) if row["ms_median"] is not None else verdict(row)
+
   cells = []
   for kernel, number in kernels.items():
     found = [
       rows_lib.find(rows, kernel=kernel, m=m, n=n, k=k) for m, n, k in sizes
     ]
-    cells.append([number, kernel, *(cell(x) if x else EMPTY for x in found)])
+    cells.append([number, kernel, *map(shown, found)])
   return markdown(header, cells, ["#", *header[2:]])
 
 
