@@ -263,7 +263,7 @@ def _parameter(bug: mutations.Bug):
 
 def test_there_are_calls_to_break():
   missing = set(mutations.CALLS) - {bug.call for bug in BUGS}
-  assert missing == {"simt.sync"}
+  assert not missing
   there = {(bug.module, *bug.key) for bug in BUGS}
   assert set(UNSEEN) <= there, "no longer in the source"
 
