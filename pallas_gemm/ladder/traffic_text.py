@@ -36,7 +36,7 @@ def explain(
   if not t.blocks:
     return "\n".join([*header, "  no product to compute, nothing to launch"])
   rows = [
-    ("thread blocks", f"{t.blocks:,}", "ceil(M / BM) ceil(N / BN)"),
+    ("blocks of the result", f"{t.blocks:,}", "ceil(M / BM) ceil(N / BN)"),
     ("work", f"{_si(t.flops)}FLOP", "2 M N K"),
     *_explain_global(t),
     *_explain_shared(t),
