@@ -150,27 +150,27 @@ def contiguous_tile(thread_m: int, thread_n: int) -> Any:
 
 @functools.cache
 def warp_tile(thread_m: int, thread_n: int, rows_together: int = 1) -> Any:
-  """Block -> 2 x 2 warps -> 4 x 8 lanes -> quadrants of 4 x 4 a thread.
+  """Block -> 2 x 2 warps -> 4 x 8 lanes -> patches of 4 x 4 a thread.
 
   For blocks of 8 * thread_m rows and 16 * thread_n columns. A thread's 4 x 4
-  quadrants are 16 rows and 32 columns apart, so the lanes of a warp read one
+  patches are 16 rows and 32 columns apart, so the lanes of a warp read one
   solid run of 16 floats of A and one of 32 of B: no bank conflicts.
 
   Args:
     thread_m: rows a thread holds, a multiple of 4.
     thread_n: columns a thread holds, a multiple of 4.
-    rows_together: 1 or 2 rows are finished across a quadrant before the next
-      quadrant. It orders the FFMAs and nothing else; which order suits the
+    rows_together: 1 or 2 rows are finished across a patch before the next
+      patch. It orders the FFMAs and nothing else; which order suits the
       register banks best was found by measuring.
   """
   m, n = 4 * thread_m, 8 * thread_n
   return compat.tiled_layout(
     (2 * m, 2 * n),
     (m, n),  # a warp
-    (16, n),  # quadrants along M
+    (16, n),  # patches along M
     (4, n),  # lanes along M
     (rows_together, n),
-    (rows_together, 32),  # quadrants along N
+    (rows_together, 32),  # patches along N
     (1, 32),
     (1, 4),  # lanes along N, each 4 columns wide
     warps=(-16, -15),
