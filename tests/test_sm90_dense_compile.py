@@ -1,5 +1,6 @@
 """Tier C: the dense Hopper kernel as machine code, compiled without a GPU."""
 
+from collections.abc import Sequence
 import re
 
 import pytest
@@ -121,7 +122,7 @@ EXAMPLES = {
 }
 
 
-def _compile(name: str) -> compiled_lib.Compiled:
+def _compile(name: str, factors: Sequence[str] = ()) -> compiled_lib.Compiled:
   problem, config, activation, _ = EXAMPLES[name]
   size = dict.fromkeys("mnk", 4096)
   dtypes = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
@@ -130,6 +131,7 @@ def _compile(name: str) -> compiled_lib.Compiled:
     problem=size | dtypes | problem,
     config=config,
     activation=activation,
+    factors=factors,
   )
 
 
@@ -159,6 +161,33 @@ def test_instructions(name):
   assert compiled.stores_beside_wgmma == (name not in at_once)
   # Loads and stores of 16 bytes, or none that are not TMA's.
   assert not compiled.has(r"STG\.E(?!\.128)\S*")
+
+
+@pytest.mark.parametrize(
+  "name",
+  (
+    "plain", "with_c", "c_in_place", "half_as_wide", "saved", "pingpong",
+    "three_consumers", "swapped_with_c", "few_rows",
+  ),
+)  # fmt: skip
+def test_factors_known_at_run_time_cost_a_register_each(name):
+  """They are read once, and everything else is as without them."""
+  problem, *_ = EXAMPLES[name]
+  factors = ("alpha", "beta") if "c_dtype" in problem else ("alpha",)
+  compiled, without = _compile(name, factors), _compile(name)
+  assert compiled.spill_bytes == 0
+  assert compiled.stack_bytes == 0
+  assert compiled.warnings == ()
+  assert compiled.registers == without.registers
+  assert compiled.shared_bytes == without.shared_bytes
+  assert compiled.stores_beside_wgmma == without.stores_beside_wgmma
+  assert _loads(compiled) == len(factors)
+  assert _loads(without) == 0
+
+
+def _loads(compiled: compiled_lib.Compiled) -> int:
+  """Instructions that load from global memory and are not TMA's."""
+  return len(re.findall(r"\sLDG\b", compiled.sass))
 
 
 def test_a_gated_product_has_two_chains():

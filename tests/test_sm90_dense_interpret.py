@@ -416,6 +416,93 @@ DIRECT_CASES = (
     "batch_nn", (17, 135, 64), DIRECT, batch=2, batched_a=True, batched_b=True
   ),
 )
+# alpha and, where there is C, beta are known at run time: each way in which
+# results leave.
+FACTOR_CASES = (
+  case("deferred_nt", (70, 136, 130), SMALL, bias="n"),
+  case(
+    "deferred_c_tn",
+    (70, 72, 70),
+    changed(SMALL, epilogue_n=32),
+    c_dtype="float16",
+    **FP16,
+  ),
+  case("at_once_nn", (70, 136, 70), COLUMNS, c_dtype="float32", bias="m"),
+  case(
+    "half_deferred_nt",
+    (130, 252, 70),
+    changed(SMALL, block_n=256, epilogue_n=32),
+    out_dtype="float32",
+  ),
+  case(
+    "c_in_place_nn",
+    (70, 304, 130),
+    changed(WIDE, epilogue_buffers=4),
+    dense.Tail(activation=jax.nn.silu),
+    c_dtype="bfloat16",
+    bias="n",
+  ),
+  case(
+    "saved_tt",
+    (70, 136, 130),
+    COLUMNS,
+    dense.Tail(activation=jnp.tanh),
+    save_preactivation=True,
+    c_dtype="float16",
+    **FP16,
+  ),
+  case("by_rows_nn", (70, 129, 64), DIRECT, c_dtype="bfloat16", bias="n"),
+  case(
+    "in_turns_nn",
+    (130, 200, 70),
+    changed(SMALL, stages=4, consumers=2, split="pingpong"),
+    dense.Tail(activation=jax.nn.gelu),
+    c_dtype="float16",
+    bias="n",
+    **FP16,
+  ),
+  case("one_unit_nn", (3, 24, 64), changed(SMALL, stages=4), c_dtype="float16"),
+  case("swapped_nt", (40, 150, 66), SWAPPED, bias="n", **FP16),
+  case(
+    "swapped_c_in_place_nn",
+    (70, 136, 130),
+    changed(SWAPPED, epilogue_buffers=3),
+    c_dtype="bfloat16",
+    bias="n",
+  ),
+  case(
+    "swapped_c_of_another_dtype_nt",
+    (50, 70, 66),
+    SWAPPED,
+    c_dtype="float16",
+    bias="m",
+  ),
+  case(
+    "cluster_and_batch_tn",
+    (33, 130, 65),
+    changed(SMALL, cluster_n=2),
+    batch=2,
+    batched_a=True,
+    batched_b=True,
+    c_dtype="bfloat16",
+  ),
+  case(
+    "split_k_nn",
+    (65, 40, 270),
+    changed(SMALL, split_k=3),
+    dense.Tail(activation=jax.nn.silu),
+    c_dtype="bfloat16",
+    bias="n",
+  ),
+  case(
+    "split_tail_nt",
+    (70, 192, 200),
+    TAIL,
+    dense.Tail(activation=jax.nn.silu),
+    bias="n",
+    **FP16,
+  ),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -443,6 +530,70 @@ def test_values(found):
 @pytest.mark.parametrize("found", DIRECT_CASES)
 def test_rows_that_tma_can_not_address(found):
   assert sm90_plan.stores_rows(_check(found), found.config)
+
+
+@pytest.fixture(scope="module")
+def has_interpreted():
+  """A kernel has been interpreted in this process.
+
+  The first one imports modules that add to the keys of JAX's caches.
+  """
+  fields = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
+  problem = Problem(m=1, n=1, k=1, **fields)
+  dense.run(problem, SMALL, dense.operands(problem))
+
+
+@pytest.mark.usefixtures("has_interpreted")
+@pytest.mark.parametrize("found", oldest.every_other(FACTOR_CASES))
+def test_factors_known_at_run_time(found):
+  """One trace, and so one compilation, serves all their values."""
+  m, n, k = found.shape
+  problem = Problem(m=m, n=n, k=k, **found.problem)
+  assert sm90_dense.is_legal(found.config, problem) is None
+  x = dense.operands(problem, seed=m + n + k)
+  traces = []
+
+  @jax.jit
+  def run(x, factors):
+    traces.append(factors)
+    tail = dataclasses.replace(found.tail, **factors)
+    return dense.run(problem, found.config, x, tail)
+
+  names = ("alpha", "beta") if problem.c_dtype else ("alpha",)
+  for values in ((-0.3, 2.7), (1.0, 0.0)):
+    factors = dict(zip(names, map(jnp.float32, values)))
+    outs = run(x, factors)
+    read = {name: float(factor) for name, factor in factors.items()}
+    tail = dataclasses.replace(found.tail, **read)
+    dense.assert_right(outs, problem, x, tail)
+  assert len(traces) == 1
+
+
+@pytest.mark.parametrize("split_k", (1, 2))
+@pytest.mark.parametrize("name", ("alpha", "beta"))
+def test_one_factor_known_at_run_time(name, split_k):
+  """The other is compiled in. The bits are those of both compiled in."""
+  problem = Problem(
+    m=66, n=72, k=140, dtype="bfloat16", out_dtype="float32", c_dtype="float16"
+  )
+  x = dense.operands(problem)
+  config = changed(SMALL, split_k=split_k, epilogue_n=32)
+  static = dense.Tail(alpha=-0.5, beta=4.0)
+  factor = jnp.float32(getattr(static, name))
+  read = dataclasses.replace(static, **{name: factor})
+  (want,), (got,) = (dense.run(problem, config, x, t) for t in (static, read))
+  np.testing.assert_array_equal(problems.bits(got), problems.bits(want))
+
+
+def test_a_gated_product_has_no_factors():
+  fields = {"dtype": "bfloat16", "out_dtype": "bfloat16", "gated": True}
+  problem = Problem(m=40, n=64, k=64, **fields)
+  x = dense.operands(problem)
+  tail = dense.Tail(activation=jax.nn.silu)
+  (want,) = dense.run(problem, SMALL, x, tail)
+  tail = dataclasses.replace(tail, alpha=jnp.float32(3))
+  (got,) = dense.run(problem, SMALL, x, tail)
+  np.testing.assert_array_equal(problems.bits(got), problems.bits(want))
 
 
 # NumPy, in which the interpreter computes, remarks on inf - inf.

@@ -5,9 +5,11 @@ swizzles, TMA boxes and strides, shared memory. What the cost model may choose
 must lower, and so must whatever an activation is made of.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
+import re
 import zlib
 
 import jax
@@ -78,8 +80,8 @@ def _some_problem_with(tile) -> tuple[Problem, Config]:
   raise LookupError(f"no problem for tile {tile}")
 
 
-def _lower(problem: Problem, config: Config) -> str:
-  kernel, arguments = dense.example(problem, config)
+def _lower(problem: Problem, config: Config, factors=()) -> str:
+  kernel, arguments = dense.example(problem, config, factors)
   with hardware.assume(GPU):
     traced = jax.jit(kernel).trace(*arguments)
     return traced.lower(lowering_platforms=("cuda",)).as_text()
@@ -216,6 +218,66 @@ def test_units_of_one_slab(tail):
   assert sm90_plan.units_of_a_block(problem, config) > 1
   assert not sm90_plan.refills_ring(problem, config)
   assert "mosaic_gpu" in _lower(problem, config), config
+
+
+# Ways in which results leave: which config the problem has.
+_WAYS = {
+  "deferred": ({}, {}),
+  "at_once": ({"c_dtype": "float32", "bias": "m"}, {}),
+  "c_in_place": (
+    {"c_dtype": "bfloat16", "bias": "n"},
+    {"block_n": 128, "epilogue_buffers": 2},
+  ),
+  "saved": ({"save_preactivation": True, "activation": "gelu"}, {}),
+  "by_rows": (
+    {"n": 4095, "c_dtype": "bfloat16", "bias": "n"},
+    {"block_n": 128},
+  ),
+  "in_turns": (
+    {"k": 128, "c_dtype": "bfloat16", "activation": "gelu"},
+    {"consumers": 2, "split": "pingpong", "stages": 4},
+  ),
+  "one_unit_a_block": ({"m": 64, "n": 512, "c_dtype": "float16"}, {}),
+  "swapped": ({"bias": "n"}, {"swap_ab": True}),
+  "swapped_with_c": (
+    {"c_dtype": "bfloat16"},
+    {"swap_ab": True, "block_n": 48, "epilogue_n": 16},
+  ),
+  "split_k": ({"c_dtype": "bfloat16", "bias": "n"}, {"split_k": 2}),
+  "split_tail": ({"bias": "n"}, {"tail_columns": 1, "tail_split_k": 2}),
+}
+
+
+@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("factors", (("alpha",), ("beta",), ("alpha", "beta")))
+def test_factors_known_at_run_time(way, factors):
+  fields, changes = _WAYS[way]
+  problem = _problem((2048, 4096, 1024), "nt", "bfloat16", {})
+  problem = dataclasses.replace(problem, **fields)
+  config = dataclasses.replace(CONFIG, **changes)
+  assert sm90_dense.is_legal(config, problem) is None
+  assert "mosaic_gpu" in _lower(problem, config, factors)
+
+
+@pytest.mark.parametrize("tail", _TAILS, ids=str)
+@pytest.mark.parametrize("out_dtype", _OUT_DTYPES)
+def test_factors_known_at_run_time_with_what_the_model_chooses(out_dtype, tail):
+  shape = _SHAPES[_hash(out_dtype, tail) % len(_SHAPES)]
+  layout = _LAYOUTS[_hash(tail, out_dtype) % len(_LAYOUTS)]
+  problem = _problem(shape, layout, out_dtype, tail)
+  config = model.choose(problem)
+  assert "mosaic_gpu" in _lower(problem, config, ("alpha", "beta")), config
+
+
+def test_a_factor_is_no_kernel_of_its_own():
+  """It is an argument of the kernel as it comes."""
+  problem = _problem((2048, 4096, 1024), "nt", "bfloat16", _TAILS[2])
+  without, with_factors = (
+    re.findall(r"stablehlo\.\w+", _lower(problem, CONFIG, factors))
+    for factors in ((), ("alpha", "beta"))
+  )
+  added = collections.Counter(with_factors) - collections.Counter(without)
+  assert added == {"stablehlo.reshape": 2}
 
 
 def test_sums_over_parts_of_k():

@@ -241,18 +241,26 @@ _fine_erf, _fine_erfc, _fine_gelu_by_erf = (
 
 
 def tail(sums, c, bias, *, alpha, beta, activation, problem):
-  """The results (float32) of one piece or one matrix from its sums."""
+  """The results (float32) of one piece or one matrix from its sums.
+
+  alpha and beta are Python numbers, or float32 scalars known at run time.
+  """
   if problem.gated:
     gate, up = sums
     out = activation(gate) * up
     return [out, gate, up] if problem.save_preactivation else [out]
   (x,) = sums
-  if alpha != 1.0:
-    x = x * jnp.float32(alpha)
+  x = _times(x, alpha)
   if c is not None:
-    c = c.astype(jnp.float32)
-    x = x + (c if beta == 1.0 else c * jnp.float32(beta))
+    x = x + _times(c.astype(jnp.float32), beta)
   if bias is not None:
     x = x + bias
   out = x if activation is None else activation(x)
   return [out, x] if problem.save_preactivation else [out]
+
+
+def _times(x, factor):
+  """x * factor; nothing is done where that is known to change nothing."""
+  if isinstance(factor, jax.Array):
+    return x * factor
+  return x if factor == 1.0 else x * jnp.float32(factor)

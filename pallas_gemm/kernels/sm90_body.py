@@ -33,6 +33,7 @@ def body(
   tail,
   problem: Problem,
   config: Config,
+  factors=(),
   a_ring,
   b_rings,
   staging,
@@ -45,13 +46,17 @@ def body(
   rest=None,
   zeros=None,
 ):
-  """What a block does: one warp loads, `consumers` warpgroups multiply."""
+  """What a block does: one warp loads, `consumers` warpgroups multiply.
+
+  `factors` names the arguments of `tail` that lie in global memory.
+  """
   p, cfg = problem, config
   if c_loaded is not None and c is None:
     c = staging[0]  # see `plan.c_in_place`
   schedule_refs, refs = _split(refs, plan.schedule_arrays(p))
   (a_ref, *b_refs), refs = _split(refs, 1 + len(b_rings))
   edge_refs, refs = _split(refs, 2 if p.ragged == "k" else 0)
+  factor_refs, refs = _split(refs, len(factors))
   bias_ref, *refs = refs if bias is not None else (None, *refs)
   c_ref, *out_refs = refs if c is not None else (None, *refs)
   parts = len(b_rings) if cfg.tail_columns else 0
@@ -196,30 +201,36 @@ def body(
     slots = for_each_unit(in_turns(load), first_slots)
     _on_one_warp(lambda: drain(slots[0]))
 
-  share = {"problem": p, "config": cfg, "warpgroup": warpgroup}
-  stores = Stores(
-    **share,
-    tail=Tail(
+  def make_stores():
+    """The consumer's `Stores`; reads the factors, for all of its units.
+
+    Memory answers while the first slab is on its way.
+    """
+    read = {name: ref[0] for name, ref in zip(factors, factor_refs)}
+    share = {"problem": p, "config": cfg, "warpgroup": warpgroup}
+    return Stores(
       **share,
-      compute=tail,
-      bias_ref=bias_ref,
-      bias=bias,
-      bias_loaded=bias_loaded,
-      c_ref=c_ref,
-      c=c,
-      c_loaded=c_loaded,
-    ),
-    out_refs=out_refs,
-    part_refs=part_refs,
-    staging=staging,
-    rest=rest,
-  )
+      tail=Tail(
+        **share,
+        compute=functools.partial(tail, **read),
+        bias_ref=bias_ref,
+        bias=bias,
+        bias_loaded=bias_loaded,
+        c_ref=c_ref,
+        c=c,
+        c_loaded=c_loaded,
+      ),
+      out_refs=out_refs,
+      part_refs=part_refs,
+      staging=staging,
+      rest=rest,
+    )
 
   def release(slot, **when):
     if empty is not None:
       plgpu.barrier_arrive(empty.at[slot], **when)
 
-  def multiply(unit, slot, beside, *accumulators):
+  def multiply(stores, unit, slot, beside, *accumulators):
     """A unit's sums, and the slot of the next unit as `_for_each_step` has it.
 
     beside(slab) is called once, while the tensor cores have that slab or when
@@ -254,7 +265,7 @@ def body(
     release(last)
     return [acc[...] for acc in accumulators], following
 
-  def take_turns():
+  def take_turns(stores):
     """What a consumer does that computes every `turns`-th unit.
 
     Every `turns`-th slot of the ring is its own, so that it sees all phases of
@@ -268,7 +279,7 @@ def body(
       beside = functools.partial(stores.beside, unit=unit, pending=None)
       accumulator = plgpu.ACC(plan.share(cfg), jnp.float32)
       sums, slot = pl.run_scoped(
-        functools.partial(multiply, unit, slot, beside),
+        functools.partial(multiply, stores, unit, slot, beside),
         *[accumulator] * len(b_rings),
       )
       stores.finish(unit, sums)
@@ -280,8 +291,9 @@ def body(
   @pl.when(warpgroup < consumers)
   def _consume():
     plgpu.set_max_registers(plan.REGISTERS[consumers][1], action="increase")
+    stores = make_stores()
     if turns > 1:
-      take_turns()
+      take_turns(stores)
       return
     for slot in range(stages):  # the ring starts empty
       release(slot)
@@ -292,7 +304,7 @@ def body(
       beside = functools.partial(stores.beside, unit=unit, pending=pending)
       accumulator = plgpu.ACC(plan.share(cfg), jnp.float32)
       sums, following = pl.run_scoped(
-        functools.partial(multiply, unit, slot, beside),
+        functools.partial(multiply, stores, unit, slot, beside),
         *[accumulator] * len(b_rings),
       )
       slot = slot if following is None else following

@@ -24,7 +24,8 @@ ladder take that apart step by step; what is here beyond them:
   37.5 -> 31.2 (pingpong-2).
 * **The tail is fused.** Bias and C are fetched by TMA while the product runs,
   and alpha, beta, bias and activation are applied to the sums in registers,
-  before the only rounding. C is prefetched.
+  before the only rounding. C is prefetched. Factors that are arrays are read
+  by the consumers, once, while the first slab is on its way.
 * **Gated products** keep two accumulators and load two matrices B a slab.
 * **Batches** are the outermost coordinate of the tile order; an operand
   without a batch dimension is shared.
@@ -83,8 +84,8 @@ def matmul(
   b_up: jax.Array | None = None,
   bias: jax.Array | None = None,
   c: jax.Array | None = None,
-  alpha: float = 1.0,
-  beta: float = 1.0,
+  alpha: float | jax.Array = 1.0,
+  beta: float | jax.Array = 1.0,
   activation: Callable[[jax.Array], jax.Array] | None = None,
 ) -> tuple[jax.Array, ...]:
   """Computes `problem` with `config`.
@@ -97,8 +98,11 @@ def matmul(
     b_up: the second B of a gated product.
     bias: [N] or [M], as `problem.bias` says.
     c: [batch, M, N].
-    alpha: factor of the product.
-    beta: factor of C.
+    alpha: factor of the product, not of gated ones. A Python number is
+      compiled in; a float32 array of shape () is read when the kernel runs, so
+      that one kernel serves all values.
+    beta: factor of C, likewise. C is read and multiplied whatever the value,
+      so that NaN of C remains where beta is 0.
     activation: elementwise, applied in float32.
 
   Returns:
@@ -123,16 +127,31 @@ def matmul(
     problem=problem,
   )
   if config.split_k == 1:
-    operands = (a, b, b_up, bias, c)
+    operands = (a, b, b_up, bias, c, _read_factors(alpha, beta, c, problem))
     outs, sums = _launch(*operands, tail, approximate, problem, config)
     if config.tail_columns:
       outs = [_with_tail(*outs, sums, bias, tail, problem, config)]
     return tuple(outs)
-  operands = (a, b, b_up, None, None)
+  operands = (a, b, b_up, None, None, {})
   parts, _ = _launch(*operands, _sums, False, problem, config)
   totals = [_sum(x) for x in parts]
   outs = tail(totals, c, _bias_of(totals[0].shape, bias, problem))
   return tuple(x.astype(problem.out_dtype) for x in outs)
+
+
+def _read_factors(alpha, beta, c, problem: Problem) -> dict[str, jax.Array]:
+  """The factors that the kernel reads, by name.
+
+  One by one: to put them into one array would take a kernel.
+  """
+  if problem.gated:
+    return {}
+  factors = {"alpha": alpha} | ({} if c is None else {"beta": beta})
+  return {
+    name: factor
+    for name, factor in factors.items()
+    if isinstance(factor, jax.Array)
+  }
 
 
 def _with_tail(out, sums, bias, tail, problem: Problem, config: Config):
@@ -168,7 +187,16 @@ def _sums(sums, c, bias):
 
 
 def _launch(
-  a, b, b_up, bias, c, tail, approximate, problem: Problem, config: Config
+  a,
+  b,
+  b_up,
+  bias,
+  c,
+  factors: dict[str, jax.Array],
+  tail,
+  approximate,
+  problem: Problem,
+  config: Config,
 ):
   """Runs the kernel.
 
@@ -185,6 +213,7 @@ def _launch(
   operands = [_pad(a, a_pad, p.batched_a), _pad(b, b_pad, p.batched_b)]
   if p.gated:
     operands.append(_pad(b_up, b_pad, p.batched_b))
+  operands += [x.reshape(1) for x in factors.values()]
   fused = splits == 1
   if fused and bias is not None:
     operands.append(bias)
@@ -208,7 +237,9 @@ def _launch(
   name += "_overlap" if overlap else ""
   compat.allow_ragged_copies(anywhere=name if overlap else None)
   outs = compat.kernel(
-    functools.partial(device.body, tail=tail, problem=p, config=config),
+    functools.partial(
+      device.body, tail=tail, problem=p, config=config, factors=tuple(factors)
+    ),
     name=name,
     out_type=out_types,
     grid=(plan.clusters(p, config),),

@@ -1,6 +1,6 @@
 """The dense Hopper kernel in tests: a problem's operands, runs and checks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
 
@@ -18,8 +18,8 @@ Arrays = dict[str, jax.Array]
 class Tail:
   """What is applied to the product, beside what `Problem` says of it."""
 
-  alpha: float = 1.0
-  beta: float = 1.0
+  alpha: float | jax.Array = 1.0
+  beta: float | jax.Array = 1.0
   activation: Callable[[jax.Array], jax.Array] | None = None
 
 
@@ -99,22 +99,29 @@ def assert_right(
 
 
 def example(
-  problem: Problem, config: Config
+  problem: Problem, config: Config, factors: Sequence[str] = ()
 ) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]:
   """The kernel as a function, and its arguments.
 
-  The problem's activation is a name of `jax.nn`, or None.
+  The problem's activation is a name of `jax.nn`, or None. `factors` names those
+  of alpha and beta that are the first arguments; the others are 1.
   """
   arguments = shapes(problem)
   named = problem.activation
   tail = Tail(activation=getattr(jax.nn, named) if named else None)
 
   def kernel(*args):
-    return run(problem, config, dict(zip(arguments, args)), tail)
+    values, args = args[: len(factors)], args[len(factors) :]
+    found = dataclasses.replace(tail, **dict(zip(factors, values)))
+    return run(problem, config, dict(zip(arguments, args)), found)
 
-  return kernel, list(arguments.values())
+  scalar = jax.ShapeDtypeStruct((), jnp.float32)
+  return kernel, [scalar] * len(factors) + list(arguments.values())
 
 
-def named_example(problem: dict, config: dict, activation: str | None):
+def named_example(
+  problem: dict, config: dict, activation: str | None, factors=()
+):
   """`example` of fields that JSON holds; see `compiled.compile_example`."""
-  return example(Problem(**problem, activation=activation), Config(**config))
+  problem = Problem(**problem, activation=activation)
+  return example(problem, Config(**config), factors)
