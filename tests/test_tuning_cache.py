@@ -5,7 +5,9 @@ import contextlib
 import dataclasses
 import errno
 import json
+import os
 import pathlib
+import stat
 import subprocess
 import sys
 
@@ -353,6 +355,104 @@ def test_a_bad_entry_costs_no_other(path, warnings_, entry):
   assert stored(path)["written by something newer"] == entry
 
 
+# What the file is: its mode, and links to it.
+
+
+@pytest.fixture
+def umask():
+  """The umask of most systems, whatever this one's is."""
+  before = os.umask(0o022)
+  yield
+  os.umask(before)
+
+
+def mode(path):
+  return stat.S_IMODE(path.lstat().st_mode)
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_new_file_has_the_mode_that_the_umask_leaves(path):
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  assert mode(path) == 0o644
+  path.unlink()
+  os.umask(0o077)
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  assert mode(path) == 0o600
+
+
+@pytest.mark.usefixtures("umask")
+@pytest.mark.parametrize("kept", (0o644, 0o600, 0o664, 0o666, 0o640, 0o444))
+def test_the_mode_is_kept(path, kept):
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  path.chmod(kept)
+  cache.store(OTHER, FASTER, 1e-4)
+  assert mode(path) == kept and len(stored(path)) == 2
+
+
+@pytest.fixture
+def target(path, tmp_path):
+  """What the file is a link to; it does not exist yet."""
+  found = tmp_path / "shared" / "tuned.json"
+  found.parent.mkdir()
+  path.symlink_to(found)
+  return found
+
+
+@pytest.mark.usefixtures("umask")
+def test_written_through_a_link(path, target, warnings_):
+  for problem, want in ((PROBLEM, 0o644), (OTHER, 0o660)):
+    cache.store(problem, CONFIG, 1e-4)
+    assert path.is_symlink() and not target.is_symlink()
+    assert mode(target) == want
+    target.chmod(0o660)
+  assert len(stored(target)) == 2
+  cache.clear()
+  assert cache.lookup(PROBLEM) == cache.lookup(OTHER) == CONFIG
+  assert not leftovers(path) and not leftovers(target) and not warnings_
+
+
+def test_written_through_links_to_links(path, target, tmp_path):
+  path.unlink()
+  (tmp_path / "between").symlink_to("shared/tuned.json")
+  path.symlink_to("../between")
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  assert path.is_symlink() and (tmp_path / "between").is_symlink()
+  assert len(stored(target)) == 1
+
+
+def test_a_folder_that_is_a_link(path, tmp_path):
+  path.parent.rmdir()
+  (tmp_path / "elsewhere").mkdir()
+  path.parent.symlink_to(tmp_path / "elsewhere")
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  assert path.parent.is_symlink()
+  assert len(stored(tmp_path / "elsewhere" / path.name)) == 1
+
+
+def test_all_links_to_a_file_share_its_lock(path, target):
+  del path
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  assert target.with_name(f"{target.name}.lock").exists()
+
+
+def test_foreign_content_behind_a_link_is_kept_beside_it(path, target):
+  target.write_text("mine")
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  assert path.is_symlink() and len(stored(target)) == 1
+  kept = target.with_name(f"{target.name}.corrupt")
+  assert kept.read_text() == "mine"
+
+
+@pytest.mark.parametrize("to", ("no such folder/x.json", "itself"))
+def test_a_link_to_nowhere_is_left_alone(path, warnings_, to):
+  to = path.name if to == "itself" else to
+  path.symlink_to(to)
+  cache.store(PROBLEM, CONFIG, 1e-4)
+  assert cache.lookup(PROBLEM) == CONFIG
+  assert os.readlink(path) == to and not leftovers(path)
+  assert any("can't be written" in warning for warning in warnings_)
+
+
 # What may be wrong with the folder. Root may write anywhere, so permissions
 # are played.
 
@@ -362,7 +462,8 @@ def refuse(*_, **__):
 
 
 @pytest.mark.parametrize(
-  "what", ["os.replace", "os.fsync", "tempfile.mkstemp", "pathlib.Path.mkdir"]
+  "what",
+  ["os.replace", "os.fsync", "os.chmod", "builtins.open", "pathlib.Path.mkdir"],
 )
 def test_what_cannot_be_written_is_still_remembered(
   monkeypatch, path, warnings_, what

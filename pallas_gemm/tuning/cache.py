@@ -12,10 +12,11 @@ the file, for the installation that measured it.
 
 The file is read once. It is written by reading it again, adding to it, and
 replacing it, all under a lock, so that processes which tune at the same time
-lose nothing of each other. Whatever is wrong with the file or its folder is
-logged once and costs no computation: the worst case is that nothing is
-remembered. A file that is no cache is moved aside and kept when the next entry
-is written.
+lose nothing of each other. It keeps its mode, and a link stays one: what is
+replaced is the file that it leads to. Whatever is wrong with the file or its
+folder is logged once and costs no computation: the worst case is that nothing
+is remembered. A file that is no cache is moved aside and kept when the next
+entry is written.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ import json
 import os
 import pathlib
 import re
-import tempfile
+import secrets
+import stat
 import threading
 from typing import Any
 
@@ -231,6 +233,9 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 def _merge(path: pathlib.Path, key: str, entry: dict[str, Any]):
   """Adds one entry to a file; returns all of its entries."""
   path.parent.mkdir(parents=True, exist_ok=True)
+  # Where links lead to: there are the file, its lock (shared by all links to
+  # it) and what is moved aside.
+  path = pathlib.Path(os.path.realpath(path))
   with _locked(path):
     try:
       entries = _read(path)
@@ -270,10 +275,15 @@ def _keep_aside(path: pathlib.Path) -> pathlib.Path:
 
 
 def _write(path: pathlib.Path, content: dict[str, Any]) -> None:
-  """Replaces a file in one step: readers see the old content or the new."""
-  handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
+  """Replaces a file in one step: readers see the old content or the new.
+
+  The mode stays that of the old file; a new one has what the umask leaves.
+  """
+  name = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
   try:
-    with os.fdopen(handle, "w") as f:
+    with open(name, "x") as f:
+      with contextlib.suppress(FileNotFoundError):
+        os.chmod(name, stat.S_IMODE(path.stat().st_mode))
       json.dump(content, f, indent=1, sort_keys=True)
       f.write("\n")
       f.flush()
