@@ -3,18 +3,22 @@
 import importlib
 import types
 
-from pallas_gemm.ops.dot_general import dot_general
+from pallas_gemm.explanation import explain
+from pallas_gemm.ops.general import dot_general, ragged_dot_general
+from pallas_gemm.ops.grouped import gated_ragged_dot, ragged_dot
 from pallas_gemm.ops.invariance import batch_invariant
 from pallas_gemm.ops.matmul import gated_matmul, matmul
-from pallas_gemm.ops.ragged import gated_ragged_dot, ragged_dot
-from pallas_gemm.ops.ragged_general import ragged_dot_general
+from pallas_gemm.serving import Buckets, export_buckets
 from pallas_gemm.tuning.autotune import autotune
 from pallas_gemm.version import __version__ as __version__
 
 __all__ = [
+  "Buckets",
   "autotune",
   "batch_invariant",
   "dot_general",
+  "explain",
+  "export_buckets",
   "gated_matmul",
   "gated_ragged_dot",
   "matmul",

@@ -6,19 +6,26 @@ Everything else imports `jax`, `jax.experimental.pallas` and
 
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 import contextlib
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
 import jax
 from jax import lax
+from jax._src import config as _config
+from jax._src import dispatch as _dispatch
+from jax._src import dtypes as _dtypes
+from jax._src.lax.lax import _convert_element_type
 from jax._src.pallas import core as _pallas_core
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu import fragmented_array as _fa
 from jax.experimental.mosaic.gpu import launch_context as _launch_context
 from jax.experimental.mosaic.gpu import utils as _mgpu_utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.extend import core
 from jax.interpreters import partial_eval as pe
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
 
 CUDA_PLATFORMS = ("gpu", "cuda")
@@ -185,17 +192,47 @@ def join_varying(*arrays: jax.Array) -> list[jax.Array]:
 
 
 def shaped_like(
-  aval: Any, shape: tuple[int, ...], dtype: Any
+  avals: Sequence[Any],
+  shape: tuple[int, ...],
+  dtype: Any,
+  parts: Sequence[Any] = (),
 ) -> jax.core.ShapedArray:
-  """An abstract array that varies over the manual mesh axes of `aval`."""
+  """The type of what is made of `avals`, all of one mesh.
+
+  Args:
+    avals: they vary over the same manual mesh axes, and so does the result.
+    shape: of the result.
+    dtype: of the result.
+    parts: how it is sharded over Explicit mesh axes.
+  """
+  meshes = [aval.sharding.mesh for aval in avals]
+  mesh = next((mesh for mesh in meshes if not mesh.empty), meshes[0])
+  parts = (*parts, *(None,) * (len(shape) - len(parts)))
   return jax.core.ShapedArray(
     shape,
     dtype,
-    sharding=jax.sharding.NamedSharding(
-      aval.sharding.mesh, jax.sharding.PartitionSpec()
-    ),
-    manual_axis_type=aval.mat,
+    sharding=NamedSharding(mesh, PartitionSpec(*parts)),
+    manual_axis_type=avals[0].mat,
   )
+
+
+def is_weak(*arrays: Any) -> bool:
+  """Whether JAX's type of what is made of all the arrays is weak."""
+  return _dtypes.result_type(*arrays, return_weak_type_flag=True)[1]
+
+
+def with_weak_type(x: jax.Array) -> jax.Array:
+  """The same array, weakly typed: it takes the dtype of what it meets."""
+  return _convert_element_type(x, x.dtype, weak_type=True)
+
+
+def explicit_mesh(arrays: Sequence[Any]) -> Any:
+  """The mesh with Explicit axes that arrays have, or that is set; or None."""
+  meshes = [jax.typeof(x).sharding.mesh for x in arrays]
+  for mesh in (*meshes, jax.sharding.get_abstract_mesh()):
+    if jax.sharding.AxisType.Explicit in mesh.axis_types:
+      return mesh
+  return None
 
 
 def is_partitioned(axis_context: Any) -> bool:
@@ -211,9 +248,89 @@ def is_partitioned(axis_context: Any) -> bool:
   return any(mesh.shape[axis] > 1 for axis in by_xla)
 
 
+def why_not_partitionable(ctx: Any) -> str | None:
+  """None, or why XLA could not be given shards of a kernel.
+
+  Args:
+    ctx: of the lowering rule.
+  """
+  module = ctx.module_context
+  context = module.axis_context
+  if manual := getattr(context, "manual_axes", ()):
+    others = set(context.mesh.axis_names) - set(manual)
+    return (
+      f"jax.shard_map is manual over {_names(manual)} only and XLA can't"
+      f" partition a kernel over {_names(others)}; name all axes in"
+      " jax.shard_map's axis_names, or make the others Explicit"
+    )
+  if module.lowering_parameters.for_export:
+    return (
+      "XLA can't partition a kernel that is exported for several devices; use"
+      " Explicit mesh axes or jax.shard_map"
+    )
+  if _mesh_of(ctx) is None:
+    return (
+      "XLA can't partition a kernel over an unknown mesh; pass arrays with a"
+      " NamedSharding or use jax.set_mesh"
+    )
+  return None
+
+
+def _mesh_of(ctx: Any) -> Any:
+  """The mesh that XLA partitions over, if it is known."""
+  mesh = ctx.avals_out[0].sharding.mesh
+  if not mesh.empty:
+    return mesh
+  return getattr(ctx.module_context.axis_context, "abstract_mesh", None)
+
+
+def _names(axes: Any) -> str:
+  return "{" + ", ".join(map(str, sorted(axes, key=str))) + "}"
+
+
+def with_mesh(ctx: Any) -> Any:
+  """The same context for a lowering rule, with the mesh and devices in it.
+
+  `custom_partitioning` wants to know them. Devices only stand for positions in
+  the mesh: shards are counted, never named.
+  """
+  module = ctx.module_context
+  context = module.axis_context
+  devices = context.device_assignment
+  if devices is None:
+    devices = tuple(jax.devices())[: context.num_devices]
+  if len(devices) < context.num_devices:
+    raise NotImplementedError(
+      f"lowered for {context.num_devices} devices of which there are"
+      f" {len(devices)} here; use Explicit mesh axes or jax.shard_map"
+    )
+  context = dataclasses.replace(
+    context, device_assignment=devices, abstract_mesh=_mesh_of(ctx)
+  )
+  return ctx.replace(module_context=module.replace(axis_context=context))
+
+
+def require_devices(primitive: Any) -> None:
+  """Tells JAX that a primitive's lowering asks for the mesh of the arrays."""
+  _dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def is_mesh_known(arrays: Sequence[Any]) -> bool:
+  """Whether types or `jax.set_mesh` tell the mesh of a product traced now."""
+  meshes = [jax.typeof(x).sharding.mesh for x in arrays]
+  return not all(
+    mesh.empty for mesh in (*meshes, jax.sharding.get_abstract_mesh())
+  )
+
+
 def interpreter_effects() -> Set[Any]:
   """The effects of a kernel that is interpreted: its calls of the host."""
   return _pallas_core.get_interpret_effects(plgpu.InterpretGPUParams())
+
+
+def without_compilation_cache():
+  """Context: programs are compiled, not read from JAX's persistent cache."""
+  return _config.enable_compilation_cache(False)
 
 
 def register_dce_rule(
@@ -361,7 +478,7 @@ def without_custom_derivatives(
 
     for eqn in jaxpr.eqns:
       inputs = [read(x) for x in eqn.invars]
-      inner = _inlined(eqn)
+      inner = inlined(eqn)
       if inner is not None:
         outputs = evaluate(inner.jaxpr, inner.consts, inputs)
       elif eqn.primitive.name in replace:
@@ -373,22 +490,12 @@ def without_custom_derivatives(
       values |= dict(zip(eqn.outvars, outputs))
     return [read(x) for x in jaxpr.outvars]
 
-  def inlined(*args):
+  def plain(*args):
     closed = jax.make_jaxpr(fn)(*args)
     (result,) = evaluate(closed.jaxpr, closed.consts, args)
     return result
 
-  return inlined
-
-
-# Names of `primitives_of` that mix all elements of an argument.
-OF_ALL = frozenset(
-  f"{name} of all elements"
-  for name in (
-    "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
-    "reduce_sum", "rev",
-  )
-)  # fmt: skip
+  return plain
 
 
 def primitives_of(fn: Callable[..., jax.Array], *args) -> set[str]:
@@ -397,7 +504,7 @@ def primitives_of(fn: Callable[..., jax.Array], *args) -> set[str]:
   def collect(jaxpr):
     names = set()
     for eqn in jaxpr.eqns:
-      inner = _inlined(eqn)
+      inner = inlined(eqn)
       names |= {_name(eqn)} if inner is None else collect(inner.jaxpr)
     return names
 
@@ -408,14 +515,13 @@ def _name(eqn) -> str:
   name = eqn.primitive.name
   if name == "integer_pow" and eqn.params["y"] < 0:
     return "integer_pow with a negative exponent"
-  # Along no dimension: of a scalar, or of what is left of one.
-  along = eqn.params.get("axes", eqn.params.get("dimensions"))
-  of_all = f"{name} of all elements"
-  return of_all if along == () and of_all in OF_ALL else name
+  return name
 
 
-def _inlined(eqn):
+def inlined(eqn: Any) -> Any:
   """What stands for the equation if calls are taken apart; None if it stays."""
   if eqn.primitive.name in ("jit", "pjit", "closed_call"):
     return eqn.params["jaxpr"]
+  if eqn.primitive.name in ("checkpoint", "remat2"):
+    return core.ClosedJaxpr(eqn.params["jaxpr"], ())
   return eqn.params.get("call_jaxpr")  # custom_jvp_call, custom_vjp_call

@@ -11,7 +11,7 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm import hardware, tuning
-from pallas_gemm.ops import dispatch, implementations
+from pallas_gemm.ops import implementations, invariance, report
 from tests.support import products
 from tests.support.products import normal
 
@@ -23,7 +23,7 @@ CONFIG = tuning.Config()
 def _log(monkeypatch):
   """What is logged, as if it were the first time."""
   messages = []
-  monkeypatch.setattr(dispatch, "_logged", set())
+  monkeypatch.setattr(report, "_said", set())
   monkeypatch.setattr(
     logging, "info", lambda form, *args: messages.append(form % args)
   )
@@ -46,7 +46,8 @@ def _stubs(monkeypatch):
     return stub
 
   for name in ("sm90", "triton"):
-    monkeypatch.setitem(implementations.IMPLEMENTATIONS, name, refuse(name))
+    stub = implementations.Implementation(refuse(name), lambda *_: None)
+    monkeypatch.setitem(implementations.IMPLEMENTATIONS, name, stub)
   jax.clear_caches()
   yield calls
   jax.clear_caches()
@@ -83,7 +84,8 @@ def test_only_not_implemented_moves_on(monkeypatch):
   def broken(x, spec, target):
     raise ValueError("a bug")
 
-  monkeypatch.setitem(implementations.IMPLEMENTATIONS, "sm90", broken)
+  stub = implementations.Implementation(broken, lambda *_: None)
+  monkeypatch.setitem(implementations.IMPLEMENTATIONS, "sm90", stub)
   with pytest.raises(ValueError, match="a bug"):
     pallas_gemm.matmul(A, B, implementation=("sm90", "xla"))
 
@@ -184,27 +186,25 @@ def test_exports_for_both_platforms():
 # Batch invariance.
 
 
-def test_batch_invariance_refuses_xla():
-  with pallas_gemm.batch_invariant():
-    for implementation in (None, "xla"):
-      with pytest.raises(
-        NotImplementedError, match=r"xla: .*not batch invariant"
-      ):
-        pallas_gemm.matmul(A, B, implementation=implementation)
-
-
 def test_batch_invariance_is_a_context_a_decorator_and_nests():
-  f = jax.jit(pallas_gemm.matmul)
+  traced = []
+
+  @jax.jit
+  def f(a, b):
+    traced.append(invariance.is_batch_invariant())
+    return pallas_gemm.matmul(a, b)
+
   f(A, B)  # Compiled outside: compiled again inside.
   with pallas_gemm.batch_invariant():
     with pallas_gemm.batch_invariant():
-      pass
-    with pytest.raises(NotImplementedError):
-      f(A, B)
+      assert invariance.is_batch_invariant()
+    assert invariance.is_batch_invariant()
+    f(A, B)
+  assert not invariance.is_batch_invariant()
   f(A, B)
-  with pytest.raises(NotImplementedError):
-    pallas_gemm.batch_invariant()(lambda: f(A, B))()
+  pallas_gemm.batch_invariant()(lambda: f(A, B))()
   f(A, B)
+  assert traced == [False, True]
 
 
 def test_batch_invariance_is_the_threads_own():
@@ -262,7 +262,7 @@ def test_a_new_config_is_used_from_the_next_call_on(monkeypatch):
   traced = []
   original = tuning.generation()
   monkeypatch.setattr(
-    dispatch, "log_once", lambda message: traced.append(message)
+    report, "log_once", lambda message: traced.append(message)
   )
   jax.clear_caches()
   for generation in (original, original, original + 1):

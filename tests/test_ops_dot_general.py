@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from tests.support import products
+from tests.support import drop_in, products
 from tests.support.products import normal
 
 # lhs shape, rhs shape, dimension numbers.
@@ -100,9 +100,152 @@ def test_mixed_dtypes_are_passed_on():
     out = pallas_gemm.dot_general(*arguments)
     assert out.dtype == want.dtype
     np.testing.assert_array_equal(out, want)
-  with pallas_gemm.batch_invariant():
-    with pytest.raises(NotImplementedError, match="mixed dtypes"):
-      pallas_gemm.dot_general(lhs, rhs, numbers)
+
+
+def _ints(*shape, dtype):
+  return jnp.asarray(np.arange(np.prod(shape)).reshape(shape) % 7 - 3, dtype)
+
+
+def _fp8(*shape, seed):
+  return normal(*shape, dtype="float8_e4m3fn", seed=seed)
+
+
+_MATRICES = (((1,), (0,)), ((), ()))
+# Calls of `jax.lax.dot_general` that are easily got wrong.
+LIKE_LAX = {
+  "int4 to float32": (
+    _ints(2, 1, 5, dtype="int4"),
+    _ints(2, dtype="int4"),
+    (((0,), (0,)), ((), ())),
+    None,
+    "float32",
+  ),
+  "fp8 to int8": (
+    _fp8(5, 4, seed=0),
+    _fp8(4, 5, seed=1),
+    _MATRICES,
+    None,
+    "int8",
+  ),
+  "float32 to bool": (
+    normal(3, 4) / 8,
+    normal(4, 5) / 8,
+    _MATRICES,
+    None,
+    bool,
+  ),
+  "float32 to int32": (2 * normal(3, 4), normal(4, 5), _MATRICES, None, int),
+  "int8 to float32": (
+    jnp.full((3, 4), 100, "int8"),
+    jnp.full((4, 5), 100, "int8"),
+    _MATRICES,
+    None,
+    "float32",
+  ),
+  "complex to float32": (
+    normal(3, 4) + 1j,
+    normal(4, 5) + 1j,
+    _MATRICES,
+    None,
+    "float32",
+  ),
+  "float32 to bfloat16": (
+    normal(3, 4),
+    normal(4, 5),
+    _MATRICES,
+    None,
+    "bfloat16",
+  ),
+  "numbers none": (normal(3, 4), normal(4, 5), None),
+  "numbers none of vectors": (normal(4), normal(4), None),
+  "numbers none of a vector": (normal(3, 4), normal(4), None),
+  "numbers arrays": (
+    normal(3, 4),
+    normal(4, 5),
+    (np.array([[1], [0]]), np.zeros((2, 0), int)),
+  ),
+  "numbers arrays inside": (
+    normal(3, 4),
+    normal(4, 5),
+    ((np.array([1]), np.array([0])), ((), ())),
+  ),
+  "numbers one array": (
+    normal(2, 3, 4),
+    normal(2, 4, 5),
+    np.array([[[2], [1]], [[0], [0]]]),
+  ),
+  "numbers of JAX": (
+    normal(3, 4),
+    normal(4, 5),
+    ((jnp.array([1]), jnp.array([0])), ((), ())),
+  ),
+  "numbers NumPy": (
+    normal(3, 4),
+    normal(4, 5),
+    (((np.int64(1),), (np.uint8(0),)), ((), ())),
+  ),
+  "numbers ranges": (
+    normal(3, 4),
+    normal(4, 5),
+    ((range(1, 2), range(1)), (range(0), range(0))),
+  ),
+  "weak": (jnp.full((2, 2), 1.0), jnp.full((2, 2), 3.0), _MATRICES),
+  "weak and strong": (jnp.full((2, 2), 1.0), normal(2, 2), _MATRICES),
+  "weak and half": (
+    jnp.full((2, 2), 1.0),
+    normal(2, 2, dtype="bfloat16"),
+    _MATRICES,
+  ),
+  "weak to int32": (
+    jnp.full((2, 2), 1.0),
+    jnp.full((2, 2), 3.0),
+    _MATRICES,
+    None,
+    "int32",
+  ),
+  "weak integers": (jnp.full((2, 2), 1), jnp.full((2, 2), 3), _MATRICES),
+  "a number": (2.0, normal(2, 2), (((), ()), ((), ()))),
+  "two numbers": (2, 3, (((), ()), ((), ()))),
+}
+
+
+@pytest.mark.parametrize("name", LIKE_LAX)
+@pytest.mark.parametrize("wide", (False, True), ids=("x32", "x64"))
+def test_like_lax(name, wide):
+  with jax.enable_x64(wide):
+    call = drop_in.Call(LIKE_LAX[name], {})
+    want = drop_in.outcome(lax.dot_general, call)
+    assert not isinstance(want, Exception), want
+    got = drop_in.outcome(pallas_gemm.dot_general, call)
+    drop_in.assert_alike(got, want, call)
+
+
+@pytest.mark.parametrize("index", range(200))
+@pytest.mark.parametrize("wide", (False, True), ids=("x32", "x64"))
+def test_random_calls_like_lax(index, wide):
+  with jax.enable_x64(wide):
+    call = drop_in.dot_general(index)
+    want = drop_in.outcome(lax.dot_general, call)
+    got = drop_in.outcome(pallas_gemm.dot_general, call)
+    drop_in.assert_alike(got, want, call)
+
+
+def test_random_calls_are_of_both_kinds():
+  """About a third is refused by lax, and what it refuses differs."""
+  raised = []
+  for index in range(200):
+    call = drop_in.dot_general(index)
+    try:
+      jax.eval_shape(
+        lambda *x, call=call: lax.dot_general(
+          *x, *call.arguments[2:], **call.keywords
+        ),
+        *call.arguments[:2],
+      )
+    except (TypeError, ValueError) as error:
+      raised.append(str(error))
+  assert 60 <= len(raised) <= 120
+  assert len(set(raised)) >= 40
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Mistakes in calls of the grouped ops, and which implementation runs."""
 
+import functools
+
 from absl import logging
 import jax
 from jax import lax
@@ -10,8 +12,15 @@ import pytest
 import pallas_gemm
 from pallas_gemm import tuning
 from pallas_gemm.kernels import triton_dense
-from pallas_gemm.ops import dispatch
+from pallas_gemm.ops import report
 from tests.support import ragged
+from tests.support.mistakes import (
+  EITHER,
+  NO_ACTIVATIONS,
+  NO_ARRAYS,
+  NO_DTYPES,
+  assert_told,
+)
 from tests.support.products import normal
 
 LHS, RHS, SIZES = normal(9, 6), normal(3, 6, 8), jnp.array([2, 3, 4])
@@ -54,6 +63,15 @@ RAGGED_DOT = {
   "transpose_rhs": case(
     TypeError, "transpose_rhs must be a bool, got int", transpose_rhs=1
   ),
+  "transpose_rhs none": case(
+    TypeError, "transpose_rhs must be a bool, got NoneType", transpose_rhs=None
+  ),
+  "transpose_rhs NumPy": case(
+    TypeError, "transpose_rhs must be a bool, got bool", transpose_rhs=np.True_
+  ),
+  "transpose_rhs array": case(
+    TypeError, "transpose_rhs must be", transpose_rhs=jnp.array(True)
+  ),
   "sizes list": case(
     TypeError, "group_sizes must be an array, got list", sizes=[2, 3, 4]
   ),
@@ -64,6 +82,17 @@ RAGGED_DOT = {
   ),
   "sizes bool": case(
     TypeError, "group_sizes must hold integers, got dtype bool", sizes=SIZES > 2
+  ),
+  "sizes complex": case(
+    TypeError, "group_sizes must hold integers", sizes=1j * SIZES
+  ),
+  "sizes NumPy floats": case(
+    TypeError, "group_sizes must hold integers", sizes=np.ones(3, np.float32)
+  ),
+  "sizes int": case(ValueError, "group_sizes must have rank 1", sizes=9),
+  "sizes none": case(TypeError, "group_sizes must be an array", sizes=None),
+  "no sizes": case(
+    ValueError, "group_sizes must have 3 entries.*got 0", sizes=SIZES[:0]
   ),
   "sizes rank": case(
     ValueError,
@@ -95,6 +124,21 @@ RAGGED_DOT = {
   "offset list": case(
     TypeError, "group_offset must be an array, got list", group_offset=[0]
   ),
+  "offset bool": case(
+    TypeError, "group_offset must hold integers, got.*bool", group_offset=True
+  ),
+  "offset complex": case(
+    TypeError, "group_offset must hold integers", group_offset=1j
+  ),
+  "offset string": case(
+    TypeError, "group_offset must be an array, got str", group_offset="0"
+  ),
+  "offset huge": case(EITHER, "group_offset must", group_offset=10**400),
+  "offset rank": case(
+    ValueError,
+    r"group_offset must have shape \(\) or \(1,\), got \(1, 1\)",
+    group_offset=jnp.zeros((1, 1), int),
+  ),
   "bias shape": case(
     ValueError,
     r"bias must have shape \[G, N\] = \(3, 8\), got \(8,\)",
@@ -110,7 +154,7 @@ RAGGED_DOT = {
     TypeError, "activation must be a function, got str", activation="relu"
   ),
   "activation mixes": case(
-    TypeError, "activation must be an elementwise", activation=jax.nn.softmax
+    TypeError, "activation must be elementwise", activation=jax.nn.softmax
   ),
   "activation array": case(
     TypeError,
@@ -120,27 +164,28 @@ RAGGED_DOT = {
   "activation of integers": case(
     TypeError, "activation must keep", *INTS, activation=jnp.tanh
   ),
-  "dtype": case(
+  "type narrow": case(
     TypeError,
-    "preferred_element_type must be a dtype",
-    preferred_element_type="float31",
+    "preferred_element_type.*bfloat16.*int32",
+    *INTS,
+    preferred_element_type="bfloat16",
   ),
-  "dtype kind": case(
+  "type bool": case(
     TypeError,
-    "preferred_element_type must be floating",
-    preferred_element_type="int32",
+    "preferred_element_type.*bool.*int32",
+    *INTS,
+    preferred_element_type=bool,
   ),
-  "dtype unhashable": case(
-    TypeError,
-    "preferred_element_type must be hashable, got list",
-    preferred_element_type=["float32"],
-  ),
-  "dtype wide": case(
-    TypeError,
+  "type wide": case(
+    EITHER,
     "preferred_element_type float64 needs jax_enable_x64",
     preferred_element_type="float64",
   ),
   "precision": case(TypeError, "precision must be None", precision=3),
+  "precision name": case(
+    ValueError, "precision must be known to JAX, got 'zz'", precision="zz"
+  ),
+  "precision nothing": case(EITHER, "precision must be", precision=()),
   "implementation": case(
     ValueError,
     r"implementation must be of \('sm90', 'xla'\), got 'triton'",
@@ -152,9 +197,17 @@ RAGGED_DOT = {
   "implementation type": case(
     TypeError, "implementation must be None, a name", implementation=3
   ),
+  "implementation dict": case(
+    TypeError, "implementation must be .*dict", implementation={}
+  ),
+  "implementation one of two": case(
+    ValueError, "got 'triton'", implementation=["xla", "triton"]
+  ),
   "config": case(
     TypeError, "config must be a tuning.Config, got int", config=128
   ),
+  "config dict": case(TypeError, "config must be .*dict", config={"m": 1}),
+  "config class": case(TypeError, "config must .*type", config=tuning.Config),
   "config of triton": case(
     TypeError,
     "config must be a tuning.Config, got Config",
@@ -173,14 +226,18 @@ RAGGED_DOT = {
     config=tuning.Config(block_k=17),
     implementation="sm90",
   ),
+} | {
+  f"type {name}": case(
+    EITHER, "preferred_element_type must", preferred_element_type=no_dtype
+  )
+  for name, no_dtype in NO_DTYPES.items()
 }
 
 
 @pytest.mark.parametrize("name", RAGGED_DOT)
 def test_ragged_dot(name):
   error, message, arrays, keywords = RAGGED_DOT[name]
-  with pytest.raises(error, match=message):
-    pallas_gemm.ragged_dot(*arrays, **keywords)
+  assert_told(error, message, pallas_gemm.ragged_dot, *arrays, **keywords)
 
 
 GATED = {
@@ -213,14 +270,59 @@ GATED = {
     (LHS, RHS[1:], RHS[1:]),
     {},
   ),
+  "offset": (
+    ValueError,
+    r"group_offset must have shape \(\) or \(1,\), got \(3,\)",
+    (LHS, RHS, RHS),
+    {"group_offset": SIZES},
+  ),
+  "offset dtype": (
+    TypeError,
+    "group_offset must hold integers",
+    (LHS, RHS, RHS),
+    {"group_offset": 0.0},
+  ),
+  "implementation": (
+    ValueError,
+    r"implementation must be of \('sm90', 'xla'\), got 'triton'",
+    (LHS, RHS, RHS),
+    {"implementation": "triton"},
+  ),
+  "implementation type": (
+    TypeError,
+    "implementation must be None, a name",
+    (LHS, RHS, RHS),
+    {"implementation": 3},
+  ),
+  "config": (
+    TypeError,
+    "config must be a tuning.Config, got str",
+    (LHS, RHS, RHS),
+    {"config": "fast"},
+  ),
+  "config of xla": (
+    ValueError,
+    "config is one of 'sm90'",
+    (LHS, RHS, RHS),
+    {"config": tuning.Config(), "implementation": "xla"},
+  ),
+} | {
+  f"type {name}": (
+    EITHER,
+    "preferred_element_type must",
+    (LHS, RHS, RHS),
+    {"preferred_element_type": no_dtype},
+  )
+  for name, no_dtype in NO_DTYPES.items()
 }
 
 
 @pytest.mark.parametrize("name", GATED)
 def test_gated_ragged_dot(name):
   error, message, arrays, keywords = GATED[name]
-  with pytest.raises(error, match=message):
-    pallas_gemm.gated_ragged_dot(*arrays, SIZES, **keywords)
+  assert_told(
+    error, message, pallas_gemm.gated_ragged_dot, *arrays, SIZES, **keywords
+  )
 
 
 GENERAL = {
@@ -243,6 +345,69 @@ GENERAL = {
     (LHS, RHS),
     {"implementation": "triton"},
   ),
+  "implementation type": (
+    TypeError,
+    "implementation must be None, a name",
+    (LHS, RHS),
+    {"implementation": 3},
+  ),
+  "implementation of none": (
+    ValueError,
+    "implementation must hold a name",
+    (LHS, RHS),
+    {"implementation": []},
+  ),
+  "numbers none": (
+    TypeError,
+    "ragged_dot_dimension_numbers must .*NoneType",
+    (LHS, RHS),
+    {"ragged_dot_dimension_numbers": None},
+  ),
+  "numbers string": (
+    TypeError,
+    "ragged_dot_dimension_numbers must .*str",
+    (LHS, RHS),
+    {"ragged_dot_dimension_numbers": "mk,gkn->mn"},
+  ),
+  "offset shape": (
+    ValueError,
+    r"group_offset must have shape \(\) or \(1,\), got \(3,\)",
+    (LHS, RHS),
+    {"group_offset": SIZES},
+  ),
+  "offset dtype": (
+    TypeError,
+    "group_offset must hold integers",
+    (LHS, RHS),
+    {"group_offset": 0.0},
+  ),
+  "sizes bool": (
+    TypeError,
+    "group_sizes",
+    (LHS, RHS),
+    {"group_sizes": SIZES > 0},
+  ),
+  "precision": (EITHER, "[Pp]recision", (LHS, RHS), {"precision": 3}),
+  "precision name": (
+    ValueError,
+    "[Pp]recision",
+    (LHS, RHS),
+    {"precision": "z"},
+  ),
+  "type narrow": (
+    TypeError,
+    "preferred_element_type.*bfloat16.*int32",
+    INTS[:2],
+    {"preferred_element_type": "bfloat16"},
+  ),
+} | {
+  f"type {name}": (
+    EITHER,
+    "preferred_element_type must",
+    (LHS, RHS),
+    {"preferred_element_type": no_dtype},
+  )
+  for name, no_dtype in NO_DTYPES.items()
 }
 
 
@@ -253,8 +418,114 @@ def test_ragged_dot_general(name):
     "group_sizes": SIZES,
     "ragged_dot_dimension_numbers": NUMBERS,
   } | keywords
-  with pytest.raises(error, match=message):
-    pallas_gemm.ragged_dot_general(*arrays, **keywords)
+  assert_told(
+    error, message, pallas_gemm.ragged_dot_general, *arrays, **keywords
+  )
+
+
+# What an op is called with, array by array; what may be None.
+ARRAYS = {
+  "ragged_dot": {
+    "lhs": LHS,
+    "rhs": RHS,
+    "group_sizes": SIZES,
+    "group_offset": np.array([0], np.int32),
+    "bias": RHS[:, 0],
+  },
+  "gated_ragged_dot": {
+    "x": LHS,
+    "w_gate": RHS,
+    "w_up": RHS,
+    "group_sizes": SIZES,
+    "group_offset": np.array([0], np.int32),
+  },
+  "ragged_dot_general": {
+    "lhs": LHS,
+    "rhs": RHS,
+    "group_sizes": SIZES,
+    "group_offset": np.array([0], np.int32),
+  },
+}
+OPTIONAL = ("group_offset", "bias")
+NO_ARRAY = [
+  (op, argument, kind)
+  for op, arrays in ARRAYS.items()
+  for argument in arrays
+  for kind in ("none", *NO_ARRAYS)
+  if kind != "none" or argument not in OPTIONAL
+]
+
+
+def _op(name):
+  f = getattr(pallas_gemm, name)
+  if name == "ragged_dot_general":
+    return functools.partial(f, ragged_dot_dimension_numbers=NUMBERS)
+  return f
+
+
+@pytest.mark.parametrize(("op", "argument", "kind"), NO_ARRAY)
+def test_no_array(op, argument, kind):
+  keywords = dict(ARRAYS[op])
+  make, came = NO_ARRAYS.get(kind, (lambda _: None, "NoneType"))
+  keywords[argument] = make(keywords[argument])
+  assert_told(TypeError, rf"^{argument} must .*({came})", _op(op), **keywords)
+
+
+NO_ACTIVATION = [
+  (op, kind)
+  for op in ("ragged_dot", "gated_ragged_dot")
+  for kind in NO_ACTIVATIONS
+]
+
+
+@pytest.mark.parametrize(("op", "kind"), NO_ACTIVATION)
+def test_no_activation(op, kind):
+  arrays = (LHS, RHS) if op == "ragged_dot" else (LHS, RHS, RHS)
+  assert_told(
+    TypeError,
+    "^activation must",
+    _op(op),
+    *arrays,
+    SIZES,
+    activation=NO_ACTIVATIONS[kind],
+  )
+
+
+@pytest.mark.parametrize("transform", (jax.jit, jax.grad))
+@pytest.mark.parametrize("op", ("ragged_dot", "gated_ragged_dot"))
+def test_activation_closes_over_a_traced_value(transform, op):
+  arrays = (LHS, RHS) if op == "ragged_dot" else (LHS, RHS, RHS)
+
+  def f(t):
+    return _op(op)(*arrays, SIZES, activation=lambda x: x * t).sum()
+
+  with pytest.raises(TypeError, match="must not close over a traced value"):
+    transform(f)(1.0)
+
+
+# Equal to what was right in the call before, and so compiled already.
+EQUAL = {
+  "int": (False, 0, "int"),
+  "float": (False, 0.0, "float"),
+  "NumPy": (False, np.False_, "bool"),
+  "int of transposed": (True, 1, "int"),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_transpose_rhs_that_equals_a_right_one(name):
+  """The check may not depend on what is compiled."""
+  right, wrong, came = EQUAL[name]
+  arrays = LHS, RHS.swapaxes(1, 2) if right else RHS, SIZES
+  for _ in range(2):
+    pallas_gemm.ragged_dot(*arrays, transpose_rhs=right)
+    assert_told(
+      TypeError,
+      f"transpose_rhs must be a bool, got {came}",
+      pallas_gemm.ragged_dot,
+      *arrays,
+      transpose_rhs=wrong,
+    )
 
 
 def _numbers(contract, ragged_dimensions, group):
@@ -293,6 +564,28 @@ def test_what_is_no_mistake():
   pallas_gemm.ragged_dot(LHS, RHS, SIZES, config=tuning.Config())  # For GPUs.
   pallas_gemm.ragged_dot(*HALF, bias=jnp.ones((3, 8)))
   pallas_gemm.ragged_dot(*INTS, implementation=["sm90", "xla"])
+  pallas_gemm.ragged_dot(LHS, RHS, SIZES, preferred_element_type="int32")
+  pallas_gemm.ragged_dot(LHS, RHS, SIZES, transpose_rhs=False, bias=None)
+
+
+class Array:
+  """What says how it becomes an array."""
+
+  def __init__(self, array):
+    self.array = array
+
+  def __jax_array__(self):
+    return self.array
+
+
+@pytest.mark.parametrize("op", ARRAYS)
+@pytest.mark.parametrize("kind", ("NumPy", "__jax_array__"))
+def test_what_becomes_an_array(op, kind):
+  make = np.asarray if kind == "NumPy" else lambda x: Array(jnp.asarray(x))
+  want = _op(op)(**ARRAYS[op])
+  for argument, value in ARRAYS[op].items():
+    out = _op(op)(**ARRAYS[op] | {argument: make(value)})
+    np.testing.assert_array_equal(out, want, err_msg=argument)
 
 
 # Which implementation runs.
@@ -302,7 +595,7 @@ def test_what_is_no_mistake():
 def _log(monkeypatch):
   """What is logged, as if it were the first time."""
   messages = []
-  monkeypatch.setattr(dispatch, "_logged", set())
+  monkeypatch.setattr(report, "_said", set())
   monkeypatch.setattr(
     logging, "info", lambda form, *args: messages.append(form % args)
   )
@@ -360,15 +653,3 @@ def test_lowers_for_cuda(wide, bias):
     assert "chlo.ragged_dot" not in text and "dot_general" not in text
     text = step.trace(x).lower(lowering_platforms=("cpu",)).as_text()
     assert "mosaic_gpu" not in text
-
-
-def test_xla_promises_no_batch_invariance():
-  with pallas_gemm.batch_invariant():
-    for f in (
-      lambda: pallas_gemm.ragged_dot(*HALF),
-      lambda: pallas_gemm.gated_ragged_dot(LHS, RHS, RHS, SIZES),
-      lambda: pallas_gemm.ragged_dot_general(LHS, RHS, SIZES, NUMBERS),
-    ):
-      with pytest.raises(NotImplementedError, match="not batch invariant"):
-        f()
-  pallas_gemm.ragged_dot(*HALF)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from tests.support import products, ragged
+from tests.support import drop_in, products, ragged
 from tests.support.products import normal
 
 
@@ -110,8 +110,9 @@ def test_general(name):
     want = jax.jit(jax.value_and_grad(loss(reference), (0, 1)))(lhs, rhs)
     products.assert_same(got, want)
     jaxpr = str(jax.make_jaxpr(ours)(lhs, rhs))
-    assert "pallas_gemm_ragged" in jaxpr
-    assert ("transpose[" in jaxpr) == transposes
+    assert "pallas_gemm[" in jaxpr
+    text = jax.jit(ours).lower(lhs, rhs).as_text()
+    assert ("stablehlo.transpose" in text) == transposes
 
 
 @pytest.mark.parametrize("name", LEFT_TO_LAX)
@@ -161,3 +162,73 @@ def test_general_with_offset_and_dtypes():
   want = lax.ragged_dot_general(*mixed)
   assert out.dtype == want.dtype
   np.testing.assert_array_equal(out, want)
+
+
+# Other kinds and spellings, against jax.lax.
+
+RANDOM = [
+  (op, index)
+  for op in ("ragged_dot", "ragged_dot_general")
+  for index in range(30)
+]
+
+
+@pytest.mark.parametrize(("op", "index"), RANDOM)
+@pytest.mark.parametrize("wide", (False, True), ids=("x32", "x64"))
+def test_random_calls_like_lax(op, index, wide):
+  with jax.enable_x64(wide):
+    call = getattr(drop_in, op)(index)
+    want = drop_in.outcome(getattr(lax, op), call)
+    got = drop_in.outcome(getattr(pallas_gemm, op), call)
+    # `ragged_dot` takes one rank alone, and says so in words of its own.
+    if op == "ragged_dot" and call.arguments[0].ndim != 2:
+      assert isinstance(got, TypeError | ValueError)
+      return
+    drop_in.assert_alike(got, want, call, any_class=op == "ragged_dot")
+
+
+KINDS = (
+  ("int8", "float32"),
+  ("int8", "int32"),
+  ("int8", "uint8"),
+  ("uint8", "bfloat16"),
+  ("int32", "float32"),
+  ("bool", "int32"),
+  ("bfloat16", "int32"),
+  ("float32", "int32"),
+  ("float32", "bfloat16"),
+  ("float32", "complex64"),
+  ("float8_e4m3fn", "float32"),
+  ("int4", "float32"),
+)
+
+
+@pytest.mark.parametrize(("dtype", "to"), KINDS)
+@pytest.mark.parametrize("op", ("ragged_dot", "ragged_dot_general"))
+def test_kinds_of_results_are_those_of_lax(op, dtype, to):
+  lhs, rhs = (
+    jnp.round(2 * normal(*shape)).astype(dtype) for shape in ((9, 5), (3, 5, 4))
+  )
+  arguments = (lhs, rhs, jnp.array([4, 0, 3]))
+  if op == "ragged_dot_general":
+    arguments += (numbers(((1,), (1,)), (0,), (0,)),)
+  call = drop_in.Call(arguments, {"preferred_element_type": to})
+  want = drop_in.outcome(getattr(lax, op), call)
+  assert not isinstance(want, Exception), want
+  got = drop_in.outcome(getattr(pallas_gemm, op), call)
+  drop_in.assert_alike(got, want, call)
+
+
+@pytest.mark.parametrize("weak", ("lhs", "rhs", "both"))
+@pytest.mark.parametrize("op", ("ragged_dot", "ragged_dot_general"))
+def test_weak_types_are_those_of_lax(op, weak):
+  lhs, rhs = normal(9, 5), normal(3, 5, 4)
+  lhs = jnp.full_like(lhs, 1.0) if weak == "rhs" else jnp.full(lhs.shape, 1.0)
+  rhs = jnp.full_like(rhs, 1.0) if weak == "lhs" else jnp.full(rhs.shape, 1.0)
+  arguments = (lhs, rhs, jnp.array([4, 0, 3]))
+  if op == "ragged_dot_general":
+    arguments += (numbers(((1,), (1,)), (0,), (0,)),)
+  call = drop_in.Call(arguments, {})
+  want = drop_in.outcome(getattr(lax, op), call)
+  got = drop_in.outcome(getattr(pallas_gemm, op), call)
+  drop_in.assert_alike(got, want, call)

@@ -1,85 +1,103 @@
 """Checks of what users pass; each message names argument, got and want.
 
-They run while a call is traced, so a compiled call does not pay for them.
+What depends on values, not on types, is checked at every call; the rest while
+a call is traced, so that a compiled call does not pay for it.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 import math
 import numbers
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm import compat
+from pallas_gemm.ops import report
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.implementations import IMPLEMENTATIONS
 
 _PRECISIONS = lax.Precision | lax.DotAlgorithmPreset | lax.DotAlgorithm
+# Names of implementations that take grouped products.
+GROUPED = ("sm90", "xla")
 
 
-class Options(NamedTuple):
-  """The arguments of `matmul` that are no arrays."""
-
-  activation: Any
-  alpha: Any
-  beta: Any
-  transpose_a: Any
-  transpose_b: Any
-  out_dtype: Any
-  precision: Any
-  implementation: Any
-  config: Any
-
-
-def hashable(
-  options: tuple[Any, ...], names: tuple[str, ...] = Options._fields
-) -> tuple[Any, ...]:
-  """The options with lists made tuples.
-
-  Args:
-    options: as the user passed them.
-    names: of the arguments that they are.
+def array(name: str, value: Any) -> Any:
+  """An array of numbers or booleans, as `jax.jit` takes it.
 
   Raises:
-    TypeError: one can't be hashed, as what a compiled function is kept under
-      must be.
+    TypeError: it is none.
   """
-  found = dict(zip(names, options, strict=True))
-  for name, value in found.items():
+  if isinstance(value, jax.Array):
+    return value
+  if hasattr(value, "__jax_array__"):
+    return array(name, value.__jax_array__())
+  if isinstance(value, np.ma.MaskedArray):
+    raise TypeError(
+      f"{name} must be an array without a mask, got a masked one; fill it first"
+    )
+  if isinstance(value, np.ndarray | np.generic):
+    if spec_lib.kind(value.dtype) == "other":
+      raise TypeError(f"{name} must hold numbers, got dtype {value.dtype}")
+    return value
+  if isinstance(value, bool | float | complex):
+    return value
+  if isinstance(value, int):
+    info = jnp.iinfo(jnp.result_type(int))
+    if not info.min <= value <= info.max:
+      raise ValueError(
+        f"{name} must fit into {info.dtype}, got {_short(value)}"
+      )
+    return value
+  raise TypeError(f"{name} must be an array, got {type(value).__name__}")
+
+
+def _short(value: int) -> str:
+  """An integer that may have more digits than anybody reads."""
+  digits = value.bit_length() * 3 // 10
+  return f"an integer of about {digits} digits" if digits > 30 else str(value)
+
+
+def optional(name: str, value: Any) -> Any:
+  """The same, or None."""
+  return None if value is None else array(name, value)
+
+
+def check_numbers(**arrays: Any) -> None:
+  """What is no array of keys, say, or None; checked while tracing."""
+  for name, value in arrays.items():
+    dtype = None if value is None else jnp.result_type(value)
+    if not isinstance(dtype, np.dtype | type(None)):
+      raise TypeError(f"{name} must hold numbers, got dtype {dtype}")
+
+
+def hashable(**options: Any) -> tuple[Any, ...]:
+  """What a compiled function is kept under, of which something can't be hashed.
+
+  Raises:
+    TypeError: it can't.
+  """
+  for name, value in options.items():
     if name in ("implementation", "precision") and isinstance(value, list):
-      value = found[name] = tuple(value)
+      options[name] = tuple(value)
     try:
-      hash(value)
+      hash(options[name])
     except TypeError as error:
-      if name in ("alpha", "beta"):
-        raise _no_number(name, value) from error
       raise TypeError(
         f"{name} must be hashable, got {type(value).__name__}"
       ) from error
-  return tuple(found.values())
-
-
-def check_array(name: str, value: Any) -> None:
-  """An array of numbers or booleans."""
-  if not isinstance(value, jax.Array):
-    raise TypeError(f"{name} must be an array, got {type(value).__name__}")
-  if spec_lib.kind(value.dtype) == "other":
-    raise TypeError(f"{name} must hold numbers, got dtype {value.dtype}")
+  return tuple(options.values())
 
 
 def check_operand(name: str, value: Any) -> None:
   """An array of rank 1 or more."""
-  check_array(name, value)
-  if value.ndim == 0:
+  if jnp.ndim(value) == 0:
     raise ValueError(f"{name} must have rank 1 or more, got a scalar")
 
 
 def check_like(name: str, value: Any, other_name: str, other: Any) -> None:
   """An array of the shape and dtype of another."""
-  check_array(name, value)
   if value.shape != other.shape or value.dtype != other.dtype:
     raise ValueError(
       f"{name} must be {other.dtype.name}{list(other.shape)} like {other_name},"
@@ -89,32 +107,32 @@ def check_like(name: str, value: Any, other_name: str, other: Any) -> None:
 
 def check_rank(name: str, value: Any, rank: int, dimensions: str) -> None:
   """An array of a fixed rank, with `dimensions` its shape in words."""
-  check_array(name, value)
-  if value.ndim != rank:
-    raise ValueError(f"{name} must be {dimensions}, got shape {value.shape}")
+  if jnp.ndim(value) != rank:
+    raise ValueError(
+      f"{name} must be {dimensions}, got shape {jnp.shape(value)}"
+    )
 
 
 def check_integers(name: str, value: Any) -> None:
   """An array of integers."""
-  check_array(name, value)
-  if spec_lib.kind(value.dtype) != "integer":
-    raise TypeError(f"{name} must hold integers, got dtype {value.dtype}")
+  dtype = jnp.result_type(value)
+  if spec_lib.kind(dtype) != "integer":
+    raise TypeError(f"{name} must hold integers, got dtype {dtype}")
 
 
-def check_transposes(options: Options, a: jax.Array, b: jax.Array) -> None:
-  """Python booleans; a vector has nothing to transpose."""
-  for name, x, flag in (
-    ("a", a, options.transpose_a),
-    ("b", b, options.transpose_b),
-  ):
-    if not isinstance(flag, bool):
-      raise TypeError(
-        f"transpose_{name} must be a bool, got {type(flag).__name__}"
-      )
-    if flag and x.ndim == 1:
-      raise ValueError(
-        f"transpose_{name} needs {name} of rank 2 or more, got shape {x.shape}"
-      )
+def check_bool(name: str, value: Any) -> None:
+  """A Python boolean: 0 and False are one key of a cache, not one argument."""
+  if value is not True and value is not False:
+    raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
+
+
+def check_transpose(name: str, value: jax.Array, flag: bool) -> None:
+  """A vector has nothing to transpose."""
+  if flag and value.ndim == 1:
+    raise ValueError(
+      f"transpose_{name} needs {name} of rank 2 or more, got shape"
+      f" {value.shape}"
+    )
 
 
 def check_inner(names: tuple[str, str], a_shape, b_shape, k_a, k_b) -> None:
@@ -141,48 +159,100 @@ def batch_shape(
     ) from error
 
 
-def factor(name: str, value: Any, dtype: Any) -> complex:
-  """alpha or beta as a Python number that fits the dtype.
+def is_one(value: Any) -> bool:
+  """Whether a factor is the number 1 as the program is written."""
+  return type(value) in (float, int) and value == 1
+
+
+def factor(name: str, value: Any, a: Any, b: Any, out_dtype: Any) -> Any:
+  """alpha or beta in the dtype of sums, a scalar; checked at every call.
+
+  Args:
+    name: of the argument.
+    value: a Python number, or an array of shape ().
+    a, b: the operands.
+    out_dtype: as the user passed it.
 
   Raises:
-    TypeError: no Python number, or one that the dtype has no room for.
+    TypeError: no number, or one that the dtype has no room for.
+    ValueError: an array that is no scalar.
   """
-  if isinstance(value, bool) or not isinstance(value, numbers.Number):
-    raise _no_number(name, value)
-  kind = spec_lib.kind(dtype)
-  if kind == "complex":
-    return complex(value)
-  if isinstance(value, complex):
-    raise TypeError(f"{name} must be real for {dtype.name}, got {value}")
-  if kind == "floating":
-    return float(value)
-  if not math.isfinite(value) or value != int(value):
-    raise TypeError(f"{name} must be an integer for {dtype.name}, got {value}")
-  if kind == "integer" and int(value) != int(np.array(value).astype(dtype)):
-    raise TypeError(f"{name} must fit into {dtype.name}, got {value}")
+  dtype = jnp.result_type(a, b)
+  one = jax.ShapeDtypeStruct((), dtype)
+  wide = spec_lib.accumulation_dtype(
+    spec_lib.Operands(one, one), dtype_of(out_dtype, dtype)
+  )
+  if isinstance(value, jax.Array | np.ndarray):
+    array(name, value)
+    if value.shape != ():
+      raise ValueError(f"{name} must be a scalar, got shape {value.shape}")
+    kinds = {"integer": 0, "floating": 1, "complex": 2}
+    have, want = (kinds.get(spec_lib.kind(d)) for d in (value.dtype, wide))
+    if have is None or want is None or have > want:
+      raise TypeError(
+        f"{name} must be {_of_kind(wide)}, got an array of {value.dtype}"
+      )
+    return jnp.asarray(value).astype(wide)
+  return np.asarray(_number(name, value, wide), wide)
+
+
+def _of_kind(wide: Any) -> str:
+  kind = spec_lib.kind(wide)
+  words = {"floating": "real", "integer": "an integer", "bool": "the number 1"}
+  return f"{words.get(kind, 'a number')} for {wide.name}"
+
+
+def _number(name: str, value: Any, wide: Any) -> Any:
+  if isinstance(value, bool | np.bool_) or not isinstance(
+    value, numbers.Number
+  ):
+    raise TypeError(
+      f"{name} must be a number or a scalar array, got {type(value).__name__}"
+    )
+  kind, wrong = spec_lib.kind(wide), f"{name} must be {_of_kind(wide)}, got"
+  is_complex = isinstance(value, complex | np.complexfloating)
+  if kind == "bool" or (is_complex and kind != "complex"):
+    raise TypeError(f"{wrong} {value}")
+  try:
+    if kind != "integer":
+      return complex(value) if kind == "complex" else float(value)
+    if not isinstance(value, int) and not math.isfinite(value):
+      raise TypeError(f"{wrong} {value}")
+    if value != int(value):
+      raise TypeError(f"{wrong} {value}")
+    info = jnp.iinfo(wide)
+    if not info.min <= int(value) <= info.max:
+      raise OverflowError
+  except OverflowError as error:
+    raise TypeError(
+      f"{name} must fit into {wide.name}, got {_short(int(value))}"
+    ) from error
   return int(value)
 
 
-def _no_number(name: str, value: Any) -> TypeError:
-  return TypeError(
-    f"{name} must be a Python number, got {type(value).__name__}; to scale by"
-    " an array, scale the result instead"
-  )
+def dtype_of(
+  value: Any, default: Any, name: str = "out_dtype", like: Any = None
+) -> Any:
+  """A dtype of numbers that JAX has; `default` for None.
 
-
-def out_dtype(value: Any, dtype: Any, name: str = "out_dtype") -> Any:
-  """The result's dtype: by default that of the operands, else of its kind."""
+  Args:
+    value: as the user passed it.
+    default: what None stands for.
+    name: of the argument.
+    like: operands' dtype whose kind it must have; None for any kind.
+  """
   if value is None:
-    return dtype
+    return default
   try:
     wanted = jnp.dtype(value)
   except TypeError as error:
     raise TypeError(f"{name} must be a dtype, got {value!r}") from error
-  kind = spec_lib.kind(dtype)
+  if spec_lib.kind(wanted) == "other":
+    raise TypeError(f"{name} must be a dtype of numbers, got {wanted}")
+  kind = spec_lib.kind(wanted if like is None else like)
   if spec_lib.kind(wanted) != kind:
     raise TypeError(
-      f"{name} must be {kind} like the operands, {dtype.name}, got"
-      f" {wanted.name}"
+      f"{name} must be {kind} like the operands, {like.name}, got {wanted.name}"
     )
   if jax.dtypes.canonicalize_dtype(wanted) != wanted:
     raise TypeError(f"{name} {wanted.name} needs jax_enable_x64")
@@ -191,7 +261,6 @@ def out_dtype(value: Any, dtype: Any, name: str = "out_dtype") -> Any:
 
 def check_epilogue_array(name: str, value: jax.Array, wide: Any) -> None:
   """The dtype of bias or C: of the operands' kind, and no wider than sums."""
-  check_array(name, value)
   if (
     spec_lib.kind(value.dtype) != spec_lib.kind(wide)
     or value.dtype.itemsize > wide.itemsize
@@ -202,79 +271,14 @@ def check_epilogue_array(name: str, value: jax.Array, wide: Any) -> None:
     )
 
 
-def bias_side(bias: jax.Array, m: int, n: int) -> spec_lib.Side:
-  """Which side of the result a bias runs along."""
-  if bias.shape == (n,):
-    return "n"
-  if bias.shape == (m, 1):
-    return "m"
-  raise ValueError(
-    f"bias must have shape [N] = ({n},) or [M, 1] = ({m}, 1), got {bias.shape}"
-  )
-
-
-def check_c(c: jax.Array, shape: tuple[int, ...]) -> None:
-  """C has the shape of the result."""
-  if c.shape != shape:
-    raise ValueError(f"c must have the result's shape {shape}, got {c.shape}")
-
-
-def check_activation(activation: Any, dtype: Any) -> None:
-  """Elementwise, of the dtype that sums have, and of nothing but its argument.
-
-  Raises:
-    TypeError: it is not.
-  """
-  if not callable(activation):
-    raise TypeError(
-      f"activation must be a function, got {type(activation).__name__}"
-    )
-  # A scalar has no rows or columns to mix.
-  for shape in ((8, 128), ()):
-    traced = _traced_activation(activation, shape, dtype)
-    outs = [(out.shape, out.dtype) for out in traced.out_avals]
-    if outs != [(shape, dtype)]:
-      got = ", ".join(f"{d.name}{list(s)}" for s, d in outs)
-      raise TypeError(
-        "activation must keep shape and dtype of its argument,"
-        f" {dtype.name}{list(shape)}, got {got or 'nothing'}"
-      )
-    if any(isinstance(x, jax.core.Tracer) for x in traced.consts):
-      raise TypeError(
-        "activation must not close over a traced value: it is compiled into"
-        " the kernel, and has no derivative there"
-      )
-    if any(np.shape(x) for x in traced.consts):
-      raise TypeError(
-        "activation must not close over an array; it must be elementwise"
-      )
-  # A scalar goes through what is reduced, or turned round, along all of it.
-  scalar = jax.ShapeDtypeStruct((), dtype)
-  if mixing := compat.primitives_of(activation, scalar) & compat.OF_ALL:
-    raise TypeError(
-      f"activation must be elementwise, got {', '.join(sorted(mixing))} in it"
-    )
-
-
-def _traced_activation(activation: Callable[..., Any], shape, dtype):
-  try:
-    return jax.make_jaxpr(activation)(jax.ShapeDtypeStruct(shape, dtype))
-  except Exception as error:
-    reason = str(error).partition("\n")[0]
-    raise TypeError(
-      "activation must be an elementwise function of one array; called with"
-      f" {dtype.name}{list(shape)} it raised {type(error).__name__}: {reason}"
-    ) from error
-
-
 def implementation(
-  value: Any, known: Collection[str] = IMPLEMENTATIONS
+  value: Any, known: Collection[str] = tuple(IMPLEMENTATIONS)
 ) -> tuple[str, ...] | None:
   """The names to try, all of those known; None for the platform's."""
   if value is None:
     return None
   names = (value,) if isinstance(value, str) else value
-  if not isinstance(names, tuple):
+  if not isinstance(names, tuple | list):
     raise TypeError(
       "implementation must be None, a name or a sequence of names, got"
       f" {type(value).__name__}"
@@ -286,13 +290,13 @@ def implementation(
       raise ValueError(
         f"implementation must be of {tuple(known)}, got {name!r}"
       )
-  return names
+  return tuple(names)
 
 
 def check_config(
   config: Any,
   names: tuple[str, ...] | None,
-  known: Collection[str] = IMPLEMENTATIONS,
+  known: Collection[str] = tuple(IMPLEMENTATIONS),
 ) -> None:
   """A config of one of the implementations that will be tried."""
   if config is None:
@@ -329,8 +333,8 @@ def precision(value: Any) -> Any:
     return value
   if isinstance(value, str) and value in lax.DotAlgorithmPreset.__members__:
     return lax.DotAlgorithmPreset[value]
-  pair = value if isinstance(value, tuple) else (value,)
-  if len(pair) > 2 or not all(
+  pair = value if isinstance(value, tuple | list) else (value,)
+  if not 0 < len(pair) <= 2 or not all(
     isinstance(item, str | lax.Precision) for item in pair
   ):
     raise TypeError(
@@ -344,3 +348,26 @@ def precision(value: Any) -> Any:
       f"precision must be known to JAX, got {value!r}"
     ) from error
   return pair[0] if len(pair) == 1 else pair
+
+
+def check_out_sharding(value: Any) -> None:
+  """None, a PartitionSpec or a NamedSharding."""
+  kinds = jax.sharding.PartitionSpec | jax.sharding.NamedSharding
+  if value is not None and not isinstance(value, kinds):
+    raise TypeError(
+      "out_sharding must be None, a PartitionSpec or a NamedSharding, got"
+      f" {type(value).__name__}"
+    )
+
+
+def promoted(names: tuple[str, ...], *arrays: jax.Array) -> list[jax.Array]:
+  """Operands of one dtype, as `jnp.matmul` has them."""
+  dtype = jnp.result_type(*arrays[:2])
+  for name, x in zip(names, arrays):
+    if x.dtype.itemsize == 1 < dtype.itemsize:
+      report.warn_once(
+        f"{name} of {x.dtype.name} is converted to {dtype.name} outside of the"
+        f" kernel: {1 + 2 * dtype.itemsize} bytes for each of its elements are"
+        " read and written at each call; convert weights once, beforehand"
+      )
+  return [x.astype(dtype) for x in arrays]

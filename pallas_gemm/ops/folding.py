@@ -1,61 +1,234 @@
-"""Batch dimensions of `jnp.matmul` as the one batch dimension of a product."""
+"""A product of any rank as the one that kernels know, and back.
 
-from collections.abc import Sequence
+Folded, a dense product is A [batch or 1, M, K] by B [batch or 1, K, N], each
+possibly stored with its last two dimensions the other way round, bias [N] or
+[M], C [batch, M, N]; a grouped one is as `Spec` says. Only shapes change,
+unless the letters lie so that an operand has to be copied.
+"""
+
+from collections.abc import Callable
+import dataclasses
 import math
+from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
+from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.spec import Operands, Spec
 
+Run = Callable[[Operands, Spec], Any]
+# Letters of a grouped product that are no batch dimension.
+_GROUPED = "mnkgo"
 
-def to_rank_3(x: Operands, spec: Spec, shape: tuple[int, ...]) -> Operands:
-  """The operands as `gemm` takes them; C and the result only change shape.
 
-  Trailing batch dimensions that B does not have become rows of A, unless A is
-  stored transposed. An operand is copied only where it broadcasts along some of
-  the remaining batch dimensions and not along others.
-
-  Args:
-    x: A [..., M, K], B [..., K, N], bias [N] or [M], C of the result's shape.
-    spec: what is computed.
-    shape: of the result, [..., M, N].
-  """
-  *batch, m, n = shape
-  batch_a = _padded(x.a.shape[:-2], len(batch))
-  batch_b = _padded(x.b.shape[:-2], len(batch))
-  kept = len(batch)
-  while kept and batch_b[kept - 1] == 1 and not spec.transpose_a:
-    kept -= 1
-  rows = math.prod(batch[kept:])
-  matrix = x.a.shape[-2:] if spec.transpose_a else (rows * m, x.a.shape[-1])
-  lead = batch[:kept]
-
-  def of_b(b):
-    return _one_batch(b.reshape(*batch_b[:kept], *b.shape[-2:]), lead)
-
-  bias, c = x.bias, x.c
-  if spec.bias == "m" and rows != 1:
-    bias = jnp.tile(bias, rows)
-  if c is not None:
-    c = c.reshape(math.prod(lead), rows * m, n)
-  return Operands(
-    a=_one_batch(x.a.reshape(*batch_a[:kept], *matrix), lead),
-    b=of_b(x.b),
-    b_up=None if x.b_up is None else of_b(x.b_up),
-    bias=bias,
-    c=c,
+def is_fused(spec: Spec) -> bool:
+  """Whether one kernel has room for all that is applied to the product."""
+  w = spec.words
+  return (
+    all(c in w.a or c in w.b for c in spec.out if not spec.ragged)
+    and not w.alpha  # not one factor, but many
+    and w.b_up in (None, w.b)
   )
 
 
-def _padded(batch: tuple[int, ...], rank: int) -> tuple[int, ...]:
-  return (1,) * (rank - len(batch)) + tuple(batch)
+def over_batch(run: Run, x: Operands, spec: Spec) -> Any:
+  """A grouped product for each index of its batch dimensions, one by one."""
+  extra = next((c for c in spec.out if c not in _GROUPED), None)
+  if extra is None:
+    return run(x, spec)
+  words = Operands(*[w and w.replace(extra, "") for w in spec.words])
+  one = dataclasses.replace(spec, words=words, out=spec.out.replace(extra, ""))
+  has = [extra in (w or "") for w in spec.words]
+  batched = [
+    jnp.moveaxis(v, w.index(extra), 0)
+    for v, w, here in zip(x, spec.words, has)
+    if here
+  ]
+
+  def body(examples):
+    rest = iter(examples)
+    example = [next(rest) if here else v for v, here in zip(x, has)]
+    return list(over_batch(run, Operands(*example), one))
+
+  outs = lax.map(body, batched)
+  return [jnp.moveaxis(v, 0, spec.out.index(extra)) for v in outs]
 
 
-def _one_batch(x: jax.Array, lead: Sequence[int]) -> jax.Array:
-  """[batch or 1, ., .] of an operand that broadcasts to `lead`."""
-  *batch, rows, columns = x.shape
-  if all(size == 1 for size in batch):
-    return x.reshape(1, rows, columns)
-  x = jnp.broadcast_to(x, (*lead, rows, columns))
-  return x.reshape(math.prod(lead), rows, columns)
+def grouped(run: Run, x: Operands, spec: Spec) -> list[jax.Array]:
+  """The results of a grouped product without batch dimensions, by `run`."""
+  order_a, out = ("mk", "mn") if spec.ragged == "m" else ("km", "gmn")
+  orders_b = ("gkn", "gnk") if spec.ragged == "m" else ("kn",)
+  w = spec.words
+  order_b = w.b if w.b in orders_b else orders_b[0]
+  words = w._replace(a=order_a, b=order_b, b_up=w.b_up and order_b)
+  words = words._replace(bias=w.bias and "gn")
+  moved = [
+    v if v is None or have == want else spec_lib.lifted(v, have, want)
+    for v, have, want in zip(x, w, words)
+  ]
+  outs = run(Operands(*moved), dataclasses.replace(spec, words=words, out=out))
+  if spec.out == out:
+    return list(outs)
+  return [spec_lib.lifted(v, out, spec.out) for v in outs]
+
+
+class _Sides(NamedTuple):
+  """The letters of a dense product: result [batch, rows, columns]."""
+
+  batch: str
+  rows: str
+  columns: str
+  contracted: str
+
+
+def dense(run: Run, x: Operands, spec: Spec) -> list[jax.Array]:
+  """The results of a dense product by `run`, which gets it folded."""
+  w, size = spec.words, spec.letters(x)
+  if first := _summed_last(spec):
+    wide = spec_lib.accumulation_dtype(x, spec.out_dtype)
+    parts = dataclasses.replace(spec, out=first + spec.out, out_dtype=wide)
+    return [jnp.sum(z, 0).astype(spec.out_dtype) for z in dense(run, x, parts)]
+  if (out := _in_order(spec)) != spec.out:
+    ordered = dataclasses.replace(spec, out=out)
+    outs = dense(run, x, ordered)
+    return [spec_lib.lifted(z, out, spec.out) for z in outs]
+  sides = _sides(spec)
+  # A vector on the left is a row, one on the right is a column.
+  a_k_first = bool(sides.rows) and _is_k_first(w.a, sides, sides.rows)
+  b_k_first = _is_k_first(w.b, sides, sides.columns)
+  b = "bkn" if b_k_first else "bnk"
+  words = Operands("bkm" if a_k_first else "bmk", b, w.b_up and b)
+  folded = {"a": _matrices(x.a, w.a, sides, sides.rows, a_k_first, size)}
+  for name, v, word in (("b", x.b, w.b), ("b_up", x.b_up, w.b_up)):
+    if v is not None:
+      columns = sides.columns, b_k_first, size
+      folded[name] = _matrices(v, word, sides, *columns)
+  side = _bias_side(w.bias, sides)
+  factors = {"alpha": w.alpha, "beta": w.beta}
+  if side is not None:
+    bias = x.bias.reshape(-1)
+    if side == "m":
+      more = sides.rows[: -len(w.bias)]
+      bias = jnp.tile(bias, math.prod(size[c] for c in more)) if more else bias
+    folded["bias"] = bias
+  c = x.c
+  if w.beta or (x.bias is not None and side is None):
+    c, factors["beta"] = _all_added(x, spec, side is None), None
+  elif c is not None:
+    c = spec_lib.lifted(c, w.c, spec.out)
+  if c is not None:
+    c = jnp.broadcast_to(c, [size[c] for c in spec.out])
+    folded["c"] = c.reshape([_product(part, size) for part in sides[:3]])
+  folded |= {
+    f: getattr(x, f) for f, word in factors.items() if word is not None
+  }
+  words = words._replace(bias=side, c=None if c is None else "bmn", **factors)
+  spec_of_all = dataclasses.replace(spec, words=words, out="bmn")
+  outs = run(Operands(**folded), spec_of_all)
+  return [out.reshape([size[c] for c in spec.out]) for out in outs]
+
+
+def _product(letters: str, size: dict[str, int]) -> int:
+  return math.prod(size[c] for c in letters)
+
+
+def _summed_last(spec: Spec) -> str:
+  """A dimension in front of A and B that is added up after the products.
+
+  What is summed over does not lie together, so that A or B would be copied.
+  """
+  a, b, ks = spec.words.a, spec.words.b, spec.contracted
+  first = a[:1]
+  together = ks in a and ks in b
+  return first if first == b[:1] and first in ks and not together else ""
+
+
+def _in_order(spec: Spec) -> str:
+  """The letters of the result, with those that A alone has behind a batch."""
+  a, b, out = spec.words.a, spec.words.b, spec.out
+  columns = _last(out, lambda c: c in b and c not in a)
+  rest = out[: len(out) - len(columns)]
+  rows = [c for c in rest if c not in b]
+  return "".join([*[c for c in rest if c in b], *rows]) + columns
+
+
+def _sides(spec: Spec) -> _Sides:
+  """Which letters are rows, columns and batch dimensions.
+
+  The last letters of the result that B alone has are columns. Those before
+  them that A alone has, and has next to each other, are rows: a batch of A
+  alone is more rows, unless A would have to be copied for that.
+  """
+  a, b, out, ks = spec.words.a, spec.words.b, spec.out, spec.contracted
+  columns = _last(out, lambda c: c in b and c not in a)
+  rest = out[: len(out) - len(columns)]
+  most = _last(rest, lambda c: c in a and c not in b)
+  for i in (*range(len(most) + 1), 0):  # the last: A is copied anyway
+    rows = most[i:]
+    sides = _Sides(rest[: len(rest) - len(rows)], rows, columns, ks)
+    batch = _in(sides.batch, a)
+    if a in (batch + rows + ks, batch + ks + rows):
+      break
+  return sides
+
+
+def _last(word: str, wanted: Callable[[str], bool]) -> str:
+  start = len(word)
+  while start and wanted(word[start - 1]):
+    start -= 1
+  return word[start:]
+
+
+def _in(letters: str, word: str) -> str:
+  return "".join(c for c in letters if c in word)
+
+
+def _is_k_first(word: str, sides: _Sides, free: str) -> bool:
+  ks = sides.contracted
+  return bool(ks) and word == _in(sides.batch, word) + ks + free
+
+
+def _matrices(
+  v: jax.Array,
+  word: str,
+  sides: _Sides,
+  free: str,
+  k_first: bool,
+  size: dict[str, int],
+) -> jax.Array:
+  """[batch or 1, K, free], or without `k_first` [batch or 1, free, K]."""
+  batch, last = _in(sides.batch, word), (free, sides.contracted)
+  last = last[::-1] if k_first else last
+  v = spec_lib.lifted(v, word, batch + "".join(last))
+  matrix = [_product(part, size) for part in last]
+  if batch and batch != sides.batch:  # copied: it broadcasts along some of them
+    v = v.reshape(*[size[c] if c in word else 1 for c in sides.batch], *matrix)
+    v = jnp.broadcast_to(v, (*[size[c] for c in sides.batch], *matrix))
+  return v.reshape(_product(sides.batch, size) if batch else 1, *matrix)
+
+
+def _bias_side(word: str | None, sides: _Sides) -> spec_lib.Side | None:
+  """The side that a bias runs along, if it is one for all."""
+  if not word:
+    return None
+  if word == sides.columns:
+    return "n"
+  return "m" if sides.rows.endswith(word) else None
+
+
+def _all_added(x: Operands, spec: Spec, with_bias: bool) -> jax.Array:
+  """beta * C, and a bias for each example: the kernel has one for all."""
+  w, zero = spec.words, Operands(None, None)
+  wide = spec_lib.accumulation_dtype(x, spec.out_dtype)
+  added = dataclasses.replace(
+    spec,
+    words=zero._replace(c=w.c, beta=w.beta, bias=w.bias if with_bias else None),
+    out_dtype=wide,
+    activation=None,
+    save=False,
+  )
+  nothing = jnp.zeros([1] * len(spec.out), wide)
+  x = x._replace(alpha=None, bias=x.bias if with_bias else None)
+  return spec_lib.epilogue([nothing], x, added)[0]

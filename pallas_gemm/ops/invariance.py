@@ -20,8 +20,10 @@ def batch_invariant() -> Iterator[None]:
   dtype all have the same config and the same order along K. It holds for the
   calling thread, for functions that are traced inside it, and may be nested.
 
-  XLA's own products give no such promise. Where the Hopper kernel can't run,
-  `matmul` raises NotImplementedError in this context instead of falling back.
+  XLA's own products give no such promise. On a Hopper GPU, products that the
+  kernel does not take raise NotImplementedError in this context instead of
+  falling back, and so do sums over devices (K sharded). Elsewhere XLA's product
+  runs, with one warning, so that a program can be developed on any machine.
 
   Example:
     >>> import pallas_gemm

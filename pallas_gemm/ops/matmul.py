@@ -1,26 +1,43 @@
 """`matmul` and `gated_matmul`: what users call, and the way to the primitive.
 
-The public functions do next to nothing, so that a call costs what one of
-`jnp.dot` does: one compiled function, kept under the arguments that are no
-arrays, runs the rest while it is traced.
+The public functions do little, so that a call costs what one of `jnp.dot` does:
+one compiled function, kept under the arguments that are no arrays, runs the
+rest while it is traced.
 """
 
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from pallas_gemm import tuning
-from pallas_gemm.ops import arguments
+from pallas_gemm import compat, tuning
+from pallas_gemm.ops import activations, arguments
 from pallas_gemm.ops import spec as spec_lib
-from pallas_gemm.ops.arguments import Options
-from pallas_gemm.ops.folding import to_rank_3
-from pallas_gemm.ops.gemm import gemm
 from pallas_gemm.ops.invariance import is_batch_invariant
+from pallas_gemm.ops.product import product, typed
 from pallas_gemm.ops.spec import Operands, Spec
+
+
+class Options(NamedTuple):
+  """The arguments that are no arrays."""
+
+  activation: activations.Activation | None
+  out_dtype: Any
+  precision: Any
+  implementation: Any
+  config: Any
+  out_sharding: Any
+  transpose_a: bool = False
+  transpose_b: bool = False
+  without_product: bool = False
+
+
+# The number that is the default; most calls are told by this very object.
+_ONE = 1.0
 
 
 def matmul(
@@ -30,14 +47,15 @@ def matmul(
   bias: jax.Array | None = None,
   activation: Callable[[jax.Array], jax.Array] | None = None,
   c: jax.Array | None = None,
-  alpha: float = 1.0,
-  beta: float = 1.0,
+  alpha: jax.typing.ArrayLike = _ONE,
+  beta: jax.typing.ArrayLike = _ONE,
   transpose_a: bool = False,
   transpose_b: bool = False,
   out_dtype: Any = None,
   precision: Any = None,
   implementation: str | Sequence[str] | None = None,
   config: Any = None,
+  out_sharding: Any = None,
 ) -> jax.Array:
   """activation(alpha * A @ B + beta * C + bias), in one kernel where possible.
 
@@ -46,8 +64,11 @@ def matmul(
   why the others did not.
 
   Works under `jax.jit`, `jax.grad` (of any order), `jax.vmap`, `jax.checkpoint`
-  and `jax.shard_map`. Where `jax.jit` partitions a computation over devices by
-  itself, XLA's product runs; `jax.shard_map` gives each device the kernel.
+  and `jax.shard_map`. On a mesh, whether its axes are Explicit or Auto, each
+  device runs the kernel on its part, and results, gradients and their shardings
+  are those of `jnp.matmul`. If K is sharded alike in A and B, parts are summed
+  in float32 before C, bias and activation are applied. Where XLA's product has
+  to run though the kernel would be expected, one warning says why.
 
   Shapes are those of `jnp.matmul`: batch dimensions broadcast, and a vector is
   a row on the left, a column on the right. Leading dimensions of `a` become
@@ -73,9 +94,11 @@ def matmul(
     activation: an elementwise JAX function of one array, without arrays or
       traced values of its own; it is compiled into the kernel. One made of
       what a kernel does not compute (`floor`, say) leaves the product to XLA
-      too.
+      too. Functions that compute the same are the same: an inline lambda
+      compiles nothing again.
     c: of the result's shape; no wider than the accumulation.
-    alpha: a Python number; an integer if the operands are integers.
+    alpha: a number or an array of shape (), of the operands' kind. Another
+      value compiles nothing again, but for the numbers 0 and 1.
     beta: the same.
     transpose_a: `a` is stored [..., K, M] and read in place.
     transpose_b: `b` is stored [..., N, K] and read in place.
@@ -87,6 +110,7 @@ def matmul(
       a machine without a GPU is interpreted: slow, and right.
     config: a `tuning.Config` for "sm90" or a `triton_dense.Config` for
       "triton"; None takes the fastest one known.
+    out_sharding: as of `jnp.matmul`, for Explicit mesh axes.
 
   Returns:
     [..., M, N].
@@ -94,7 +118,8 @@ def matmul(
   Raises:
     TypeError, ValueError: an argument is wrong; the message names it.
     NotImplementedError: none of `implementation` takes the product; the
-      message has the reason of each.
+      message has the reason of each. Or `out_sharding` is unreduced.
+    jax.errors.ShardingTypeError: as `jnp.matmul`.
 
   Example:
     >>> import jax, jax.numpy as jnp
@@ -107,22 +132,66 @@ def matmul(
     >>> y.shape, y[0, 0].tolist()
     ((2, 3, 5), [2.0, 3.0, 4.0, 5.0, 6.0])
   """
+  if not (isinstance(a, jax.Array) and isinstance(b, jax.Array)):
+    a, b = arguments.array("a", a), arguments.array("b", b)
+  if bias is not None and not isinstance(bias, jax.Array):
+    bias = arguments.array("bias", bias)
+  if c is not None and not isinstance(c, jax.Array):
+    c = arguments.array("c", c)
+  if transpose_a is not False or transpose_b is not False:
+    arguments.check_bool("transpose_a", transpose_a)
+    arguments.check_bool("transpose_b", transpose_b)
+  if activation is not None:
+    activation = activations.of(activation, a, b, out_dtype)
+  without_product = False
+  if alpha is not _ONE:
+    alpha, without_product = _factor("alpha", alpha, a, b, out_dtype)
+  if beta is not _ONE:
+    beta, is_zero = _factor("beta", beta, a, b, out_dtype)
+    if c is None and beta is not _ONE:
+      raise ValueError(f"beta is {beta} but c is None; pass c")
+    if is_zero:
+      beta, c = _ONE, None
   options = (
     activation,
-    alpha,
-    beta,
-    transpose_a,
-    transpose_b,
     out_dtype,
     precision,
     implementation,
     config,
+    out_sharding,
+    transpose_a,
+    transpose_b,
+    without_product,
   )
+  return _matmul(
+    a,
+    b,
+    bias,
+    c,
+    None if alpha is _ONE or without_product else alpha,
+    None if beta is _ONE else beta,
+    _hashable(options),
+    tuning.generation(),
+  )
+
+
+def _factor(name: str, value: Any, a: Any, b: Any, out_dtype: Any):
+  """`_ONE`, or a scalar in the dtype of sums; and whether it is the number 0.
+
+  Nothing is read that has a factor of zero, so that is another program.
+  """
+  if arguments.is_one(value):
+    return _ONE, False
+  is_zero = not isinstance(value, jax.Array | np.ndarray) and value == 0
+  return arguments.factor(name, value, a, b, out_dtype), is_zero
+
+
+def _hashable(options: tuple[Any, ...]) -> tuple[Any, ...]:
   try:
     hash(options)
   except TypeError:
-    options = arguments.hashable(options)
-  return _matmul(a, b, bias, c, options, tuning.generation())
+    return arguments.hashable(**dict(zip(Options._fields, options)))
+  return options
 
 
 def gated_matmul(
@@ -134,6 +203,7 @@ def gated_matmul(
   out_dtype: Any = None,
   implementation: str | Sequence[str] | None = None,
   config: Any = None,
+  out_sharding: Any = None,
 ) -> jax.Array:
   """activation(x @ w_gate) * (x @ w_up), in one kernel where possible.
 
@@ -150,6 +220,7 @@ def gated_matmul(
     out_dtype: as for `matmul`.
     implementation: as for `matmul`.
     config: as for `matmul`.
+    out_sharding: as for `matmul`.
 
   Returns:
     [..., M, N].
@@ -165,126 +236,163 @@ def gated_matmul(
     >>> pallas_gemm.gated_matmul(x, w, 2 * w, activation=jnp.square).tolist()
     [[128.0, 128.0, 128.0], [128.0, 128.0, 128.0]]
   """
-  options = (
-    activation,
-    1.0,
-    1.0,
-    False,
-    False,
-    out_dtype,
-    None,
-    implementation,
-    config,
-  )
-  try:
-    hash(options)
-  except TypeError:
-    options = arguments.hashable(options)
-  return _gated_matmul(x, w_gate, w_up, options, tuning.generation())
+  x, w_gate = arguments.array("x", x), arguments.array("w_gate", w_gate)
+  w_up = arguments.array("w_up", w_up)
+  if activation is None:
+    raise TypeError("activation must be a function, got None")
+  activation = activations.of(activation, x, w_gate, out_dtype)
+  options = activation, out_dtype, None, implementation, config, out_sharding
+  return _gated_matmul(x, w_gate, w_up, _hashable(options), tuning.generation())
 
 
-@functools.partial(jax.jit, static_argnums=(4, 5))
-def _matmul(a, b, bias, c, options, generation):
+@functools.partial(jax.jit, static_argnums=(6, 7))
+def _matmul(a, b, bias, c, alpha, beta, options, generation):
   del generation  # a key: the config may be another one now
   options = Options(*options)
+  arguments.check_numbers(a=a, b=b, bias=bias, c=c)
   arguments.check_operand("a", a)
   arguments.check_operand("b", b)
-  arguments.check_transposes(options, a, b)
-  dtype = jnp.result_type(a, b)
-  x = Operands(a.astype(dtype), b.astype(dtype), bias=bias, c=c)
-  return _product(x, options, ("a", "b"))
+  arguments.check_transpose("a", a, options.transpose_a)
+  arguments.check_transpose("b", b, options.transpose_b)
+  weak = compat.is_weak(*(v for v in (a, b, bias, c) if v is not None))
+  a, b = arguments.promoted(("a", "b"), a, b)
+  x = Operands(a, b, bias=bias, c=c, alpha=alpha, beta=beta)
+  out = _product(x, options, ("a", "b"))
+  if weak and options.out_dtype is None:
+    out = compat.with_weak_type(out)
+  return out
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
 def _gated_matmul(x, w_gate, w_up, options, generation):
   del generation
   options = Options(*options)
+  arguments.check_numbers(x=x, w_gate=w_gate, w_up=w_up)
   arguments.check_operand("x", x)
   arguments.check_operand("w_gate", w_gate)
   arguments.check_like("w_up", w_up, "w_gate", w_gate)
-  if options.activation is None:
-    raise TypeError("activation must be a function, got None")
-  dtype = jnp.result_type(x, w_gate)
-  operands = Operands(*[v.astype(dtype) for v in (x, w_gate, w_up)])
-  return _product(operands, options, ("x", "w_gate"))
+  weak = compat.is_weak(x, w_gate, w_up)
+  names = "x", "w_gate", "w_up"
+  operands = Operands(*arguments.promoted(names, x, w_gate, w_up))
+  out = _product(operands, options, names[:2])
+  if weak and options.out_dtype is None:
+    out = compat.with_weak_type(out)
+  return out
 
 
-def _product(x: Operands, options: Options, names: tuple[str, str]):
+def _product(x: Operands, options: Options, of: tuple[str, str]):
   """Checks what is left to check, and computes."""
-  vectors = [axis for axis, v in ((-2, x.a), (-1, x.b)) if v.ndim == 1]
-  x = _matrices(x)
-  *batch_a, m, k = _unstored(x.a.shape, options.transpose_a)
-  *batch_b, k_b, n = _unstored(x.b.shape, options.transpose_b)
-  arguments.check_inner(names, x.a.shape, x.b.shape, k, k_b)
-  batch = arguments.batch_shape(names, tuple(batch_a), tuple(batch_b))
-  shape = (*batch, m, n)
-  spec = _spec(x, options)
-  x, spec = _with_bias(x, spec, m, n)
-  x, spec = _with_c(x, spec, shape, vectors)
-  (out,) = gemm(to_rank_3(x, spec, shape), spec)
-  return jnp.squeeze(out.reshape(shape), vectors)
-
-
-def _matrices(x: Operands) -> Operands:
-  """A vector is a row on the left, a column on the right."""
-  if x.a.ndim == 1:
-    x = x._replace(a=x.a[None, :])
-  if x.b.ndim == 1:
-    up = None if x.b_up is None else x.b_up[:, None]
-    x = x._replace(b=x.b[:, None], b_up=up)
-  return x
-
-
-def _unstored(shape: tuple[int, ...], transposed: bool) -> tuple[int, ...]:
-  return (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
-
-
-def _spec(x: Operands, options: Options) -> Spec:
-  """What is computed, but for C and bias."""
-  dtype = x.a.dtype
-  out_dtype = arguments.out_dtype(options.out_dtype, dtype)
-  wide = spec_lib.accumulation_dtype(dtype, out_dtype)
+  *batch_a, m, k = _dimensions(x.a.shape, options.transpose_a, (0,))
+  *batch_b, k_b, n = _dimensions(x.b.shape, options.transpose_b, (1,))
+  arguments.check_inner(of, x.a.shape, x.b.shape, k, k_b)
+  batch = arguments.batch_shape(of, tuple(batch_a), tuple(batch_b))
+  row, column = "m" * (x.a.ndim > 1), "n" * (x.b.ndim > 1)
+  letters = spec_lib.LETTERS[: len(batch)]
+  shape = (*batch, *((m,) * len(row)), *((n,) * len(column)))
+  like = x.a.dtype
+  out_dtype = arguments.dtype_of(options.out_dtype, like, like=like)
   names = arguments.implementation(options.implementation)
   arguments.check_config(options.config, names)
-  if options.activation is not None:
-    arguments.check_activation(options.activation, wide)
-  return Spec(
+  _check_epilogue(x, shape, m, n, out_dtype)
+  spec = Spec(
+    words=Operands(None, None),
+    out=letters + row + column,
     out_dtype=out_dtype,
-    alpha=arguments.factor("alpha", options.alpha, wide),
-    beta=arguments.factor("beta", options.beta, wide),
-    transpose_a=options.transpose_a,
-    transpose_b=options.transpose_b,
     activation=options.activation,
-    gated=x.b_up is not None,
     precision=arguments.precision(options.precision),
     implementation=names,
     config=options.config,
     batch_invariant=is_batch_invariant(),
   )
+  spec = typed(x, spec, _reference(options), options.out_sharding)
+  a = "k" + row if options.transpose_a else row + "k"
+  b = column + "k" if options.transpose_b else "k" + column
+  words, x = _named(x, a, b, spec.out, batch)
+  spec = dataclasses.replace(spec, words=words)
+  if options.without_product:
+    return _without_product(x, spec, shape)
+  return product(x, spec)[0]
 
 
-def _with_bias(x: Operands, spec: Spec, m: int, n: int):
-  """Operands and spec with what there is of a bias, checked."""
-  if x.bias is None:
-    return x, spec
-  wide = spec_lib.accumulation_dtype(x.a.dtype, spec.out_dtype)
-  arguments.check_epilogue_array("bias", x.bias, wide)
-  side = arguments.bias_side(x.bias, m, n)
-  return x._replace(bias=x.bias.ravel()), dataclasses.replace(spec, bias=side)
+def _dimensions(shape: tuple[int, ...], transposed: bool, vector):
+  """[.., M, K] or [.., K, N]; a vector is a row on the left, else a column."""
+  if len(shape) == 1:
+    return (1, *shape) if vector == (0,) else (*shape, 1)
+  return (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
 
 
-def _with_c(x: Operands, spec: Spec, shape: tuple[int, ...], vectors):
-  """Operands and spec with C, checked; a C that beta drops is not read."""
-  if x.c is None:
-    if spec.beta != 1:
-      raise ValueError(f"beta is {spec.beta} but c is None; pass c")
-    return x, spec
-  wide = spec_lib.accumulation_dtype(x.a.dtype, spec.out_dtype)
-  arguments.check_epilogue_array("c", x.c, wide)
-  want = tuple(
-    size for i, size in enumerate(shape) if i - len(shape) not in vectors
+def _check_epilogue(x: Operands, shape, m: int, n: int, out_dtype: Any) -> None:
+  """Bias and C have shapes and dtypes that can be added to the sums."""
+  wide = spec_lib.accumulation_dtype(x, out_dtype)
+  for name, v in (("bias", x.bias), ("c", x.c)):
+    if v is not None:
+      arguments.check_epilogue_array(name, v, wide)
+  if x.bias is not None and x.bias.shape not in ((n,), (m, 1)):
+    raise ValueError(
+      f"bias must have shape [N] = ({n},) or [M, 1] = ({m}, 1), got"
+      f" {x.bias.shape}"
+    )
+  if x.c is not None and x.c.shape != shape:
+    raise ValueError(f"c must have the result's shape {shape}, got {x.c.shape}")
+
+
+def _reference(options: Options):
+  """The op in JAX's own functions, as far as types go."""
+
+  def reference(x: Operands):
+    a = jnp.swapaxes(x.a, -1, -2) if options.transpose_a else x.a
+    outs = [
+      jnp.matmul(
+        a,
+        jnp.swapaxes(b, -1, -2) if options.transpose_b else b,
+        out_sharding=options.out_sharding,
+      )
+      for b in (x.b, x.b_up)
+      if b is not None
+    ]
+    out = outs[0] * outs[1] if len(outs) > 1 else outs[0]
+    for v in (x.c, x.bias):
+      out = out if v is None else out + v.astype(out.dtype)
+    return out
+
+  return reference
+
+
+def _named(x: Operands, a: str, b: str, out: str, batch: tuple[int, ...]):
+  """The letters of each operand, which has no dimension that broadcasts."""
+
+  def batched(v, word):
+    lead = v.ndim - len(word)
+    shared = [
+      i
+      for i, (have, want) in enumerate(zip(v.shape, batch[len(batch) - lead :]))
+      if have is not want and isinstance(have, int) and have == 1 != want
+    ]
+    letters = out[len(batch) - lead : len(batch)]
+    kept = "".join(c for i, c in enumerate(letters) if i not in shared)
+    return kept + word, jax.lax.squeeze(v, shared) if shared else v
+
+  words = {"a": a, "b": b, "c": out, "alpha": "", "beta": ""}
+  found = {name: (words.get(name), v) for name, v in x._asdict().items()}
+  found["a"], found["b"] = batched(x.a, a), batched(x.b, b)
+  if x.b_up is not None:
+    found["b_up"] = batched(x.b_up, b)
+  if x.bias is not None:
+    side = "n" if x.bias.ndim == 1 else "m"
+    bias = x.bias if side == "n" else jax.lax.squeeze(x.bias, (1,))
+    if side not in out:  # of a vector, which has no such dimension
+      side, bias = "", jax.lax.squeeze(bias, (0,))
+    found["bias"] = side, bias
+  return (
+    Operands(**{k: w for k, (w, v) in found.items() if v is not None}),
+    Operands(**{k: v for k, (_, v) in found.items() if v is not None}),
   )
-  arguments.check_c(x.c, want)
-  if spec.beta == 0:
-    return x._replace(c=None), dataclasses.replace(spec, beta=1.0)
-  return x._replace(c=x.c.reshape(shape)), dataclasses.replace(spec, has_c=True)
+
+
+def _without_product(x: Operands, spec: Spec, shape: tuple[int, ...]):
+  """activation(beta * C + bias), as in BLAS where alpha is zero."""
+  mesh = compat.explicit_mesh(x.present())
+  to = mesh and jax.sharding.NamedSharding(mesh, spec.parts)
+  wide = spec_lib.accumulation_dtype(x, spec.out_dtype)
+  nothing = jnp.zeros(shape, wide, out_sharding=to)
+  return spec_lib.epilogue([nothing], x._replace(alpha=None), spec)[0]

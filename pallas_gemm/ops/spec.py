@@ -1,75 +1,126 @@
-"""What one product computes: the static part, and the operands by name."""
+"""What one product computes: the static part, and the operands by name.
 
-from collections.abc import Callable, Sequence
+Every dimension has a letter, as in einsum: a letter of A and B that the result
+lacks is summed over, one that all three have is a batch dimension.
+"""
+
+from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import jax
+from jax import lax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
+from pallas_gemm import compat
 from pallas_gemm.kernels.problem import Side
+
+_UNSHARDED = PartitionSpec()
+# For dimensions that have no letter of their own: those of a folded or grouped
+# product are b, m, n, k, g and o.
+LETTERS = "acdefhijlpqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Operands(NamedTuple):
-  """What a product reads; None for what it does not have."""
+  """What a product reads, or something of each; None for what is not there."""
 
   a: Any
   b: Any
   b_up: Any = None
   bias: Any = None
   c: Any = None
+  alpha: Any = None
+  beta: Any = None
+  offsets: Any = None
 
   def present(self) -> list[Any]:
     """Those that are not None, in order."""
     return [x for x in self if x is not None]
 
 
+class Sizes(NamedTuple):
+  """The dimensions of a product; groups is 0 without groups."""
+
+  batch: int
+  m: int
+  n: int
+  k: int
+  groups: int = 0
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
   """activation(alpha * A @ B + beta * C + bias), apart from the operands.
 
-  A is [batch or 1, M, K], B is [batch or 1, K, N], C and the results are
-  [batch, M, N]. If `gated`: activation(A @ B) * (A @ B_up), B_up shaped as B.
+  If there is a B_up: activation(A @ B) * (A @ B_up).
+
+  In a grouped product rows offsets[g] to offsets[g + 1] are group g; offsets
+  [G + 1] never fall and lie within the rows. Rows outside of all groups take no
+  part. Its letters are m, n, k, g and o (of the offsets), the others are batch
+  dimensions. `ragged` is the dimension that groups share out. "m": A is [m, k],
+  B [g, k, n], bias [g, n], the result [m, n]: each row is multiplied with the B
+  of its group; zeros outside of the groups, whatever bias and activation are.
+  "k": A is [k, m], B [k, n], the result [g, m, n]: A[rows of g].T @ B[rows of
+  g].
 
   Attributes:
+    words: the letters of each operand, one a dimension; None: not there.
+    out: the letters of the results.
     out_dtype: of the results.
-    alpha, beta: factors of the product and of C.
-    transpose_a, transpose_b: A is stored [.., K, M], B [.., N, K].
-    activation: elementwise; None for none.
-    gated: see above.
-    bias: the side of the result that the bias runs along; None without one.
-    has_c: there is a C.
+    parts: how the results' type is sharded over Explicit mesh axes.
+    ragged: see above; None without groups.
+    activation: an `activations.Activation`; None for none.
     save: also returns what the activation is applied to (gated: both
       products), rounded to `out_dtype`.
     precision: as of `lax.dot_general`.
     implementation: the names to try, in order; None for the platform's.
     config: of the kernel; None leaves it to tuning.
-    batch_invariant: a row's bits must not depend on M or the batch.
+    batch_invariant: a row's bits must not depend on how many others there are.
+    leading_rows: there may be rows before the first group.
+    around: of a device's part of a sharded product: what lies around it.
   """
 
+  words: Operands
+  out: str
   out_dtype: Any
-  alpha: complex = 1.0
-  beta: complex = 1.0
-  transpose_a: bool = False
-  transpose_b: bool = False
-  activation: Callable[[Any], Any] | None = None
-  gated: bool = False
-  bias: Side | None = None
-  has_c: bool = False
+  parts: PartitionSpec = _UNSHARDED
+  ragged: Literal["m", "k"] | None = None
+  activation: Any = None
   save: bool = False
   precision: Any = None
   implementation: tuple[str, ...] | None = None
   config: Any = None
   batch_invariant: bool = False
+  leading_rows: bool = True
+  around: str = ""
+
+  @property
+  def gated(self) -> bool:
+    return self.words.b_up is not None
+
+  @property
+  def transpose_a(self) -> bool:
+    """A folded A is stored [.., K, M]."""
+    return self.words.a.endswith("km")
+
+  @property
+  def transpose_b(self) -> bool:
+    """A folded B is stored [.., N, K]."""
+    return self.words.b.endswith("nk")
+
+  @property
+  def bias(self) -> Side | None:
+    """The side of the result that a folded product's bias runs along."""
+    return None if self.words.bias is None else self.words.bias[-1]
 
   @property
   def has_epilogue(self) -> bool:
     """Whether anything is applied to A @ B."""
-    return (
-      self.alpha != 1
-      or self.activation is not None
-      or self.bias is not None
-      or self.has_c
+    w = self.words
+    return self.activation is not None or any(
+      word is not None for word in (w.b_up, w.bias, w.c, w.alpha)
     )
 
   @property
@@ -77,38 +128,65 @@ class Spec:
     """How many results there are."""
     return (3 if self.gated else 2) if self.save else 1
 
+  @property
+  def contracted(self) -> str:
+    """The letters that are summed over, as A has them."""
+    a, b, out = self.words.a, self.words.b, self.out
+    return "".join(c for c in a if c in b and c not in out)
+
   def named(self, flat: Sequence[Any]) -> Operands:
     """The operands that are there, given in order, by name."""
-    there = (True, True, self.gated, self.bias is not None, self.has_c)
     rest = iter(flat)
-    return Operands(*[next(rest) if here else None for here in there])
+    return Operands(*[None if w is None else next(rest) for w in self.words])
 
-  def sizes(self, x: Operands) -> tuple[int, int, int, int]:
-    """(batch, M, N, K) of operands that fit each other."""
-    m, k = x.a.shape[:0:-1] if self.transpose_a else x.a.shape[1:]
-    n = x.b.shape[1] if self.transpose_b else x.b.shape[2]
-    batch = x.a.shape[0] if x.b.shape[0] == 1 else x.b.shape[0]
-    return batch, m, n, k
+  def letters(self, x: Operands) -> dict[str, int]:
+    """The size of each letter. One that some operands have as 1 broadcasts."""
+    size: dict[str, int] = {}
+    for word, v in zip(self.words, x):
+      for c, n in zip(word or "", getattr(v, "shape", ())):
+        if c not in size or (isinstance(size[c], int) and size[c] == 1):
+          size[c] = n
+    if self.ragged:
+      size["g"] = size["o"] - 1
+    return size
 
-  def product_alone(self) -> "Spec":
-    """The same product, times alpha, with nothing else applied to it.
+  def sizes(self, x: Operands) -> Sizes:
+    """Of a folded product."""
+    size = self.letters(x)
+    return Sizes(size.get("b", 1), *[size[c] for c in "mnk"], size.get("g", 0))
+
+  def shape(self, x: Operands) -> tuple[int, ...]:
+    """Of each result."""
+    size = self.letters(x)
+    return tuple(size[c] for c in self.out)
+
+  def product_alone(self, **changes: Any) -> "Spec":
+    """The product times alpha, with nothing else applied to it, and `changes`.
 
     Its config is left to tuning: a user's is for the whole.
     """
-    return dataclasses.replace(
+    w = self.words
+    words = Operands(w.a, w.b, alpha=w.alpha, offsets=w.offsets)
+    # Dimensions that only the rest has are not the product's.
+    kept = "".join(word for word in words if word) + "g" * bool(self.ragged)
+    parts = (*self.parts, *(None,) * len(self.out))
+    left = [(c, part) for c, part in zip(self.out, parts) if c in kept]
+    alone = dataclasses.replace(
       self,
-      beta=1.0,
+      words=words,
+      out="".join(c for c, _ in left),
+      parts=PartitionSpec(*[part for _, part in left]),
       activation=None,
-      gated=False,
-      bias=None,
-      has_c=False,
       save=False,
       config=None,
     )
+    return dataclasses.replace(alone, **changes)
 
 
 def kind(dtype: Any) -> str:
   """The kind of number: floating, complex, integer, bool; or other."""
+  if getattr(dtype, "kind", "") == "m":  # NumPy counts durations as integers
+    return "other"
   kinds = {
     "floating": jnp.floating,
     "complex": jnp.complexfloating,
@@ -121,43 +199,83 @@ def kind(dtype: Any) -> str:
   return "other"
 
 
-def accumulation_dtype(dtype: Any, out_dtype: Any) -> Any:
+def accumulation_dtype(x: Operands, out_dtype: Any) -> Any:
   """What sums and epilogue are computed in: 32 bits or more."""
+  dtype = max((x.a.dtype, x.b.dtype), key=lambda d: d.itemsize)
+  out_dtype = jnp.dtype(out_dtype)
+  if kind(dtype) != kind(out_dtype):  # of integers to floating, say
+    dtype = out_dtype
   least = {"floating": jnp.float32, "integer": jnp.int32}
   if jnp.issubdtype(dtype, jnp.unsignedinteger):
     least["integer"] = jnp.uint32
   wide = jnp.dtype(least.get(kind(dtype), dtype))
-  return max(
-    (wide, jnp.dtype(dtype), jnp.dtype(out_dtype)), key=lambda d: d.itemsize
-  )
+  return max((wide, dtype, out_dtype), key=lambda d: d.itemsize)
+
+
+def lifted(v: jax.Array, word: str, out: str) -> jax.Array:
+  """Dimensions in the order of `out`, with 1 for those that are not there."""
+  order = sorted(range(len(word)), key=lambda i: out.index(word[i]))
+  if order != list(range(len(word))):
+    v = v.transpose(order)
+  missing = [i for i, c in enumerate(out) if c not in word]
+  if compat.explicit_mesh([v]) is not None:
+    return jnp.expand_dims(v, missing)  # a reshape may not keep the sharding
+  shape = iter(v.shape)
+  return v.reshape([next(shape) if c in word else 1 for c in out])
 
 
 def epilogue(sums: Sequence[Any], x: Operands, spec: Spec) -> list[Any]:
-  """The results of A @ B (gated: and A @ B_up), in the dtype of the sums."""
-  if spec.gated:
-    gate, up = sums
-    saved = [gate, up]
-    out = spec.activation(gate) * up
-  else:
-    (z,) = sums
-    if spec.alpha != 1:
-      z = z * jnp.asarray(spec.alpha, z.dtype)
-    if x.c is not None:
-      c = x.c.astype(z.dtype)
-      z = z + (c if spec.beta == 1 else c * jnp.asarray(spec.beta, z.dtype))
-    if x.bias is not None:
-      z = z + bias_as_matrix(x.bias, spec.bias).astype(z.dtype)
-    saved = [z]
-    out = z if spec.activation is None else spec.activation(z)
-  results = [out, *saved] if spec.save else [out]
-  return [result.astype(spec.out_dtype) for result in results]
+  """The results of A @ B (gated: and A @ B_up), shaped as the result.
+
+  Everything is computed in the dtype of the sums.
+  """
+  w, (z, *up) = spec.words, sums
+  if x.alpha is not None:
+    z = z * lifted(x.alpha.astype(z.dtype), w.alpha, spec.out)
+  if x.c is not None:
+    c = lifted(x.c.astype(z.dtype), w.c, spec.out)
+    if x.beta is not None:
+      c = c * lifted(x.beta.astype(z.dtype), w.beta, spec.out)
+    z = z + c
+  if x.bias is not None and spec.ragged:
+    # The groups that end at or before a row are those before its own.
+    before = x.offsets[None, 1:] <= _row_numbers(z)
+    z = z + jnp.take(x.bias, before.sum(1), axis=0, mode="clip").astype(z.dtype)
+  elif x.bias is not None:
+    z = z + lifted(x.bias.astype(z.dtype), w.bias, spec.out)
+  out = z if spec.activation is None else spec.activation(z)
+  if up:
+    out = out * up[0]
+  results = [out, z, *up] if spec.save else [out]
+  results = [result.astype(spec.out_dtype) for result in results]
+  if spec.ragged != "m":
+    return results
+  return [zero_outside(v, x.offsets, "o", "mn") for v in results]
 
 
-def bias_as_matrix(bias: Any, side: Side) -> Any:
-  """[1, N] of a bias along N, [M, 1] of one along M."""
-  return bias[None, :] if side == "n" else bias[:, None]
+def zero_outside(
+  rows: jax.Array, offsets: jax.Array, word: str, out: str
+) -> jax.Array:
+  """Zeros for the rows (the letter m) in no group, whatever is there."""
+  first, last = (
+    lifted(
+      lax.index_in_dim(offsets, i, word.index("o"), keepdims=False),
+      word.replace("o", ""),
+      out,
+    )
+    for i in (0, -1)
+  )
+  number = _row_numbers(rows, out.index("m"))
+  inside = (first <= number) & (number < last)
+  return jnp.where(inside, rows, jnp.zeros_like(rows))
 
 
-def is_empty(sizes: tuple[int, ...]) -> bool:
+def _row_numbers(rows: jax.Array, axis: int = 0) -> jax.Array:
+  shape = [1] * rows.ndim
+  shape[axis] = rows.shape[axis]
+  return lax.broadcasted_iota(jnp.int32, shape, axis)
+
+
+def is_empty(sizes: Sequence[int]) -> bool:
   """Whether a dimension is zero."""
   return math.prod(sizes) == 0

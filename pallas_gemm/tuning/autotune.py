@@ -18,18 +18,17 @@ from typing import Any
 from absl import logging
 import jax
 from jax.interpreters import partial_eval
+import jax.numpy as jnp
 import numpy as np
 
 from pallas_gemm import compat, hardware, tuning
 from pallas_gemm.kernels import sm90_legal
 from pallas_gemm.kernels.problem import Config, Problem
-from pallas_gemm.ops import (
-  gemm,
-  implementations,
-  ragged_implementations,
-  ragged_primitive,
-)
+from pallas_gemm.ops import implementations
 from pallas_gemm.ops import spec as spec_lib
+from pallas_gemm.ops.implementations import Target
+from pallas_gemm.ops.product import PRIMITIVES
+from pallas_gemm.ops.spec import Operands, Spec
 from pallas_gemm.tuning import cache, measure, trial
 from pallas_gemm.tuning.grouped_trial import GroupedTrial
 
@@ -37,9 +36,8 @@ _NO_GPU = (
   "tuning needs a Hopper GPU (compute capability 9.0), JAX sees none here;"
   ' products with implementation="sm90" are tuned in the interpreter'
 )
-_Operands = tuple[jax.ShapeDtypeStruct, ...]
-# A primitive, what it computes (a `Spec` or a `RaggedSpec`), and of what.
-_Product = tuple[Any, Any, _Operands]
+# What a product computes, and of what.
+_Product = tuple[Spec, tuple[jax.ShapeDtypeStruct, ...]]
 
 # Compiling leaves Python for most of its time.
 _COMPILERS = min(8, os.cpu_count() or 1)
@@ -190,15 +188,12 @@ def find(
     )
   cases: dict[Problem, trial.Case] = {}
   reasons: list[str] = []
-  for primitive, spec, operands in _products(_trace(fn, args, kwargs)):
-    kinds = _KINDS[primitive]
-    if reason := _left_out(kinds, spec, operands):
-      reasons.append(reason)
-      continue
-    problem = kinds.problem_of(spec.named(operands), spec)
-    factors = [getattr(spec, name, 1.0) for name in ("alpha", "beta")]
-    case = trial.Case(problem, spec.activation, *factors)
-    cases.setdefault(problem, case)
+  for spec, operands in _products(_trace(fn, args, kwargs)):
+    found = _folded(spec, operands)
+    reasons += [x for x in found if isinstance(x, str)]
+    for case in found:
+      if not isinstance(case, str):
+        cases.setdefault(case.problem, case)
   if cases:
     return tuple(cases.values())
   if _NO_GPU in reasons:
@@ -213,46 +208,57 @@ def _products(jaxpr) -> list[_Product]:
   """The different products of a jaxpr, in order of appearance."""
   found = {
     (
-      eqn.primitive,
       eqn.params["spec"],
       tuple(
         jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars
       ),
     ): None
     for eqn in _equations(jaxpr)
-    if eqn.primitive in _KINDS
+    if eqn.primitive in PRIMITIVES
   }
   return list(found)
 
 
-# Where the implementations of a primitive are, and what makes a problem of it.
-_KINDS = {
-  gemm.gemm_p: implementations,
-  ragged_primitive.ragged_p: ragged_implementations,
-}
-
-
-def _left_out(kinds: Any, spec: Any, operands: _Operands) -> str | None:
-  """None, or why a product looks up no config of the Hopper kernel."""
-  sizes = spec.sizes(spec.named(operands))
-  if spec_lib.is_empty(sizes) or getattr(spec, "alpha", 1) == 0:
-    return "a product is empty"
+def _folded(spec: Spec, operands) -> list[trial.Case | str]:
+  """What the kernel would compute, or why it looks up no config."""
   if spec.config is not None:
-    return "a product has an explicit config"
-  if getattr(spec, "batch_invariant", False):
-    return "a batch-invariant product takes the model's config"
-  target = implementations.Target(cuda=compat.targets_gpu())
-  names = spec.implementation or target.default
+    return ["a product has an explicit config"]
+  if spec.batch_invariant:
+    return ["a batch-invariant product takes the model's config"]
+  target = Target(cuda=compat.targets_gpu())
+  names = implementations.names(spec, target)
   if "sm90" not in names:
     asked = spec.implementation is not None
-    return f"a product runs on {names}" if asked else _NO_GPU
+    return [f"a product runs on {names}" if asked else _NO_GPU]
+  found: list[trial.Case | str] = []
+
+  def note(x: Operands, spec: Spec):
+    found.append(_case(x, spec, target))
+    return [jnp.zeros(spec.shape(x), spec.out_dtype)] * spec.outputs
+
+  jax.eval_shape(
+    lambda *x: implementations.folded(*x, spec=spec, run=note), *operands
+  )
+  return found or ["a product is empty"]
+
+
+def _case(x: Operands, spec: Spec, target: Target) -> trial.Case | str:
+  if spec_lib.is_empty(spec.sizes(x)[: 5 if spec.ragged else 4]):
+    return "a product is empty"
+  kernel = implementations.IMPLEMENTATIONS["sm90"]
   try:
+    if reason := kernel.refuses(spec, x):
+      raise NotImplementedError(reason)
+    chosen = dataclasses.replace(spec, config=kernel.choose(x, spec))
     jax.eval_shape(
-      lambda *x: kinds.sm90(spec.named(x), spec, target), *operands
+      lambda *v: kernel.run(spec.named(v), chosen, target), *x.present()
     )
   except NotImplementedError as error:
     return f"the kernel does not take a product: {error}"
-  return None
+  factors = [1.0 if v is None else 0.5 for v in (x.alpha, x.beta)]
+  problem = implementations.problem_of(x, spec)
+  activation = spec.activation and spec.activation.function
+  return trial.Case(problem, activation, *factors)
 
 
 def _trace(fn, args, kwargs):

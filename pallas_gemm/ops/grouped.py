@@ -1,33 +1,24 @@
 """`ragged_dot` and `gated_ragged_dot`: a product for each group of rows.
 
-As in `matmul`, the public functions do next to nothing, and one compiled
-function runs the rest while it is traced.
+As in `matmul`, the public functions do little, and one compiled function runs
+the rest while it is traced.
 """
 
 from collections.abc import Callable, Sequence
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
 from pallas_gemm import tuning
-from pallas_gemm.ops import arguments, ragged_spec, row_groups
+from pallas_gemm.ops import activations, arguments, row_groups
+from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.invariance import is_batch_invariant
-from pallas_gemm.ops.ragged_implementations import RAGGED_IMPLEMENTATIONS
-from pallas_gemm.ops.ragged_primitive import ragged
-from pallas_gemm.ops.ragged_spec import RaggedOperands, RaggedSpec
-
-
-class _Options(NamedTuple):
-  """The arguments that are no arrays."""
-
-  activation: Any
-  transpose_rhs: Any
-  preferred_element_type: Any
-  precision: Any
-  implementation: Any
-  config: Any
+from pallas_gemm.ops.matmul import Options
+from pallas_gemm.ops.product import product, typed
+from pallas_gemm.ops.spec import Operands, Spec
 
 
 def ragged_dot(
@@ -37,6 +28,7 @@ def ragged_dot(
   precision: Any = None,
   preferred_element_type: Any = None,
   group_offset: jax.Array | int | None = None,
+  out_sharding: Any = None,
   *,
   transpose_rhs: bool = False,
   bias: jax.Array | None = None,
@@ -57,9 +49,13 @@ def ragged_dot(
 
   Works under `jax.jit`, `jax.grad` (of any order, for `lhs`, `rhs` and `bias`),
   `jax.vmap`, `jax.checkpoint` and `jax.shard_map`. Examples of a `jax.vmap` are
-  computed one after the other, by `jax.lax.map`. Where `jax.jit` partitions a
-  computation over devices by itself, XLA's product runs; `jax.shard_map` gives
-  each device the kernel.
+  computed one after the other, by `jax.lax.map`.
+
+  On a mesh, whether its axes are Explicit or Auto, each device runs the kernel
+  on its part of the rows, of N, of K or of the groups (expert parallel): where
+  K or groups are sharded, parts are summed in float32 before bias and
+  activation are applied. The result is sharded as `lhs` along M and as `rhs`
+  along N, or as `out_sharding` says.
 
   Rows in no group give zeros, whatever `lhs`, bias and activation are: those
   past the last group, and those of groups that `rhs` does not have. A negative
@@ -79,7 +75,8 @@ def ragged_dot(
     group_sizes: [G], integers; with `group_offset` [G or more].
     precision: as of `jnp.matmul`; all of `lax.Precision` is the same to 16-bit
       operands.
-    preferred_element_type: the result's dtype; by default the operands'.
+    preferred_element_type: the result's dtype, as of `jax.lax.ragged_dot`; by
+      default the operands'.
     group_offset: the group that `rhs[0]` belongs to, an integer or [1]; the
       others follow. `group_sizes` then has the sizes of all groups, `rhs` the
       matrices of some, as with experts that are spread over devices. Cut off to
@@ -91,6 +88,7 @@ def ragged_dot(
       None is ("sm90", "xla") on CUDA and "xla" elsewhere. "sm90" on a machine
       without a GPU is interpreted: slow, and right.
     config: a `tuning.Config` for "sm90"; None takes the fastest one known.
+    out_sharding: of the result, for Explicit mesh axes.
 
   Returns:
     [M, N].
@@ -111,23 +109,25 @@ def ragged_dot(
     >>> y.tolist()
     [[3.0, 3.0], [6.0, 6.0], [6.0, 6.0], [0.0, 0.0]]
   """
-  options = (
+  arguments.check_bool("transpose_rhs", transpose_rhs)
+  arrays = _arrays(
+    lhs=lhs,
+    rhs=rhs,
+    group_sizes=group_sizes,
+    group_offset=group_offset,
+    bias=bias,
+  )
+  options = _options(
+    arrays,
     activation,
-    transpose_rhs,
     preferred_element_type,
     precision,
     implementation,
     config,
+    out_sharding,
+    transpose_rhs,
   )
-  return _ragged_dot(
-    lhs,
-    rhs,
-    group_sizes,
-    group_offset,
-    bias,
-    _hashable(options),
-    tuning.generation(),
-  )
+  return _ragged_dot(*arrays, options, tuning.generation())
 
 
 def gated_ragged_dot(
@@ -141,6 +141,7 @@ def gated_ragged_dot(
   preferred_element_type: Any = None,
   implementation: str | Sequence[str] | None = None,
   config: Any = None,
+  out_sharding: Any = None,
 ) -> jax.Array:
   """activation(x @ w_gate[g]) * (x @ w_up[g]) for each group of rows g.
 
@@ -159,6 +160,7 @@ def gated_ragged_dot(
     preferred_element_type: as for `ragged_dot`.
     implementation: as for `ragged_dot`.
     config: as for `ragged_dot`.
+    out_sharding: as for `ragged_dot`.
 
   Returns:
     [M, N].
@@ -176,47 +178,65 @@ def gated_ragged_dot(
     ... ).tolist()
     [[128.0, 128.0], [128.0, 128.0], [0.0, 0.0]]
   """
-  options = (
+  if activation is None:
+    raise TypeError("activation must be a function, got None")
+  arrays = _arrays(
+    x=x,
+    w_gate=w_gate,
+    w_up=w_up,
+    group_sizes=group_sizes,
+    group_offset=group_offset,
+  )
+  options = _options(
+    arrays,
     activation,
-    False,
     preferred_element_type,
     None,
     implementation,
     config,
+    out_sharding,
+    False,
   )
-  return _gated_ragged_dot(
-    x,
-    w_gate,
-    w_up,
-    group_sizes,
-    group_offset,
-    _hashable(options),
-    tuning.generation(),
-  )
+  return _gated_ragged_dot(*arrays, options, tuning.generation())
 
 
-def _hashable(options: tuple[Any, ...]) -> tuple[Any, ...]:
+def _arrays(**arrays: Any) -> list[Any]:
+  return [
+    v
+    if isinstance(v, jax.Array)
+    or (v is None and name in ("group_offset", "bias"))
+    else arguments.array(name, v)
+    for name, v in arrays.items()
+  ]
+
+
+def _options(arrays: list[Any], activation: Any, dtype: Any, *rest: Any):
+  """The arguments that are no arrays, as `Options` has them."""
+  if activation is not None:
+    activation = activations.of(activation, *arrays[:2], dtype)
+  options = activation, dtype, *rest[:-1], False, rest[-1]
   try:
     hash(options)
   except TypeError:
-    return arguments.hashable(options, _Options._fields)
+    named = dict(zip(Options._fields, options))
+    named = {_NAMES.get(name, name): value for name, value in named.items()}
+    return arguments.hashable(**named)
   return options
+
+
+# What the grouped ops call their options.
+_NAMES = {"out_dtype": "preferred_element_type", "transpose_b": "transpose_rhs"}
 
 
 @functools.partial(jax.jit, static_argnums=(5, 6))
 def _ragged_dot(lhs, rhs, group_sizes, group_offset, bias, options, generation):
   del generation  # a key: the config may be another one now
-  options = _Options(*options)
-  if not isinstance(options.transpose_rhs, bool):
-    raise TypeError(
-      "transpose_rhs must be a bool, got"
-      f" {type(options.transpose_rhs).__name__}"
-    )
+  options = Options(*options)
+  arguments.check_numbers(lhs=lhs, rhs=rhs, group_sizes=group_sizes, bias=bias)
   arguments.check_rank("lhs", lhs, 2, "[M, K]")
-  stored = "[G, N, K]" if options.transpose_rhs else "[G, K, N]"
+  stored = "[G, N, K]" if options.transpose_b else "[G, K, N]"
   arguments.check_rank("rhs", rhs, 3, stored)
-  dtype = jnp.result_type(lhs, rhs)
-  x = RaggedOperands(lhs.astype(dtype), rhs.astype(dtype), None, bias, None)
+  x = Operands(*arguments.promoted(("lhs", "rhs"), lhs, rhs), bias=bias)
   return _product(x, group_sizes, group_offset, options, ("lhs", "rhs"))
 
 
@@ -225,64 +245,103 @@ def _gated_ragged_dot(
   x, w_gate, w_up, group_sizes, group_offset, options, generation
 ):
   del generation
-  options = _Options(*options)
+  options = Options(*options)
+  arguments.check_numbers(x=x, w_gate=w_gate, w_up=w_up)
   arguments.check_rank("x", x, 2, "[M, K]")
   arguments.check_rank("w_gate", w_gate, 3, "[G, K, N]")
   arguments.check_like("w_up", w_up, "w_gate", w_gate)
-  if options.activation is None:
-    raise TypeError("activation must be a function, got None")
-  dtype = jnp.result_type(x, w_gate)
-  a, b, b_up = (v.astype(dtype) for v in (x, w_gate, w_up))
-  operands = RaggedOperands(a, b, b_up, None, None)
-  return _product(operands, group_sizes, group_offset, options, ("x", "w_gate"))
+  names = "x", "w_gate", "w_up"
+  operands = Operands(*arguments.promoted(names, x, w_gate, w_up))
+  return _product(operands, group_sizes, group_offset, options, names[:2])
 
 
 def _product(
-  x: RaggedOperands,
-  group_sizes: jax.Array,
-  group_offset: jax.Array | None,
-  options: _Options,
-  names: tuple[str, str],
+  x: Operands, group_sizes, group_offset, options: Options, names
 ) -> jax.Array:
   """Checks what is left to check, and computes."""
   groups, k, n = x.b.shape
-  if options.transpose_rhs:
+  if options.transpose_b:
     n, k = k, n
   arguments.check_inner(names, x.a.shape, x.b.shape, x.a.shape[1], k)
   row_groups.check_sizes(group_sizes, group_offset, groups, names[1])
-  spec = _spec(x, options, leading_rows=group_offset is not None)
+  out_dtype = _out_dtype(x, options)
+  wide = spec_lib.accumulation_dtype(x, out_dtype)
   if x.bias is not None:
-    wide = ragged_spec.accumulation_dtype(x, spec.out_dtype)
     row_groups.check_bias(x.bias, groups, n, wide)
-  offsets = row_groups.bounds(group_sizes, group_offset, x.a.shape[0], groups)
-  (out,) = ragged(x._replace(offsets=offsets), spec)
-  return out
-
-
-def _spec(
-  x: RaggedOperands, options: _Options, leading_rows: bool
-) -> RaggedSpec:
-  """What is computed."""
-  out_dtype = arguments.out_dtype(
-    options.preferred_element_type, x.a.dtype, "preferred_element_type"
+  known = arguments.implementation(options.implementation, arguments.GROUPED)
+  arguments.check_config(options.config, known, arguments.GROUPED)
+  b = "gnk" if options.transpose_b else "gkn"
+  words = Operands(
+    "mk",
+    b,
+    None if x.b_up is None else b,
+    None if x.bias is None else "gn",
+    offsets="o",
   )
-  names = arguments.implementation(
-    options.implementation, RAGGED_IMPLEMENTATIONS
-  )
-  arguments.check_config(options.config, names, RAGGED_IMPLEMENTATIONS)
-  if options.activation is not None:
-    wide = ragged_spec.accumulation_dtype(x, out_dtype)
-    arguments.check_activation(options.activation, wide)
-  return RaggedSpec(
+  spec = Spec(
+    words=words,
+    out="mn",
     ragged="m",
     out_dtype=out_dtype,
-    transpose_b=options.transpose_rhs,
     activation=options.activation,
-    gated=x.b_up is not None,
-    has_bias=x.bias is not None,
     precision=arguments.precision(options.precision),
-    implementation=names,
+    implementation=known,
     config=options.config,
     batch_invariant=is_batch_invariant(),
-    leading_rows=leading_rows,
+    leading_rows=group_offset is not None,
   )
+  out = jax.ShapeDtypeStruct((x.a.shape[0], n), out_dtype)
+  spec = typed(
+    x, spec, reference(spec, out, options.out_sharding), options.out_sharding
+  )
+  offsets = row_groups.bounds(group_sizes, group_offset, x.a.shape[0], groups)
+  return product(x._replace(offsets=offsets), spec)[0]
+
+
+def _out_dtype(x: Operands, options: Options) -> Any:
+  """What lax makes of the operands' dtype and the one that is wanted."""
+  dtype = x.a.dtype
+  wanted = arguments.dtype_of(
+    options.out_dtype, dtype, "preferred_element_type"
+  )
+  if wanted == dtype:
+    return dtype
+  if spec_lib.kind(wanted) == spec_lib.kind(dtype):
+    return wanted  # a narrower one, too, which lax refuses
+  one = jax.ShapeDtypeStruct((1, 1), dtype)
+  try:
+    return jax.eval_shape(
+      functools.partial(lax.dot, preferred_element_type=wanted), one, one
+    ).dtype
+  except (TypeError, ValueError) as error:
+    raise TypeError(
+      f"preferred_element_type must be one that lax takes for {dtype.name}, got"
+      f" {wanted.name}: {error}"
+    ) from error
+
+
+def reference(spec: Spec, out: Any, out_sharding: Any):
+  """The product of one group in JAX's own functions, as far as types go.
+
+  Args:
+    spec: the grouped product.
+    out: the shape of its result, as a jax.ShapeDtypeStruct.
+    out_sharding: as the user passed it.
+  """
+
+  def of_one_group(x: Operands):
+    if spec.ragged == "k" and out_sharding is not None:
+      return jax.sharding.reshard(jnp.zeros(out.shape), out_sharding)
+    word, b = spec.words.b, x.b
+    if "g" in word:
+      b = jnp.sum(b, word.index("g"), dtype=b.dtype)
+      word = word.replace("g", "")
+    contracted = (spec.words.a.index("k"),), (word.index("k"),)
+    z = lax.dot_general(
+      x.a, b, (contracted, ((), ())), out_sharding=out_sharding
+    )
+    if x.bias is not None:
+      z = z + jnp.sum(x.bias, 0).astype(z.dtype)
+    return z if spec.ragged == "m" else z[None]
+
+  return of_one_group

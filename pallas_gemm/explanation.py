@@ -1,0 +1,96 @@
+"""`explain`: what computes each product of a function, and why."""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+import jax
+
+from pallas_gemm import compat
+from pallas_gemm.ops import report
+from pallas_gemm.ops.report import Ran
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+  """What `explain` found; printing it tells all.
+
+  Attributes:
+    products: a `report.Ran` for each product of the compiled program, in the
+      order in which they were lowered; products that are alike are lowered
+      once.
+    platform: what it was lowered for.
+  """
+
+  products: tuple[Ran, ...]
+  platform: str
+
+  def __str__(self) -> str:
+    if not self.products:
+      return f"on {self.platform}: no product of this package"
+    lines = [f"on {self.platform}:"]
+    for ran in self.products:
+      lines.append(f"{ran.product}")
+      shapes = " x ".join(str(list(shape)) for shape in ran.shapes)
+      lines.append(f"  runs on {ran.implementation!r}, a device reads {shapes}")
+      if ran.config is not None:
+        lines.append(f"  {ran.config}")
+      if ran.why:
+        lines.append(f"  because {ran.why}")
+      if ran.around:
+        lines.append(f"  shards: {ran.around}")
+    return "\n".join(lines)
+
+
+def explain(
+  fn: Callable[..., Any], /, *args: Any, platform: str | None = None, **kwargs
+) -> Explanation:
+  """What computes each product in fn(*args, **kwargs); prints and returns it.
+
+  The function is compiled, not run. For each of its products: dtypes, sizes and
+  layout as one device has them, whether the kernel (and with which config) or
+  XLA computes it and why, the shapes that a device reads, and the mesh axes and
+  collectives around it.
+
+  Args:
+    fn: any function that `jax.jit` takes, or one that is jitted.
+    *args: its arguments; arrays may be `jax.ShapeDtypeStruct`s with shardings.
+    platform: None compiles for the devices that there are. "cuda" or "cpu" only
+      lowers for that platform, which needs no such device; what XLA partitions
+      over Auto mesh axes is not known then, and not listed.
+    **kwargs: its keyword arguments.
+
+  Returns:
+    An `Explanation`.
+
+  Raises:
+    ValueError: there is no such platform.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import pallas_gemm
+    >>> x, w = jnp.ones((8, 16)), jnp.ones((16, 4))
+    >>> found = pallas_gemm.explain(pallas_gemm.matmul, x, w)
+    on cpu:
+    matmul float32 to float32, batch 1, M 8, N 4, K 16, NN
+      runs on 'xla', a device reads [1, 8, 16] x [1, 16, 4]
+    >>> found.products[0].implementation
+    'xla'
+  """
+  if platform not in (None, "cpu", "cuda"):
+    raise ValueError(
+      f"platform must be None, 'cpu' or 'cuda', got {platform!r}"
+    )
+  # A function of its own, so that nothing is found in the caches of jit.
+  traced = jax.jit(lambda *args, **kwargs: fn(*args, **kwargs)).trace(
+    *args, **kwargs
+  )
+  with report.listening() as heard, compat.without_compilation_cache():
+    if platform is None:
+      traced.lower().compile()
+    else:
+      traced.lower(lowering_platforms=(platform,))
+  where = platform or compat.target_device().platform
+  found = Explanation(tuple(dict.fromkeys(heard)), where)
+  print(found)
+  return found

@@ -1,0 +1,342 @@
+"""The drop-ins for `jax.lax.dot_general` and `jax.lax.ragged_dot_general`."""
+
+from collections.abc import Sequence
+import functools
+import operator
+from typing import Any
+
+import jax
+from jax import lax
+
+from pallas_gemm import compat, tuning
+from pallas_gemm.ops import arguments, implementations, report, row_groups
+from pallas_gemm.ops.grouped import reference as type_of_groups
+from pallas_gemm.ops.implementations import Target
+from pallas_gemm.ops.invariance import is_batch_invariant
+from pallas_gemm.ops.product import product, typed
+from pallas_gemm.ops.spec import LETTERS, Operands, Spec
+
+
+def dot_general(
+  lhs: jax.Array,
+  rhs: jax.Array,
+  dimension_numbers: Any = None,
+  precision: Any = None,
+  preferred_element_type: Any = None,
+  *,
+  out_sharding: Any = None,
+) -> jax.Array:
+  """`jax.lax.dot_general`, on the kernels of `matmul` where they take it.
+
+  For libraries that let one inject it: `flax.linen.Dense(dot_general=...)`,
+  `flax.nnx.Linear`, `jnp.einsum(..., _dot_general=...)`.
+
+  Operands are read in place where each has its batch dimensions in front and
+  its contracting dimensions together, in the same order in both, either last
+  or right behind the batch dimensions. Others are transposed by XLA first: one
+  read and one write of the operand. Products that no kernel takes, whatever
+  their sizes, are passed on to `jax.lax.dot_general`: of mixed dtypes, of
+  float32, of integers. On a mesh it is as `matmul`.
+
+  Args:
+    lhs: an array.
+    rhs: an array.
+    dimension_numbers: ((lhs contracting, rhs contracting), (lhs batch, rhs
+      batch)) dimensions; None for those of `jnp.dot`.
+    precision: as of `jax.lax.dot_general`.
+    preferred_element_type: the result's dtype.
+    out_sharding: as of `jax.lax.dot_general`.
+
+  Returns:
+    [batch dimensions, lhs free dimensions, rhs free dimensions].
+
+  Raises:
+    TypeError, ValueError: as `jax.lax.dot_general`.
+    NotImplementedError: inside of `batch_invariant` on a Hopper GPU, a product
+      that is passed on or that falls back to XLA; an unreduced `out_sharding`.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import pallas_gemm
+    >>> x, w = jnp.ones((2, 3, 4)), jnp.ones((5, 4))
+    >>> pallas_gemm.dot_general(x, w, (((2,), (1,)), ((), ()))).shape
+    (2, 3, 5)
+  """
+  lhs, rhs = arguments.array("lhs", lhs), arguments.array("rhs", rhs)
+  options = _hashable(
+    numbers=_canonical(dimension_numbers),
+    precision=precision,
+    preferred_element_type=preferred_element_type,
+    out_sharding=out_sharding,
+  )
+  return _dot_general(lhs, rhs, options, tuning.generation())
+
+
+def _hashable(**options: Any) -> tuple[Any, ...]:
+  found = tuple(options.values())
+  try:
+    hash(found)
+  except TypeError:
+    return arguments.hashable(**options)
+  return found
+
+
+def _canonical(numbers: Any) -> Any:
+  """Tuples of integers, which can be hashed, of whatever lax takes."""
+  if numbers is None:
+    return None
+  try:
+    (contract_l, contract_r), (batch_l, batch_r) = numbers
+    sides = (contract_l, contract_r), (batch_l, batch_r)
+    return tuple(tuple(map(_indices, pair)) for pair in sides)
+  except (TypeError, ValueError) as error:
+    raise type(error)(
+      "dimension_numbers must be ((lhs contracting, rhs contracting), (lhs"
+      f" batch, rhs batch)) dimensions, got {numbers!r}"
+    ) from error
+
+
+def _indices(dimensions: Any) -> tuple[int, ...]:
+  try:
+    return (operator.index(dimensions),)
+  except TypeError:
+    return tuple(map(operator.index, dimensions))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _dot_general(lhs, rhs, options, generation):
+  del generation  # a key: the config may be another one now
+  numbers, precision, preferred_element_type, out_sharding = options
+  arguments.check_numbers(lhs=lhs, rhs=rhs)
+  preferred_element_type = arguments.dtype_of(
+    preferred_element_type, None, "preferred_element_type"
+  )
+  arguments.check_out_sharding(out_sharding)
+  if precision is not None:
+    precision = arguments.precision(precision)
+  reference = functools.partial(
+    lax.dot_general,
+    dimension_numbers=numbers,
+    precision=precision,
+    preferred_element_type=preferred_element_type,
+    out_sharding=out_sharding,
+  )
+  # Raises what is to be raised, and says what None and negative numbers mean.
+  traced = jax.make_jaxpr(reference)(lhs, rhs)
+  eqn = next(e for e in traced.eqns if e.primitive is lax.dot_general_p)
+  words, out = _letters(lhs.ndim, rhs.ndim, eqn.params["dimension_numbers"])
+  x = Operands(lhs, rhs)
+  spec = Spec(
+    words=words,
+    out=out,
+    out_dtype=traced.out_avals[0].dtype,
+    precision=arguments.precision(precision),
+    batch_invariant=is_batch_invariant(),
+  )
+  # What a GPU would try first, whatever this is lowered for.
+  if not implementations.may_run_kernel(spec, x, Target(cuda=True)):
+    implementations.check_invariance(spec, Target(compat.targets_gpu()))
+    report.log_once(f"dot_general of {lhs.dtype} and {rhs.dtype} runs on XLA")
+    return reference(lhs, rhs)
+  spec = typed(x, spec, lambda x: reference(x.a, x.b), out_sharding)
+  return product(x, spec)[0]
+
+
+def _letters(rank_l: int, rank_r: int, numbers) -> tuple[Operands, str]:
+  """Of both operands, and of the result."""
+  (contract_l, contract_r), (batch_l, batch_r) = numbers
+  names = iter(LETTERS)
+  lhs = [next(names) for _ in range(rank_l)]
+  rhs = [""] * rank_r
+  for i, j in zip((*contract_l, *batch_l), (*contract_r, *batch_r)):
+    rhs[j] = lhs[i]
+  rhs = [c or next(names) for c in rhs]
+  out = [lhs[i] for i in batch_l]
+  out += [c for i, c in enumerate(lhs) if i not in (*batch_l, *contract_l)]
+  out += [c for j, c in enumerate(rhs) if j not in (*batch_r, *contract_r)]
+  return Operands("".join(lhs), "".join(rhs)), "".join(out)
+
+
+def ragged_dot_general(
+  lhs: jax.Array,
+  rhs: jax.Array,
+  group_sizes: jax.Array,
+  ragged_dot_dimension_numbers: lax.RaggedDotDimensionNumbers,
+  precision: Any = None,
+  preferred_element_type: Any = None,
+  group_offset: jax.Array | int | None = None,
+  out_sharding: Any = None,
+  *,
+  implementation: str | Sequence[str] | None = None,
+) -> jax.Array:
+  """`jax.lax.ragged_dot_general`, on the kernels of `ragged_dot` if possible.
+
+  Two cases are: rows by a matrix for each group, `lhs` of rank 2 and `rhs` of
+  rank 3 (the ragged dimension is a free one of `lhs`), and sums over the rows
+  of each group, both of rank 2 (it is the one contracted). `lhs` is read in
+  place if its rows come first, `rhs` if its groups or rows do; others are
+  transposed by XLA, one read and one write. What has batch dimensions, further
+  dimensions, group sizes of rank 2 or more, or mixed dtypes is passed on to
+  `jax.lax.ragged_dot_general`, and logged once.
+
+  Groups, transformations, numerics and derivatives are those of `ragged_dot`.
+
+  Args:
+    lhs: an array.
+    rhs: an array.
+    group_sizes: integers.
+    ragged_dot_dimension_numbers: a `jax.lax.RaggedDotDimensionNumbers`.
+    precision: as of `jax.lax.ragged_dot_general`.
+    preferred_element_type: the result's dtype.
+    group_offset: as for `ragged_dot`, where `rhs` has a group dimension.
+    out_sharding: as for `ragged_dot`.
+    implementation: as for `ragged_dot`.
+
+  Returns:
+    As `jax.lax.ragged_dot_general`.
+
+  Raises:
+    TypeError, ValueError: as `jax.lax.ragged_dot_general`.
+    NotImplementedError: as `ragged_dot`; "xla" is not in `implementation` and
+      the product is one that is passed on; or one with a `group_offset` is.
+
+  Example:
+    >>> import jax, jax.numpy as jnp
+    >>> import pallas_gemm
+    >>> numbers = jax.lax.RaggedDotDimensionNumbers(
+    ...   (((0,), (0,)), ((), ())),
+    ...   lhs_ragged_dimensions=(0,),
+    ...   rhs_group_dimensions=(),
+    ... )
+    >>> x, y = jnp.ones((5, 2)), jnp.ones((5, 1))
+    >>> pallas_gemm.ragged_dot_general(
+    ...   x, y, jnp.array([2, 0, 3]), numbers
+    ... ).tolist()
+    [[[2.0], [2.0]], [[0.0], [0.0]], [[3.0], [3.0]]]
+  """
+  lhs, rhs = arguments.array("lhs", lhs), arguments.array("rhs", rhs)
+  group_sizes = arguments.array("group_sizes", group_sizes)
+  group_offset = arguments.optional("group_offset", group_offset)
+  numbers = ragged_dot_dimension_numbers
+  if not isinstance(numbers, lax.RaggedDotDimensionNumbers):
+    raise TypeError(
+      "ragged_dot_dimension_numbers must be a"
+      f" jax.lax.RaggedDotDimensionNumbers, got {type(numbers).__name__}"
+    )
+  options = _hashable(
+    ragged_dot_dimension_numbers=numbers,
+    precision=precision,
+    preferred_element_type=preferred_element_type,
+    implementation=implementation,
+    out_sharding=out_sharding,
+  )
+  return _ragged_dot_general(
+    lhs, rhs, group_sizes, group_offset, options, tuning.generation()
+  )
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def _ragged_dot_general(
+  lhs, rhs, group_sizes, group_offset, options, generation
+):
+  del generation
+  numbers, precision, preferred, implementation, out_sharding = options
+  arguments.check_numbers(lhs=lhs, rhs=rhs, group_sizes=group_sizes)
+  preferred = arguments.dtype_of(preferred, None, "preferred_element_type")
+  names = arguments.implementation(implementation, arguments.GROUPED)
+  if precision is not None:
+    precision = arguments.precision(precision)
+  reference = functools.partial(
+    lax.ragged_dot_general,
+    ragged_dot_dimension_numbers=numbers,
+    precision=precision,
+    preferred_element_type=preferred,
+  )
+  reason = _left_to_lax(lhs, rhs, group_sizes, numbers)
+  sizes = group_sizes
+  if group_offset is not None:
+    if reason or not numbers.rhs_group_dimensions:
+      reason = reason or "rhs has no group dimension"
+      raise NotImplementedError(f"group_offset is not taken here: {reason}")
+    groups = rhs.shape[numbers.rhs_group_dimensions[0]]
+    row_groups.check_sizes(group_sizes, group_offset, groups, "rhs")
+    sizes = jax.ShapeDtypeStruct((groups,), group_sizes.dtype)
+  # Raises what is to be raised. lax has no rule for shardings.
+  plain = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (lhs, rhs, sizes)]
+  with compat.one_device():
+    out = jax.eval_shape(reference, *plain)
+  if reason:
+    return _by_lax(
+      functools.partial(reference, out_sharding=out_sharding),
+      (lhs, rhs, group_sizes),
+      names,
+      reason,
+    )
+  words, result = _grouped_letters(rhs.ndim, numbers)
+  spec = Spec(
+    words=words,
+    out=result,
+    ragged="k" if _is_contracted(numbers) else "m",
+    out_dtype=out.dtype,
+    precision=arguments.precision(precision),
+    implementation=names,
+    batch_invariant=is_batch_invariant(),
+    leading_rows=group_offset is not None,
+  )
+  x = Operands(lhs, rhs)
+  spec = typed(x, spec, type_of_groups(spec, out, out_sharding), out_sharding)
+  rows = lhs.shape[numbers.lhs_ragged_dimensions[0]]
+  groups = out.shape[0] if spec.ragged == "k" else rhs.shape[words.b.index("g")]
+  offsets = row_groups.bounds(group_sizes, group_offset, rows, groups)
+  return product(x._replace(offsets=offsets), spec)[0]
+
+
+def _by_lax(reference, operands, names, reason: str) -> jax.Array:
+  if "xla" not in (names or ("xla",)):
+    raise NotImplementedError(
+      f"implementation={names} does not take this product: {reason}"
+    )
+  if is_batch_invariant() and compat.targets_gpu():
+    raise NotImplementedError(f"{implementations.NOT_INVARIANT}; {reason}")
+  report.log_once(f"ragged_dot_general runs on jax.lax: {reason}")
+  return reference(*operands)
+
+
+def _left_to_lax(
+  lhs: jax.Array,
+  rhs: jax.Array,
+  group_sizes: jax.Array,
+  numbers: lax.RaggedDotDimensionNumbers,
+) -> str | None:
+  """None, or why the product is none of `product_p`."""
+  (contract, _), (batch, _) = numbers.dot_dimension_numbers
+  if batch:
+    return "it has batch dimensions"
+  if len(contract) != 1:
+    return f"it contracts {len(contract)} dimensions"
+  ranks = (2, 2) if _is_contracted(numbers) else (2, 3)
+  if (lhs.ndim, rhs.ndim) != ranks:
+    return f"lhs and rhs must have ranks {ranks}, got {lhs.ndim, rhs.ndim}"
+  if group_sizes.ndim != 1:
+    return f"group_sizes must have rank 1, got {group_sizes.ndim}"
+  if lhs.dtype != rhs.dtype:
+    return f"operands must have one dtype, got {lhs.dtype} and {rhs.dtype}"
+  return None
+
+
+def _is_contracted(numbers: lax.RaggedDotDimensionNumbers) -> bool:
+  """Whether the ragged dimension is."""
+  return numbers.lhs_ragged_dimensions == numbers.dot_dimension_numbers[0][0]
+
+
+def _grouped_letters(
+  rank_r: int, numbers: lax.RaggedDotDimensionNumbers
+) -> tuple[Operands, str]:
+  """Of both operands and of the result, as `Spec` names them."""
+  ((contract_l,), (contract_r,)), _ = numbers.dot_dimension_numbers
+  lhs, rhs = ["m", "m"], ["n"] * rank_r
+  lhs[contract_l] = rhs[contract_r] = "k"
+  if not _is_contracted(numbers):
+    rhs[numbers.rhs_group_dimensions[0]] = "g"
+  out = "gmn" if _is_contracted(numbers) else "mn"
+  return Operands("".join(lhs), "".join(rhs), offsets="o"), out

@@ -1,0 +1,339 @@
+"""The primitive behind every op, and its rules.
+
+`product_p` computes what a `Spec` says of operands of any rank, as one array
+each: on how many devices they lie shows in its type alone. It differentiates
+into products of its own kind that read every operand as it is stored, a vmap
+gives its operands one more letter, and `sharding` lowers it.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from pallas_gemm import compat
+from pallas_gemm.ops import arguments, sharding
+from pallas_gemm.ops import spec as spec_lib
+from pallas_gemm.ops.spec import Operands, Spec
+
+# One primitive under two objects: JAX tells the lowering of the second which
+# mesh its operands lie on, and then refuses meshes without devices, so it is
+# for products that are traced where no type and no context says it.
+product_p = core.Primitive("pallas_gemm")
+product_on_unknown_mesh_p = core.Primitive("pallas_gemm")
+PRIMITIVES = product_p, product_on_unknown_mesh_p
+
+
+def product(x: Operands, spec: Spec) -> list[jax.Array]:
+  """The results of `spec`, all of one shape: the product, then what it saves.
+
+  Args:
+    x: the operands, with the dimensions that `spec.words` names.
+    spec: what is computed.
+  """
+  operands = x.present()
+  known = compat.is_mesh_known(operands)
+  primitive = product_p if known else product_on_unknown_mesh_p
+  return primitive.bind(*compat.join_varying(*operands), spec=spec)
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def _compiled(*operands, spec: Spec):
+  return product(spec.named(operands), spec)
+
+
+def _eagerly(*operands, spec: Spec):
+  with jax.disable_jit(False):  # as every primitive of JAX's own
+    return _compiled(*operands, spec=spec)
+
+
+def _abstract_eval(*avals, spec: Spec):
+  shape = spec.shape(spec.named(avals))
+  out = compat.shaped_like(avals, shape, spec.out_dtype, spec.parts)
+  interpreted = (
+    "sm90" in (spec.implementation or ())
+    and avals[0].dtype.itemsize == 2
+    and not compat.targets_gpu()
+  )
+  effects = compat.interpreter_effects() if interpreted else frozenset()
+  return [out] * spec.outputs, effects
+
+
+def _dce(used: list[bool], eqn) -> tuple[list[bool], Any]:
+  """What is saved for a derivative is not written if nobody reads it."""
+  if not any(used):
+    return [False] * len(eqn.invars), None
+  spec = eqn.params["spec"]
+  if spec.save and not any(used[1:]):
+    spec = dataclasses.replace(spec, save=False)
+    eqn = eqn.replace(params={"spec": spec}, outvars=eqn.outvars[:1])
+  return [True] * len(eqn.invars), eqn
+
+
+# Derivatives.
+
+
+def _jvp(primals, tangents, *, spec: Spec):
+  tangents = [None if type(t) is ad.Zero else t for t in tangents]
+  x, dx = spec.named(primals), spec.named(tangents)
+  if spec.activation is None and not spec.gated:
+    outs = product(x, spec)
+    return outs, [_d_preactivation(x, dx, outs[0], spec)] * spec.outputs
+  outs = product(x, dataclasses.replace(spec, save=True))
+  saved = outs[1:]
+  d_saved = [_d_preactivation(x, dx, saved[0], spec)]
+  if spec.gated:
+    w = spec.words
+    up = dataclasses.replace(spec, words=w._replace(b=w.b_up))
+    of_up = x._replace(b=x.b_up), dx._replace(b=dx.b_up)
+    d_saved.append(_d_preactivation(*of_up, saved[1], up))
+  _, d_out = jax.jvp(_activation_of_saved(x, spec), saved, d_saved)
+  return outs[: spec.outputs], [d_out, *d_saved][: spec.outputs]
+
+
+def _d_preactivation(x: Operands, dx: Operands, out, spec: Spec) -> jax.Array:
+  """The tangent of what the activation is applied to; `out` has its type."""
+  w, alone = spec.words, spec.product_alone()
+  wide = spec_lib.accumulation_dtype(x, spec.out_dtype)
+  terms = []
+  for a, b in ((dx.a, x.b), (x.a, dx.b)):
+    if a is not None and b is not None:
+      operands = Operands(a, b, alpha=x.alpha, offsets=x.offsets)
+      (z,) = product(operands, alone)
+      if alone.out != spec.out:
+        z = _spread(z, alone.out, out, spec, spec.out_dtype)
+      terms.append(z)
+  # Through the wide dtype, so that transposed sums are added in it.
+  spread = functools.partial(_spread, like=out, spec=spec, dtype=wide)
+  if dx.alpha is not None:
+    words = alone.words._replace(alpha=None)
+    operands = Operands(x.a, x.b, offsets=x.offsets)
+    of_one = dataclasses.replace(alone, words=words, out_dtype=wide)
+    (z,) = product(operands, of_one)
+    z = z if z.shape == out.shape else spread(z, alone.out)
+    terms.append((z * spread(dx.alpha, w.alpha)).astype(spec.out_dtype))
+  for c, beta in ((dx.c, x.beta), (x.c, dx.beta)):
+    if c is not None and (beta is not None or c is dx.c):
+      c = spread(c, w.c)
+      c = c if beta is None else c * spread(beta, w.beta)
+      terms.append(c.astype(spec.out_dtype))
+  if dx.bias is not None and spec.ragged:
+    terms.append(_rows_of_bias(x, dx.bias, spec))
+  elif dx.bias is not None:
+    terms.append(spread(dx.bias, w.bias).astype(spec.out_dtype))
+  return functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(out)
+
+
+def _spread(v, word: str, like: jax.Array, spec: Spec, dtype: Any) -> jax.Array:
+  """An operand of the epilogue, as large as the result and sharded like it."""
+  to, typed = jax.typeof(like), None
+  if compat.explicit_mesh([like]) is not None:
+    typed = to.sharding
+  order = sorted(range(len(word)), key=lambda i: spec.out.index(word[i]))
+  if order != list(range(len(word))):
+    v = v.transpose(order)
+  at = sorted(spec.out.index(c) for c in word)
+  return lax.broadcast_in_dim(v.astype(dtype), to.shape, at, out_sharding=typed)
+
+
+def _rows_of_bias(x: Operands, bias: jax.Array, spec: Spec) -> jax.Array:
+  """The bias of each row's group, as a product with ones.
+
+  The transpose adds rows group by group, in the accumulation's dtype: a sum
+  over rows of ones and a cotangent, both of the results' dtype.
+  """
+  names, w = spec.implementation, spec.words
+  wide = spec_lib.accumulation_dtype(x, spec.out_dtype)
+  size = spec.letters(x)
+  ones = jnp.ones([1 if c == "k" else size[c] for c in w.a], spec.out_dtype)
+  at = w.bias.index("n")
+  words = Operands(w.a, w.bias[:at] + "k" + w.bias[at:], offsets=w.offsets)
+  alone = spec.product_alone(
+    words=words,
+    # The Hopper kernel has one dtype for both operands.
+    implementation=names and tuple(dict.fromkeys((*names, "xla"))),
+    precision=lax.Precision.HIGHEST,  # nothing of the bias is cut off
+    batch_invariant=False,  # one term is no sum
+  )
+  bias = jnp.expand_dims(bias.astype(wide), at)
+  return product(Operands(ones, bias, offsets=x.offsets), alone)[0]
+
+
+def _activation_of_saved(x: Operands, spec: Spec):
+  """The activation as a function of what is saved; keeps only that."""
+  wide = spec_lib.accumulation_dtype(x, spec.out_dtype)
+
+  def apply(first, *rest):
+    out = spec.activation(first.astype(wide))
+    for up in rest:
+      out = out * up.astype(wide)
+    out = out.astype(spec.out_dtype)
+    if spec.ragged != "m":
+      return out
+    # Zeros are saved outside of the groups, where the activation's derivative
+    # may be infinite.
+    return spec_lib.zero_outside(out, x.offsets, spec.words.offsets, spec.out)
+
+  # Nothing is there to be recomputed that a compiler could share: the forward
+  # pass applied the activation inside the kernel.
+  return jax.checkpoint(apply, prevent_cse=False)
+
+
+def _transpose(cotangents, *operands, spec: Spec):
+  """Of a product alone, which is linear in A and in B."""
+  (ct,) = cotangents
+  x = spec.named(operands)
+  to_a = ad.is_undefined_primal(x.a)
+  aval = (x.a if to_a else x.b).aval
+  if type(ct) is ad.Zero:
+    grad = ad.Zero(aval)
+  else:
+    rule = _grouped_cotangent if spec.ragged else _cotangent
+    grad = rule(ct, x, to_a, aval, spec)
+  found = Operands(grad if to_a else None, None if to_a else grad)
+  return [g for g, word in zip(found, spec.words) if word is not None]
+
+
+def _cotangent(ct, x: Operands, to_a: bool, aval, spec: Spec) -> jax.Array:
+  """Of A (from B) or of B (from A)."""
+  w, word_ct = spec.words, spec.out
+  target, word, other = (w.a, w.b, x.b) if to_a else (w.b, w.a, x.a)
+  alpha, word_alpha = x.alpha, w.alpha
+  wide = spec_lib.accumulation_dtype(Operands(other, other), spec.out_dtype)
+  if word_alpha:  # many factors, which may differ along what is summed over
+    ct = _spread(alpha, word_alpha, ct, spec, wide) * ct.astype(wide)
+    alpha = word_alpha = None
+  sides = (word_ct, ct), (word, other)
+  if target and target[-1] in word_ct and target[-1] not in word:
+    sides = sides[::-1]
+  (word_a, a), (word_b, b) = sides
+  spec = dataclasses.replace(
+    spec.product_alone(),
+    words=Operands(word_a, word_b, alpha=word_alpha),
+    out=target,
+    out_dtype=aval.dtype,
+    parts=aval.sharding.spec,
+  )
+  operands = Operands(a.astype(aval.dtype), b.astype(aval.dtype), alpha=alpha)
+  return product(operands, spec)[0]
+
+
+# How the letters of a grouped product are called in those that its cotangents
+# are, by `ragged` and what the cotangent is of; see `Spec`.
+_RENAMED = {
+  ("m", "a"): {"n": "k", "k": "n"},
+  ("m", "b"): {"m": "k", "k": "m"},
+  ("m", "b transposed"): {"m": "k", "n": "m", "k": "n"},
+  ("k", "a"): {"k": "m", "n": "k", "m": "n"},
+  ("k", "b"): {"k": "m", "m": "k"},
+}
+
+
+def _grouped_cotangent(ct, x: Operands, to_a: bool, aval, spec: Spec):
+  """The two kinds of grouped products are each other's derivatives."""
+  w = spec.words
+  target, word, other = (w.a, w.b, x.b) if to_a else (w.b, w.a, x.a)
+  of = "a" if to_a else "b"
+  if spec.ragged == "m" and not to_a and w.b.index("n") < w.b.index("k"):
+    of = "b transposed"
+  names = str.maketrans(_RENAMED[spec.ragged, of])
+  ct = spec.out.translate(names), ct.astype(other.dtype)
+  other = word.translate(names), other
+  # What has the rows, and of two that have them the one with the letter m.
+  first, second = (ct, other) if spec.ragged == "m" else (other, ct)
+  if of == "b":
+    first, second = other, ct
+  words = Operands(first[0], second[0], offsets=w.offsets)
+  # Examples that share the target have a product each, and then a sum.
+  shared = [c for c in spec.out if c not in "mnkg" + target]
+  of_out = dict(zip(spec.out, (*spec.parts, *(None,) * len(spec.out))))
+  wide = spec_lib.accumulation_dtype(
+    x._replace(a=other[1], b=other[1]), aval.dtype
+  )
+  spec = spec.product_alone(
+    ragged="k" if spec.ragged == "m" and not to_a else "m",
+    words=words,
+    out="".join(shared) + target.translate(names),
+    out_dtype=wide if shared else aval.dtype,
+    parts=PartitionSpec(*[of_out[c] for c in shared], *aval.sharding.spec),
+  )
+  operands = Operands(first[1], second[1], offsets=x.offsets)
+  (grad,) = product(operands, spec)
+  if not shared:
+    return grad
+  return jnp.sum(grad, range(len(shared))).astype(aval.dtype)
+
+
+# Batching.
+
+
+def _batch(axis_data, operands, dims, *, spec: Spec):
+  """One more letter, where each operand has the new dimension."""
+  if all(d is None for d in dims):
+    return product(spec.named(operands), spec), [None] * spec.outputs
+  taken = "bmnkgo" + "".join(w for w in spec.words if w) + spec.out
+  letter = next(c for c in spec_lib.LETTERS if c not in taken)
+  words = Operands(
+    *[
+      w if w is None or d is None else w[:d] + letter + w[d:]
+      for w, d in zip(spec.words, spec.named(dims))
+    ]
+  )
+  part = axis_data.explicit_mesh_axis  # of the new dimension, in the type
+  if part is not None and len(part) == 1:
+    (part,) = part
+  parts = (*spec.parts, *(None,) * (len(spec.out) - len(spec.parts)))
+  spec = dataclasses.replace(
+    spec,
+    words=words,
+    out=letter + spec.out,
+    parts=PartitionSpec(part, *parts),
+  )
+  x = spec.named(operands)
+  return product(x, spec), [0] * spec.outputs
+
+
+for _primitive in PRIMITIVES:
+  _primitive.multiple_results = True
+  _primitive.def_impl(_eagerly)
+  _primitive.def_effectful_abstract_eval(_abstract_eval)
+  ad.primitive_jvps[_primitive] = _jvp
+  ad.primitive_transposes[_primitive] = _transpose
+  batching.fancy_primitive_batchers[_primitive] = _batch
+  compat.register_dce_rule(_primitive, _dce)
+  for _platform, _cuda in ((None, False), ("cuda", True)):
+    _rule = functools.partial(sharding.lower, product=product, cuda=_cuda)
+    mlir.register_lowering(_primitive, _rule, platform=_platform)
+compat.require_devices(product_on_unknown_mesh_p)
+
+
+# Types.
+
+
+def typed(x: Operands, spec: Spec, reference: Any, out_sharding: Any) -> Spec:
+  """The spec with the sharding that JAX gives the result of `reference`.
+
+  Args:
+    x: the operands.
+    spec: what is computed.
+    reference: reference(x) is the product in JAX's own functions; what it
+      raises is raised.
+    out_sharding: as the user passed it.
+  """
+  arguments.check_out_sharding(out_sharding)
+  if out_sharding is None and compat.explicit_mesh(x.present()) is None:
+    return spec
+  wanted = getattr(out_sharding, "spec", out_sharding)
+  if wanted is not None and wanted.unreduced:
+    raise NotImplementedError(
+      "out_sharding must not be unreduced; use jax.lax.dot_general"
+    )
+  # Not jax.eval_shape: it drops the sharding if any axis is Auto.
+  (out,) = jax.make_jaxpr(reference)(x).out_avals
+  return dataclasses.replace(spec, parts=out.sharding.spec)

@@ -1,0 +1,124 @@
+"""Serving: an exported function of any number of rows that keeps its kernels.
+
+A kernel is compiled for sizes that are numbers. Exported with a symbolic M, a
+product is XLA's. Exported once for each of some sizes, it is the kernel's: a
+call pads its rows to the next of them, and takes that program.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import io
+from typing import Any
+import zipfile
+
+import jax
+from jax import export
+import jax.numpy as jnp
+
+# Up to 16 rows a product takes as long as it takes to read the weights; from
+# there on at most half of the rows are padding.
+SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+@dataclasses.dataclass(frozen=True)
+class Buckets:
+  """An exported function for some numbers of rows; call it, or serialize it.
+
+  Attributes:
+    sizes: the numbers of rows, rising.
+    exported: the `jax.export.Exported` of each.
+  """
+
+  sizes: tuple[int, ...]
+  exported: tuple[export.Exported, ...]
+
+  def __call__(self, x: jax.Array, *rest: Any) -> Any:
+    """The function of `x` [M, ..] and the rest; results have M rows.
+
+    M is known where the call is traced, and so is which program runs. Rows that
+    pad `x` are zeros, and what is computed of them is dropped.
+
+    Raises:
+      ValueError: x has more rows than the largest size.
+    """
+    rows = x.shape[0]
+    size = next((size for size in self.sizes if size >= rows), None)
+    if size is None:
+      raise ValueError(f"x must have at most {self.sizes[-1]} rows, got {rows}")
+    call = self.exported[self.sizes.index(size)].call
+    if size == rows:
+      return call(x, *rest)
+    x = jnp.pad(x, [(0, size - rows), *[(0, 0)] * (x.ndim - 1)])
+    return jax.tree.map(lambda out: out[:rows], call(x, *rest))
+
+  def serialize(self) -> bytes:
+    """One artifact, a ZIP file with what JAX serializes for each size."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as file:
+      for size, exported in zip(self.sizes, self.exported):
+        file.writestr(str(size), bytes(exported.serialize()))
+    return data.getvalue()
+
+  @classmethod
+  def deserialize(cls, data: bytes) -> "Buckets":
+    """What `serialize` gave."""
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+      sizes = tuple(map(int, file.namelist()))
+      artifacts = [bytearray(file.read(str(size))) for size in sizes]
+    return cls(sizes, tuple(map(export.deserialize, artifacts)))
+
+
+def export_buckets(
+  fn: Callable[..., Any],
+  x: jax.ShapeDtypeStruct | jax.Array,
+  *rest: Any,
+  sizes: Sequence[int] = SIZES,
+  platforms: Sequence[str] | None = None,
+) -> Buckets:
+  """Exports fn(x, *rest) for some numbers of rows of `x`, kernels and all.
+
+  Each row of the results must depend on that row of `x` alone (and on the
+  rest), as in a layer of a model: shorter inputs are padded with rows of zeros.
+
+  Args:
+    fn: a function whose results all have M rows, as `x` has.
+    x: [M, ..]; only what follows M and the dtype count.
+    *rest: its other arguments, or their shapes.
+    sizes: the numbers of rows to export for.
+    platforms: as of `jax.export.export`; None is the one at hand.
+
+  Returns:
+    `Buckets`, to be called with any number of rows up to the largest size.
+
+  Raises:
+    ValueError: sizes are not positive, or there are none.
+
+  Example:
+    >>> import jax, jax.numpy as jnp
+    >>> import pallas_gemm
+    >>> x = jax.ShapeDtypeStruct((1, 4), jnp.float32)
+    >>> w = jnp.ones((4, 2))
+    >>> served = pallas_gemm.export_buckets(
+    ...   pallas_gemm.matmul, x, w, sizes=(1, 8)
+    ... )
+    >>> served(jnp.ones((3, 4)), w).shape
+    (3, 2)
+  """
+  sizes = tuple(sorted(set(sizes)))
+  if not sizes or sizes[0] < 1:
+    raise ValueError(f"sizes must be positive numbers, got {sizes}")
+  jitted = jax.jit(lambda *args: fn(*args))
+  shapes = jax.tree.map(_shape_of, rest)
+  return Buckets(
+    sizes,
+    tuple(
+      export.export(jitted, platforms=platforms)(
+        jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), *shapes
+      )
+      for size in sizes
+    ),
+  )
+
+
+def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))

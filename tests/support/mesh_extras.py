@@ -1,0 +1,565 @@
+"""Checks of `meshes` that no single call of an op makes: layers, errors."""
+
+from collections.abc import Callable
+import functools
+import re
+from typing import NamedTuple
+
+from flax import linen
+import jax
+from jax import export, lax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pallas_gemm
+from tests.support import mesh_cases, mesh_checks, stand_in
+from tests.support.mesh_cases import CASES, SIZES
+from tests.support.mesh_checks import AUTO, EXPLICIT, MIXED, PARTIAL, Arm, Mode
+from tests.support.products import normal
+
+_ALL = ("default", "kernel", "reference")
+_CHECKS: dict[str, Callable[[Arm], None]] = {}
+_ARMS: dict[str, tuple[str, ...]] = {}
+_BY_KEY = {case.key: case for case in CASES}
+_ADVICE = re.compile(r"jax\.shard_map|Explicit|Manual|name all axes")
+_MODES = (EXPLICIT, AUTO)
+
+
+def checks(arm: str) -> list[tuple[str, Callable[[Arm], None]]]:
+  """Those that an arm runs, by name."""
+  return [pair for pair in _CHECKS.items() if arm in _ARMS[pair[0]]]
+
+
+def _register(name, check, arms=_ALL):
+  _CHECKS[name], _ARMS[name] = check, arms
+
+
+def _of_modes(name: str, arms=_ALL):
+  """Registers a check for Explicit and for Auto axes."""
+
+  def register(check):
+    for mode in _MODES:
+      _register(f"{name} | {mode.name}", functools.partial(check, mode), arms)
+    return check
+
+  return register
+
+
+def _compare(arm: Arm, mode: Mode, ours, plain, args, specs, typed=True):
+  """Results of two functions of sharded arrays.
+
+  Args:
+    arm: how the op is called.
+    mode: of the mesh.
+    ours: what calls the op.
+    plain: the same in jnp, which the reference arm runs in its stead.
+    args: the arrays, on one device.
+    specs: how they are sharded.
+    typed: `plain` runs under the mesh; else on one device, for values alone.
+  """
+  call = mesh_checks.Call(lambda f: f, args, specs, None)
+  if typed:
+    want = mesh_checks.run(mode, call, plain).results
+  else:
+    want = jax.jit(plain)(*args)
+  if arm.reference:
+    return
+  arm.calls.clear()
+  with mesh_checks.logged_warnings() as warnings:
+    got = mesh_checks.run(mode, call, ours).results
+  assert not warnings, warnings
+  mesh_checks.same_values(got, want)
+  if typed and mode.explicit:
+    mesh_checks.same_shardings(got, want)
+  assert arm.calls or not arm.kernel, "no kernel"
+
+
+def _gradients(f: Callable[..., jax.Array], count: int):
+  """The value of a loss and the gradients of all arguments."""
+  return jax.value_and_grad(lambda *xs: (f(*xs) ** 2).sum(), range(count))
+
+
+def _reshard(x: jax.Array, spec: P) -> jax.Array:
+  """To another sharding, where types have one."""
+  mesh = jax.typeof(x).sharding.mesh
+  explicit = jax.sharding.AxisType.Explicit
+  if mesh.empty or explicit not in mesh.axis_types:
+    return x
+  return jax.sharding.reshard(x, spec)
+
+
+# Layers.
+
+
+def _dense_layer(how, h, w):
+  return pallas_gemm.matmul(h, w, activation=jnp.tanh, **how)
+
+
+def _plain_layer(how, h, w):
+  del how
+  return jnp.tanh(h @ w)
+
+
+def _injected_layer(how, h, w):
+  del how
+  numbers = (((1,), (0,)), ((), ()))
+  return jnp.tanh(pallas_gemm.dot_general(h, w, numbers))
+
+
+def _gated_layer(how, h, w):
+  return pallas_gemm.gated_matmul(h, w, w, **how)
+
+
+def _plain_gated_layer(how, h, w):
+  del how
+  return jax.nn.silu(h @ w) * (h @ w)
+
+
+def _experts_layer(how, h, w):
+  return pallas_gemm.ragged_dot(
+    h, w, jnp.asarray(SIZES), activation=jnp.tanh, **how
+  )
+
+
+def _plain_experts_layer(how, h, w):
+  del how
+  return mesh_cases.ragged.plain(h, w, jnp.asarray(SIZES), activation=jnp.tanh)
+
+
+_LAYERS = {
+  "matmul": (_dense_layer, _plain_layer, ()),
+  "dot_general": (_injected_layer, _plain_layer, ()),
+  "gated_matmul": (_gated_layer, _plain_gated_layer, ()),
+  "ragged_dot": (_experts_layer, _plain_experts_layer, (8,)),
+}
+
+
+def _scan(op: str, remat: bool, mode: Mode, arm: Arm) -> None:
+  """Layers, with a carry that is sharded."""
+  ours, plain, groups = _LAYERS[op]
+
+  def layers(layer, how):
+    def body(h, w):
+      return _reshard(layer(how, h, w), P("x", None)), None
+
+    body = jax.checkpoint(body) if remat else body
+    return lambda h, ws: lax.scan(body, h, ws)[0]
+
+  args = normal(32, 16) / 4, normal(3, *groups, 16, 16) / 4
+  specs = P("x", None), P(*[None] * (2 + len(groups)), "y")
+  wrap = functools.partial(_gradients, count=2)
+  _compare(
+    arm,
+    mode,
+    wrap(layers(ours, arm.how)),
+    wrap(layers(plain, {})),
+    args,
+    specs,
+    typed=not groups,
+  )
+
+
+for _op in _LAYERS:
+  for _remat in (False, True):
+    for _mode in _MODES:
+      _register(
+        f"{_op}: scan{' of remat' * _remat} | {_mode.name}",
+        functools.partial(_scan, _op, _remat, _mode),
+        ("kernel", "reference") if _remat else _ALL,
+      )
+
+
+@_of_modes("mlp: FSDP and tensor parallel")
+def _mlp(mode, arm):
+  asked = {"out_sharding": P("x", None, None)} if mode.explicit else {}
+
+  def ours(x, gate, up, down):
+    h = pallas_gemm.gated_matmul(x, gate, up, **arm.how)
+    return pallas_gemm.matmul(h, down, **arm.how, **asked)
+
+  def plain(x, gate, up, down):
+    h = jax.nn.silu(x @ gate) * (x @ up)
+    return jnp.matmul(h, down, **asked)
+
+  shapes = (8, 4, 16), (16, 32), (16, 32), (32, 16)
+  args = tuple(normal(*shape, seed=i) / 4 for i, shape in enumerate(shapes))
+  specs = P("x", None, None), P("x", "y"), P("x", "y"), P("y", "x")
+  wrap = functools.partial(_gradients, count=4)
+  _compare(arm, mode, wrap(ours), wrap(plain), args, specs)
+
+
+@_of_modes("flax.linen.Dense")
+def _flax(mode, arm):
+  def apply(layer):
+    def run(x, kernel, bias):
+      params = {"kernel": kernel, "bias": bias}
+      return layer.apply({"params": params}, x)
+
+    return _gradients(run, 3)
+
+  args = normal(8, 4, 32), normal(32, 24) / 4, normal(24)
+  specs = P("x", None, None), P(None, "y"), P("y")
+  ours = linen.Dense(24, dot_general=pallas_gemm.dot_general)
+  _compare(arm, mode, apply(ours), apply(linen.Dense(24)), args, specs)
+
+
+def _uneven(spec_a, spec_b, arm) -> None:
+  """Shards of different sizes, which Auto axes alone have."""
+
+  def of(product):
+    def run(a, b, bias):
+      a, b = (
+        lax.with_sharding_constraint(v, NamedSharding(AUTO.mesh, spec))
+        for v, spec in ((a, spec_a), (b, spec_b))
+      )
+      return product(a, b, bias)
+
+    return _gradients(run, 3)
+
+  def ours(a, b, bias):
+    return pallas_gemm.matmul(
+      a, b, bias=bias, activation=jax.nn.silu, **arm.how
+    )
+
+  def plain(a, b, bias):
+    return jax.nn.silu(a @ b + bias)
+
+  args = normal(10, 30) / 4, normal(30, 50) / 4, normal(50)
+  _compare(arm, AUTO, of(ours), of(plain), args, (P(), P(), P()))
+
+
+for _name, *_specs in (
+  ("M", P("x", None), P()),
+  ("N", P(), P(None, "x")),
+  ("K", P(None, "x"), P("x", None)),
+  ("M, N", P("x", None), P(None, "y")),
+):
+  _register(
+    f"matmul: {_name}, uneven | auto", functools.partial(_uneven, *_specs)
+  )
+
+
+def _named_axis(arm: Arm) -> None:
+  """`jax.vmap(spmd_axis_name=)`, of Auto axes."""
+
+  def over(f):
+    return _gradients(jax.vmap(f, in_axes=(0, None), spmd_axis_name="x"), 2)
+
+  args = normal(4, 8, 32) / 4, normal(32, 24) / 4
+  specs = P("x", None, None), P(None, "y")
+  ours = functools.partial(_dense_layer, arm.how)
+  plain = functools.partial(_plain_layer, {})
+  _compare(arm, AUTO, over(ours), over(plain), args, specs)
+
+
+_register("matmul: vmap with spmd_axis_name | auto", _named_axis)
+
+
+def _experts(arm: Arm) -> None:
+  """`group_offset` in `jax.shard_map`: each device has its own groups."""
+
+  def local(x, w):
+    offset = lax.axis_index("x") * len(w)
+    out = pallas_gemm.ragged_dot(
+      x, w, jnp.asarray(SIZES), group_offset=offset, **arm.how
+    )
+    return lax.psum(out, "x")
+
+  sharded = jax.shard_map(
+    local, in_specs=(P(), P("x", None, None)), out_specs=P()
+  )
+
+  def plain(x, w):
+    return mesh_cases.ragged.plain(x, w, jnp.asarray(SIZES))
+
+  args = normal(32, 16) / 4, normal(8, 16, 24) / 4
+  specs = P(), P("x", None, None)
+  ours = _gradients(sharded, 2)
+  _compare(arm, AUTO, ours, _gradients(plain, 2), args, specs, typed=False)
+
+
+_register("ragged_dot: groups by group_offset | shard_map", _experts)
+
+
+# What the checks rest on.
+
+
+class _Pair(NamedTuple):
+  """Operands, as an op hands them to an implementation."""
+
+  a: jax.Array
+  b: jax.Array
+
+  def present(self):
+    return list(self)
+
+
+def _not_partitioned(arm: Arm) -> None:
+  """The stand-in is lowered for one device alone, for what that one has."""
+  del arm
+  calls: list[stand_in.Call] = []
+  run = stand_in.taking_all(lambda x, *_: [x.a @ x.b], calls)
+
+  def product(a, b):
+    return run(_Pair(a, b), None, None)[0]
+
+  a = AUTO.place(normal(16, 32), P("x"))
+  b = AUTO.place(normal(32, 24), P())
+  error = _raised(jax.jit(product), (a, b), {})
+  assert isinstance(error, AssertionError), repr(error)
+  assert not calls
+  local = jax.shard_map(
+    product, mesh=AUTO.mesh, in_specs=(P("x"), P()), out_specs=P("x")
+  )
+  mesh_checks.same_values(jax.jit(local)(a, b), a @ b)
+  assert [call.shapes for call in calls] == [((4, 32), (32, 24))], calls
+
+
+_register("stand-in: not partitioned", _not_partitioned, ("reference",))
+
+
+# Programs for other processes.
+
+
+@_of_modes("export", arms=("default", "kernel"))
+def _export(mode, arm):
+  """Explicit axes: the kernel. Auto ones: XLA's product, and a warning."""
+  how = arm.how
+  if arm.kernel and not mode.explicit:
+    how = {"implementation": ("sm90", "xla")}
+  case = _BY_KEY["matmul: M, N, bias, silu"]
+  arrays, specs = case.arrays(), case.specs()
+  placed = jax.tree.map(mode.place, arrays, specs)
+  arm.calls.clear()
+  _forget_warnings()
+  with mode.context(), mesh_checks.logged_warnings() as warnings:
+    exported = export.export(jax.jit(case.ours(**how)))(placed)
+    again = export.deserialize(exported.serialize())
+    out = jax.jit(again.call)(placed)
+  mesh_checks.same_values(out, case.plain()(arrays))
+  assert out.sharding.spec == case.out, out.sharding
+  if arm.kernel:
+    assert bool(arm.calls) == mode.explicit, arm.calls
+    assert bool(warnings) != mode.explicit, warnings
+
+
+# What can't be had.
+
+
+def _left_to_xla(key: str, mode: Mode, arm: Arm) -> None:
+  """XLA's product and a warning; of "sm90" alone an error, both with advice."""
+  case = _BY_KEY[key]
+  unit = mesh_checks.Unit(case, mode, "jit")
+  call = mesh_checks.TRANSFORMATIONS["jit"](case)
+
+  def run(names):
+    # `dot_general` has no such argument: what it tries first is patched.
+    op = case.ours(mode.asked(case), implementation=names)
+    arm.calls.clear()
+    op = mesh_checks.sharded_op(unit, op)
+    return mesh_checks.run(mode, call, op).results
+
+  _forget_warnings()
+  with mesh_checks.logged_warnings() as warnings:
+    run(("sm90", "xla"))
+  assert any(_ADVICE.search(text) for text in warnings), warnings
+  if case.op == "dot_general":
+    return
+  try:
+    run("sm90")
+  except NotImplementedError as error:
+    assert _ADVICE.search(str(error)), error
+  else:
+    raise AssertionError("a kernel under Auto axes")
+
+
+def _forget_warnings() -> None:
+  """Messages that are logged once are logged again."""
+  from pallas_gemm.ops import report
+
+  report.reset()
+
+
+for _mode in (PARTIAL, MIXED):
+  for _key in (
+    "matmul: M, N, bias, silu",
+    "gated_matmul: M, N",
+    "dot_general: M, N",
+    "ragged_dot: N",
+    "gated_ragged_dot: rows, N",
+    "ragged_dot_general: sums over rows; M, N",
+  ):
+    if _mode is MIXED or _key in mesh_checks.LOCAL:
+      _register(
+        f"{_key} | {_mode.name} | left to XLA",
+        functools.partial(_left_to_xla, _key, _mode),
+        ("kernel",),
+      )
+
+
+# Errors.
+
+
+def _place(shape, *parts):
+  return EXPLICIT.place(normal(*shape), P(*parts))
+
+
+def _matmul(a, b, *, out_sharding=None, **rest):
+  """`matmul` in jnp."""
+  out = jnp.matmul(a, b, out_sharding=out_sharding)
+  for term in rest.values():
+    out = out + term
+  return out
+
+
+def _gated(x, gate, up):
+  return jax.nn.silu(x @ gate) * (x @ up)
+
+
+def _dense_calls():
+  """Calls that JAX's own product refuses, in words: arguments, keywords."""
+  a, b = (16, 32), (32, 24)
+  inner = _place(a, None, "x"), _place(b, "x", None)
+  return {
+    "K of both": (inner, {}),
+    "M and N over one axis": ((_place(a, "x"), _place(b, None, "x")), {}),
+    "K over two axes": ((_place(a, None, "x"), _place(b, "y")), {}),
+    "out_sharding too long": (inner, {"out_sharding": P(None, None, "y")}),
+    "out_sharding of no axis": (inner, {"out_sharding": P("z", None)}),
+    "out_sharding with an axis twice": (inner, {"out_sharding": P("y", "y")}),
+    "out_sharding a string": (inner, {"out_sharding": "x"}),
+  }
+
+
+def _matmul_calls():
+  args = _place((16, 32), "x", None), _place((32, 24), None, "y")
+  return _dense_calls() | {
+    "bias": (args, {"bias": _place((24,), "x")}),
+    "C": (args, {"c": _place((16, 24), None, "x")}),
+  }
+
+
+def _gated_calls():
+  x, gate, up = (16, 32), (32, 24), (32, 24)
+  inner = [_place(w, "x", None) for w in (gate, up)]
+  other = _place(gate, None, "y"), _place(up, None, "x")
+  return {
+    "K of all": ((_place(x, None, "x"), *inner), {}),
+    "N of gate and up": ((_place(x, None, None), *other), {}),
+  }
+
+
+_TWO = (((1,), (0,)), ((), ()))
+_REFUSED = {
+  "matmul": (pallas_gemm.matmul, _matmul, _matmul_calls),
+  "gated_matmul": (pallas_gemm.gated_matmul, _gated, _gated_calls),
+  "dot_general": (
+    functools.partial(pallas_gemm.dot_general, dimension_numbers=_TWO),
+    functools.partial(lax.dot_general, dimension_numbers=_TWO),
+    _dense_calls,
+  ),
+}
+
+
+def _refused_alike(op: str, arm: Arm) -> None:
+  """The class of JAX's own error."""
+  ours, own, calls = _REFUSED[op]
+  wrong = []
+  with EXPLICIT.context():
+    for what, (args, keywords) in calls().items():
+      want = _raised(own, args, keywords)
+      assert want is not None, f"JAX's own product takes {what}"
+      got = _raised(own if arm.reference else ours, args, keywords)
+      if type(got) is not type(want):
+        wrong.append(f"{what}: {got!r:.80}, want {type(want).__name__}")
+  assert not wrong, "; ".join(wrong)
+
+
+def _raised(f, args, keywords) -> Exception | None:
+  try:
+    f(*args, **keywords)
+  except Exception as error:
+    return error
+  return None
+
+
+for _op in _REFUSED:
+  _register(
+    f"{_op}: errors | explicit",
+    functools.partial(_refused_alike, _op),
+    ("default", "reference"),
+  )
+
+
+def _grouped_calls():
+  """Calls that have no type, as their dense product has none."""
+  sizes, whole = jnp.asarray(SIZES), (8, 16, 24)
+  rows = {"ragged_dot_dimension_numbers": mesh_cases.ROWS}
+  sums = {"ragged_dot_dimension_numbers": mesh_cases.SUMS}
+  inner = _place((32, 16), None, "x"), _place(whole, None, "x", None)
+  crossed = _place((32, 16), "x", None), _place(whole, None, None, "x")
+  summed = _place((32, 16), "x", None), _place((32, 24), "x", None)
+  calls = {}
+  for what, (x, w) in (("K of both", inner), ("rows and N", crossed)):
+    for op, args, more in (
+      (pallas_gemm.ragged_dot, (x, w, sizes), {}),
+      (pallas_gemm.gated_ragged_dot, (x, w, w, sizes), {}),
+      (pallas_gemm.ragged_dot_general, (x, w, sizes), rows),
+    ):
+      calls[f"{op.__name__}, {what}"] = op, args, more
+  op = pallas_gemm.ragged_dot_general
+  calls["sums over rows of both"] = op, (*summed, sizes), sums
+  return calls
+
+
+def _refused_as_ambiguous(arm: Arm) -> None:
+  """With the error of the dense product of one group."""
+  del arm
+  wrong = []
+  with EXPLICIT.context():
+    inner = _place((16, 32), None, "x"), _place((32, 24), "x", None)
+    want = type(_raised(jnp.matmul, inner, {}))
+    for what, (op, args, keywords) in _grouped_calls().items():
+      got = _raised(op, args, keywords)
+      if type(got) is not want:
+        wrong.append(f"{what}: {got!r:.80}, want {want.__name__}")
+  assert not wrong, "; ".join(wrong)
+
+
+_register("ragged: errors | explicit", _refused_as_ambiguous, ("default",))
+
+
+def _unreduced(key: str, arm: Arm) -> None:
+  """Results that are still to be added up are left to `jax.lax`."""
+  case = _BY_KEY[key]
+  asked = P(*case.out, unreduced={"x"})
+  placed = jax.tree.map(EXPLICIT.place, case.arrays(), case.specs())
+  with EXPLICIT.context():
+    error = _raised(case.ours(asked, **arm.how), (placed,), {})
+  assert isinstance(error, NotImplementedError), repr(error)
+
+
+for _key in ("matmul: K", "gated_matmul: K", "ragged_dot: K"):
+  _register(
+    f"{_key}, unreduced | explicit",
+    functools.partial(_unreduced, _key),
+    ("default", "kernel"),
+  )
+
+
+def _asked_of_auto_axes(arm: Arm) -> None:
+  """`out_sharding` is of Explicit axes; JAX's own error under others."""
+  case = _BY_KEY["matmul: M, N"]
+  placed = jax.tree.map(AUTO.place, case.arrays(), case.specs())
+  ours = case.plain if arm.reference else case.ours
+  with AUTO.context():
+    want = _raised(case.plain(case.out), (placed,), {})
+    got = _raised(ours(case.out), (placed,), {})
+  assert want is not None, "JAX's own product takes it"
+  assert type(got) is type(want), f"{got!r}, want {want!r}"
+
+
+_register(
+  "matmul: out_sharding | auto", _asked_of_auto_axes, ("default", "reference")
+)

@@ -1,0 +1,85 @@
+"""Every op under every kind of mesh, against JAX's own product; a program.
+
+  python -m tests.support.meshes [--filter=TEXT] [--arms=default,kernel]
+    [--shard=I/N] [--full] [--table] [--verbose]
+
+Needs eight devices. Prints a line a check and exits with 1 if one fails.
+
+Arms: "default" is the op as it is (XLA's product on CPU); in "kernel" a
+stand-in takes the Hopper kernel's place, which XLA must not partition, and
+what it is given must be one device's share; "reference" is jnp, and shows that
+the checks themselves hold. `--table` adds the collectives of JAX's own product.
+
+What a check compares: values, types and shardings of all results, and how many
+arrays each kind of collective takes in the compiled program. A difference of
+those is an entry in `mesh_checks.DIFFERENCES`, with its reason.
+"""
+
+import argparse
+import functools
+import sys
+import time
+import traceback
+
+import jax
+
+from tests.support import mesh_checks, mesh_extras
+
+
+def main() -> int:
+  """Runs what the flags choose."""
+  flags = _flags()
+  if jax.device_count() < 8:
+    print("needs 8 devices: XLA_FLAGS=--xla_force_host_platform_device_count=8")
+    return 1
+  units = list(mesh_checks.units(flags.full))
+  index, count = map(int, flags.shard.split("/"))
+  done = failed = 0
+  for name in flags.arms.split(","):
+    found = [
+      (unit.key, functools.partial(mesh_checks.check, unit))
+      for unit in units
+      if mesh_checks.needed(unit, name, flags.full)
+    ]
+    found += mesh_extras.checks(name)
+    # Neighbours go to different shards: they take about as long.
+    found = [pair for pair in found if flags.filter in pair[0]]
+    arm = mesh_checks.Arm(name)
+    with arm.installed():
+      for key, run_check in found[index::count]:
+        done += 1
+        failed += not _report(key, run_check, arm, flags)
+  print(f"{failed} of {done} checks failed")
+  return 1 if failed or not done else 0
+
+
+def _report(key, run_check, arm, flags) -> bool:
+  """Runs a check and prints a line; whether it is right."""
+  start = time.monotonic()
+  try:
+    own = run_check(arm)
+  except Exception as error:  # whatever a broken op raises
+    first = (str(error).strip() or "no message").splitlines()[0][:200]
+    print(f"FAIL  {key} [{arm.name}] {type(error).__name__}: {first}")
+    if flags.verbose:
+      traceback.print_exc()
+    return False
+  own = f"  {own or ''}" if flags.table else ""
+  seconds = time.monotonic() - start
+  print(f"ok    {key} [{arm.name}] {seconds:.1f}s{own}", flush=True)
+  return True
+
+
+def _flags():
+  parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+  parser.add_argument("--filter", default="", help="text in a check's line")
+  parser.add_argument("--arms", default="default,kernel")
+  parser.add_argument("--shard", default="0/1", help="every N-th from the I-th")
+  parser.add_argument("--full", action="store_true")
+  parser.add_argument("--table", action="store_true")
+  parser.add_argument("--verbose", action="store_true")
+  return parser.parse_args()
+
+
+if __name__ == "__main__":
+  sys.exit(main())
