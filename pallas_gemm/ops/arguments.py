@@ -4,10 +4,10 @@ What depends on values, not on types, is checked at every call; the rest while
 a call is traced, so that a compiled call does not pay for it.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 import math
 import numbers
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -72,22 +72,48 @@ def check_numbers(**arrays: Any) -> None:
       raise TypeError(f"{name} must hold numbers, got dtype {dtype}")
 
 
-def hashable(**options: Any) -> tuple[Any, ...]:
-  """What a compiled function is kept under, of which something can't be hashed.
+class Key:
+  """What a compiled function is kept under: one object for equal options."""
+
+  __slots__ = ("options",)
+
+  def __init__(self, options: NamedTuple):
+    self.options = options
+
+
+_keys: dict[tuple[Any, ...], Key] = {}
+
+
+def key(
+  kind: type, *options: Any, names: Mapping[str, str] | None = None
+) -> Key:
+  """The key of arguments that are no arrays.
+
+  Args:
+    kind: the NamedTuple that they are the fields of.
+    *options: the fields.
+    names: of arguments that are not called as the fields are.
 
   Raises:
-    TypeError: it can't.
+    TypeError: an argument can't be hashed.
   """
-  for name, value in options.items():
+  try:
+    return _keys[kind, *options]
+  except KeyError:
+    return _keys.setdefault((kind, *options), Key(kind(*options)))
+  except TypeError:
+    found = dict(zip(kind._fields, options))
+  for name, value in found.items():
     if name in ("implementation", "precision") and isinstance(value, list):
-      options[name] = tuple(value)
+      value = found[name] = tuple(value)
     try:
-      hash(options[name])
+      hash(value)
     except TypeError as error:
       raise TypeError(
-        f"{name} must be hashable, got {type(value).__name__}"
+        f"{(names or {}).get(name, name)} must be hashable, got"
+        f" {type(value).__name__}"
       ) from error
-  return tuple(options.values())
+  return key(kind, *found.values())
 
 
 def check_operand(name: str, value: Any) -> None:

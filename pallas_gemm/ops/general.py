@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 import functools
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -15,6 +15,16 @@ from pallas_gemm.ops.implementations import Target
 from pallas_gemm.ops.invariance import is_batch_invariant
 from pallas_gemm.ops.product import product, typed
 from pallas_gemm.ops.spec import LETTERS, Operands, Spec
+
+
+class _Options(NamedTuple):
+  """The arguments that are no arrays."""
+
+  dimension_numbers: Any
+  precision: Any
+  preferred_element_type: Any
+  out_sharding: Any
+  implementation: Any = None
 
 
 def dot_general(
@@ -63,22 +73,14 @@ def dot_general(
     (2, 3, 5)
   """
   lhs, rhs = arguments.array("lhs", lhs), arguments.array("rhs", rhs)
-  options = _hashable(
-    numbers=_canonical(dimension_numbers),
-    precision=precision,
-    preferred_element_type=preferred_element_type,
-    out_sharding=out_sharding,
+  options = arguments.key(
+    _Options,
+    _canonical(dimension_numbers),
+    precision,
+    preferred_element_type,
+    out_sharding,
   )
-  return _dot_general(lhs, rhs, options, tuning.generation())
-
-
-def _hashable(**options: Any) -> tuple[Any, ...]:
-  found = tuple(options.values())
-  try:
-    hash(found)
-  except TypeError:
-    return arguments.hashable(**options)
-  return found
+  return _dot_general(options, tuning.generation(), lhs, rhs)
 
 
 def _canonical(numbers: Any) -> Any:
@@ -103,10 +105,10 @@ def _indices(dimensions: Any) -> tuple[int, ...]:
     return tuple(map(operator.index, dimensions))
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _dot_general(lhs, rhs, options, generation):
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _dot_general(key, generation, lhs, rhs):
   del generation  # a key: the config may be another one now
-  numbers, precision, preferred_element_type, out_sharding = options
+  numbers, precision, preferred_element_type, out_sharding, _ = key.options
   arguments.check_numbers(lhs=lhs, rhs=rhs)
   preferred_element_type = arguments.dtype_of(
     preferred_element_type, None, "preferred_element_type"
@@ -223,24 +225,23 @@ def ragged_dot_general(
       "ragged_dot_dimension_numbers must be a"
       f" jax.lax.RaggedDotDimensionNumbers, got {type(numbers).__name__}"
     )
-  options = _hashable(
-    ragged_dot_dimension_numbers=numbers,
-    precision=precision,
-    preferred_element_type=preferred_element_type,
-    implementation=implementation,
-    out_sharding=out_sharding,
+  options = arguments.key(
+    _Options,
+    numbers,
+    precision,
+    preferred_element_type,
+    out_sharding,
+    implementation,
   )
   return _ragged_dot_general(
-    lhs, rhs, group_sizes, group_offset, options, tuning.generation()
+    options, tuning.generation(), lhs, rhs, group_sizes, group_offset
   )
 
 
-@functools.partial(jax.jit, static_argnums=(4, 5))
-def _ragged_dot_general(
-  lhs, rhs, group_sizes, group_offset, options, generation
-):
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _ragged_dot_general(key, generation, lhs, rhs, group_sizes, group_offset):
   del generation
-  numbers, precision, preferred, implementation, out_sharding = options
+  numbers, precision, preferred, out_sharding, implementation = key.options
   arguments.check_numbers(lhs=lhs, rhs=rhs, group_sizes=group_sizes)
   preferred = arguments.dtype_of(preferred, None, "preferred_element_type")
   names = arguments.implementation(implementation, arguments.GROUPED)

@@ -127,7 +127,7 @@ def ragged_dot(
     out_sharding,
     transpose_rhs,
   )
-  return _ragged_dot(*arrays, options, tuning.generation())
+  return _ragged_dot(options, tuning.generation(), *arrays)
 
 
 def gated_ragged_dot(
@@ -197,7 +197,7 @@ def gated_ragged_dot(
     out_sharding,
     False,
   )
-  return _gated_ragged_dot(*arrays, options, tuning.generation())
+  return _gated_ragged_dot(options, tuning.generation(), *arrays)
 
 
 def _arrays(**arrays: Any) -> list[Any]:
@@ -211,27 +211,22 @@ def _arrays(**arrays: Any) -> list[Any]:
 
 
 def _options(arrays: list[Any], activation: Any, dtype: Any, *rest: Any):
-  """The arguments that are no arrays, as `Options` has them."""
+  """The key of the arguments that are no arrays, as `Options` has them."""
   if activation is not None:
     activation = activations.of(activation, *arrays[:2], dtype)
-  options = activation, dtype, *rest[:-1], False, rest[-1]
-  try:
-    hash(options)
-  except TypeError:
-    named = dict(zip(Options._fields, options))
-    named = {_NAMES.get(name, name): value for name, value in named.items()}
-    return arguments.hashable(**named)
-  return options
+  return arguments.key(
+    Options, activation, dtype, *rest[:-1], False, rest[-1], names=_NAMES
+  )
 
 
 # What the grouped ops call their options.
 _NAMES = {"out_dtype": "preferred_element_type", "transpose_b": "transpose_rhs"}
 
 
-@functools.partial(jax.jit, static_argnums=(5, 6))
-def _ragged_dot(lhs, rhs, group_sizes, group_offset, bias, options, generation):
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _ragged_dot(key, generation, lhs, rhs, group_sizes, group_offset, bias):
   del generation  # a key: the config may be another one now
-  options = Options(*options)
+  options = key.options
   arguments.check_numbers(lhs=lhs, rhs=rhs, group_sizes=group_sizes, bias=bias)
   arguments.check_rank("lhs", lhs, 2, "[M, K]")
   stored = "[G, N, K]" if options.transpose_b else "[G, K, N]"
@@ -240,12 +235,12 @@ def _ragged_dot(lhs, rhs, group_sizes, group_offset, bias, options, generation):
   return _product(x, group_sizes, group_offset, options, ("lhs", "rhs"))
 
 
-@functools.partial(jax.jit, static_argnums=(5, 6))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _gated_ragged_dot(
-  x, w_gate, w_up, group_sizes, group_offset, options, generation
+  key, generation, x, w_gate, w_up, group_sizes, group_offset
 ):
   del generation
-  options = Options(*options)
+  options = key.options
   arguments.check_numbers(x=x, w_gate=w_gate, w_up=w_up)
   arguments.check_rank("x", x, 2, "[M, K]")
   arguments.check_rank("w_gate", w_gate, 3, "[G, K, N]")

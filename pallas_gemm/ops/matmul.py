@@ -25,19 +25,19 @@ from pallas_gemm.ops.spec import Operands, Spec
 class Options(NamedTuple):
   """The arguments that are no arrays."""
 
-  activation: activations.Activation | None
-  out_dtype: Any
-  precision: Any
-  implementation: Any
-  config: Any
-  out_sharding: Any
+  activation: activations.Activation | None = None
+  out_dtype: Any = None
+  precision: Any = None
+  implementation: Any = None
+  config: Any = None
+  out_sharding: Any = None
   transpose_a: bool = False
   transpose_b: bool = False
   without_product: bool = False
 
 
-# The number that is the default; most calls are told by this very object.
-_ONE = 1.0
+# What most calls have: each of these tells them at a glance.
+_ONE, _PLAIN = 1.0, arguments.key(Options)
 
 
 def matmul(
@@ -152,27 +152,35 @@ def matmul(
       raise ValueError(f"beta is {beta} but c is None; pass c")
     if is_zero:
       beta, c = _ONE, None
-  options = (
-    activation,
-    out_dtype,
-    precision,
-    implementation,
-    config,
-    out_sharding,
-    transpose_a,
-    transpose_b,
-    without_product,
-  )
-  return _matmul(
-    a,
-    b,
-    bias,
-    c,
-    None if alpha is _ONE or without_product else alpha,
-    None if beta is _ONE else beta,
-    _hashable(options),
-    tuning.generation(),
-  )
+  options = _PLAIN
+  if (
+    activation is not None
+    or out_dtype is not None
+    or precision is not None
+    or implementation is not None
+    or config is not None
+    or out_sharding is not None
+    or transpose_a
+    or transpose_b
+    or without_product
+  ):
+    options = arguments.key(
+      Options,
+      activation,
+      out_dtype,
+      precision,
+      implementation,
+      config,
+      out_sharding,
+      transpose_a,
+      transpose_b,
+      without_product,
+    )
+  rest = ()
+  if bias is not None or c is not None or alpha is not _ONE:
+    alpha = None if alpha is _ONE or without_product else alpha
+    rest = bias, c, alpha, None if beta is _ONE else beta
+  return _matmul(options, tuning.generation(), a, b, *rest)
 
 
 def _factor(name: str, value: Any, a: Any, b: Any, out_dtype: Any):
@@ -184,14 +192,6 @@ def _factor(name: str, value: Any, a: Any, b: Any, out_dtype: Any):
     return _ONE, False
   is_zero = not isinstance(value, jax.Array | np.ndarray) and value == 0
   return arguments.factor(name, value, a, b, out_dtype), is_zero
-
-
-def _hashable(options: tuple[Any, ...]) -> tuple[Any, ...]:
-  try:
-    hash(options)
-  except TypeError:
-    return arguments.hashable(**dict(zip(Options._fields, options)))
-  return options
 
 
 def gated_matmul(
@@ -241,14 +241,16 @@ def gated_matmul(
   if activation is None:
     raise TypeError("activation must be a function, got None")
   activation = activations.of(activation, x, w_gate, out_dtype)
-  options = activation, out_dtype, None, implementation, config, out_sharding
-  return _gated_matmul(x, w_gate, w_up, _hashable(options), tuning.generation())
+  options = arguments.key(
+    Options, activation, out_dtype, None, implementation, config, out_sharding
+  )
+  return _gated_matmul(options, tuning.generation(), x, w_gate, w_up)
 
 
-@functools.partial(jax.jit, static_argnums=(6, 7))
-def _matmul(a, b, bias, c, alpha, beta, options, generation):
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _matmul(key, generation, a, b, bias=None, c=None, alpha=None, beta=None):
   del generation  # a key: the config may be another one now
-  options = Options(*options)
+  options = key.options
   arguments.check_numbers(a=a, b=b, bias=bias, c=c)
   arguments.check_operand("a", a)
   arguments.check_operand("b", b)
@@ -263,10 +265,10 @@ def _matmul(a, b, bias, c, alpha, beta, options, generation):
   return out
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4))
-def _gated_matmul(x, w_gate, w_up, options, generation):
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _gated_matmul(key, generation, x, w_gate, w_up):
   del generation
-  options = Options(*options)
+  options = key.options
   arguments.check_numbers(x=x, w_gate=w_gate, w_up=w_up)
   arguments.check_operand("x", x)
   arguments.check_operand("w_gate", w_gate)
