@@ -147,14 +147,19 @@ def reference(params: Params, x: jax.Array, *, top_k: int) -> jax.Array:
 
 
 def loss(
-  params: Params, x: jax.Array, target: jax.Array, *, top_k: int
+  params: Params,
+  x: jax.Array,
+  target: jax.Array,
+  *,
+  top_k: int,
+  layer: Callable[..., jax.Array] = layer,
 ) -> jax.Array:
   """Mean squared distance of the layer from a target."""
   out = layer(params, x, top_k=top_k).astype(jnp.float32)
   return jnp.mean(jnp.square(out - target))
 
 
-@functools.partial(jax.jit, static_argnames="top_k")
+@functools.partial(jax.jit, static_argnames=("top_k", "layer"))
 def train_step(
   params: Params,
   x: jax.Array,
@@ -162,9 +167,11 @@ def train_step(
   learning_rate: float,
   *,
   top_k: int,
+  layer: Callable[..., jax.Array] = layer,
 ) -> tuple[Params, jax.Array]:
   """A step of gradient descent: the new weights, and the loss before it."""
-  value, slopes = jax.value_and_grad(loss)(params, x, target, top_k=top_k)
+  of_layer = functools.partial(loss, top_k=top_k, layer=layer)
+  value, slopes = jax.value_and_grad(of_layer)(params, x, target)
   params = jax.tree.map(lambda p, s: p - learning_rate * s, params, slopes)
   return params, value
 
@@ -183,11 +190,7 @@ def relative_error(params: Params, x: jax.Array, *, top_k: int) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Checks a layer, then trains it; returns the exit status."""
-  args = _parser().parse_args(argv)
-  if not 1 <= args.top_k <= args.experts:
-    _parser().error(
-      f"--top_k must be from 1 to --experts={args.experts}, got {args.top_k}"
-    )
+  args = parsed(flags("python -m examples.moe", __doc__), argv)
   keys = jax.random.split(jax.random.key(args.seed), 3)
   params = init(
     keys[0],
@@ -217,10 +220,11 @@ def main(argv: Sequence[str] | None = None) -> int:
   return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def flags(prog: str, description: str | None) -> argparse.ArgumentParser:
+  """The flags of a program that trains a layer."""
   parser = argparse.ArgumentParser(
-    prog="python -m examples.moe",
-    description=__doc__,
+    prog=prog,
+    description=description,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   for name, default, what in (
@@ -243,6 +247,18 @@ def _parser() -> argparse.ArgumentParser:
     help="of the tokens and the products (bfloat16)",
   )
   return parser
+
+
+def parsed(
+  parser: argparse.ArgumentParser, argv: Sequence[str] | None
+) -> argparse.Namespace:
+  """The flags' values; exits where they are wrong."""
+  args = parser.parse_args(argv)
+  if not 1 <= args.top_k <= args.experts:
+    parser.error(
+      f"--top_k must be from 1 to --experts={args.experts}, got {args.top_k}"
+    )
+  return args
 
 
 if __name__ == "__main__":

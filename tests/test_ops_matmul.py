@@ -76,7 +76,8 @@ def test_columns_that_share_a_matrix_are_rows_of_one_product(side):
   out = jax.jit(jax.vmap(f))(b, epilogue["c"])
   products.assert_product(out, a, b, **epilogue)
   x = implementations.Operands(a[None], b)
-  spec = implementations.Spec(out_dtype=jnp.bfloat16)
+  words = implementations.Operands("bmk", "bkn")
+  spec = implementations.Spec(words=words, out="bmn", out_dtype=jnp.bfloat16)
   problem = implementations.problem_of(x, spec)
   assert (problem.batch, problem.m, problem.n, problem.k) == (1, 5, 70, 40)
 

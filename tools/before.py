@@ -70,23 +70,22 @@ def copied(base: Path, folder: str) -> None:
   sys.path.insert(0, folder)
 
 
-def cases(kind: str, suites: Sequence[str]) -> Iterator[tuple[Any, Any, Any]]:
-  """(case, its function now, its function before) of every suite."""
+def cases(kind: str, suite: str) -> Iterator[tuple[Any, Any, Any]]:
+  """(case, its function now, its function before) of a suite."""
   now, before = (
     importlib.import_module(f"experiments{suffix}.harness.{kind}_cases")
     for suffix in ("", "_before")
   )
-  for suite in suites:
-    for case, old in zip(now.suite(suite), before.suite(suite), strict=True):
-      yield case, now.ours(case), before.ours(old)
+  for case, old in zip(now.suite(suite), before.suite(suite), strict=True):
+    yield case, now.ours(case), before.ours(old)
 
 
-def measured(kind: str, suites: Sequence[str]) -> Iterator[dict[str, Any]]:
-  """Rows of all cases; XLA's own kernels are picked while nothing else runs."""
+def measured(kind: str, suite: str) -> Iterator[dict[str, Any]]:
+  """Rows of a suite; XLA's own kernels are picked while nothing else runs."""
   flush = timing.l2_flush(hardware.current().l2_bytes)
   with futures.ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
     prepared = []
-    for case, *fns in cases(kind, suites):
+    for case, *fns in cases(kind, suite):
       lowered = [jax.jit(fn).lower(**case.operands()) for fn in fns]
       arms = [pool.submit(x.compile) for x in lowered]
       for arm, text in zip(arms, (x.as_text() for x in lowered)):
@@ -160,9 +159,11 @@ def main(argv: Sequence[str]) -> None:
       write(row)
       print(row, flush=True)
     for kind, suites in (("dense", _DENSE.value), ("ragged", _RAGGED.value)):
-      for row in measured(kind, [name for name in suites if name]):
-        write(row)
-        ratios.append((row["ratio"], row))
+      for suite in filter(None, suites):
+        for row in measured(kind, suite):
+          write(row)
+          ratios.append((row["ratio"], row))
+        print(f"{suite}: {len(ratios)} cases so far", flush=True)
   if ratios:
     mean = math.exp(statistics.fmean(math.log(r) for r, _ in ratios))
     print(f"{len(ratios)} cases, before / now: {mean:.4f}x geometric mean")

@@ -18,19 +18,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gemm import compat
+from pallas_gemm.kernels import epilogues
 from pallas_gemm.ops import spec as spec_lib
 
 # Each element of the result depends on that element of the arguments alone.
-_ELEMENTWISE = frozenset(
+_ELEMENTWISE = (epilogues.PRIMITIVES - {"broadcast_in_dim"}) | frozenset(
   """
-  abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
-  bitcast_convert_type cbrt ceil clamp clz conj convert_element_type copy copy_p
-  cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
-  igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul
-  ne neg nextafter not optimization_barrier or polygamma population_count pow
-  pvary real reduce_precision regularized_incomplete_beta rem round rsqrt
-  select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh
-  sqrt square stop_gradient sub tan tanh xor zeta
+  acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clz
+  conj copy copy_p cosh digamma erf erf_inv erfc expm1 floor igamma igammac imag
+  is_finite lgamma log1p nextafter not optimization_barrier polygamma
+  population_count pow real reduce_precision regularized_incomplete_beta rem
+  shift_left shift_right_arithmetic shift_right_logical sinh stop_gradient tan
+  xor zeta
 """.split()
 )
 _REDUCTIONS = frozenset(

@@ -110,9 +110,6 @@ def _dot_general(key, generation, lhs, rhs):
   del generation  # a key: the config may be another one now
   numbers, precision, preferred_element_type, out_sharding, _ = key.options
   arguments.check_numbers(lhs=lhs, rhs=rhs)
-  preferred_element_type = arguments.dtype_of(
-    preferred_element_type, None, "preferred_element_type"
-  )
   arguments.check_out_sharding(out_sharding)
   if precision is not None:
     precision = arguments.precision(precision)
@@ -123,8 +120,13 @@ def _dot_general(key, generation, lhs, rhs):
     preferred_element_type=preferred_element_type,
     out_sharding=out_sharding,
   )
-  # Raises what is to be raised, and says what None and negative numbers mean.
-  traced = jax.make_jaxpr(reference)(lhs, rhs)
+  # Raises what is to be raised, and says what None means as dimensions.
+  try:
+    traced = jax.make_jaxpr(reference)(lhs, rhs)
+  except TypeError:
+    name = "preferred_element_type"
+    arguments.dtype_of(preferred_element_type, None, name)  # names it
+    raise
   eqn = next(e for e in traced.eqns if e.primitive is lax.dot_general_p)
   words, out = _letters(lhs.ndim, rhs.ndim, eqn.params["dimension_numbers"])
   x = Operands(lhs, rhs)

@@ -295,23 +295,22 @@ def _product(
 
 def _out_dtype(x: Operands, options: Options) -> Any:
   """What lax makes of the operands' dtype and the one that is wanted."""
-  dtype = x.a.dtype
-  wanted = arguments.dtype_of(
-    options.out_dtype, dtype, "preferred_element_type"
-  )
+  name, dtype = "preferred_element_type", x.a.dtype
+  wanted = arguments.dtype_of(options.out_dtype, dtype, name)
   if wanted == dtype:
     return dtype
-  if spec_lib.kind(wanted) == spec_lib.kind(dtype):
-    return wanted  # a narrower one, too, which lax refuses
   one = jax.ShapeDtypeStruct((1, 1), dtype)
+  lax_dot = functools.partial(
+    lax.dot,
+    precision=arguments.precision(options.precision),
+    preferred_element_type=wanted,
+  )
   try:
-    return jax.eval_shape(
-      functools.partial(lax.dot, preferred_element_type=wanted), one, one
-    ).dtype
-  except (TypeError, ValueError) as error:
+    return jax.eval_shape(lax_dot, one, one).dtype
+  except TypeError as error:
     raise TypeError(
-      f"preferred_element_type must be one that lax takes for {dtype.name}, got"
-      f" {wanted.name}: {error}"
+      f"{name} must be one that lax takes for {dtype.name}, got {wanted.name}:"
+      f" {error}"
     ) from error
 
 

@@ -108,9 +108,8 @@ def _apart(x: Operands, spec: Spec, run: folding.Run) -> list[jax.Array]:
   for b, word in ((x.b, w.b), (x.b_up, w.b_up)):
     if b is None:
       continue
-    out = spec.out
-    if not spec.ragged:
-      out = "".join(c for c in out if c in w.a or c in word)
+    there = w.a + word + (w.offsets or "") + "g" * bool(spec.ragged)
+    out = "".join(c for c in spec.out if c in there)
     words = Operands(w.a, word, offsets=w.offsets)
     alone = spec.product_alone(words=words, out=out, out_dtype=wide)
     operands = Operands(x.a, b, offsets=x.offsets).present()

@@ -128,7 +128,9 @@ def plan(
     }
     if not bad:
       break
-    summed = {c: axes for c, axes in summed.items() if not bad & set(axes)}
+    summed = {
+      c: tuple(x for x in axes if x not in bad) for c, axes in summed.items()
+    }
   multiplied = {
     c: axes[: len(axes) - len(scatter.get(c, ()))] for c, axes in at.items()
   }
