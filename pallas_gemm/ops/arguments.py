@@ -14,8 +14,8 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_gemm import numerics
 from pallas_gemm.ops import report
-from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.implementations import IMPLEMENTATIONS
 
 _PRECISIONS = lax.Precision | lax.DotAlgorithmPreset | lax.DotAlgorithm
@@ -38,7 +38,7 @@ def array(name: str, value: Any) -> Any:
       f"{name} must be an array without a mask, got a masked one; fill it first"
     )
   if isinstance(value, np.ndarray | np.generic):
-    if spec_lib.kind(value.dtype) == "other":
+    if numerics.kind(value.dtype) == "other":
       raise TypeError(f"{name} must hold numbers, got dtype {value.dtype}")
     return value
   if isinstance(value, bool | float | complex):
@@ -57,11 +57,6 @@ def _short(value: int) -> str:
   """An integer that may have more digits than anybody reads."""
   digits = value.bit_length() * 3 // 10
   return f"an integer of about {digits} digits" if digits > 30 else str(value)
-
-
-def optional(name: str, value: Any) -> Any:
-  """The same, or None."""
-  return None if value is None else array(name, value)
 
 
 def check_numbers(**arrays: Any) -> None:
@@ -142,7 +137,7 @@ def check_rank(name: str, value: Any, rank: int, dimensions: str) -> None:
 def check_integers(name: str, value: Any) -> None:
   """An array of integers."""
   dtype = jnp.result_type(value)
-  if spec_lib.kind(dtype) != "integer":
+  if numerics.kind(dtype) != "integer":
     raise TypeError(f"{name} must hold integers, got dtype {dtype}")
 
 
@@ -204,16 +199,14 @@ def factor(name: str, value: Any, a: Any, b: Any, out_dtype: Any) -> Any:
     ValueError: an array that is no scalar.
   """
   dtype = jnp.result_type(a, b)
-  one = jax.ShapeDtypeStruct((), dtype)
-  wide = spec_lib.accumulation_dtype(
-    spec_lib.Operands(one, one), dtype_of(out_dtype, dtype)
-  )
+  wanted = dtype_of(out_dtype, dtype)
+  wide = numerics.accumulation_dtype(dtype, dtype, wanted)
   if isinstance(value, jax.Array | np.ndarray):
     array(name, value)
     if value.shape != ():
       raise ValueError(f"{name} must be a scalar, got shape {value.shape}")
     kinds = {"integer": 0, "floating": 1, "complex": 2}
-    have, want = (kinds.get(spec_lib.kind(d)) for d in (value.dtype, wide))
+    have, want = (kinds.get(numerics.kind(d)) for d in (value.dtype, wide))
     if have is None or want is None or have > want:
       raise TypeError(
         f"{name} must be {_of_kind(wide)}, got an array of {value.dtype}"
@@ -223,7 +216,7 @@ def factor(name: str, value: Any, a: Any, b: Any, out_dtype: Any) -> Any:
 
 
 def _of_kind(wide: Any) -> str:
-  kind = spec_lib.kind(wide)
+  kind = numerics.kind(wide)
   words = {"floating": "real", "integer": "an integer", "bool": "the number 1"}
   return f"{words.get(kind, 'a number')} for {wide.name}"
 
@@ -235,7 +228,7 @@ def _number(name: str, value: Any, wide: Any) -> Any:
     raise TypeError(
       f"{name} must be a number or a scalar array, got {type(value).__name__}"
     )
-  kind, wrong = spec_lib.kind(wide), f"{name} must be {_of_kind(wide)}, got"
+  kind, wrong = numerics.kind(wide), f"{name} must be {_of_kind(wide)}, got"
   is_complex = isinstance(value, complex | np.complexfloating)
   if kind == "bool" or (is_complex and kind != "complex"):
     raise TypeError(f"{wrong} {value}")
@@ -273,10 +266,10 @@ def dtype_of(
     wanted = jnp.dtype(value)
   except TypeError as error:
     raise TypeError(f"{name} must be a dtype, got {value!r}") from error
-  if spec_lib.kind(wanted) == "other":
+  if numerics.kind(wanted) == "other":
     raise TypeError(f"{name} must be a dtype of numbers, got {wanted}")
-  kind = spec_lib.kind(wanted if like is None else like)
-  if spec_lib.kind(wanted) != kind:
+  kind = numerics.kind(wanted if like is None else like)
+  if numerics.kind(wanted) != kind:
     raise TypeError(
       f"{name} must be {kind} like the operands, {like.name}, got {wanted.name}"
     )
@@ -288,7 +281,7 @@ def dtype_of(
 def check_epilogue_array(name: str, value: jax.Array, wide: Any) -> None:
   """The dtype of bias or C: of the operands' kind, and no wider than sums."""
   if (
-    spec_lib.kind(value.dtype) != spec_lib.kind(wide)
+    numerics.kind(value.dtype) != numerics.kind(wide)
     or value.dtype.itemsize > wide.itemsize
   ):
     raise TypeError(

@@ -87,7 +87,7 @@ def dense(run: Run, x: Operands, spec: Spec) -> list[jax.Array]:
   """The results of a dense product by `run`, which gets it folded."""
   w, size = spec.words, spec.letters(x)
   if first := _summed_last(spec):
-    wide = spec_lib.accumulation_dtype(x, spec.out_dtype)
+    wide = x.wide(spec.out_dtype)
     parts = dataclasses.replace(spec, out=first + spec.out, out_dtype=wide)
     return [jnp.sum(z, 0).astype(spec.out_dtype) for z in dense(run, x, parts)]
   if (out := _in_order(spec)) != spec.out:
@@ -221,7 +221,7 @@ def _bias_side(word: str | None, sides: _Sides) -> spec_lib.Side | None:
 def _all_added(x: Operands, spec: Spec, with_bias: bool) -> jax.Array:
   """beta * C, and a bias for each example: the kernel has one for all."""
   w, zero = spec.words, Operands(None, None)
-  wide = spec_lib.accumulation_dtype(x, spec.out_dtype)
+  wide = x.wide(spec.out_dtype)
   added = dataclasses.replace(
     spec,
     words=zero._replace(c=w.c, beta=w.beta, bias=w.bias if with_bias else None),

@@ -13,8 +13,8 @@ from jax import lax
 import jax.numpy as jnp
 
 from pallas_gemm import tuning
-from pallas_gemm.ops import activations, arguments, row_groups
-from pallas_gemm.ops import spec as spec_lib
+from pallas_gemm.kernels import activations
+from pallas_gemm.ops import arguments, row_groups
 from pallas_gemm.ops.invariance import is_batch_invariant
 from pallas_gemm.ops.matmul import Options
 from pallas_gemm.ops.product import product, typed
@@ -260,7 +260,7 @@ def _product(
   arguments.check_inner(names, x.a.shape, x.b.shape, x.a.shape[1], k)
   row_groups.check_sizes(group_sizes, group_offset, groups, names[1])
   out_dtype = _out_dtype(x, options)
-  wide = spec_lib.accumulation_dtype(x, out_dtype)
+  wide = x.wide(out_dtype)
   if x.bias is not None:
     row_groups.check_bias(x.bias, groups, n, wide)
   known = arguments.implementation(options.implementation, arguments.GROUPED)

@@ -103,7 +103,7 @@ def folded(
 
 def _apart(x: Operands, spec: Spec, run: folding.Run) -> list[jax.Array]:
   """The epilogue in XLA, after each product by itself."""
-  wide = spec_lib.accumulation_dtype(x, spec.out_dtype)
+  wide = x.wide(spec.out_dtype)
   w, sums = spec.words, []
   for b, word in ((x.b, w.b), (x.b_up, w.b_up)):
     if b is None:
@@ -153,7 +153,7 @@ def _without_product(x: Operands, spec: Spec) -> list[jax.Array]:
   sizes = (m, n, groups) if spec.ragged else (batch, m, n)
   if spec.ragged == "k" or spec_lib.is_empty(sizes):
     return [jnp.zeros(spec.shape(x), spec.out_dtype)] * spec.outputs
-  dtype = spec_lib.accumulation_dtype(x, spec.out_dtype)
+  dtype = x.wide(spec.out_dtype)
   nothing = jnp.zeros(spec.shape(x), dtype)
   return spec_lib.epilogue([nothing] * (2 if spec.gated else 1), x, spec)
 
@@ -344,7 +344,7 @@ def triton(x: Operands, spec: Spec, target: Target) -> list[jax.Array]:
   if exceeded := [limit for limit, kept in limits.items() if not kept]:
     raise NotImplementedError(f"takes {', '.join(exceeded)}")
   # Its factors are compiled in: XLA applies those that are arrays.
-  wide = spec_lib.accumulation_dtype(x, spec.out_dtype)
+  wide = x.wide(spec.out_dtype)
   is_plain = x.alpha is None and x.beta is None
   config = spec.config
   out = triton_dense.matmul(
@@ -394,7 +394,7 @@ def xla(x: Operands, spec: Spec, target: Target) -> list[jax.Array]:
   reaches the rows of others.
   """
   check_invariance(spec, target)
-  wide = spec_lib.accumulation_dtype(x, spec.out_dtype)
+  wide = x.wide(spec.out_dtype)
   alone = not spec.has_epilogue and is_wider(spec.out_dtype, x.b.dtype)
   dtype = spec.out_dtype if alone else wide
   product = _grouped_dot if spec.ragged else dot

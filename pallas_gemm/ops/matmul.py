@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gemm import compat, tuning
-from pallas_gemm.ops import activations, arguments
+from pallas_gemm.kernels import activations
+from pallas_gemm.ops import arguments
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.invariance import is_batch_invariant
 from pallas_gemm.ops.product import product, typed
@@ -325,7 +326,7 @@ def _dimensions(shape: tuple[int, ...], transposed: bool, vector):
 
 def _check_epilogue(x: Operands, shape, m: int, n: int, out_dtype: Any) -> None:
   """Bias and C have shapes and dtypes that can be added to the sums."""
-  wide = spec_lib.accumulation_dtype(x, out_dtype)
+  wide = x.wide(out_dtype)
   for name, v in (("bias", x.bias), ("c", x.c)):
     if v is not None:
       arguments.check_epilogue_array(name, v, wide)
@@ -395,6 +396,6 @@ def _without_product(x: Operands, spec: Spec, shape: tuple[int, ...]):
   """activation(beta * C + bias), as in BLAS where alpha is zero."""
   mesh = compat.explicit_mesh(x.present())
   to = mesh and jax.sharding.NamedSharding(mesh, spec.parts)
-  wide = spec_lib.accumulation_dtype(x, spec.out_dtype)
+  wide = x.wide(spec.out_dtype)
   nothing = jnp.zeros(shape, wide, out_sharding=to)
   return spec_lib.epilogue([nothing], x._replace(alpha=None), spec)[0]

@@ -100,7 +100,7 @@ def _jvp(primals, tangents, *, spec: Spec):
 def _d_preactivation(x: Operands, dx: Operands, out, spec: Spec) -> jax.Array:
   """The tangent of what the activation is applied to; `out` has its type."""
   w, alone = spec.words, spec.product_alone()
-  wide = spec_lib.accumulation_dtype(x, spec.out_dtype)
+  wide = x.wide(spec.out_dtype)
   terms = []
   for a, b in ((dx.a, x.b), (x.a, dx.b)):
     if a is not None and b is not None:
@@ -149,7 +149,7 @@ def _rows_of_bias(x: Operands, bias: jax.Array, spec: Spec) -> jax.Array:
   over rows of ones and a cotangent, both of the results' dtype.
   """
   names, w = spec.implementation, spec.words
-  wide = spec_lib.accumulation_dtype(x, spec.out_dtype)
+  wide = x.wide(spec.out_dtype)
   size = spec.letters(x)
   ones = jnp.ones([1 if c == "k" else size[c] for c in w.a], spec.out_dtype)
   at = w.bias.index("n")
@@ -167,7 +167,7 @@ def _rows_of_bias(x: Operands, bias: jax.Array, spec: Spec) -> jax.Array:
 
 def _activation_of_saved(x: Operands, spec: Spec):
   """The activation as a function of what is saved; keeps only that."""
-  wide = spec_lib.accumulation_dtype(x, spec.out_dtype)
+  wide = x.wide(spec.out_dtype)
 
   def apply(first, *rest):
     out = spec.activation(first.astype(wide))
@@ -205,7 +205,7 @@ def _cotangent(ct, x: Operands, to_a: bool, aval, spec: Spec) -> jax.Array:
   w, word_ct = spec.words, spec.out
   target, word, other = (w.a, w.b, x.b) if to_a else (w.b, w.a, x.a)
   alpha, word_alpha = x.alpha, w.alpha
-  wide = spec_lib.accumulation_dtype(Operands(other, other), spec.out_dtype)
+  wide = Operands(other, other).wide(spec.out_dtype)
   if word_alpha:  # many factors, which may differ along what is summed over
     ct = _spread(alpha, word_alpha, ct, spec, wide) * ct.astype(wide)
     alpha = word_alpha = None
@@ -253,9 +253,7 @@ def _grouped_cotangent(ct, x: Operands, to_a: bool, aval, spec: Spec):
   # Examples that share the target have a product each, and then a sum.
   shared = [c for c in spec.out if c not in "mnkg" + target]
   of_out = dict(zip(spec.out, (*spec.parts, *(None,) * len(spec.out))))
-  wide = spec_lib.accumulation_dtype(
-    x._replace(a=other[1], b=other[1]), aval.dtype
-  )
+  wide = Operands(other[1], other[1]).wide(aval.dtype)
   spec = spec.product_alone(
     ragged="k" if spec.ragged == "m" and not to_a else "m",
     words=words,

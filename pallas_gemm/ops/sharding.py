@@ -198,7 +198,7 @@ def _on_shard(
       x = x._replace(offsets=_clipped(offsets, rows, plan.rows[0]))
     if not plan.psum:
       return product(x, spec)
-    wide = spec_lib.accumulation_dtype(x, spec.out_dtype)
+    wide = x.wide(spec.out_dtype)
     sums = []
     for b, word in ((x.b, spec.words.b), (x.b_up, spec.words.b_up)):
       if b is not None:
@@ -445,7 +445,7 @@ def _xla_of_any_rank(x: Operands, spec: Spec, target: Target, mesh):
   if AxisType.Explicit in mesh.axis_types:
     parts = (*spec.parts, *(None,) * (len(spec.out) - len(spec.parts)))
     to = NamedSharding(mesh, PartitionSpec(*parts))
-  wide = spec_lib.accumulation_dtype(x, spec.out_dtype)
+  wide = x.wide(spec.out_dtype)
   alone = not spec.has_epilogue
   alone &= implementations.is_wider(spec.out_dtype, x.b.dtype)
   dtype, sums = spec.out_dtype if alone else wide, []

@@ -14,7 +14,7 @@ from jax import lax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from pallas_gemm import compat
+from pallas_gemm import compat, numerics
 from pallas_gemm.kernels.problem import Side
 
 _UNSHARDED = PartitionSpec()
@@ -38,6 +38,10 @@ class Operands(NamedTuple):
   def present(self) -> list[Any]:
     """Those that are not None, in order."""
     return [x for x in self if x is not None]
+
+  def wide(self, out_dtype: Any) -> Any:
+    """The dtype of sums and epilogue."""
+    return numerics.accumulation_dtype(self.a.dtype, self.b.dtype, out_dtype)
 
 
 class Sizes(NamedTuple):
@@ -181,35 +185,6 @@ class Spec:
       config=None,
     )
     return dataclasses.replace(alone, **changes)
-
-
-def kind(dtype: Any) -> str:
-  """The kind of number: floating, complex, integer, bool; or other."""
-  if getattr(dtype, "kind", "") == "m":  # NumPy counts durations as integers
-    return "other"
-  kinds = {
-    "floating": jnp.floating,
-    "complex": jnp.complexfloating,
-    "integer": jnp.integer,
-    "bool": jnp.bool_,
-  }
-  for name, parent in kinds.items():
-    if jnp.issubdtype(dtype, parent):
-      return name
-  return "other"
-
-
-def accumulation_dtype(x: Operands, out_dtype: Any) -> Any:
-  """What sums and epilogue are computed in: 32 bits or more."""
-  dtype = max((x.a.dtype, x.b.dtype), key=lambda d: d.itemsize)
-  out_dtype = jnp.dtype(out_dtype)
-  if kind(dtype) != kind(out_dtype):  # of integers to floating, say
-    dtype = out_dtype
-  least = {"floating": jnp.float32, "integer": jnp.int32}
-  if jnp.issubdtype(dtype, jnp.unsignedinteger):
-    least["integer"] = jnp.uint32
-  wide = jnp.dtype(least.get(kind(dtype), dtype))
-  return max((wide, dtype, out_dtype), key=lambda d: d.itemsize)
 
 
 def lifted(v: jax.Array, word: str, out: str) -> jax.Array:

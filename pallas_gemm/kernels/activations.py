@@ -17,9 +17,8 @@ from jax.extend import core
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm import compat
+from pallas_gemm import compat, numerics
 from pallas_gemm.kernels import epilogues
-from pallas_gemm.ops import spec as spec_lib
 
 # Each element of the result depends on that element of the arguments alone.
 _ELEMENTWISE = (epilogues.PRIMITIVES - {"broadcast_in_dim"}) | frozenset(
@@ -276,11 +275,11 @@ def _numbers(jaxpr: Any, consts=()) -> str:
 def _sums_dtype(a: Any, b: Any, out_dtype: Any) -> Any:
   """What an activation of a product is applied to; float32 if none is known."""
   try:
-    one = jax.ShapeDtypeStruct((), jnp.promote_types(a.dtype, b.dtype))
-    wide = one.dtype if out_dtype is None else jnp.dtype(out_dtype)
-    is_number = spec_lib.kind(wide) != "other"
+    both = jnp.promote_types(a.dtype, b.dtype)
+    wide = both if out_dtype is None else jnp.dtype(out_dtype)
+    is_number = numerics.kind(wide) != "other"
     if not is_number or jax.dtypes.canonicalize_dtype(wide) != wide:
-      wide = one.dtype  # what is wrong with it is said later
-    return spec_lib.accumulation_dtype(spec_lib.Operands(one, one), wide)
+      wide = both  # what is wrong with it is said later
+    return numerics.accumulation_dtype(both, both, wide)
   except (AttributeError, TypeError, ValueError):
     return jnp.dtype("float32")
