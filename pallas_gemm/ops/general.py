@@ -220,7 +220,8 @@ def ragged_dot_general(
   """
   lhs, rhs = arguments.array("lhs", lhs), arguments.array("rhs", rhs)
   group_sizes = arguments.array("group_sizes", group_sizes)
-  group_offset = arguments.optional("group_offset", group_offset)
+  if group_offset is not None:
+    group_offset = arguments.array("group_offset", group_offset)
   numbers = ragged_dot_dimension_numbers
   if not isinstance(numbers, lax.RaggedDotDimensionNumbers):
     raise TypeError(

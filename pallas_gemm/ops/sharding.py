@@ -107,7 +107,9 @@ def plan(
   up = b if w.b_up is None else parts(w.b_up, have.b_up)
   summed = {}
   for c in spec.contracted:
-    axes = a[c] if a[c] == b[c] == up[c] else _cut_for_nothing(c, a, b, spec)
+    axes = a[c]
+    if not a[c] == b[c] == up[c]:
+      axes = _cut_for_nothing(c, (w.a, a), (w.b, b), (spec.out, at), mesh, size)
     if axes and divides(c, axes):
       summed[c] = axes
   if spec.ragged == "m" and b["g"] == up["g"] and divides("g", b["g"]):
@@ -159,16 +161,34 @@ def plan(
   )
 
 
-def _cut_for_nothing(c: str, a, b, spec: Spec) -> Axes:
-  """The axes of rows that one operand of sums over groups lies whole on.
+# Elements of an operand that are gathered in the time that one result of 32
+# bits is added up over devices: each of those is sent twice, and twice as wide.
+_GATHERED_PER_RESULT = 4
 
-  So do ones, whose product with a cotangent is that of a bias.
+
+def _cut_for_nothing(
+  c: str, a, b, result, mesh: Mapping[str, int], size: Mapping[str, int]
+) -> Axes:
+  """Axes over which one operand is sharded along K, and the other whole.
+
+  That one is cut for nothing, unless it is sharded over them elsewhere. Then
+  results are added up if they are much smaller than what would be gathered, as
+  the gradient of weights is beside the activations.
   """
-  if spec.ragged != "k" or (a[c] and b[c]):
+  if bool(a[1][c]) == bool(b[1][c]):
     return ()
-  whole = b if a[c] else a
-  busy = {x for axes in whole.values() for x in axes}
-  return () if busy & {*a[c], *b[c]} else a[c] or b[c]
+  (word, parts), (_, whole) = (a, b) if a[1][c] else (b, a)
+  if set(parts[c]) & {x for axes in whole.values() for x in axes}:
+    return ()
+
+  def elements(word, parts, without=""):
+    axes = [x for d, part in parts.items() if d != without for x in part]
+    count = math.prod(size[d] for d in word)
+    return count / math.prod(mesh[x] for x in axes)
+
+  gathered = elements(word, parts, c)
+  few = _GATHERED_PER_RESULT * elements(*result) <= gathered
+  return parts[c] if few else ()
 
 
 def _axes(part: Any) -> Axes:
