@@ -148,6 +148,25 @@ def test_using_a_rung_as_the_readme_says():
   assert names["y"].shape == (100, 51)
 
 
+@pytest.mark.parametrize("told_by", ["train_step", "top_k", "export_buckets"])
+def test_the_ops_as_the_readme_says(told_by):
+  (block,) = (b for b in _blocks("python") if told_by in b)
+  exec(block, {})
+
+
+def test_many_devices_as_the_readme_says():
+  (block,) = (b for b in _blocks("python") if "set_mesh" in b)
+  eight = "--xla_force_host_platform_device_count=8"
+  done = subprocess.run(
+    [sys.executable, "-W", "error", "-c", block],
+    cwd=ROOT,
+    env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": eight},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+
+
 # Bazel: each program and each test has its target, and no other has.
 
 

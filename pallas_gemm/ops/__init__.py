@@ -1,1 +1,1 @@
-"""What users call: products with checks, dispatch and derivatives."""
+"""What users call, and how it is lowered for one device or for many."""

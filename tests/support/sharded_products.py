@@ -64,7 +64,7 @@ def check_contraction_over_devices(mesh, args):
 
 
 def check_partitioned_by_xla(mesh, args):
-  """`jit` of sharded operands; kernels can't be split, XLA's product can."""
+  """`jit` of sharded operands; an interpreted kernel can't be split."""
   x = jax.device_put(args[0], NamedSharding(mesh, P("d")))
   assert_same_derivatives(layer, [x, *args[1:]])
   x, w = (args[i].astype(jnp.bfloat16) for i in (0, 1))

@@ -77,7 +77,7 @@ def check_expert_parallel(mesh, args):
 
 
 def check_partitioned_by_xla(mesh, args):
-  """`jit` of sharded operands; kernels can't be split, XLA's product can."""
+  """`jit` of sharded operands; an interpreted kernel can't be split."""
   x, w, bias = args
   w = jax.device_put(w, NamedSharding(mesh, P("d")))
 
