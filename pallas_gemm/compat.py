@@ -259,9 +259,9 @@ def why_not_partitionable(ctx: Any) -> str | None:
   if manual := getattr(context, "manual_axes", ()):
     others = set(context.mesh.axis_names) - set(manual)
     return (
-      f"jax.shard_map is manual over {_names(manual)} only and XLA can't"
-      f" partition a kernel over {_names(others)}; name all axes in"
-      " jax.shard_map's axis_names, or make the others Explicit"
+      f"of the mesh's axes only {_names(manual)} are Explicit or manual, and"
+      f" XLA can't partition a kernel over {_names(others)}; make those"
+      " Explicit, or name all axes in jax.shard_map's axis_names"
     )
   if module.lowering_parameters.for_export:
     return (

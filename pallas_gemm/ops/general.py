@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 
-from pallas_gemm import compat, tuning
+from pallas_gemm import compat, numerics, tuning
 from pallas_gemm.ops import arguments, implementations, report, row_groups
 from pallas_gemm.ops.grouped import reference as type_of_groups
 from pallas_gemm.ops.implementations import Target
@@ -127,6 +127,8 @@ def _dot_general(key, generation, lhs, rhs):
     name = "preferred_element_type"
     arguments.dtype_of(preferred_element_type, None, name)  # names it
     raise
+  if numerics.kind(traced.out_avals[0].dtype) == "other":
+    arguments.dtype_of(preferred_element_type, None, "preferred_element_type")
   eqn = next(e for e in traced.eqns if e.primitive is lax.dot_general_p)
   words, out = _letters(lhs.ndim, rhs.ndim, eqn.params["dimension_numbers"])
   x = Operands(lhs, rhs)

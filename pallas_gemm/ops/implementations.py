@@ -134,6 +134,8 @@ def _first_of(x: Operands, spec: Spec, target: Target) -> Sequence[jax.Array]:
       outs = implementation.run(x, chosen, target)
     except NotImplementedError as error:
       refusals[name] = str(error)
+      if refusals[name] == SYMBOLIC:  # all else would have let the kernel run
+        report.warn_once(f"XLA's product runs instead of a kernel: {SYMBOLIC}")
       continue
     platform = "CUDA" if target.cuda else "other platforms than CUDA"
     why = _listed(refusals)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -107,8 +108,12 @@ def plan(
   up = b if w.b_up is None else parts(w.b_up, have.b_up)
   summed = {}
   for c in spec.contracted:
-    axes = a[c]
-    if not a[c] == b[c] == up[c]:
+    # As far as they are sharded alike.
+    alike = itertools.takewhile(
+      lambda axes: len(set(axes)) == 1, zip(a[c], b[c], up[c])
+    )
+    axes = tuple(axis for axis, *_ in alike)
+    if not axes:
       axes = _cut_for_nothing(c, (w.a, a), (w.b, b), (spec.out, at), mesh, size)
     if axes and divides(c, axes):
       summed[c] = axes
