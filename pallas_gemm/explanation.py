@@ -5,6 +5,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 
 from pallas_gemm import compat
 from pallas_gemm.ops import report
@@ -27,7 +28,10 @@ class Explanation:
 
   def __str__(self) -> str:
     if not self.products:
-      return f"on {self.platform}: no product of this package"
+      return (
+        f"on {self.platform}: no product of this package, or none that is known"
+        " before XLA partitions the program"
+      )
     lines = [f"on {self.platform}:"]
     for ran in self.products:
       lines.append(f"{ran.product}")
@@ -81,10 +85,19 @@ def explain(
     raise ValueError(
       f"platform must be None, 'cpu' or 'cuda', got {platform!r}"
     )
-  # A function of its own, so that nothing is found in the caches of jit.
-  traced = jax.jit(lambda *args, **kwargs: fn(*args, **kwargs)).trace(
-    *args, **kwargs
-  )
+  leaves, tree = jax.tree.flatten((args, kwargs))
+  kinds = jax.Array | np.ndarray | jax.ShapeDtypeStruct
+  arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, kinds)}
+
+  # A function of its own, so that nothing is found in the caches of jit. What
+  # is no array may be static to `fn`.
+  def call(arrays):
+    args, kwargs = tree.unflatten(
+      [arrays.get(i, x) for i, x in enumerate(leaves)]
+    )
+    return fn(*args, **kwargs)
+
+  traced = jax.jit(call).trace(arrays)
   with report.listening() as heard, compat.without_compilation_cache():
     if platform is None:
       traced.lower().compile()

@@ -413,7 +413,7 @@ def _find(tool: str) -> str | None:
   return None
 
 
-def _target(gpu: hardware.Gpu) -> str:
+def target_config(gpu: hardware.Gpu) -> str:
   """The GPU as XLA's GpuTargetConfig, in text form.
 
   Numbers that are not the GPU's are limits of CUDA.
@@ -467,7 +467,7 @@ def main(example: str, keywords: str) -> None:
   with hardware.assume(GPU) as gpu:
     function, shapes = make(**json.loads(keywords))
     topology = topologies.get_topology_desc(
-      platform="cuda", target_config=_target(gpu), topology="1x1x1"
+      platform="cuda", target_config=target_config(gpu), topology="1x1x1"
     )
     mesh = jax.sharding.Mesh(np.array(topology.devices), ("x",))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())

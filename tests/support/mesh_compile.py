@@ -1,0 +1,97 @@
+"""Sharded products compiled for eight GPUs, without one; a program.
+
+  python -m tests.support.mesh_compile EXAMPLE MODE
+
+Prints the compiled program; MODE is "auto" or "explicit". With "lower" for MODE
+it prints what is lowered instead, under Explicit axes of eight devices that
+need not be GPUs.
+"""
+
+from collections.abc import Callable
+import sys
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+import numpy as np
+
+import pallas_gemm
+
+# The mesh is 4 x 2. M, N and K, and what is left of them on a device, are all
+# different.
+M, N, K, GROUPS = 8192, 6144, 1024, 8
+
+
+def dense(a, b):
+  """Rows over x, columns over y."""
+  return pallas_gemm.matmul(a, b, activation=jnp.tanh)
+
+
+def gated(x, gate, up):
+  """The same with two weights."""
+  return pallas_gemm.gated_matmul(x, gate, up)
+
+
+def grouped(x, w, sizes):
+  """Rows over x, columns of every group over y."""
+  return pallas_gemm.ragged_dot(x, w, sizes)
+
+
+def _gradients(f, count: int):
+  """A function of the cotangent and the arguments: results and gradients."""
+
+  def run(ct, *args):
+    out, pullback = jax.vjp(lambda *xs: f(*xs, *args[count:]), *args[:count])
+    return out, pullback(ct)
+
+  return run
+
+
+_A, _B = ((M, K), P("x", None)), ((K, N), P(None, "y"))
+_OUT = (M, N), P("x", "y")
+_W, _SIZES = ((GROUPS, K, N), P(None, None, "y")), ((GROUPS,), P(None))
+EXAMPLES: dict[str, tuple[Callable, list]] = {
+  "dense": (dense, [_A, _B]),
+  "dense gradients": (_gradients(dense, 2), [_OUT, _A, _B]),
+  "gated": (gated, [_A, _B, _B]),
+  "gated gradients": (_gradients(gated, 3), [_OUT, _A, _B, _B]),
+  "grouped": (grouped, [_A, _W, _SIZES]),
+  "grouped gradients": (_gradients(grouped, 2), [_OUT, _A, _W, _SIZES]),
+}
+
+
+def main(example: str, mode: str) -> None:
+  """Prints a program."""
+  kind = AxisType.Auto if mode == "auto" else AxisType.Explicit
+  mesh = Mesh(_devices(mode).reshape(4, 2), ("x", "y"), axis_types=(kind,) * 2)
+  function, arguments = EXAMPLES[example]
+  shapes = [
+    jax.ShapeDtypeStruct(
+      shape,
+      jnp.int32 if len(shape) == 1 else jnp.bfloat16,
+      sharding=NamedSharding(mesh, spec),
+    )
+    for shape, spec in arguments
+  ]
+  lowered = jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",))
+  print((lowered if mode == "lower" else lowered.compile()).as_text())
+
+
+def _devices(mode: str) -> np.ndarray:
+  if mode == "lower":
+    return np.array(jax.devices())
+  from jax.experimental import topologies
+
+  from experiments.harness import compiled
+  from pallas_gemm import hardware
+
+  target = compiled.target_config(hardware.lookup(compiled.GPU))
+  topology = topologies.get_topology_desc(
+    platform="cuda", target_config=target, topology="1x1x8"
+  )
+  return np.array(topology.devices)
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])

@@ -1,0 +1,125 @@
+"""Tier C: sharded products compiled for eight GPUs without one.
+
+And Tier B: lowered for them, by eight devices of any kind.
+"""
+
+import collections
+import math
+import os
+from pathlib import Path
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import mesh_compile
+
+# What a device has of M, N and K; of the groups it has all.
+M, N, K = mesh_compile.M // 4, mesh_compile.N // 2, mesh_compile.K
+GROUPS = mesh_compile.GROUPS
+A, B, OUT, W = (M, K), (K, N), (M, N), (GROUPS, K, N)
+# The matrices that each kernel reads: the gradient of A is OUT @ B.T, that of B
+# is A.T @ OUT.
+EXAMPLES = {
+  "dense": [{A, B}],
+  "dense gradients": [{A, B}, {OUT, B}, {A, OUT}],
+  "gated": [{A, B}],
+  "gated gradients": [{A, B}, {OUT, B}, {OUT, B}, {A, OUT}, {A, OUT}],
+  "grouped": [{A, W}],
+  "grouped gradients": [{A, W}, {OUT, W}, {A, OUT}],
+}
+_MATMUL = re.compile(r" (?:ragged-)?dot\(|__cublas|__cudnn|__triton\S*gemm")
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("mode", ("auto", "explicit"))
+@pytest.mark.parametrize(
+  "example", [name for name in EXAMPLES if "gradients" in name]
+)
+def test_kernels_multiply_what_a_device_has(example, mode):
+  """And XLA multiplies nothing."""
+  text = _printed(example, mode)
+  kernels = re.findall(
+    r'custom_call_target="mosaic_gpu\S*".*?'
+    r"operand_layout_constraints=\{(.*?)\}, api_version",
+    text,
+  )
+  _check(kernels, r"\w+\[([\d,]+)\]", example)
+  assert not _MATMUL.search(text), _MATMUL.search(text)
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("commands, inside", (("", 3), ("FUSION", 0)))
+def test_command_buffers_hold_kernels(commands, inside, tmp_path):
+  """XLA puts kernels into command buffers (CUDA graphs), as by default.
+
+  Only if it may put custom calls there, and where enough of them, and of
+  fusions, follow each other: there are three before the first collective.
+  """
+  flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"
+  if commands:
+    flags += f" --xla_gpu_enable_command_buffer={commands}"
+  _printed("gated gradients", "auto", flags)
+  (file,) = tmp_path.glob("*.thunk_sequence.txt")
+  assert len(_custom_calls(file.read_text())) == 5
+  # This one is written if anything was put into a command buffer.
+  found = [
+    name
+    for file in tmp_path.glob("*.thunk_sequence_after_thunk_passes.txt")
+    for name in _custom_calls(_inside_command_buffers(file.read_text()))
+  ]
+  assert len(found) == inside
+
+
+def _custom_calls(thunks: str) -> list[str]:
+  return re.findall(r": kCustomCall\b", thunks)
+
+
+def _inside_command_buffers(thunks: str) -> str:
+  """The lines that are indented below those of command buffers."""
+  blocks = re.findall(r"(?m)^\d+: kCommandBuffer.*\n((?: +.*\n?)*)", thunks)
+  return "".join(blocks)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_explicit_axes_lower_kernels_of_what_a_device_has(example):
+  text = _printed(example, "lower")
+  kernels = re.findall(r"custom_call @mosaic_gpu\S*\(.*? : \((.*?)\) ->", text)
+  _check(kernels, r"tensor<((?:\d+x)+)", example)
+  assert "stablehlo.dot" not in text
+
+
+def _check(kernels: list[str], shape: str, example: str) -> None:
+  """The kernels, as lists of operands, read what they should."""
+  found = []
+  for operands in kernels:
+    shapes = [
+      tuple(map(int, re.findall(r"\d+", text)))
+      for text in re.findall(shape, operands)
+    ]
+    # The others are indices, and what groups have beside whole slabs.
+    found.append(frozenset(x for x in shapes if math.prod(x) >= M * K))
+  want = collections.Counter(map(frozenset, EXAMPLES[example]))
+  assert collections.Counter(found) == want
+
+
+def _printed(example: str, mode: str, xla_flags: str = "") -> str:
+  """What the program prints, in a process of its own: some failures end it."""
+  if mode == "lower":
+    xla_flags += " --xla_force_host_platform_device_count=8"
+  done = subprocess.run(
+    [sys.executable, "-m", "tests.support.mesh_compile", example, mode],
+    cwd=Path(__file__).parent.parent,
+    env=os.environ
+    | {
+      "JAX_PLATFORMS": "cpu",
+      "XLA_FLAGS": xla_flags,
+      # A program that comes out of a cache leaves no files.
+      "JAX_ENABLE_COMPILATION_CACHE": "false",
+    },
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr[-4000:]
+  return done.stdout

@@ -1,0 +1,259 @@
+"""Exported functions of any number of rows, that keep their kernels."""
+
+import os
+from pathlib import Path
+import subprocess
+import sys
+
+from absl import logging
+import jax
+from jax import export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gemm
+from pallas_gemm import serving
+from pallas_gemm.ops import report
+from tests.support import stand_in
+from tests.support.products import assert_product, normal
+
+PLATFORMS = "cpu", "cuda"
+# On a size, just below one, just above, in the middle.
+ROWS = 1, 2, 7, 9, 16, 17
+SIZES = 1, 8, 16, 32
+
+
+def _shape(*shape, dtype="float32"):
+  return jax.ShapeDtypeStruct(shape, dtype)
+
+
+@pytest.fixture(scope="module")
+def served():
+  """x [M, 16] times w [16, 8], in float32."""
+  return pallas_gemm.export_buckets(
+    pallas_gemm.matmul,
+    _shape(1, 16),
+    _shape(16, 8),
+    sizes=SIZES,
+    platforms=PLATFORMS,
+  )
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_rows(served, rows):
+  x, w = normal(rows, 16), normal(16, 8)
+  out = served(x, w)
+  assert out.dtype == "float32"
+  assert_product(out, x, w)
+  np.testing.assert_array_equal(jax.jit(served)(x, w), out)
+
+
+def test_the_next_size_runs(served):
+  """And no other: its program is in the lowered call."""
+  for rows, size in ((2, 8), (8, 8), (9, 16)):
+    lowered = jax.jit(served.__call__).lower(_shape(rows, 16), _shape(16, 8))
+    text = lowered.as_text()
+    assert f"tensor<{size}x16xf32>" in text
+    others = {*SIZES} - {size, rows, 16, 8}
+    assert not [other for other in others if f"tensor<{other}x16xf32>" in text]
+
+
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
+def test_kernels_are_in_each_module(dtype):
+  """A layer of two products has two in each, for CUDA; the CPU has none."""
+
+  def layer(x, gate, down):
+    h = pallas_gemm.gated_matmul(x, gate, gate)
+    return pallas_gemm.matmul(h, down, activation=jnp.tanh)
+
+  shapes = _shape(1, 1024, dtype=dtype), _shape(1024, 2048, dtype=dtype)
+  found = pallas_gemm.export_buckets(
+    layer,
+    *shapes,
+    _shape(2048, 1024, dtype=dtype),
+    platforms=PLATFORMS,
+    sizes=SIZES,
+  )
+  assert [_kernels(exported) for exported in found.exported] == [2] * 4
+  alone = pallas_gemm.export_buckets(
+    layer,
+    *shapes,
+    _shape(2048, 1024, dtype=dtype),
+    platforms=("cpu",),
+    sizes=(8,),
+  )
+  assert _kernels(alone.exported[0]) == 0
+
+
+def _kernels(exported) -> int:
+  return exported.mlir_module().count("@mosaic_gpu")
+
+
+def test_a_kernel_of_padded_rows():
+  """Whose sizes are those of the bucket; here the stand-in on the CPU."""
+
+  def product(x, w):
+    return pallas_gemm.matmul(x, w, implementation="sm90")
+
+  with stand_in.installed() as calls:
+    served = pallas_gemm.export_buckets(
+      product, _shape(1, 16), _shape(16, 8), sizes=(1, 8)
+    )
+  assert [call.shapes[0] for call in calls] == [(1, 1, 16), (1, 8, 16)]
+  x, w = normal(5, 16), normal(16, 8)
+  assert_product(served(x, w), x, w)
+
+
+def test_gradients(served):
+  """They are the function's where it was exported, and not serialized."""
+  x, w = normal(5, 16), normal(16, 8)
+
+  def gradients(served):
+    return jax.grad(lambda x, w: (served(x, w) ** 2).sum(), (0, 1))(x, w)
+
+  want = gradients(pallas_gemm.matmul)
+  for one, other in zip(gradients(served), want):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+  again = serving.Buckets.deserialize(served.serialize())
+  with pytest.raises(ValueError, match="VJP"):
+    gradients(again)
+
+
+# Arguments and results.
+
+
+def test_trees_of_arguments_and_results():
+  """Weights in a tree; every result has the rows of x."""
+
+  def layer(x, params, scale):
+    h = pallas_gemm.matmul(x, params["w"], bias=params["bias"])
+    return {"h": h, "parts": (h * scale, x.sum(1))}
+
+  params = {"w": normal(16, 8), "bias": normal(8)}
+  served = pallas_gemm.export_buckets(
+    layer, normal(3, 16), params, 2.0, sizes=(4, 8)
+  )
+  for rows in (1, 4, 5):
+    x = normal(rows, 16)
+    got, want = served(x, params, 2.0), layer(x, params, 2.0)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
+      np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_x_of_three_dimensions():
+  """What follows M is as it was."""
+  served = pallas_gemm.export_buckets(
+    pallas_gemm.matmul, _shape(1, 3, 16), _shape(16, 8), sizes=(4,)
+  )
+  x, w = normal(2, 3, 16), normal(16, 8)
+  assert_product(served(x, w), x, w)
+
+
+def test_rows_of_x_are_not_those_it_was_given_with():
+  served = pallas_gemm.export_buckets(
+    pallas_gemm.matmul, _shape(999, 16), _shape(16, 8), sizes=(2,)
+  )
+  assert served.exported[0].in_avals[0].shape == (2, 16)
+
+
+# Sizes.
+
+
+def test_sizes_are_sorted():
+  served = pallas_gemm.export_buckets(
+    pallas_gemm.matmul, _shape(1, 16), _shape(16, 8), sizes=(8, 1, 8)
+  )
+  assert served.sizes == (1, 8)
+  shapes = [exported.in_avals[0].shape for exported in served.exported]
+  assert shapes == [(1, 16), (8, 16)]
+
+
+def test_sizes_by_default():
+  """1 and powers of two."""
+  assert serving.SIZES == (1, *(2**i for i in range(3, 13)))
+
+
+@pytest.mark.parametrize("sizes", ((), (0,), (0, 8), (-1,)))
+def test_wrong_sizes(sizes):
+  with pytest.raises(ValueError, match="sizes must be positive numbers"):
+    pallas_gemm.export_buckets(
+      pallas_gemm.matmul, _shape(1, 16), _shape(16, 8), sizes=sizes
+    )
+
+
+@pytest.mark.parametrize("rows", (33, 4096))
+def test_too_many_rows(served, rows):
+  message = f"x must have at most 32 rows, got {rows}"
+  with pytest.raises(ValueError, match=message):
+    served(normal(rows, 16), normal(16, 8))
+
+
+def test_no_rows(served):
+  """They are padded to the smallest size; the result has none."""
+  assert served(normal(0, 16), normal(16, 8)).shape == (0, 8)
+
+
+# Artifacts.
+
+
+def test_serialized(served):
+  again = serving.Buckets.deserialize(served.serialize())
+  assert again.sizes == served.sizes
+  for one, other in zip(again.exported, served.exported):
+    assert one.mlir_module() == other.mlir_module()
+    assert one.platforms == PLATFORMS
+
+
+def test_another_process_reads_it(served, tmp_path):
+  file = tmp_path / "served.zip"
+  file.write_bytes(served.serialize())
+  done = subprocess.run(
+    [
+      sys.executable,
+      *("-W", "error", "-m", "tests.support.served", str(file)),
+      *map(str, ROWS),
+    ],
+    cwd=Path(__file__).parent.parent,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  assert float(done.stdout) < 1e-4
+
+
+def test_kernels_outlive_serialization():
+  """A call for CUDA of what was read holds the kernel of its size."""
+  shapes = (
+    _shape(1, 1024, dtype="bfloat16"),
+    _shape(1024, 2048, dtype="bfloat16"),
+  )
+  found = pallas_gemm.export_buckets(
+    pallas_gemm.matmul, *shapes, sizes=(1, 8), platforms=PLATFORMS
+  )
+  again = serving.Buckets.deserialize(found.serialize())
+  traced = jax.jit(again.__call__).trace(
+    _shape(5, 1024, dtype="bfloat16"), shapes[1]
+  )
+  text = traced.lower(lowering_platforms=("cuda",)).as_text()
+  assert text.count("@mosaic_gpu") == 1
+
+
+def test_symbolic_sizes_are_left_to_xla_with_one_warning(monkeypatch):
+  warned = []
+  monkeypatch.setattr(
+    logging, "warning", lambda form, *args: warned.append(form % args)
+  )
+  report.reset()
+  (rows,) = export.symbolic_shape("m")
+  for lead in ((), (2,)):
+    x = jax.ShapeDtypeStruct((*lead, rows, 256), jnp.bfloat16)
+    w = jax.ShapeDtypeStruct((256, 512), jnp.bfloat16)
+    exported = export.export(jax.jit(pallas_gemm.matmul), platforms=["cuda"])(
+      x, w
+    )
+    assert "mosaic_gpu" not in exported.mlir_module()
+  (message,) = warned
+  assert "export_buckets" in message
