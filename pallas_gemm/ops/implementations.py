@@ -388,19 +388,25 @@ def check_invariance(spec: Spec, target: Target) -> None:
   )
 
 
-def xla(x: Operands, spec: Spec, target: Target) -> list[jax.Array]:
+def xla(
+  x: Operands, spec: Spec, target: Target, out_sharding: Any = None
+) -> list[jax.Array]:
   """What `jnp.dot` runs, and XLA's fusions for the epilogue.
 
-  In a grouped product XLA multiplies every row with every B, and with zeros
-  where the row is not in the group: a NaN or an infinity in B of one group
-  reaches the rows of others.
+  A dense product may have any letters. In a grouped one XLA multiplies every
+  row with every B, and with zeros where the row is not in the group: a NaN or
+  an infinity in B of one group reaches the rows of others.
   """
   check_invariance(spec, target)
-  wide = x.wide(spec.out_dtype)
+  w, wide = spec.words, x.wide(spec.out_dtype)
   alone = not spec.has_epilogue and is_wider(spec.out_dtype, x.b.dtype)
-  dtype = spec.out_dtype if alone else wide
-  product = _grouped_dot if spec.ragged else dot
-  sums = [product(x, b, spec, dtype) for b in (x.b, x.b_up) if b is not None]
+  dtype, sums = spec.out_dtype if alone else wide, []
+  for b, word in ((x.b, w.b), (x.b_up, w.b_up)):
+    if b is not None and spec.ragged:
+      sums.append(_grouped_dot(x, b, spec, dtype))
+    elif b is not None:
+      of_b = dataclasses.replace(spec, words=w._replace(b=word))
+      sums.append(dot(x, b, of_b, dtype, out_sharding))
   if spec.ragged == "k":
     return [z.astype(spec.out_dtype) for z in sums]
   if alone and not spec.ragged:

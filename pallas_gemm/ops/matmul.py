@@ -369,7 +369,7 @@ def _named(x: Operands, a: str, b: str, out: str, batch: tuple[int, ...]):
     shared = [
       i
       for i, (have, want) in enumerate(zip(v.shape, batch[len(batch) - lead :]))
-      if have is not want and isinstance(have, int) and have == 1 != want
+      if isinstance(have, int) and have == 1 != want
     ]
     letters = out[len(batch) - lead : len(batch)]
     kept = "".join(c for i, c in enumerate(letters) if i not in shared)

@@ -6,8 +6,8 @@ it. Explicit mesh axes are in the types: there a `jax.shard_map` does it. Auto
 axes are known when XLA partitions: there `custom_partitioning` asks for the
 same plan then. What no kernel could take is left to XLA as a whole.
 
-Sources: JAX's own rules for cuDNN attention and `scaled_matmul`, which lower a
-wrapper to `custom_partitioning`; shards of groups are from MegaBlocks.
+Source: JAX's own rules for cuDNN attention and `scaled_matmul`, which lower a
+wrapper to `custom_partitioning`.
 """
 
 from collections.abc import Callable, Mapping
@@ -288,7 +288,7 @@ def lower(ctx, *operands, spec: Spec, product: Product, cuda: bool):
   kernel = implementations.may_run_kernel(spec, x, target)
   is_explicit = AxisType.Explicit in mesh.axis_types
   if is_explicit and (kernel or spec.ragged):
-    return _by_shard_map(ctx, operands, spec, mesh, product)
+    return _by_shard_map(ctx, operands, spec, target, mesh, product)
   if not kernel:
     return _whole(ctx, operands, spec, target, mesh, "")
   reason = compat.why_not_partitionable(ctx)
@@ -297,7 +297,7 @@ def lower(ctx, *operands, spec: Spec, product: Product, cuda: bool):
       reason = _INTERPRETED
   if reason is not None:
     return _whole(ctx, operands, spec, target, mesh, reason)
-  return _by_xla(ctx, operands, spec, product)
+  return _by_xla(ctx, operands, spec, target, product)
 
 
 def _for_one_device(ctx, operands, spec: Spec, target: Target):
@@ -334,14 +334,16 @@ def _one_device(cuda: bool):
   return compat.one_device()
 
 
-def _by_shard_map(ctx, operands, spec: Spec, mesh, product: Product):
+def _by_shard_map(
+  ctx, operands, spec: Spec, target: Target, mesh, product: Product
+):
   """Explicit axes: what lies where is in the types."""
   x = spec.named(ctx.avals_in)
   have = Operands(*[v if v is None else v.sharding.spec for v in x])
   out = ctx.avals_out[0].sharding.spec
   size, axes = spec.letters(x), dict(zip(mesh.axis_names, mesh.axis_sizes))
   todo = plan(spec, have, out, axes, size)
-  _check_order(spec, todo)
+  _check_order(spec, todo, target)
   specs = tuple(todo.operands.present())
   # The result is handed over with its type's own parts.
   names = {
@@ -369,7 +371,7 @@ def _by_shard_map(ctx, operands, spec: Spec, mesh, product: Product):
     return _lowered(ctx, run, operands, typed=True)
 
 
-def _by_xla(ctx, operands, spec: Spec, product: Product):
+def _by_xla(ctx, operands, spec: Spec, target: Target, product: Product):
   """Auto axes: XLA says what lies where when it partitions the program."""
   x = spec.named(ctx.avals_in)
   size = spec.letters(x)
@@ -380,7 +382,7 @@ def _by_xla(ctx, operands, spec: Spec, product: Product):
     have = spec.named([v.sharding.spec for v in args[:-1]])
     out = outs[0].sharding.spec
     todo = plan(spec, have, out, mesh.shape, size)
-    _check_order(spec, todo)
+    _check_order(spec, todo, target)
     body = functools.partial(_on_shard, spec=spec, plan=todo, product=product)
     to = functools.partial(NamedSharding, mesh)
     return (
@@ -424,12 +426,15 @@ def digest(spec: Spec) -> np.ndarray:
   return np.frombuffer(text[:16], np.int32)
 
 
-def _check_order(spec: Spec, todo: Plan) -> None:
-  if spec.batch_invariant and todo.psum:
+def _check_order(spec: Spec, todo: Plan, target: Target) -> None:
+  if not (spec.batch_invariant and todo.psum):
+    return
+  if "sm90" in implementations.names(spec, target):
     raise NotImplementedError(
       f"batch_invariant() with sums over the mesh axes {todo.psum}: the order"
       " in which devices' sums are added is not known; gather K first"
     )
+  implementations.check_invariance(spec, target)  # as elsewhere off Hopper
 
 
 def _whole(ctx, operands, spec: Spec, target: Target, mesh, reason: str):
@@ -465,25 +470,16 @@ def _xla_of_any_rank(x: Operands, spec: Spec, target: Target, mesh):
       spec=dataclasses.replace(spec, implementation=("xla",)),
       target=target,
     )
-  implementations.check_invariance(spec, target)
   to = None
   if AxisType.Explicit in mesh.axis_types:
     parts = (*spec.parts, *(None,) * (len(spec.out) - len(spec.parts)))
     to = NamedSharding(mesh, PartitionSpec(*parts))
-  wide = x.wide(spec.out_dtype)
-  alone = not spec.has_epilogue
-  alone &= implementations.is_wider(spec.out_dtype, x.b.dtype)
-  dtype, sums = spec.out_dtype if alone else wide, []
-  for b, word in ((x.b, spec.words.b), (x.b_up, spec.words.b_up)):
-    if b is not None:
-      of_b = dataclasses.replace(spec, words=spec.words._replace(b=word))
-      sums.append(implementations.dot(x, b, of_b, dtype, to))
-  shape = spec.shape(x)
+  outs, shape = implementations.xla(x, spec, target, to), spec.shape(x)
   # A dimension that C alone has is still missing in a product alone.
   at = tuple(range(len(shape)))
   return [
     v
     if v.shape == shape
     else lax.broadcast_in_dim(v, shape, at, out_sharding=to)
-    for v in spec_lib.epilogue(sums, x, spec)
+    for v in outs
   ]
