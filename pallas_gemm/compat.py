@@ -8,13 +8,16 @@ from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 import contextlib
 import dataclasses
 import functools
+import os
 from typing import Any, NamedTuple
 
+from absl import logging
 import jax
 from jax import lax
 from jax._src import config as _config
 from jax._src import dispatch as _dispatch
 from jax._src import dtypes as _dtypes
+from jax._src import xla_bridge as _xla_bridge
 from jax._src.lax.lax import _convert_element_type
 from jax._src.pallas import core as _pallas_core
 from jax.experimental import pallas as pl
@@ -29,6 +32,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
 
 CUDA_PLATFORMS = ("gpu", "cuda")
+
+# XLA's CPU client runs host callbacks, and so what the threads of an
+# interpreted kernel wait in, on a pool of as many threads as there are cores.
+# A kernel with more of them waiting than that stands still for ever.
+_HOST_THREADS = 32
+_has_few = (os.cpu_count() or 1) < _HOST_THREADS
+_has_few = _has_few and "PJRT_NPROC" not in os.environ
+_is_too_late = _has_few and _xla_bridge.backends_are_initialized()
+if _has_few:
+  os.environ["PJRT_NPROC"] = str(_HOST_THREADS)
 
 
 def abstract_gpu(device_kind: str, num_cores: int):
@@ -91,6 +104,14 @@ def kernel(
   """
   interpret = None
   if not targets_gpu():
+    if _is_too_late:
+      logging.log_first_n(
+        logging.WARNING,
+        "an interpreted kernel may stand still: JAX started before pallas_gemm"
+        " was imported, with a thread a core; import it first, or set"
+        f" PJRT_NPROC={_HOST_THREADS}",
+        1,
+      )
     # One vector clock a transfer: a program may have many in flight.
     interpret = plgpu.InterpretGPUParams(num_tma_threads_per_device=64)
   return plgpu.kernel(

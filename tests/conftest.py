@@ -28,10 +28,6 @@ def pytest_configure(config):
   # interpreted all the same unless the GPU tests are asked for.
   if not _asks_for_gpu(config):
     os.environ["JAX_PLATFORMS"] = "cpu"
-  # XLA's CPU client runs host callbacks, and so what interpreted threads wait
-  # in, on a pool of as many threads as there are cores. A kernel with more
-  # warpgroups waiting than that stands still for ever.
-  os.environ.setdefault("PJRT_NPROC", "32")
   # A marker of its own where pytest-timeout, which declares it, is missing.
   config.addinivalue_line("markers", "timeout(seconds, method): time limit")
   try:

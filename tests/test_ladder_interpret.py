@@ -1,6 +1,9 @@
 """Tier A: every rung's numbers, in Pallas' GPU interpreter, on any machine."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,7 @@ import pytest
 from pallas_gemm import hardware, numerics
 from pallas_gemm.ladder import LADDER, contract, with_variants
 from tests.support import problems
+from tests.support.programs import ROOT
 
 each_rung = pytest.mark.parametrize(
   "rung", with_variants(), ids=lambda r: r.name
@@ -190,3 +194,44 @@ def test_the_worked_example(rung):
   slab = 4 if default.block_k else 0
   config = dataclasses.replace(default, block_m=4, block_n=4, block_k=slab)
   _assert_right(rung.gemm(a, b, config=config), a, b)
+
+
+# A user's own program.
+
+
+def _run(program: str) -> subprocess.CompletedProcess[str]:
+  env = {k: v for k, v in os.environ.items() if k != "PJRT_NPROC"}
+  return subprocess.run(
+    [sys.executable, "-c", program],
+    cwd=ROOT,
+    env=env | {"JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+
+
+def test_a_program_on_few_cores_does_not_stand_still():
+  # The three warpgroups of each block wait for one another.
+  done = _run(
+    "import jax.numpy as jnp\n"
+    "from pallas_gemm.ladder import LADDER\n"
+    "a = jnp.ones((100, 77), jnp.bfloat16)\n"
+    "b = jnp.ones((77, 51), jnp.bfloat16)\n"
+    "c = jnp.ones((100, 51), jnp.bfloat16)\n"
+    "print(float(LADDER[11].gemm(a, b, c, beta=2.0)[99, 50]))\n"
+  )
+  assert (done.returncode, done.stdout) == (0, "79.0\n"), done.stderr
+
+
+def test_a_program_that_starts_jax_first_is_warned():
+  done = _run(
+    "import os\n"
+    "os.cpu_count = lambda: 2\n"
+    "import jax.numpy as jnp\n"
+    "a = jnp.ones((4, 4))\n"
+    "from pallas_gemm.ladder import LADDER\n"
+    "LADDER[0].gemm(a, a), LADDER[1].gemm(a, a)\n"
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stderr.count("set PJRT_NPROC=32") == 1

@@ -66,10 +66,10 @@ PLOT = flags.DEFINE_bool("plot", True, "Draw the plots, beside the rows.")
 UPDATE_README = flags.DEFINE_bool(
   "update_readme",
   False,
-  "Rewrite README's tables between this program's markers, such as"
-  " ladder:begin and ladder:end. Without a flag that says what to measure,"
-  " nothing is measured: the tables and plots are made of the rows in"
-  " experiments/results.",
+  "Rewrite the tables in README and in the pages of experiments/results,"
+  " between markers such as ladder:begin and ladder:end. Without a flag that"
+  " says what to measure, nothing is measured: the tables and plots are made of"
+  " the rows in experiments/results.",
 )
 FROM_ROWS = flags.DEFINE_string(
   "from_rows",
@@ -77,7 +77,10 @@ FROM_ROWS = flags.DEFINE_string(
   "Measure nothing; print the table of this JSONL file, and draw its plots.",
 )
 README_FILE = flags.DEFINE_string(
-  "readme", None, "The file that --update_readme rewrites. Default: README.md."
+  "readme",
+  None,
+  "The one page that --update_readme rewrites. Default: README.md and those of"
+  " experiments/results.",
 )
 COMMON = ("kernels", "shapes", "dtype", "seed", "output_dir", "gpu")
 TIMED = ("warmup", "repeats", "plot", "update_readme", "from_rows", "readme")
@@ -162,9 +165,6 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
 
   An error of the command line is exit status 2, Ctrl-C is 130.
   """
-  # Before JAX makes its CPU client: each warpgroup of an interpreted kernel
-  # waits in a thread of the client's pool, which has one a core unless told.
-  os.environ.setdefault("PJRT_NPROC", "32")
   # JAX and matplotlib say at level INFO what they looked for and did not find.
   for library in ("jax", "matplotlib"):
     logging.getLogger(library).setLevel(logging.WARNING)

@@ -114,7 +114,7 @@ def _host_cells(row: RowDict) -> list[tuple[str, str]]:
 
 
 def markdown(rows: Sequence[RowDict]) -> str:
-  """The README's tables of one device.
+  """The page's tables of one device.
 
   Args:
     rows: the latest rows of the device.

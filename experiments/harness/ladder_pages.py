@@ -157,17 +157,18 @@ def show(console: console_lib.Console, devices: Sequence[Device]) -> None:
       cli.check_folder(device.folder)
       report.draw(console, device.folder, device.figures)
   if cli.UPDATE_README.value:
-    update_readme(console, devices)
-    update_page(console, devices)
+    update_tables(console, devices)
+    update_sweep(console, devices)
+    report.update_readme(console)
 
 
-def update_readme(
+def update_tables(
   console: console_lib.Console, devices: Sequence[Device]
 ) -> None:
-  """Writes README's tables: of the ladder's own problems, and published ones.
+  """Writes the tables of the ladder's own problems, and published ones.
 
   Raises:
-    cli.FlagError: it has no such markers.
+    cli.FlagError: no page has such markers.
   """
   own = suites.suite("ladder") + suites.suite("large")
   tabled = {
@@ -177,44 +178,29 @@ def update_readme(
   }
   if tabled:
     text = tables.ladder_markdown(list(tabled.values()))
-    page = (rows_lib.RESULTS / "ladder.md").resolve()
-    root = pathlib.Path(cli.README_FILE.value or report.README).resolve().parent
-    if page.is_relative_to(root) and page.exists():
-      link = page.relative_to(root).as_posix()
-      text += f"\n\nOver sizes, with occupancy and counters: [{link}]({link})."
-    first = next(iter(tabled))
-    pictures = [first / "ladder.png", first / "roofline.png"]
-    report.update_readme(console, EXPERIMENT, text, pictures)
+    names = "ladder.png", "roofline.png"
+    pictures = [folder / name for folder in tabled for name in names]
+    report.update_page(console, EXPERIMENT, text, pictures)
   else:
     sizes = ", ".join(map(str, own))
     console.line(f"no table of the ladder: none of its rows is of {sizes}")
-  report.update_readme(console, "published", tables.published_markdown(), ())
+  report.update_page(console, "published", tables.published_markdown())
 
 
-def update_page(
+def update_sweep(
   console: console_lib.Console, devices: Sequence[Device]
 ) -> None:
-  """Writes the sweep's tables into the page beside the results.
+  """Writes the tables and plots over sizes, of every device.
 
   Raises:
-    cli.FlagError: there is no such page, or it has no markers.
+    cli.FlagError: no page has such markers.
   """
-  page = rows_lib.RESULTS / "ladder.md"
-  parts = []
-  for device in devices:
-    if not device.sweep:
-      continue
-    parts += [f"### {device.sweep[0]['device']}"]
-    for picture in sorted(device.folder.glob("*.png")):
-      if picture.name in device.figures and picture.is_relative_to(page.parent):
-        link = picture.relative_to(page.parent).as_posix()
-        parts.append(f"![{picture.stem}]({link})")
-    parts.append(tables.sweep_markdown(device.sweep))
-  if not parts:
+  swept = {device.folder: device.sweep for device in devices if device.sweep}
+  if not swept:
     console.line("no tables over sizes: there are no rows of --sweep")
     return
-  try:
-    changed = tables.update_file(page, SWEEP, "\n\n".join(parts))
-  except (OSError, ValueError) as error:
-    raise cli.FlagError(f"--update_readme: {error}") from None
-  console.line(f"{'rewrote' if changed else 'nothing new for'} {page}")
+  parts = []
+  for rows in swept.values():
+    parts += [f"### {rows[0]['device']}", tables.sweep_markdown(rows)]
+  pictures = [folder / "sweep.png" for folder in swept]
+  report.update_page(console, SWEEP, "\n\n".join(parts), pictures)

@@ -125,7 +125,7 @@ def summary(rows: Sequence[RowDict]) -> tuple[list[str], list[list[str]]]:
 
 
 def markdown(rows: Sequence[RowDict]) -> str:
-  """The README's tables of one device.
+  """The page's tables of one device.
 
   Args:
     rows: the latest rows of the device.

@@ -1,4 +1,4 @@
-"""From rows on disk to plots and README tables, as the flags in cli say."""
+"""From rows on disk to plots and pages, as the flags in cli say."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -7,7 +7,7 @@ import os
 import pathlib
 from typing import Any
 
-from experiments.harness import cli, tables
+from experiments.harness import cli, overview, tables
 from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
 
@@ -18,14 +18,14 @@ Rows = Sequence[dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-  """The table, the plots and the README section of an experiment's rows.
+  """The table, the plots and the page of an experiment's rows.
 
   Attributes:
-    experiment: its name: of its rows' file and of the README's markers.
+    experiment: its name: of its rows' file and of the page's markers.
     summary: header and cells of the table.
     numeric: columns of it that hold numbers.
     timed: which of some rows are of cases that were timed.
-    markdown: the text of the README section.
+    markdown: the text of the page.
     figures: by the name of a file, what draws it: (rows, path).
   """
 
@@ -44,7 +44,7 @@ class Report:
   def show(
     self, console: console_lib.Console, rows: Rows, folder: pathlib.Path
   ) -> None:
-    """Plots and README section, as the flags say, of one device's rows.
+    """Plots and pages, as the flags say, of one device's rows.
 
     Raises:
       cli.FlagError: none of the rows was timed.
@@ -61,10 +61,11 @@ class Report:
     if cli.UPDATE_README.value:
       pictures = [folder / name for name in figures]
       text = self.markdown(latest)
-      update_readme(console, self.experiment, text, pictures)
+      update_page(console, self.experiment, text, pictures)
+      update_readme(console)
 
   def from_rows(self, console: console_lib.Console) -> int:
-    """Table, plots and README of rows measured before; the exit status."""
+    """Table, plots and pages of rows measured before; the exit status."""
     path, folder, rows = measured_before(self.experiment)
     self.table(console, f"Rows of {path}", rows_lib.latest(rows))
     self.show(console, rows, folder)
@@ -143,28 +144,45 @@ def draw(
       console.line(f"plot: {folder / name}")
 
 
-def update_readme(
+def update_page(
   console: console_lib.Console,
-  experiment: str,
+  name: str,
   text: str,
-  pictures: Sequence[pathlib.Path],
+  pictures: Sequence[pathlib.Path] = (),
 ) -> None:
-  """Writes text and links to pictures between the experiment's markers.
+  """Writes text and links to pictures between the markers of that name.
 
-  Pictures that are not there, or not beside the README or below it, are left
-  out.
+  They are in README or in a page of the results, unless --readme names another
+  file. Pictures that are not there, or not beside the page or below it, are
+  left out.
 
   Raises:
-    cli.FlagError: the README has no such markers.
+    cli.FlagError: no page has such markers.
   """
-  readme = pathlib.Path(cli.README_FILE.value or README)
+  page = page_of(name)
   block = [text]
   for picture in (picture.resolve() for picture in pictures):
-    if picture.exists() and picture.is_relative_to(readme.parent.resolve()):
-      link = picture.relative_to(readme.parent.resolve()).as_posix()
+    if picture.exists() and picture.is_relative_to(page.parent.resolve()):
+      link = picture.relative_to(page.parent.resolve()).as_posix()
       block.append(f"![{picture.stem}]({link})")
   try:
-    changed = tables.update_file(readme, experiment, "\n\n".join(block))
+    changed = tables.update_file(page, name, "\n\n".join(block))
   except (OSError, ValueError) as error:
     raise cli.FlagError(f"--update_readme: {error}") from None
+  console.line(f"{'rewrote' if changed else 'nothing new for'} {page}")
+
+
+def page_of(name: str) -> pathlib.Path:
+  """The page that has the markers of that name, README if none has."""
+  if cli.README_FILE.value:
+    return pathlib.Path(cli.README_FILE.value)
+  pages = sorted(rows_lib.RESULTS.glob("*.md"))
+  begin = f"<!-- {name}:begin -->"
+  return next((p for p in pages if begin in p.read_text()), README)
+
+
+def update_readme(console: console_lib.Console) -> None:
+  """Writes README's own tables, of the rows in the repository."""
+  readme = pathlib.Path(cli.README_FILE.value or README)
+  changed = overview.update(readme)
   console.line(f"{'rewrote' if changed else 'nothing new for'} {readme}")

@@ -1,4 +1,4 @@
-"""Rows as tables: on a terminal, and in README between markers."""
+"""Rows as tables: on a terminal, and in pages between markers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import math
@@ -256,7 +256,7 @@ def markdown(
 
 
 def ladder_markdown(devices: Sequence[Sequence[RowDict]]) -> str:
-  """The README's tables: one a problem, with columns of each device.
+  """The ladder's tables: one a problem, with columns of each device.
 
   Args:
     devices: timed rows of each; speeds over other rungs are of the first.
@@ -404,7 +404,7 @@ def _over_sizes(rows: Sequence[RowDict], cell: Callable[[RowDict], str]) -> str:
 
 
 def published_markdown() -> str:
-  """The README's table of other people's ladders."""
+  """The table of other people's ladders."""
   header = ["source", "GPU, problem, unit", "steps"]
   return markdown(header, published.cells(), ())
 
