@@ -18,11 +18,11 @@ a launch takes and the first round of the ring are in both.
 
 The instruction before the load makes an address of the word's index. Its few
 cycles are in the figures, nothing is subtracted: loads of a kernel have
-addresses to compute addresses to compute too. The L2 consists of two partitions, and an SM is nearer
-to one of them: l2 is a mean over lines of both. There is a row l2_far only where
-the larger ring is slower by 15 % or more, and it is a mean too. In a latency of
-dram is what the translation of addresses takes, more with more pages: the sweep,
-from 16 KiB to 4 GiB, shows how much.
+addresses to compute too. The L2 consists of two partitions, and an SM is nearer
+to one of them: l2 is a mean over lines of both. There is a row l2_far only if
+the larger ring is slower by 15 % or more, and it is a mean too. A latency of
+dram has in it what the translation of addresses takes, more with more pages:
+the sweep, from 16 KiB to 4 GiB, shows how much.
 
 A rate is that of the whole GPU, all SMs at once, with loads of 128 bits:
 
