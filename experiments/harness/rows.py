@@ -159,8 +159,10 @@ VARIANT_FIELDS = (
 )  # fmt: skip
 
 
-def as_dict(row: Row, **optional: Any) -> dict[str, Any]:
+def as_dict(row: Any, **optional: Any) -> dict[str, Any]:
   """The row as it is written; optional fields that are None are left out.
+
+  A program whose rows are no products has a dataclass of its own for them.
 
   Numbers that JSON can't hold (NaN, infinities) become None.
 
@@ -187,16 +189,23 @@ def _finite(x: Any) -> Any:
   return x
 
 
-def validate(row: Mapping[str, Any]) -> None:
+def validate(row: Mapping[str, Any], kind: type = Row) -> None:
   """Checks that a dict is a result row.
+
+  Args:
+    row: as it is written.
+    kind: the dataclass of its fields; those of `Row` have optional ones.
 
   Raises:
     ValueError: a field is missing, unknown, or of the wrong type; the message
       names it.
   """
-  if missing := [name for name in FIELDS if name not in row]:
+  names = [field.name for field in dataclasses.fields(kind)]
+  if missing := [name for name in names if name not in row]:
     raise ValueError(f"row lacks {', '.join(missing)}")
-  hints = typing.get_type_hints(Row) | OPTIONAL_FIELDS
+  hints = typing.get_type_hints(kind)
+  if kind is Row:
+    hints |= OPTIONAL_FIELDS
   if unknown := [name for name in row if name not in hints]:
     raise ValueError(f"row has unknown fields {', '.join(unknown)}")
   for name, value in row.items():

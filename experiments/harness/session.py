@@ -29,6 +29,7 @@ class Session:
     device: name of the device.
     on_gpu: whether it is a GPU, so that kernels are timed.
     name_width: columns for the names of cases.
+    caches: what a timed call finds in them.
     interrupt: knows of Ctrl-C.
     rows: those of this run.
     failures: names of what failed or could not run.
@@ -40,6 +41,7 @@ class Session:
   device: str
   on_gpu: bool
   name_width: int = 46
+  caches: str = "L2 flushed"
   interrupt: console_lib.Interrupt = dataclasses.field(
     default_factory=console_lib.Interrupt
   )
@@ -49,7 +51,7 @@ class Session:
 
   def __post_init__(self) -> None:
     if self.on_gpu:
-      line = f"{self.device}; times are GPU kernel times, L2 flushed"
+      line = f"{self.device}; times are GPU kernel times, {self.caches}"
     else:
       line = (
         f"No NVIDIA GPU here ({self.device}): results are checked; wall times"
@@ -155,11 +157,12 @@ class Session:
     rows_lib.append(self.path, row)
     self.rows.append(row)
 
-  def finish(self, show: Callable[[list[RowDict]], None]) -> int:
+  def finish(self, show: Callable[[list[RowDict]], None] | None = None) -> int:
     """Plots and README; the exit status.
 
     Args:
-      show: draws and writes what the flags say, from all rows of the file.
+      show: draws and writes what the flags say, from all rows of the file;
+        None for a program that has no plots and no table in a page.
     """
     console = self.console
     if self.rows:
@@ -167,7 +170,9 @@ class Session:
     if self.interrupted:
       console.line(f"interrupted: {len(self.rows)} finished rows were kept")
       return 130
-    if self.on_gpu:
+    if show is None:
+      pass
+    elif self.on_gpu:
       show(rows_lib.read(self.path))
     elif cli.UPDATE_README.value or cli.PLOT.value:
       console.line("no plots and no README table: nothing was timed on a GPU")
