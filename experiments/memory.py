@@ -13,16 +13,14 @@ a launch takes and the first round of the ring are in both.
   shared  a ring of 32 KiB in shared memory      LEA, LDS a step
   l1      a ring of 32 KiB in global memory      IMAD.WIDE, LDG.E a step
   l2      a ring of 8 MiB, which no L1 holds     likewise
-  l2_far  a ring of 3/4 of the L2                likewise
   dram    a ring of 1 GiB, the L2 flushed        likewise
 
 The instruction before the load makes an address of the word's index. Its few
 cycles are in the figures, nothing is subtracted: loads of a kernel have
-addresses to compute too. The L2 consists of two partitions, and an SM is nearer
-to one of them: l2 is a mean over lines of both. There is a row l2_far only if
-the larger ring is slower by 15 % or more, and it is a mean too. A latency of
-dram has in it what the translation of addresses takes, more with more pages:
-the sweep, from 16 KiB to 4 GiB, shows how much.
+addresses to compute too. A latency of dram has in it what the translation of
+addresses takes, more with more pages: the sweep, from 16 KiB to 4 GiB, shows
+how much. It also shows how much of the L2 serves one SM: rings of more than
+about half of it miss.
 
 A rate is that of the whole GPU, all SMs at once, with loads of 128 bits:
 
@@ -66,10 +64,8 @@ from pallas_gemm.hardware import KIB, MIB
 
 EXPERIMENT = "memory"
 MEASURES = ("latency", "rate", "sweep")
-LEVELS = ("shared", "l1", "l2", "l2_far", "dram")
+LEVELS = ("shared", "l1", "l2", "dram")
 GIB = 1024 * MIB
-# A ring of most of the L2 is slower by so much where a partition is far.
-FAR = 1.15
 # Enough for the shape of a curve of many points.
 _SWEEP = {"warmup": 1, "repeats": 5}
 
@@ -83,8 +79,8 @@ _MEASURES = flags.DEFINE_list(
 _LEVELS = flags.DEFINE_list(
   "levels",
   list(LEVELS),
-  f"Of which levels, separated by commas: {', '.join(LEVELS)}. l2_far is told"
-  " from l2, and needs it. A sweep is of none.",
+  f"Of which levels, separated by commas: {', '.join(LEVELS)}. A sweep is of"
+  " none.",
 )
 
 
@@ -192,7 +188,6 @@ def probes(gpu: hardware.Gpu) -> list[Probe]:
     "shared": 32 * KIB,
     "l1": 32 * KIB,
     "l2": 8 * MIB,
-    "l2_far": gpu.l2_bytes * 3 // 4,
     "dram": GIB,
   }
   chases = [("latency", level, nbytes) for level, nbytes in rings.items()]
@@ -245,11 +240,11 @@ def chosen(found: Sequence[Probe]) -> list[Probe]:
         f"--{flag.name}: no {unknown[0]!r}; there are {', '.join(there)}"
       )
     given[flag.name] = {*names}
-  levels = given["levels"] | ({"l2"} if "l2_far" in given["levels"] else set())
   taken = [
     probe
     for probe in found
-    if probe.measure in given["measures"] and probe.level in {None, *levels}
+    if probe.measure in given["measures"]
+    and probe.level in {None, *given["levels"]}
   ]
   if not taken:
     raise cli.FlagError("--levels, --measures: they leave nothing to measure")
@@ -453,14 +448,6 @@ def _figures(
   return found | {"gbytes_per_s": rate / 1e9, "bytes_per_sm_cycle": per_cycle}
 
 
-def far_or_not(row: dict[str, Any], done: Sequence[dict[str, Any]]) -> dict:
-  """The row of l2_far; as one of the sweep, if no partition shows."""
-  near = rows.find(done, measure="latency", level="l2")
-  if row["ns"] and near and near["ns"] and row["ns"] >= FAR * near["ns"]:
-    return row
-  return row | {"measure": "sweep", "level": None}
-
-
 # Lines, the table, the program.
 
 
@@ -518,14 +505,13 @@ def run(console: console_lib.Console) -> int:
   rings = [x.nbytes for x in taken if x.measure != "rate"]
   buffer_bytes = max(rings, default=0)
 
-  def take(probe: Probe) -> dict[str, Any]:
-    row = measure(probe, bench, buffer_bytes)
-    is_far = (probe.measure, probe.level) == ("latency", "l2_far")
-    return far_or_not(row, session.rows) if is_far else row
-
   with session.measuring(len(taken)):
     for probe in taken:
-      session.case(probe.name, functools.partial(take, probe), parts)
+      session.case(
+        probe.name,
+        functools.partial(measure, probe, bench, buffer_bytes),
+        parts,
+      )
   title = f"Memory of {session.device}"
   console.table(title, _HEADER, [cells(x) for x in session.rows], _NUMERIC)
   return session.finish()

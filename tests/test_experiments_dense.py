@@ -421,22 +421,6 @@ def test_rows_that_differ_in_a_variant_are_kept_apart():
   assert list(tables.by_suite(found)) == ["square", "square float16"]
 
 
-# The README.
-
-
-def blocks(containing):
-  text = (programs.ROOT / "README.md").read_text()
-  found = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
-  return [block for block in found if containing in block]
-
-
-def test_the_example_with_flax_runs():
-  """Those without are run by test_docs."""
-  pytest.importorskip("flax")
-  [block] = blocks("flax")
-  exec(block, {})
-
-
 def test_help_is_for_newcomers():
   status, out, err = programs.start("experiments.dense", "--help")
   assert (status, err) == (0, "")

@@ -85,9 +85,7 @@ def test_probes_are_of_whole_rounds_and_fit(name):
   gpu = hardware.lookup(name)
   found = memory.probes(gpu)
   keys = [(x.measure, x.level) for x in found if x.measure != "sweep"]
-  latencies = [("latency", level) for level in memory.LEVELS]
-  rates = [("rate", x) for x in memory.LEVELS if x != "l2_far"]
-  assert keys == latencies + rates
+  assert keys == [(m, x) for m in ("latency", "rate") for x in memory.LEVELS]
   for probe in found:
     assert probe.cold == (
       probe.measure != "rate" and probe.nbytes > gpu.l2_bytes
@@ -172,19 +170,7 @@ def test_rows_of_a_gpu(run, gpu):
     2 * copy["working_set_bytes"] / 1.12e-3 / 1e9
   )
   assert copy["ms_short"] is None
-  # Made-up times show no partition.
-  assert rows.find(found, level="l2_far") is None
   assert "  280,000.0 ns  560,000.0 cycles  PASSED" in out
-
-
-def test_a_far_partition_is_told_by_its_latency():
-  near = {"measure": "latency", "level": "l2", "ns": 100.0}
-  far = {"measure": "latency", "level": "l2_far", "ns": 115.0}
-  assert memory.far_or_not(far, [near]) == far
-  for done in ([near | {"ns": 101.0}], [near | {"ns": None}], []):
-    row = memory.far_or_not(far, done)
-    assert (row["measure"], row["level"]) == ("sweep", None)
-  assert memory.far_or_not(far | {"ns": None}, [near])["level"] is None
 
 
 @pytest.mark.parametrize(
@@ -233,11 +219,6 @@ def test_flags_choose(run):
     ("rate", "l1"),
     ("rate", "dram"),
   ]
-
-
-def test_far_needs_near(run):
-  _, out, _ = run("--measures=latency", "--levels=l2_far")
-  assert "latency l2 1 KiB" in out and "latency l1" not in out
 
 
 @pytest.mark.parametrize(

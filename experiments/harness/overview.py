@@ -8,9 +8,13 @@ from collections.abc import Callable, Sequence
 import pathlib
 from typing import Any
 
-from experiments.harness import dense_tables, ragged_bench, ragged_tables
+from experiments.harness import (
+  dense_tables,
+  ragged_bench,
+  ragged_tables,
+  tables,
+)
 from experiments.harness import rows as rows_lib
-from experiments.harness import tables
 from pallas_gemm import ladder as ladder_lib
 
 RowDict = tables.RowDict

@@ -152,9 +152,8 @@ def update_page(
 ) -> None:
   """Writes text and links to pictures between the markers of that name.
 
-  They are in README or in a page of the results, unless --readme names another
-  file. Pictures that are not there, or not beside the page or below it, are
-  left out.
+  They are in README or in a page of the results. Pictures that are not there,
+  or not beside the page or below it, are left out.
 
   Raises:
     cli.FlagError: no page has such markers.
@@ -174,15 +173,21 @@ def update_page(
 
 def page_of(name: str) -> pathlib.Path:
   """The page that has the markers of that name, README if none has."""
-  if cli.README_FILE.value:
-    return pathlib.Path(cli.README_FILE.value)
-  pages = sorted(rows_lib.RESULTS.glob("*.md"))
+  pages = [readme(), *sorted(rows_lib.RESULTS.glob("*.md"))]
   begin = f"<!-- {name}:begin -->"
-  return next((p for p in pages if begin in p.read_text()), README)
+  return next((p for p in pages if begin in _text(p)), pages[0])
+
+
+def readme() -> pathlib.Path:
+  """README, or what --readme says."""
+  return pathlib.Path(cli.README_FILE.value or README)
+
+
+def _text(page: pathlib.Path) -> str:
+  return page.read_text() if page.exists() else ""
 
 
 def update_readme(console: console_lib.Console) -> None:
   """Writes README's own tables, of the rows in the repository."""
-  readme = pathlib.Path(cli.README_FILE.value or README)
-  changed = overview.update(readme)
-  console.line(f"{'rewrote' if changed else 'nothing new for'} {readme}")
+  changed = overview.update(readme())
+  console.line(f"{'rewrote' if changed else 'nothing new for'} {readme()}")
