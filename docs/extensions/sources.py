@@ -46,10 +46,11 @@ def excerpt(text: str) -> Excerpt:
   return Excerpt(code, first, path.relative_to(lookup.ROOT).as_posix())
 
 
-def diff(text: str) -> str:
-  """What a rung changes: "6" of the one before, "7,8a" of the one named.
+def diff(text: str) -> tuple[str, str]:
+  """What a rung changes, and the language that this is written in.
 
-  Of the first rung, which has none before, all is new.
+  "6" is what rung 6 changes of the one before, "7,8a" of the one named. Of the
+  first rung, which has none before, it is its code.
 
   Raises:
     UnknownError: there is no such rung.
@@ -60,8 +61,8 @@ def diff(text: str) -> str:
     raise lookup.UnknownError(f"want a rung, or two as in 6,7; got {text!r}")
   before = older[0] if older else results.before(newer)
   if before is not None:
-    return code_diff.diff(before, newer)
-  return "\n".join(f"+{line}" for line in code_diff.code(newer))
+    return code_diff.diff(before, newer), "diff"
+  return "\n".join(code_diff.code(newer)), "python"
 
 
 def sass(text: str) -> tuple[str, str]:
