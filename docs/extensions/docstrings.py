@@ -10,7 +10,8 @@ from typing import Any
 # What keeps its meaning: code, bold and slanted words, the star of a list or
 # of *args:.
 _KEPT = re.compile(
-  r"(``[^`]+``|`[^`]+`|\*\*[^*\s][^*]*\*\*|(?<!\w)\*[A-Za-z][\w -]*\w\*(?![\w*])"
+  r"(``[^`]+``|`[^`]+`"
+  r"|\*\*[^*\s][^*]*\*\*|(?<!\w)\*[A-Za-z][\w -]*\w\*(?![\w*])"
   r"|^\s*\*+\s|^\s*\*+\w+:)"
 )
 
