@@ -305,6 +305,13 @@ def test_a_field_that_is_not_there(results, text, said):
     rows.row(text)
 
 
+def test_the_last_row_of_a_kernel_counts():
+  text = "nvidia_h200/counters number kernel=vectorized"
+  assert rows.row(text) == "6"
+  with pytest.raises(lookup.UnknownError, match="none of"):
+    rows.row(f"{text} commit=0000000")
+
+
 def test_code_of_a_rung():
   found = sources.excerpt("6 kernel.slab")
   path = pages.ROOT / found.file
