@@ -119,8 +119,8 @@ def test_a_typed_number_is_found(typed):
 
 @pytest.mark.parametrize(
   "text",
-  ["8 x 8 results", "128x256", "2 x TN", "16³ in 4 × 4 blocks", "32 × warp", "32 lanes",
-   "{rung}`6 time`", "`3 ms`", "```python\nx = 3 % 2\n```",
+  ["8 x 8 results", "128x256", "2 x TN", "16³ in 4 × 4 blocks", "32 × warp",
+   "32 lanes", "{rung}`6 time`", "`3 ms`", "```python\nx = 3 % 2\n```",
    "```{code-block} text\n3 ms\n```"],
 )  # fmt: skip
 def test_other_numbers_may_be_typed(text):

@@ -66,7 +66,7 @@ def row(text: str) -> str:
 
 
 def _is_repeated(one: Mapping[str, Any]) -> bool:
-  """Whether a row takes the place of an earlier one of its kernel and problem."""
+  """Whether a row replaces an earlier one of its kernel and problem."""
   return one.get("experiment") in _REPEATED
 
 
