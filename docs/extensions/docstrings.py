@@ -14,6 +14,8 @@ _KEPT = re.compile(
   r"|\*\*[^*\s][^*]*\*\*|(?<!\w)\*[A-Za-z][\w -]*\w\*(?![\w*])"
   r"|^\s*\*+\s|^\s*\*+\w+:)"
 )
+# A jitted function, as Python prints it.
+_FUNCTION = re.compile(r"<PjitFunction of <function (\w+)[^>]*>>")
 
 
 def escaped(lines: list[str]) -> list[str]:
@@ -46,11 +48,19 @@ def _line(line: str) -> str:
 
 
 def setup(app: Any) -> None:
-  """Has docstrings escaped before napoleon reads their sections."""
+  """Has docstrings escaped before napoleon reads their sections.
+
+  Functions that are defaults of arguments are named.
+  """
 
   def process(app, what, name, thing, options, lines: list[str]) -> None:
     del app, what, name, thing, options
     lines[:] = escaped(lines)
 
+  def name_functions(app, what, name, thing, options, signature, returns):
+    del app, what, name, thing, options
+    return _FUNCTION.sub(r"\1", signature or ""), returns
+
   app.setup_extension("sphinx.ext.autodoc")
   app.connect("autodoc-process-docstring", process, priority=400)
+  app.connect("autodoc-process-signature", name_functions)
