@@ -5,6 +5,7 @@ backquotes, **bold** words and the sections of Google's style mean something.
 """
 
 import re
+import sys
 from typing import Any
 
 # What keeps its meaning: code, bold and slanted words, the star of a list or
@@ -14,8 +15,8 @@ _KEPT = re.compile(
   r"|\*\*[^*\s][^*]*\*\*|(?<!\w)\*[A-Za-z][\w -]*\w\*(?![\w*])"
   r"|^\s*\*+\s|^\s*\*+\w+:)"
 )
-# A jitted function, as Python prints it.
-_FUNCTION = re.compile(r"<PjitFunction of <function (\w+)[^>]*>>")
+# A default that is a constant of its module.
+_CONSTANT = re.compile(r"(?<==)_[A-Z_]+\b")
 
 
 def escaped(lines: list[str]) -> list[str]:
@@ -50,17 +51,21 @@ def _line(line: str) -> str:
 def setup(app: Any) -> None:
   """Has docstrings escaped before napoleon reads their sections.
 
-  Functions that are defaults of arguments are named.
+  In signatures, private constants are replaced by their values.
   """
 
-  def process(app, what, name, thing, options, lines: list[str]) -> None:
+  def escape(app, what, name, thing, options, lines: list[str]) -> None:
     del app, what, name, thing, options
     lines[:] = escaped(lines)
 
-  def name_functions(app, what, name, thing, options, signature, returns):
-    del app, what, name, thing, options
-    return _FUNCTION.sub(r"\1", signature or ""), returns
+  def put_values(app, what, name, thing, options, signature, returns):
+    del app, what, name, options
+    if not signature or not _CONSTANT.search(signature):
+      return None
+    module = sys.modules[thing.__module__]
+    values = _CONSTANT.sub(lambda x: repr(getattr(module, x[0])), signature)
+    return values, returns
 
   app.setup_extension("sphinx.ext.autodoc")
-  app.connect("autodoc-process-docstring", process, priority=400)
-  app.connect("autodoc-process-signature", name_functions)
+  app.connect("autodoc-process-docstring", escape, priority=400)
+  app.connect("autodoc-process-signature", put_values)
