@@ -148,9 +148,7 @@ def test_rows_of_a_gpu(run, gpu):
   for row in found:
     rows.validate(row, memory.Row)
     assert row["passed"] and row["sm_clock_mhz"] == 2000.0
-  # The ring that showed no partition, and the sweep's own.
-  repeats = [x["repeats"] for x in found if x["measure"] == "sweep"]
-  assert repeats == [25, 5]
+  assert {x["repeats"] for x in found if x["measure"] == "sweep"} == {5}
   latency = rows.find(found, measure="latency", level="l2")
   # The longer call takes twice as long as the other: 1.00, 1.01, ... 1.24 ms.
   assert latency["ms_median"] == pytest.approx(1.12)

@@ -1,6 +1,6 @@
 """The ladder's pages, from rows: README's tables, the page of sizes, plots."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import functools
 import itertools
@@ -170,21 +170,33 @@ def update_tables(
   Raises:
     cli.FlagError: no page has such markers.
   """
-  own = suites.suite("ladder") + suites.suite("large")
-  tabled = {
-    device.folder: rows
-    for device in devices
-    if (rows := [x for x in device.ladder if (x["m"], x["n"], x["k"]) in own])
-  }
+  tabled = own_rows(devices)
   if tabled:
     text = tables.ladder_markdown(list(tabled.values()))
     names = "ladder.png", "roofline.png"
     pictures = [folder / name for folder in tabled for name in names]
     report.update_page(console, EXPERIMENT, text, pictures)
   else:
-    sizes = ", ".join(map(str, own))
+    sizes = ", ".join(map(str, own_problems()))
     console.line(f"no table of the ladder: none of its rows is of {sizes}")
   report.update_page(console, "published", tables.published_markdown())
+
+
+def own_problems() -> tuple[suites.Shape, ...]:
+  """The shapes of the tables; others are of the sweep, or somebody's own."""
+  return suites.suite("ladder") + suites.suite("large")
+
+
+def own_rows(
+  devices: Iterable[Device],
+) -> dict[pathlib.Path, list[dict[str, Any]]]:
+  """Rows of the ladder's own problems by folder, of devices that have some."""
+  own = own_problems()
+  return {
+    device.folder: rows
+    for device in devices
+    if (rows := [x for x in device.ladder if (x["m"], x["n"], x["k"]) in own])
+  }
 
 
 def update_sweep(
