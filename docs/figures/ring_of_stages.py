@@ -3,7 +3,7 @@
 Shared memory is a ring of slots. The producer fills the next empty slot and
 its copies arrive at that slot's barrier `full`; consumers wait for `full`,
 multiply, and arrive at the slot's barrier `empty`, for which the producer
-waits before it fills the slot again. Here slot 0 is multiplied while 1 and 2
+waits before it fills the slot again. Here slot 0 is being read while 1 and 2
 are full and 3 is being filled. The rings of rungs 8, 9b and 10 differ in who
 plays the parts and in how many slots there are.
 """
@@ -38,6 +38,14 @@ def _at(radius: float, degrees: float) -> tuple[float, float]:
   return x + radius * math.cos(angle), y + radius * math.sin(angle)
 
 
+def _arc(sheet: Sheet, start: float, end: float) -> None:
+  """An arrow round the ring."""
+  degrees = [start + (end - start) * i / 40 for i in range(41)]
+  points = [_at(_OUTER + 1.3, each) for each in degrees]
+  sheet.lines(list(zip(points, points[1:]))[:-2], sheet.style.text, 1.6)
+  sheet.arrow(points[-4], points[-1], width=1.6)
+
+
 @drawn
 def draw(style: Style) -> Figure:
   """The ring in the middle, the producer left, consumers right."""
@@ -46,9 +54,9 @@ def draw(style: Style) -> Figure:
   arc = 360 / slots
   landed = style.tint(style.load, 0.4)
   states = [
-    ("multiplied", style.c),
+    ("read", style.c),
     *[("full", landed)] * (slots - 2),
-    ("filled", style.load),
+    ("filling", style.load),
   ]
   for slot, (state, fill) in enumerate(states):
     # Slot 0 is on the right; numbers rise clockwise.
@@ -63,16 +71,16 @@ def draw(style: Style) -> Figure:
     colour = style.on(fill)
     sheet.text(x, y - 1.2, f"slot {slot}", size=SMALL, colour=colour, zorder=4)
     sheet.text(x, y + 1.2, state, size=SMALL, colour=colour, zorder=4)
-  sheet.text(*_MIDDLE, "ring in\nshared\nmemory", colour=style.muted, size=SMALL)
-  # The hand-over, clockwise.
-  start, end = _at(_OUTER + 1.6, 205), _at(_OUTER + 1.6, 335)
-  sheet.arrow(start, end, style.text, 1.6, bend=-0.36)
+  sheet.text(
+    *_MIDDLE, "ring in\nshared\nmemory", colour=style.muted, size=SMALL
+  )
+  # The hand-over, clockwise: y grows downwards.
+  _arc(sheet, 205, 335)
   sheet.text(32, 3.2, "full: copies have landed", weight="bold")
-  sheet.text(32, 5.6, "consumers wait", colour=style.muted)
-  start, end = _at(_OUTER + 1.6, 25), _at(_OUTER + 1.6, 155)
-  sheet.arrow(start, end, style.text, 1.6, bend=-0.36)
-  sheet.text(32, 44.4, "empty: all have read it", weight="bold")
-  sheet.text(32, 46.8, "the producer waits", colour=style.muted)
+  sheet.text(32, 5.6, "consumers wait for it", colour=style.muted)
+  _arc(sheet, 25, 155)
+  sheet.text(32, 44.6, "empty: all have read it", weight="bold")
+  sheet.text(32, 47, "the producer waits for it", colour=style.muted)
   x = _MIDDLE[0]
   sheet.box(0.6, 21.4, 13, 7.2, "producer", fill=style.load)
   sheet.arrow((13.6, 25), (x - _OUTER - 0.3, 25), style.load, 2.4)

@@ -51,7 +51,9 @@ def _walk(sheet, left, top) -> None:
   ):
     for k in range(steps if colour != style.c else 1):
       mask = _facts.covered(spec, [(*PICKED, k)], (16, 16))
-      of_step = colour if colour == style.c else style.tint(colour, 1 - 0.21 * k)
+      of_step = (
+        colour if colour == style.c else style.tint(colour, 1 - 0.21 * k)
+      )
       sheet.cells(x, y, mask, cell, of_step, style.text)
       row, column = np.argwhere(mask).mean(0) + 0.5
       words = f"k={k}" if colour != style.c else "C"
@@ -94,5 +96,7 @@ def draw(style: Style) -> Figure:
     x = 1 + 12.6 * warp
     sheet.box(x, 50, 1.6, 1.4, fill=style.warps[warp])
     sheet.text(x + 2.2, 50.7, f"warp {warp}", ha="left")
-  sheet.text(52, 50.7, "wg: warpgroup", ha="left", size=SMALL, colour=style.muted)
+  sheet.text(
+    52, 50.7, "wg: warpgroup", ha="left", size=SMALL, colour=style.muted
+  )
   return sheet.figure

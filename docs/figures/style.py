@@ -55,6 +55,16 @@ class Style:
   wait: str
   warps: tuple[str, str, str, str]
 
+  @property
+  def fp32(self) -> str:
+    """Of float32 in charts."""
+    return self.warps[0]
+
+  @property
+  def half(self) -> str:
+    """Of 16-bit operands in charts."""
+    return self.warps[1]
+
   def tint(self, colour: str, strength: float = 0.3) -> str:
     """A colour as it looks on the page with that opacity."""
     top, under = (np.array(colors.to_rgb(x)) for x in (colour, self.page))
