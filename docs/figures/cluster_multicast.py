@@ -53,7 +53,7 @@ def _panel(sheet, x, title, cluster) -> None:
       continue
     for half in range(2):
       sheet.box(
-        left + 6.6, tops + 1.2 + 4 * half, 6.2, 4, f"½ B", fill=style.b,
+        left + 6.6, tops + 1.2 + 4 * half, 6.2, 4, "½ B", fill=style.b,
         edge=style.page, z=2,
       )  # fmt: skip
     sheet.arrow((b, 8.6), (b, 13.2), style.b, 2.2)

@@ -6,11 +6,12 @@ much; 1 is as fast. The ten worst cases are named.
 
 import math
 
-from experiments.harness import dense_tables, tables
-from experiments.harness import rows as rows_lib
 from matplotlib import ticker
 from matplotlib.figure import Figure
 import numpy as np
+
+from experiments.harness import dense_tables, tables
+from experiments.harness import rows as rows_lib
 
 from .style import SMALL, Style, chart, drawn
 

@@ -1,7 +1,7 @@
 """A grid, an index map for each matrix, and the blocks that they pick.
 
-A 16 x 16 x 16 product in 4 x 4 blocks has a grid of 4 x 4 x 4 points: a block of
-C for each (i, j), and a step for each k. At the point (1, 2, 3) each
+A 16 x 16 x 16 product in 4 x 4 blocks has a grid of 4 x 4 x 4 points: a block
+of C for each (i, j), and a step for each k. At the point (1, 2, 3) each
 BlockSpec's index map says which block of its matrix is meant.
 """
 

@@ -7,14 +7,14 @@ how many times as fast as jax.lax.ragged_dot, and as the grouped kernel that
 JAX ships as an example, in the forward pass. Filled: groups of one size.
 """
 
-from experiments.harness import ragged_bench, ragged_tables
-from experiments.harness import rows as rows_lib
 from matplotlib import ticker
 from matplotlib.figure import Figure
 
+from experiments.harness import ragged_bench, ragged_tables
+from experiments.harness import rows as rows_lib
 from pallas_gemm import hardware
 
-from .style import SMALL, Style, chart, drawn
+from .style import Style, chart, drawn
 
 _PASSES = ("forward", "dx", "dw")
 _NAMES = {

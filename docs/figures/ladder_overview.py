@@ -4,10 +4,10 @@ Above, float32 on CUDA cores; below, 16 bits on tensor cores, on a scale of
 its own. The dashed line is what jnp.dot does in the same precision.
 """
 
-from experiments.harness import rows as rows_lib
-from experiments.harness import tables
 from matplotlib.figure import Figure
 
+from experiments.harness import rows as rows_lib
+from experiments.harness import tables
 from pallas_gemm import ladder
 
 from .style import SMALL, Style, chart, drawn

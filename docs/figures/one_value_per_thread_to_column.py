@@ -1,4 +1,4 @@
-"""A thread that computes a column of eight results uses its B value eight times.
+"""A thread with a column of eight results uses its B value eight times.
 
 Left, rung 3: a thread reads one value of A and one of B for each FMA. Right,
 rung 4: eight values of A and one of B, which stays in a register, for eight

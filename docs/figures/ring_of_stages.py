@@ -8,6 +8,7 @@ are full and 3 is being filled. The rings of rungs 8, 9b and 10 differ in who
 plays the parts and in how many slots there are.
 """
 
+import itertools
 import math
 
 from matplotlib import patches
@@ -42,7 +43,7 @@ def _arc(sheet: Sheet, start: float, end: float) -> None:
   """An arrow round the ring."""
   degrees = [start + (end - start) * i / 40 for i in range(41)]
   points = [_at(_OUTER + 1.3, each) for each in degrees]
-  sheet.lines(list(zip(points, points[1:]))[:-2], sheet.style.text, 1.6)
+  sheet.lines(list(itertools.pairwise(points))[:-2], sheet.style.text, 1.6)
   sheet.arrow(points[-4], points[-1], width=1.6)
 
 

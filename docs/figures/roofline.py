@@ -10,11 +10,11 @@ published on.
 
 import math
 
-from experiments.harness import rows as rows_lib
-from experiments.harness import tables
 from matplotlib import ticker
 from matplotlib.figure import Figure
 
+from experiments.harness import rows as rows_lib
+from experiments.harness import tables
 from pallas_gemm import hardware, ladder
 from pallas_gemm import roofline as roofline_lib
 from pallas_gemm.ladder import contract, traffic

@@ -6,6 +6,8 @@ order, about half of them. Blue and orange: the rows of A and columns of B that
 they read, which L2 has to hold or device memory to send.
 """
 
+import itertools
+
 from matplotlib.figure import Figure
 import numpy as np
 
@@ -68,7 +70,7 @@ def draw(style: Style) -> Figure:
     way = [
       (left + (j + 0.5) * cell[0], top + (i + 0.5) * cell[1]) for i, j in order
     ]
-    pairs = zip(way, way[1:])
+    pairs = itertools.pairwise(way)
     if name == "Row by row":  # without the way back to the left
       pairs = [pair for pair in pairs if pair[0][1] == pair[1][1]]
     sheet.lines(list(pairs), style.on(style.c), 0.9, z=4)
