@@ -17,7 +17,7 @@ import pkgutil
 import matplotlib
 from matplotlib.figure import Figure
 
-from .style import STYLES, Style
+from docs.figures.style import STYLES, Style
 
 # Names of the pictures; what they share is in `style` and in `_` modules.
 FIGURES: tuple[str, ...] = tuple(

@@ -10,11 +10,10 @@ in rung 2, whose lanes walk columns, everything lies in two.
 from matplotlib.figure import Figure
 import numpy as np
 
+from docs.figures import _facts
+from docs.figures.style import SMALL, TEXT, Sheet, Style, drawn
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract, traffic
-
-from . import _facts
-from .style import SMALL, TEXT, Sheet, Style, drawn
 
 PROBLEM = contract.Problem(4096, 4096, 4096)
 _WORDS = traffic.LINE_BYTES // PROBLEM.itemsize

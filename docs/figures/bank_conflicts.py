@@ -14,11 +14,10 @@ want the word.
 from matplotlib.figure import Figure
 import numpy as np
 
+from docs.figures import _facts
+from docs.figures.style import SMALL, Sheet, Style, drawn
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
-
-from . import _facts
-from .style import SMALL, Sheet, Style, drawn
 
 # Lanes that one clock serves when each loads 16 bytes.
 LANES_OF_VECTORS = _facts.CLOCK_BYTES // 16

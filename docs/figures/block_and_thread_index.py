@@ -8,9 +8,8 @@ names the block, a register layout says what a thread holds.
 
 from matplotlib.figure import Figure
 
+from docs.figures.style import SMALL, Sheet, Style, drawn
 from pallas_gemm.ladder import register_layouts
-
-from .style import SMALL, Sheet, Style, drawn
 
 GRID, BLOCK = (4, 3), (16, 8)  # x, y
 PICKED_BLOCK, PICKED_THREAD = (2, 1), (5, 4)

@@ -7,11 +7,10 @@ where it writes.
 
 from matplotlib.figure import Figure
 
+from docs.figures import _facts
+from docs.figures.style import Sheet, Style, drawn
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
-
-from . import _facts
-from .style import Sheet, Style, drawn
 
 PROBLEM = contract.Problem(16, 16, 16)
 CONFIG = contract.SimtConfig(block_m=4, block_n=4)

@@ -7,10 +7,9 @@ multicasts it to both: B leaves L2 once, in place of twice.
 
 from matplotlib.figure import Figure
 
+from docs.figures.style import Sheet, Style, drawn
 from pallas_gemm import ladder
 from pallas_gemm.ladder import blocks, contract
-
-from .style import Sheet, Style, drawn
 
 _PROBLEM = contract.Problem(4096, 4096, 4096, "bfloat16")
 CONFIGS = {

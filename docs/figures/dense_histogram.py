@@ -10,10 +10,9 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 import numpy as np
 
+from docs.figures.style import SMALL, Style, chart, drawn
 from experiments.harness import dense_tables, tables
 from experiments.harness import rows as rows_lib
-
-from .style import SMALL, Style, chart, drawn
 
 WORST = 10
 # A bin is so many times as wide as the one before; one begins at 1.

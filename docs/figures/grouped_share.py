@@ -10,11 +10,10 @@ JAX ships as an example, in the forward pass. Filled: groups of one size.
 from matplotlib import ticker
 from matplotlib.figure import Figure
 
+from docs.figures.style import Style, chart, drawn
 from experiments.harness import ragged_bench, ragged_tables
 from experiments.harness import rows as rows_lib
 from pallas_gemm import hardware
-
-from .style import Style, chart, drawn
 
 _PASSES = ("forward", "dx", "dw")
 _NAMES = {

@@ -6,11 +6,10 @@ its own. The dashed line is what jnp.dot does in the same precision.
 
 from matplotlib.figure import Figure
 
+from docs.figures.style import SMALL, Style, chart, drawn
 from experiments.harness import rows as rows_lib
 from experiments.harness import tables
 from pallas_gemm import ladder
-
-from .style import SMALL, Style, chart, drawn
 
 SIZE = 4096
 

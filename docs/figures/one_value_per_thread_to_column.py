@@ -8,11 +8,10 @@ FMAs. The number of loads an FMA almost halves.
 from matplotlib.figure import Figure
 import numpy as np
 
+from docs.figures import _facts
+from docs.figures.style import TEXT, Sheet, Style, drawn
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
-
-from . import _facts
-from .style import TEXT, Sheet, Style, drawn
 
 
 def thread_values(name: str) -> tuple[int, int, int]:

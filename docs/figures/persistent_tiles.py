@@ -12,10 +12,9 @@ import math
 
 from matplotlib.figure import Figure
 
+from docs.figures.style import SMALL, Sheet, Style, drawn
 from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract
-
-from .style import SMALL, Sheet, Style, drawn
 
 PROBLEM = contract.Problem(4096, 4096, 4096, "bfloat16")
 FILL, MULTIPLY, WRITE = 0.16, 1.0, 0.22

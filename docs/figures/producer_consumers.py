@@ -9,11 +9,10 @@ producer gives most of its share away, for accumulators.
 
 from matplotlib.figure import Figure
 
+from docs.figures import _facts
+from docs.figures.style import SMALL, Sheet, Style, drawn
 from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract, tensor_core_common
-
-from . import _facts
-from .style import SMALL, Sheet, Style, drawn
 
 STEPS, LOAD, COMPUTE, GAP = 8, 2.2, 1.0, 0.4
 

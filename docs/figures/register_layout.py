@@ -7,11 +7,10 @@ the operands are held: a lane needs A's value of its row and B's of its column.
 
 from matplotlib.figure import Figure
 
+from docs.figures import _facts
+from docs.figures.style import SMALL, Sheet, Style, drawn
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
-
-from . import _facts
-from .style import SMALL, Sheet, Style, drawn
 
 PICKED = (1, 5)
 

@@ -14,10 +14,9 @@ import math
 from matplotlib import patches
 from matplotlib.figure import Figure
 
+from docs.figures.style import SMALL, Sheet, Style, drawn
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
-
-from .style import SMALL, Sheet, Style, drawn
 
 _MIDDLE, _INNER, _OUTER = (32.0, 25.0), 7.6, 15.5
 

@@ -2,10 +2,10 @@
 
 Above: each rung's arithmetic intensity, by the traffic model, and what it was
 measured to do at 4096 x 4096 x 4096. The slope is device memory, the ceilings
-are the CUDA cores and the tensor cores. Rungs 1 and 2 ask for so many bytes
-that only caches can answer: rung 2 lies above the slope. Below: ridge points,
-the intensity from which on arithmetic binds, of GPUs that ladders were
-published on.
+are the CUDA cores and the tensor cores. What lies above the slope is answered
+by caches: rung 2's loads, and those of the tensor-core rungs by L2. Below:
+ridge points, the intensity from which on arithmetic binds, of GPUs that
+ladders were published on.
 """
 
 import math
@@ -13,13 +13,12 @@ import math
 from matplotlib import ticker
 from matplotlib.figure import Figure
 
+from docs.figures.style import SMALL, Style, chart, drawn
 from experiments.harness import rows as rows_lib
 from experiments.harness import tables
 from pallas_gemm import hardware, ladder
 from pallas_gemm import roofline as roofline_lib
 from pallas_gemm.ladder import contract, traffic
-
-from .style import SMALL, Style, chart, drawn
 
 GPU = "H200"
 SIZE = 4096
@@ -31,8 +30,9 @@ RIDGES = (
 
 # Where labels stand beside their points, if not on the right.
 _LEFT, _BELOW = (-8, -1, "right"), (3, -13, "left")
+_ABOVE_LEFT, _BELOW_LEFT = (-8, 4, "right"), (-8, -6, "right")
 _PLACES = {
-  "5, 6": _LEFT, "7": _BELOW, "9": _BELOW, "10": _LEFT, "10, 11": _LEFT,
+  "5, 6": _LEFT, "7": _BELOW, "9": _BELOW_LEFT, "10, 11": _ABOVE_LEFT,
   "12": _BELOW,
 }  # fmt: skip
 

@@ -9,11 +9,10 @@ warp one of them, a thread one element.
 from matplotlib.figure import Figure
 import numpy as np
 
+from docs.figures import _facts
+from docs.figures.style import SMALL, Sheet, Style, drawn
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract, register_layouts
-
-from . import _facts
-from .style import SMALL, Sheet, Style, drawn
 
 PROBLEM = contract.Problem(16, 16, 16)
 CONFIG = contract.SimtConfig(block_m=4, block_n=4, block_k=4)

@@ -9,10 +9,9 @@ eight lie in different banks.
 
 from matplotlib.figure import Figure
 
+from docs.figures import _facts
+from docs.figures.style import Sheet, Style, drawn
 from pallas_gemm.ladder import tensor_core_common
-
-from . import _facts
-from .style import Sheet, Style, drawn
 
 ROWS, UNITS = tensor_core_common.PIECE_ROWS, _facts.SWIZZLE_UNITS
 PICKED = 2
@@ -33,14 +32,11 @@ def places(is_swizzled: bool) -> list[list[int]]:
 def conflict(is_swizzled: bool) -> int:
   """Clocks for reading the picked unit of all rows together."""
   words = [
-    row * BANKS_A_ROW + place[PICKED] * _UNIT_WORDS + word
+    row * _facts.BANKS + place[PICKED] * _UNIT_WORDS + word
     for row, place in enumerate(places(is_swizzled))
     for word in range(_UNIT_WORDS)
   ]
   return _facts.clocks(words)
-
-
-BANKS_A_ROW = UNITS * _UNIT_WORDS
 
 
 def _panel(sheet, x, title, is_swizzled) -> None:

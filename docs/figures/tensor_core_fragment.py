@@ -10,10 +10,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from matplotlib.figure import Figure
 import numpy as np
 
+from docs.figures import _facts
+from docs.figures.style import SMALL, Sheet, Style, drawn
 from pallas_gemm.ladder import tensor_core_common
-
-from . import _facts
-from .style import SMALL, Sheet, Style, drawn
 
 SHAPE = tensor_core_common.WGMMA_ROWS, 16
 PICKED = 5

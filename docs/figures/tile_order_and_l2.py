@@ -11,11 +11,10 @@ import itertools
 from matplotlib.figure import Figure
 import numpy as np
 
+from docs.figures import _facts
+from docs.figures.style import Sheet, Style, drawn
 from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract
-
-from . import _facts
-from .style import Sheet, Style, drawn
 
 PROBLEM = contract.Problem(8192, 8192, 8192, "bfloat16")
 

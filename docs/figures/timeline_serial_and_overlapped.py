@@ -9,8 +9,8 @@ as the arithmetic of a step.
 
 from matplotlib.figure import Figure
 
-from . import _facts
-from .style import SMALL, Sheet, Style, drawn
+from docs.figures import _facts
+from docs.figures.style import SMALL, Sheet, Style, drawn
 
 STEPS, LOAD, COMPUTE, GAP = 8, 1.5, 1.0, 0.3
 
