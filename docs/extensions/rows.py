@@ -20,6 +20,8 @@ _REDUCERS = {
   "sum": sum,
   "count": len,
 }
+# Experiments whose rows are told apart by kernel and problem.
+_REPEATED = ("counters", "dense", "ladder", "ragged", "sweep")
 _OPTIONS = ("format", "unit", "scale", "reduce")
 SHOWN = 5
 
@@ -37,10 +39,8 @@ def row(text: str) -> str:
   file, field, *rest = _split(text)
   given = dict(word.split("=", 1) for word in rest)
   options = {name: given.pop(name) for name in _OPTIONS if name in given}
-  everything = _read(file)
-  if "commit" not in given and all(
-    name in x for x in everything for name in rows_lib.FIELDS
-  ):
+  everything = read(file)
+  if "commit" not in given and all(map(_is_repeated, everything)):
     everything = tuple(rows_lib.latest(everything))
   found = [x for x in everything if _matches(x, given)]
   if not found:
@@ -65,6 +65,11 @@ def row(text: str) -> str:
   return _shown(field, values[0], options)
 
 
+def _is_repeated(one: Mapping[str, Any]) -> bool:
+  """Whether a row takes the place of an earlier one of its kernel and problem."""
+  return one.get("experiment") in _REPEATED
+
+
 def _split(text: str) -> list[str]:
   found = shlex.split(text)
   if len(found) < 2 or any("=" not in word for word in found[2:]):
@@ -75,7 +80,12 @@ def _split(text: str) -> list[str]:
 
 
 @functools.cache
-def _read(file: str) -> tuple[dict[str, Any], ...]:
+def read(file: str) -> tuple[dict[str, Any], ...]:
+  """The rows of a file of results, named without its ending.
+
+  Raises:
+    UnknownError: there is no such file.
+  """
   path = rows_lib.RESULTS / f"{file}.jsonl"
   if not path.exists():
     there = sorted(
