@@ -1,4 +1,4 @@
-"""What several pictures show, asked of the kernels and of the memory's rules."""
+"""What several pictures show, asked of the kernels and of memory's rules."""
 
 import collections
 from collections.abc import Iterable, Sequence

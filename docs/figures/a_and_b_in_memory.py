@@ -10,11 +10,10 @@ in rung 2, whose lanes walk columns, everything lies in two.
 from matplotlib.figure import Figure
 import numpy as np
 
+from docs.figures import _facts
+from docs.figures.style import SMALL, TEXT, Sheet, Style, drawn
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract, traffic
-
-from . import _facts
-from .style import SMALL, TEXT, Sheet, Style, drawn
 
 PROBLEM = contract.Problem(4096, 4096, 4096)
 _WORDS = traffic.LINE_BYTES // PROBLEM.itemsize
@@ -90,8 +89,12 @@ def draw(style: Style) -> Figure:
   y = 19
   _lines(sheet, 2, y, touched("naive"), "Rung 1: lanes walk rows")
   _lines(sheet, 35.5, y, touched("coalesced"), "Rung 2: walk columns")
-  sheet.text(
-    35.5, 42, "grey: 128-byte lines of\nmemory, 32 words each;\ncolour: what the 32 lanes\nof a warp ask for",
-    ha="left", va="top", colour=style.muted,
-  )  # fmt: skip
+  legend = (
+    "grey: 128-byte lines of",
+    "memory, 32 words each;",
+    "colour: what the 32 lanes",
+    "of a warp ask for",
+  )
+  for line, words in enumerate(legend):
+    sheet.text(35.5, 43 + 2.4 * line, words, ha="left", colour=style.muted)
   return sheet.figure

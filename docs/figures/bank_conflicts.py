@@ -1,21 +1,23 @@
 """Which banks of shared memory one request of a warp wants.
 
-Each panel is one request in one clock of a warp's lanes: the 32 banks from
-left to right, and above each bank the different words that lanes want of it.
-A bank gives one word a clock, so a stack of two takes two. Above: A's
-fragments in rung 7's layout. Stored row by row, [m][k], the four rows that a
-warp wants lie in one bank; transposed, [k][m], they lie side by side. Below:
-eight lanes' 16-byte loads of B, in rung 6's layout and in rung 7's.
+Each panel is one request: the 32 banks from left to right, and above each bank
+the different words that lanes want of it. A bank gives one word a clock, to
+all lanes that want it, so a stack of two takes two clocks. Above: a warp's
+load of A in rung 7's layout. Stored row by row, [m][k], the rows that the
+lanes want lie in one bank, and each takes a load of its own; transposed,
+[k][m], four rows come with one load and all lie side by side. Below: the
+16-byte loads of B of lanes 0 to 7, which are served together, in rung 6's
+layout and in rung 7's. Numbers in boxes are lanes, the first of those that
+want the word.
 """
 
 from matplotlib.figure import Figure
 import numpy as np
 
+from docs.figures import _facts
+from docs.figures.style import SMALL, Sheet, Style, drawn
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
-
-from . import _facts
-from .style import SMALL, Sheet, Style, drawn
 
 # Lanes that one clock serves when each loads 16 bytes.
 LANES_OF_VECTORS = _facts.CLOCK_BYTES // 16
@@ -56,7 +58,9 @@ def stacks(words: list[list[int]]) -> dict[int, list[tuple[int, list[int]]]]:
   lanes = np.array([lane for _, lane in flat])
   found = _facts.wanted_of_banks([word for word, _ in flat])
   return {
-    bank: [(word, sorted(set(lanes[at].tolist()))) for word, at in wants.items()]
+    bank: [
+      (word, sorted(set(lanes[at].tolist()))) for word, at in wants.items()
+    ]
     for bank, wants in sorted(found.items())
   }
 
@@ -66,15 +70,15 @@ def conflict(words: list[list[int]]) -> int:
   return max(map(len, stacks(words).values()))
 
 
-def _panel(sheet, x, y, title, words, colour, label) -> None:
-  style, w, h = sheet.style, 0.86, 2.3
-  base = y + 3.6 + 4 * h
+def _panel(sheet, x, y, title, words, colour, notes, rows) -> None:
+  style, w, h = sheet.style, 0.86, 2.5
+  base = y + 2.4 + rows * h
   sheet.head(x, y, title)
   found = stacks(words)
   for bank in range(_facts.BANKS):
     sheet.box(
       x + bank * w, base, w, 0.9,
-      fill=style.tint(style.line, 0.5), edge=style.page, line=0.5,
+      fill=style.tint(style.line, 0.6), edge=style.page, line=0.5,
     )  # fmt: skip
   # Side by side in a row of the stack, words of the same lanes are one box.
   level: dict[tuple, list[int]] = {}
@@ -86,43 +90,43 @@ def _panel(sheet, x, y, title, words, colour, label) -> None:
     top = base - (height + 1) * h
     fill = style.tint(colour, 0.95 if height == 0 else 0.6)
     sheet.box(at, top, wide, h, fill=fill, edge=style.page, z=2)
-    words = label(lanes)
     if len(banks) > 1:
       sheet.text(
-        at + wide / 2, top + h / 2, words, size=SMALL, colour=style.on(fill),
-        zorder=5,
+        at + wide / 2, top + h / 2, lanes[0], size=SMALL,
+        colour=style.on(fill), zorder=5,
       )  # fmt: skip
     else:
-      sheet.text(at + wide + 0.6, top + h / 2, words, size=SMALL, ha="left")
+      whose = f"lanes {lanes[0]} to {lanes[-1]}"
+      sheet.text(at + wide + 0.8, top + h / 2, whose, ha="left")
   for bank in (0, 31):
     sheet.text(x + (bank + 0.5) * w, base + 2, bank, size=SMALL,
                colour=style.muted)  # fmt: skip
-  sheet.text(x + 16 * w, base + 2, "bank", size=SMALL, colour=style.muted)
-  times = max(map(len, found.values()))
-  sheet.text(
-    x, base + 4.6, f"{times} clock{'s' if times > 1 else ''}", ha="left",
-    weight="bold",
-  )  # fmt: skip
-
-
-def _span(lanes) -> str:
-  return f"lanes {min(lanes)}-{max(lanes)}"
+  sheet.text(x + 16 * w, base + 2, "banks", size=SMALL, colour=style.muted)
+  times = conflict(words)
+  verdict = f"{times}-way conflict" if times > 1 else "no conflict"
+  sheet.text(x, base + 4.6, verdict, ha="left", weight="bold")
+  sheet.text(x, base + 7, notes, ha="left", colour=style.muted)
 
 
 @drawn
 def draw(style: Style) -> Figure:
   """A above, B below; with conflicts left, without right."""
-  sheet = Sheet(style, 50)
+  sheet = Sheet(style, 45.5)
   left, right = 1.6, 34.6
-  _panel(sheet, left, 2, "A as [m][k]", words_of_a(False), style.a, _span)
   _panel(
-    sheet, right, 2, "A transposed: [k][m]", words_of_a(True), style.a,
-    lambda lanes: f"{min(lanes)}-",
+    sheet, left, 2, "A stored [m][k]", words_of_a(False), style.a,
+    "4 loads of 4 bytes", 4,
+  )  # fmt: skip
+  _panel(
+    sheet, right, 2, "A stored [k][m]", words_of_a(True), style.a,
+    "1 load of 16 bytes", 4,
   )  # fmt: skip
   for x, name, title in (
-    (left, "vectorized", "B in rung 6, 16 bytes a lane"),
-    (right, "warptiling", "B in rung 7"),
+    (left, "vectorized", "B, rung 6"),
+    (right, "warptiling", "B, rung 7"),
   ):
     words = words_of_b(name)
-    _panel(sheet, x, 27, title, words, style.b, lambda lanes: f"{lanes[0]}")
+    starts = words[1][0] - words[0][0]
+    notes = f"lanes {starts} columns apart"
+    _panel(sheet, x, 28, title, words, style.b, notes, 2)
   return sheet.figure

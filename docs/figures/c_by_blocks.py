@@ -7,11 +7,10 @@ where it writes.
 
 from matplotlib.figure import Figure
 
+from docs.figures import _facts
+from docs.figures.style import Sheet, Style, drawn
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
-
-from . import _facts
-from .style import Sheet, Style, drawn
 
 PROBLEM = contract.Problem(16, 16, 16)
 CONFIG = contract.SimtConfig(block_m=4, block_n=4)
@@ -63,7 +62,9 @@ def draw(style: Style) -> Figure:
   sheet.grid(right, low, (16, 16), cell, (4, 4), style.text, 1.2)
   i, j = PICKED
   x, y = right + (j + 0.5) * 4 * _CELL, low + (i + 0.5) * 4 * _CELL
-  sheet.text(x, y, f"{i}, {j}", colour=style.on(style.c), weight="bold", zorder=4)
+  sheet.text(
+    x, y, f"{i}, {j}", colour=style.on(style.c), weight="bold", zorder=4
+  )
   sheet.head(left + _SIDE / 2, low - 1.6, "A", ha="center")
   sheet.head(right - 1.4, top + _SIDE / 2, "B", ha="right")
   sheet.head(right + _SIDE / 2, low + _SIDE + 1.8, "C", ha="center")

@@ -7,9 +7,8 @@ device memory alone.
 
 from matplotlib.figure import Figure
 
+from docs.figures.style import Sheet, Style, drawn
 from pallas_gemm import hardware
-
-from .style import Sheet, Style, drawn
 
 GPUS = ("H100 80GB HBM3", "H200")
 # NVIDIA's datasheets.

@@ -1,4 +1,4 @@
-"""A thread that computes a column of eight results uses its B value eight times.
+"""A thread with a column of eight results uses its B value eight times.
 
 Left, rung 3: a thread reads one value of A and one of B for each FMA. Right,
 rung 4: eight values of A and one of B, which stays in a register, for eight
@@ -8,11 +8,10 @@ FMAs. The number of loads an FMA almost halves.
 from matplotlib.figure import Figure
 import numpy as np
 
+from docs.figures import _facts
+from docs.figures.style import TEXT, Sheet, Style, drawn
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
-
-from . import _facts
-from .style import TEXT, Sheet, Style, drawn
 
 
 def thread_values(name: str) -> tuple[int, int, int]:

@@ -9,11 +9,10 @@ warp one of them, a thread one element.
 from matplotlib.figure import Figure
 import numpy as np
 
+from docs.figures import _facts
+from docs.figures.style import SMALL, Sheet, Style, drawn
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract, register_layouts
-
-from . import _facts
-from .style import SMALL, Sheet, Style, drawn
 
 PROBLEM = contract.Problem(16, 16, 16)
 CONFIG = contract.SimtConfig(block_m=4, block_n=4, block_k=4)
@@ -51,7 +50,9 @@ def _walk(sheet, left, top) -> None:
   ):
     for k in range(steps if colour != style.c else 1):
       mask = _facts.covered(spec, [(*PICKED, k)], (16, 16))
-      of_step = colour if colour == style.c else style.tint(colour, 1 - 0.21 * k)
+      of_step = (
+        colour if colour == style.c else style.tint(colour, 1 - 0.21 * k)
+      )
       sheet.cells(x, y, mask, cell, of_step, style.text)
       row, column = np.argwhere(mask).mean(0) + 0.5
       words = f"k={k}" if colour != style.c else "C"
@@ -94,5 +95,7 @@ def draw(style: Style) -> Figure:
     x = 1 + 12.6 * warp
     sheet.box(x, 50, 1.6, 1.4, fill=style.warps[warp])
     sheet.text(x + 2.2, 50.7, f"warp {warp}", ha="left")
-  sheet.text(52, 50.7, "wg: warpgroup", ha="left", size=SMALL, colour=style.muted)
+  sheet.text(
+    52, 50.7, "wg: warpgroup", ha="left", size=SMALL, colour=style.muted
+  )
   return sheet.figure

@@ -55,19 +55,29 @@ class Style:
   wait: str
   warps: tuple[str, str, str, str]
 
+  @property
+  def fp32(self) -> str:
+    """Of float32 in charts."""
+    return self.warps[0]
+
+  @property
+  def half(self) -> str:
+    """Of 16-bit operands in charts."""
+    return self.warps[1]
+
   def tint(self, colour: str, strength: float = 0.3) -> str:
     """A colour as it looks on the page with that opacity."""
     top, under = (np.array(colors.to_rgb(x)) for x in (colour, self.page))
     return colors.to_hex(strength * top + (1 - strength) * under)
 
   def on(self, fill: str) -> str:
-    """Black or white, whichever can be read on a fill."""
+    """Black or white, whichever stands out more from a fill."""
     r, g, b = (
       x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4
       for x in colors.to_rgb(fill)
     )
     luminance = 0.2126 * r + 0.7152 * g + 0.0722 * b
-    return "#ffffff" if luminance < 0.25 else "#14171a"
+    return "#ffffff" if luminance < 0.189 else "#0c0e10"
 
   @property
   def rc(self) -> dict[str, Any]:

@@ -9,11 +9,10 @@ apart and its columns 16, so that lanes of a warp read neighbours.
 from matplotlib.figure import Figure
 import numpy as np
 
+from docs.figures import _facts
+from docs.figures.style import SMALL, Sheet, Style, drawn
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
-
-from . import _facts
-from .style import SMALL, Sheet, Style, drawn
 
 
 def fragments() -> tuple[np.ndarray, np.ndarray]:

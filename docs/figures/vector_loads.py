@@ -10,10 +10,9 @@ one k lie side by side, and two 16-byte loads fetch a fragment.
 from matplotlib.figure import Figure
 import numpy as np
 
+from docs.figures import _facts
+from docs.figures.style import SMALL, Sheet, Style, drawn
 from pallas_gemm.ladder import register_layouts
-
-from . import _facts
-from .style import SMALL, Sheet, Style, drawn
 
 SHAPE = 16, 8
 

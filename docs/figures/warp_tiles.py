@@ -9,11 +9,10 @@ and one of B.
 from matplotlib.figure import Figure
 import numpy as np
 
+from docs.figures import _facts
+from docs.figures.style import SMALL, Sheet, Style, drawn
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
-
-from . import _facts
-from .style import SMALL, Sheet, Style, drawn
 
 PATCH = 4
 
@@ -69,12 +68,10 @@ def draw(style: Style) -> Figure:
         colour=None if lane == 0 else style.text,
       )  # fmt: skip
   bottom = y0 + rows // PATCH * h
-  right = x0 + columns // PATCH * w
   corner = left + columns * cell, top + rows * cell
   sheet.lines(
     [((corner[0], top), (x0, y0)), (corner, (x0, bottom))], style.muted, 0.8
   )
-  del right
   count = int(thread.sum()) // PATCH**2
   lines = (
     "filled: what lane 0",
