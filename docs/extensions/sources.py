@@ -92,11 +92,12 @@ def sass(text: str) -> tuple[str, str]:
 def _span(tree: ast.Module, name: str, path: pathlib.Path) -> tuple[int, int]:
   """First and last line of what a name stands for."""
   everything = list(_definitions(tree))
-  found = [
-    node
-    for known, node in everything
-    if known == name or known.endswith("." + name)
-  ]
+  *around, last = name.split(".")
+  found = []
+  for known, node in everything:
+    *outer, inner = known.split(".")
+    if inner == last and set(around) <= set(outer):
+      found.append(node)
   if len(found) != 1:
     names = lookup.listed(known for known, _ in everything)
     raise lookup.UnknownError(

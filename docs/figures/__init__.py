@@ -1,0 +1,80 @@
+"""The pictures of the documentation, drawn from the code that they show.
+
+Each module is one picture: its docstring says what one should see, and its
+`draw(style)` returns a matplotlib figure. What a picture shows of a kernel is
+asked of the kernel: its grid and BlockSpecs, its register layouts, the traffic
+model, the committed rows.
+
+  python -m docs.figures [folder]     writes <name>-light.svg, <name>-dark.svg
+"""
+
+from collections.abc import Iterable
+import importlib
+import os
+import pathlib
+import pkgutil
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from docs.figures.style import STYLES, Style
+
+# Names of the pictures; what they share is in `style` and in `_` modules.
+FIGURES: tuple[str, ...] = tuple(
+  sorted(
+    module.name
+    for module in pkgutil.iter_modules(__path__)
+    if module.name != "style" and not module.name.startswith("_")
+  )
+)
+# The same drawing is the same file: identifiers are hashed with this, and
+# neither the date nor the version is written.
+_SAVING = {"svg.hashsalt": "pallas_gemm", "svg.fonttype": "path"}
+_METADATA = {"Date": None, "Creator": None}
+
+
+def draw(name: str, style: Style | str) -> Figure:
+  """Draws one picture.
+
+  Args:
+    name: of `FIGURES`.
+    style: of `STYLES`, or its name.
+
+  Raises:
+    ValueError: no such picture.
+  """
+  if name not in FIGURES:
+    raise ValueError(f"name must be one of {', '.join(FIGURES)}, got {name!r}")
+  if isinstance(style, str):
+    style = STYLES[style]
+  module = importlib.import_module(f".{name}", __name__)
+  return module.draw(style)
+
+
+def save(figure: Figure, path: str | os.PathLike[str]) -> None:
+  """Writes a figure as SVG, byte for byte the same each time."""
+  with matplotlib.rc_context(_SAVING):
+    figure.savefig(path, format="svg", transparent=True, metadata=_METADATA)
+
+
+def draw_all(
+  folder: str | os.PathLike[str], names: Iterable[str] = FIGURES
+) -> list[pathlib.Path]:
+  """Writes <name>-light.svg and <name>-dark.svg of each picture.
+
+  Args:
+    folder: where to; made if it is not there.
+    names: which pictures.
+
+  Returns:
+    The files.
+  """
+  folder = pathlib.Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  written = []
+  for name in names:
+    for style in STYLES.values():
+      path = folder / f"{name}-{style.name}.svg"
+      save(draw(name, style), path)
+      written.append(path)
+  return written

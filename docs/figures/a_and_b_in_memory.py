@@ -1,0 +1,100 @@
+"""The same walk touches memory differently in A and in B.
+
+Above: matrices are stored row by row, so A's row is a run of neighbouring
+addresses, and the elements of B's column lie a whole row apart. Below: what
+the 32 lanes of a warp ask for in one step of k, drawn in the 128-byte lines
+of memory. In rung 1, whose lanes walk rows, A's 32 elements lie in 32 lines;
+in rung 2, whose lanes walk columns, everything lies in two.
+"""
+
+from matplotlib.figure import Figure
+import numpy as np
+
+from docs.figures import _facts
+from docs.figures.style import SMALL, TEXT, Sheet, Style, drawn
+from pallas_gemm import ladder
+from pallas_gemm.ladder import contract, traffic
+
+PROBLEM = contract.Problem(4096, 4096, 4096)
+_WORDS = traffic.LINE_BYTES // PROBLEM.itemsize
+
+
+def touched(rung_name: str) -> dict[str, np.ndarray]:
+  """Words that a warp asks for in step 0: a mask of lines x words of each."""
+  rung = ladder.find(rung_name)
+  config = rung.default_config(PROBLEM)
+  shape = config.block_m, config.block_n
+  warp = _facts.held(rung.layout(config), shape)[0, :, 0]
+  addresses = {
+    "A": warp[:, 0] * PROBLEM.k,  # A[row, 0]
+    "B": warp[:, 1],  # B[0, column]
+  }
+  found = {}
+  for name, words in addresses.items():
+    lines, at = np.divmod(words, _WORDS)
+    there = np.unique(lines)
+    mask = np.zeros((len(there), _WORDS), bool)
+    mask[np.searchsorted(there, lines), at] = True
+    found[name] = mask
+  return found
+
+
+def _addresses(sheet, x, y, name, picked, colour) -> None:
+  style, cell = sheet.style, (3.3, 2.6)
+  rows, columns = picked.shape
+  sheet.cells(x, y, picked, cell, colour)
+  sheet.grid(x, y, picked.shape, cell)
+  for row in range(rows):
+    for column in range(columns):
+      here = picked[row, column]
+      sheet.text(
+        x + (column + 0.5) * cell[0],
+        y + (row + 0.5) * cell[1],
+        row * columns + column,
+        size=SMALL,
+        colour=style.on(colour) if here else style.muted,
+        zorder=4,
+      )
+  sheet.head(x, y - 1.7, name)
+
+
+def _lines(sheet, x, y, masks, title) -> float:
+  style = sheet.style
+  sheet.head(x, y, title)
+  y += 3.4
+  for name, colour in (("A", style.a), ("B", style.b)):
+    mask = masks[name]
+    lines, (w, h) = len(mask), (0.8, 0.62 if len(masks[name]) > 1 else 1.4)
+    sheet.box(x, y, _WORDS * w, lines * h, fill=style.tint(style.line, 0.3))
+    sheet.cells(x, y, mask, (w, h), colour)
+    sheet.grid(x, y, mask.shape, (w, h), (1, _WORDS), width=0.6)
+    y += lines * h + 1.5
+    words = f"{name}: {lines} line{'s' if lines > 1 else ''},"
+    words += f" {mask.sum()} word{'s' if mask.sum() > 1 else ''}"
+    sheet.text(x, y, words, ha="left", size=TEXT)
+    y += 3.2
+  total = sum(map(len, masks.values()))
+  sheet.text(x, y, f"{total} lines a step", ha="left", weight="bold")
+  return y
+
+
+@drawn
+def draw(style: Style) -> Figure:
+  """Addresses above, lines below."""
+  sheet = Sheet(style, 56)
+  row, column = np.zeros((2, 4, 8), bool)
+  row[1], column[:, 2] = True, True
+  _addresses(sheet, 2, 4, "A: a row, side by side", row, style.a)
+  _addresses(sheet, 35.5, 4, "B: a column, a row apart", column, style.b)
+  y = 19
+  _lines(sheet, 2, y, touched("naive"), "Rung 1: lanes walk rows")
+  _lines(sheet, 35.5, y, touched("coalesced"), "Rung 2: walk columns")
+  legend = (
+    "grey: 128-byte lines of",
+    "memory, 32 words each;",
+    "colour: what the 32 lanes",
+    "of a warp ask for",
+  )
+  for line, words in enumerate(legend):
+    sheet.text(35.5, 43 + 2.4 * line, words, ha="left", colour=style.muted)
+  return sheet.figure

@@ -1,0 +1,80 @@
+"""A grid, an index map for each matrix, and the blocks that they pick.
+
+A 16 x 16 x 16 product in 4 x 4 blocks has a grid of 4 x 4 x 4 points: a block
+of C for each (i, j), and a step for each k. At the point (1, 2, 3) each
+BlockSpec's index map says which block of its matrix is meant.
+"""
+
+from matplotlib.figure import Figure
+
+from docs.figures import _facts
+from docs.figures.style import Sheet, Style, drawn
+from pallas_gemm import ladder
+from pallas_gemm.ladder import contract
+
+PROBLEM = contract.Problem(16, 16, 16)
+CONFIG = contract.SimtConfig(block_m=4, block_n=4, block_k=4)
+POINT = (1, 2, 3)
+
+
+def picked() -> list[tuple[str, str, tuple[int, ...]]]:
+  """(matrix, its index map in words, the block that it picks)."""
+  specs = ladder.find("shared_memory").specs(PROBLEM, CONFIG)
+  return [
+    (
+      name,
+      ", ".join(spec.index_map("i", "j", "k")[:2]),
+      tuple(spec.index_map(*POINT)),
+    )
+    for name, spec in zip("ABC", (*specs.in_specs, specs.out_specs))
+  ]
+
+
+@drawn
+def draw(style: Style) -> Figure:
+  """The grid above, the matrices below."""
+  sheet = Sheet(style, 52)
+  rung = ladder.find("shared_memory")
+  shape = rung.grid(PROBLEM, CONFIG)
+  specs = rung.specs(PROBLEM, CONFIG)
+  sheet.head(1.5, 2, "The grid, a point (i, j, k)")
+  i, j, k = POINT
+  x, y, cell, apart = 5.0, 5.4, 2.6, 2.2
+  rows, columns, steps = shape
+  for step in reversed(range(steps)):
+    left, top = x + apart * step, y + apart * step
+    # The step that is meant lies on top.
+    z = 2 + (10 if step == k else step)
+    sheet.box(left, top, columns * cell, rows * cell, fill=style.page, z=z)
+    if step == k:
+      sheet.box(left + j * cell, top + i * cell, cell, cell, fill=style.text,
+                z=z + 0.2)  # fmt: skip
+    colour = style.text if step == k else style.line
+    sheet.grid(left, top, (rows, columns), (cell, cell), colour=colour,
+               z=z + 0.3)  # fmt: skip
+  sheet.text(x - 1.6, y + 2 * cell, "i", colour=style.muted)
+  sheet.text(x + 2 * cell, y - 1.3, "j", colour=style.muted)
+  sheet.text(x + 5.4 * cell + 1, y + 1.2, "k", colour=style.muted)
+  sheet.arrow((x + 4.3 * cell, y - 0.6), (x + 4.3 * cell + 6.2, y + 5.6),
+              style.muted, 1.2)  # fmt: skip
+  sheet.text(33, 7.6, "grid " + " × ".join(map(str, shape)), ha="left")
+  sheet.text(33, 10.2, f"the point {POINT}", ha="left", weight="bold")
+  sheet.text(
+    33, 14, "each BlockSpec maps it\nto a block of its matrix", ha="left"
+  )
+  side, top = 17.0, 30.0
+  cell = side / 16
+  for column, ((name, words, block), spec, colour) in enumerate(
+    zip(
+      picked(), (*specs.in_specs, specs.out_specs), (style.a, style.b, style.c)
+    )
+  ):
+    left = 1.5 + 21.6 * column
+    mask = _facts.covered(spec, [POINT], (16, 16))
+    sheet.head(left, top - 2, name)
+    sheet.text(left + side, top - 2, f"({words})", ha="right")
+    sheet.cells(left, top, mask, (cell, cell), colour)
+    sheet.grid(left, top, (16, 16), (cell, cell), (4, 4))
+    sheet.grid(left, top, (1, 1), (side, side), colour=style.text, width=1.2)
+    sheet.text(left + side / 2, top + side + 2.2, f"block {block}")
+  return sheet.figure

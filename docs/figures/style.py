@@ -1,0 +1,328 @@
+"""How the pictures look: two styles, and a sheet to draw on.
+
+A meaning has one colour everywhere: A is blue, B orange, C and whatever
+computes it green, loading purple, waiting grey; warps have four colours of
+their own. The hues stay apart for colour-blind readers (Okabe and Ito's, and
+of P. Tol's "muted" for warps), and none is the only sign of what it means.
+
+A sheet is measured in tenths of an inch, 64 wide, from the top left corner: a
+letter of ordinary size is about one wide and two high. Shown 340 pixels wide,
+as on a phone, the smallest letters are still 8 pixels high.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import matplotlib
+from matplotlib import colors, patches
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+import numpy as np
+
+# Points; nothing is smaller than SMALL.
+SMALL, TEXT, HEAD = 11.0, 12.5, 13.5
+WIDTH = 64.0
+Point = tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+  """Colours for one kind of page.
+
+  Attributes:
+    name: "light" or "dark"; also in the names of files.
+    page: what the picture lies on; it is transparent itself.
+    text, muted: of words; of those that matter less.
+    line: of frames and grids.
+    a, b, c: of the matrices; c also of what computes it.
+    load: of loading, and of the producer.
+    wait: of waiting.
+    warps: of the four warps of a warpgroup.
+  """
+
+  name: str
+  page: str
+  text: str
+  muted: str
+  line: str
+  a: str
+  b: str
+  c: str
+  load: str
+  wait: str
+  warps: tuple[str, str, str, str]
+
+  @property
+  def fp32(self) -> str:
+    """Of float32 in charts."""
+    return self.warps[0]
+
+  @property
+  def half(self) -> str:
+    """Of 16-bit operands in charts."""
+    return self.warps[1]
+
+  def tint(self, colour: str, strength: float = 0.3) -> str:
+    """A colour as it looks on the page with that opacity."""
+    top, under = (np.array(colors.to_rgb(x)) for x in (colour, self.page))
+    return colors.to_hex(strength * top + (1 - strength) * under)
+
+  def on(self, fill: str) -> str:
+    """Black or white, whichever stands out more from a fill."""
+    r, g, b = (
+      x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4
+      for x in colors.to_rgb(fill)
+    )
+    luminance = 0.2126 * r + 0.7152 * g + 0.0722 * b
+    return "#ffffff" if luminance < 0.189 else "#0c0e10"
+
+  @property
+  def rc(self) -> dict[str, Any]:
+    """matplotlib's settings for charts."""
+    return {
+      "font.size": TEXT,
+      "axes.titlesize": HEAD,
+      "axes.labelsize": TEXT,
+      "xtick.labelsize": SMALL,
+      "ytick.labelsize": SMALL,
+      "legend.fontsize": SMALL,
+      "text.color": self.text,
+      "axes.labelcolor": self.text,
+      "axes.titlecolor": self.text,
+      "axes.edgecolor": self.line,
+      "xtick.color": self.line,
+      "ytick.color": self.line,
+      "xtick.labelcolor": self.text,
+      "ytick.labelcolor": self.text,
+      "axes.facecolor": "none",
+      "figure.facecolor": "none",
+      "axes.spines.top": False,
+      "axes.spines.right": False,
+      "grid.color": self.tint(self.line, 0.6),
+      "hatch.linewidth": 1.0,
+    }
+
+
+LIGHT = Style(
+  name="light",
+  page="#ffffff",
+  text="#1f2328",
+  muted="#59626c",
+  line="#aab2ba",
+  a="#0072b2",
+  b="#e08a00",
+  c="#009e73",
+  load="#b0518f",
+  wait="#b4bac1",
+  warps=("#6457a6", "#cc6677", "#c2aa3e", "#2f8f9d"),
+)
+DARK = Style(
+  name="dark",
+  page="#131416",
+  text="#e6e8ea",
+  muted="#a3abb3",
+  line="#5a636c",
+  a="#4aa8e0",
+  b="#f0a02a",
+  c="#2cc296",
+  load="#dd87b9",
+  wait="#5b636b",
+  warps=("#9a8fe0", "#e0798a", "#d6c05a", "#4fb7c4"),
+)
+STYLES = {style.name: style for style in (LIGHT, DARK)}
+
+
+def drawn(draw: Callable[[Style], Figure]) -> Callable[[Style], Figure]:
+  """Lets `draw` run with the settings of its style."""
+
+  @functools.wraps(draw)
+  def with_settings(style: Style) -> Figure:
+    with matplotlib.rc_context(style.rc):
+      return draw(style)
+
+  return with_settings
+
+
+def chart(height: float, width: float = WIDTH, **subplots: Any):
+  """A figure of so many tenths of an inch, and its axes, for data."""
+  figure = Figure(figsize=(width / 10, height / 10), layout="constrained")
+  return figure, figure.subplots(**subplots)
+
+
+class Sheet:
+  """A page to draw a diagram on, measured in tenths of an inch from the top."""
+
+  def __init__(self, style: Style, height: float, width: float = WIDTH):
+    self.style = style
+    self.figure = Figure(figsize=(width / 10, height / 10))
+    self.ax: Axes = self.figure.add_axes((0, 0, 1, 1))
+    self.ax.set(xlim=(0, width), ylim=(height, 0))
+    self.ax.axis("off")
+
+  def text(
+    self,
+    x: float,
+    y: float,
+    words: Any,
+    *,
+    size: float = TEXT,
+    colour: str | None = None,
+    ha: str = "center",
+    va: str = "center",
+    **more: Any,
+  ) -> None:
+    """Words; centred at (x, y) unless told."""
+    colour = colour or self.style.text
+    self.ax.text(
+        x, y, str(words), size=size, color=colour, ha=ha, va=va, **more,
+    )  # fmt: skip
+
+  def head(self, x: float, y: float, words: str, ha: str = "left") -> None:
+    """The heading of a part."""
+    self.text(x, y, words, size=HEAD, weight="bold", ha=ha)
+
+  def box(
+    self,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    words: Any = "",
+    *,
+    fill: str | None = None,
+    edge: str | None = None,
+    line: float = 1.0,
+    size: float = TEXT,
+    colour: str | None = None,
+    z: float = 1.0,
+    **more: Any,
+  ) -> None:
+    """A rectangle with words in the middle."""
+    self.ax.add_patch(
+      patches.Rectangle(
+        (x, y),
+        width,
+        height,
+        facecolor=fill or "none",
+        edgecolor=edge or "none",
+        linewidth=line if edge else 0,
+        zorder=z,
+        **more,
+      )
+    )
+    if words != "":
+      colour = colour or (self.style.on(fill) if fill else None)
+      middle = x + width / 2, y + height / 2
+      self.text(*middle, words, size=size, colour=colour, zorder=z + 2)
+
+  def lines(
+    self,
+    segments: Sequence[tuple[Point, Point]],
+    colour: str | None = None,
+    width: float = 0.8,
+    z: float = 1.5,
+    **more: Any,
+  ) -> None:
+    """Straight lines."""
+    self.ax.add_collection(
+      LineCollection(
+        segments, colors=colour or self.style.line, linewidths=width,
+        zorder=z, **more,
+      ),
+      autolim=False,
+    )  # fmt: skip
+
+  def grid(
+    self,
+    x: float,
+    y: float,
+    shape: tuple[int, int],
+    cell: tuple[float, float],
+    every: tuple[int, int] = (1, 1),
+    colour: str | None = None,
+    width: float = 0.8,
+    z: float = 1.5,
+  ) -> None:
+    """The lines of a matrix of (rows, columns), in cells (width, height).
+
+    `every` draws only each so manieth line.
+    """
+    (rows, columns), (w, h) = shape, cell
+    right, bottom = x + columns * w, y + rows * h
+    across = [y + r * h for r in range(0, rows + 1, every[0])]
+    down = [x + c * w for c in range(0, columns + 1, every[1])]
+    segments = [((x, at), (right, at)) for at in across]
+    segments += [((at, y), (at, bottom)) for at in down]
+    self.lines(segments, colour, width, z)
+
+  def cells(
+    self,
+    x: float,
+    y: float,
+    mask: np.ndarray,
+    cell: tuple[float, float],
+    fill: str,
+    edge: str | None = None,
+    z: float = 1.0,
+    **more: Any,
+  ) -> None:
+    """Fills the elements of a matrix that a mask names, in few rectangles."""
+    w, h = cell
+    for row, column, rows, columns in rectangles(mask):
+      self.box(
+          x + column * w, y + row * h, columns * w, rows * h,
+          fill=fill, edge=edge, z=z, **more,
+      )  # fmt: skip
+
+  def arrow(
+    self,
+    start: Point,
+    end: Point,
+    colour: str | None = None,
+    width: float = 1.8,
+    bend: float = 0.0,
+    z: float = 3.0,
+    head: str = "-|>",
+  ) -> None:
+    """An arrow from one point to another."""
+    self.ax.add_patch(
+      patches.FancyArrowPatch(
+        start,
+        end,
+        arrowstyle=f"{head},head_length=4.5,head_width=2.6",
+        connectionstyle=f"arc3,rad={bend}",
+        color=colour or self.style.text,
+        linewidth=width,
+        shrinkA=0,
+        shrinkB=0,
+        zorder=z,
+      )
+    )
+
+
+def rectangles(mask: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
+  """(row, column, rows, columns) of rectangles that make up a mask.
+
+  Example:
+    >>> import numpy as np
+    >>> list(rectangles(np.array([[1, 1, 0], [1, 1, 1]], bool)))
+    [(0, 0, 2, 2), (1, 2, 1, 1)]
+  """
+  rows, columns = mask.shape
+  left = np.array(mask, bool)
+  for row in range(rows):
+    for column in range(columns):
+      if not left[row, column]:
+        continue
+      wide = 1
+      while column + wide < columns and left[row, column + wide]:
+        wide += 1
+      run = slice(column, column + wide)
+      high = 1
+      while row + high < rows and left[row + high, run].all():
+        high += 1
+      left[row : row + high, run] = False
+      yield row, column, high, wide

@@ -1,0 +1,72 @@
+"""A 128-byte swizzle spreads a column over all banks.
+
+Eight rows of a tile, 128 bytes each: eight units of 16 bytes, numbered as they
+lie in the row. Without a swizzle unit 2 of every row lies in the same four
+banks, so reading it from eight rows is an eight-way conflict. Swizzled, the
+units of row r trade places (the place is the unit's number XOR r), and the
+eight lie in different banks.
+"""
+
+from matplotlib.figure import Figure
+
+from docs.figures import _facts
+from docs.figures.style import Sheet, Style, drawn
+from pallas_gemm.ladder import tensor_core_common
+
+ROWS, UNITS = tensor_core_common.PIECE_ROWS, _facts.SWIZZLE_UNITS
+PICKED = 2
+_UNIT_WORDS = _facts.CLOCK_BYTES // UNITS // _facts.WORD_BYTES
+
+
+def places(is_swizzled: bool) -> list[list[int]]:
+  """Where unit u of row r lies in its row: [row][unit]."""
+  return [
+    [
+      _facts.swizzled(row, unit) if is_swizzled else unit
+      for unit in range(UNITS)
+    ]
+    for row in range(ROWS)
+  ]
+
+
+def conflict(is_swizzled: bool) -> int:
+  """Clocks for reading the picked unit of all rows together."""
+  words = [
+    row * _facts.BANKS + place[PICKED] * _UNIT_WORDS + word
+    for row, place in enumerate(places(is_swizzled))
+    for word in range(_UNIT_WORDS)
+  ]
+  return _facts.clocks(words)
+
+
+def _panel(sheet, x, title, is_swizzled) -> None:
+  style, top, w, h = sheet.style, 7.4, 3.3, 2.9
+  sheet.head(x, 2, title)
+  sheet.text(x, 5.6, "banks 0-3", ha="left", colour=style.muted, size=11)
+  sheet.text(x + 8 * w, 5.6, "28-31", ha="right", colour=style.muted, size=11)
+  for row, at in enumerate(places(is_swizzled)):
+    for unit, place in enumerate(at):
+      here = unit == PICKED
+      fill = style.a if here else style.tint(style.a, 0.14)
+      sheet.box(
+        x + place * w, top + row * h, w, h, unit, fill=fill, edge=style.page,
+        line=1.4, colour=None if here else style.muted,
+      )  # fmt: skip
+  times = conflict(is_swizzled)
+  words = f"{times}-way conflict" if times > 1 else "no conflict"
+  y = top + 8 * h + 2.2
+  sheet.text(x, y, f"unit {PICKED} of eight rows:", ha="left")
+  sheet.text(x, y + 2.6, words, ha="left", weight="bold")
+
+
+@drawn
+def draw(style: Style) -> Figure:
+  """Without on the left, with on the right."""
+  sheet = Sheet(style, 37.5)
+  for row in range(ROWS):
+    y = 7.4 + (row + 0.5) * 2.9
+    sheet.text(3.4, y, row, ha="right", colour=style.muted)
+  sheet.text(3.4, 5.6, "row", ha="right", colour=style.muted, size=11)
+  _panel(sheet, 5, "As it comes", False)
+  _panel(sheet, 36, "Swizzled", True)
+  return sheet.figure

@@ -1,0 +1,64 @@
+"""A thread's tile of 8 x 8 results is the outer product of two fragments.
+
+In one step of kk a thread reads eight values of A and eight of B into
+registers; each of A meets each of B, 64 FMAs for 16 loads. The numbers are the
+rows and columns of the block that thread 0 of rung 5 holds: its rows lie 2
+apart and its columns 16, so that lanes of a warp read neighbours.
+"""
+
+from matplotlib.figure import Figure
+import numpy as np
+
+from docs.figures import _facts
+from docs.figures.style import SMALL, Sheet, Style, drawn
+from pallas_gemm import ladder
+from pallas_gemm.ladder import contract
+
+
+def fragments() -> tuple[np.ndarray, np.ndarray]:
+  """Rows and columns of rung 5's block that thread 0 holds."""
+  rung = ladder.find("blocktiling_2d")
+  config = rung.default_config(contract.Problem(4096, 4096, 4096))
+  own = _facts.held(rung.layout(config), (config.block_m, config.block_n))
+  return tuple(np.unique(own[0, 0, :, side]) for side in (0, 1))
+
+
+@drawn
+def draw(style: Style) -> Figure:
+  """A's fragment on the left, B's above, their products between."""
+  rows, columns = fragments()
+  sheet = Sheet(style, 54)
+  cell, left, top = 4.7, 16.5, 11.5
+  picked = 5, 2
+  for r, row in enumerate(rows):
+    y = top + r * cell
+    fill = style.a if r == picked[0] else style.tint(style.a, 0.45)
+    sheet.box(left - cell - 2, y, cell, cell, row, fill=fill, edge=style.page)
+  for c, column in enumerate(columns):
+    x = left + c * cell
+    fill = style.b if c == picked[1] else style.tint(style.b, 0.45)
+    sheet.box(x, top - cell - 2, cell, cell, column, fill=fill, edge=style.page)
+  for r in range(len(rows)):
+    for c in range(len(columns)):
+      in_line = (r == picked[0] and c <= picked[1]) or (
+        c == picked[1] and r <= picked[0]
+      )
+      here = (r, c) == picked
+      strength = 1 if here else 0.55 if in_line else 0.25
+      sheet.box(
+        left + c * cell, top + r * cell, cell, cell,
+        fill=style.tint(style.c, strength), edge=style.page, line=1.5,
+      )  # fmt: skip
+  y = top + (picked[0] + 0.5) * cell
+  x = left + (picked[1] + 0.5) * cell
+  sheet.arrow((left - 2, y), (x - cell / 2, y), style.text, 1.6)
+  sheet.arrow((x, top - 2), (x, y - cell / 2), style.text, 1.6)
+  sheet.head(left - cell - 3.2, top + 4 * cell, "A", ha="right")
+  sheet.text(
+    left - cell - 3.2, top + 4 * cell + 2.6, "rows", ha="right", size=SMALL
+  )
+  sheet.head(left + 4 * cell, 1.6, "B, columns", ha="center")
+  a, b = len(rows), len(columns)
+  words = f"{a} + {b} loads, {a} × {b} = {a * b} FMAs"
+  sheet.text(left + 4 * cell, 51.8, words, weight="bold")
+  return sheet.figure

@@ -1,0 +1,321 @@
+"""The pictures of the documentation: all draw, and what they claim holds."""
+
+import importlib
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib", reason="needs matplotlib (the extra `bench`)")
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+
+from docs import figures
+from docs.figures import _facts, style
+from pallas_gemm import ladder
+from pallas_gemm.ladder import contract, register_layouts, traffic
+
+# Names that pages refer to.
+NAMES = {
+  "a_and_b_in_memory", "bank_conflicts", "block_and_thread_index",
+  "c_by_blocks", "cluster_multicast", "dense_histogram",
+  "grid_and_blockspec", "grouped_share", "ladder_overview",
+  "memory_hierarchy", "one_value_per_thread_to_column", "persistent_tiles",
+  "producer_consumers", "register_layout", "ring_of_stages", "roofline",
+  "steps_along_k", "swizzle", "tensor_core_fragment",
+  "thread_tile_outer_product", "tile_order_and_l2",
+  "timeline_serial_and_overlapped", "vector_loads", "warp_tiles",
+}  # fmt: skip
+
+
+def picture(name):
+  return importlib.import_module(f"docs.figures.{name}")
+
+
+def shown_texts(figure):
+  """Texts that are drawn, with their boxes in pixels."""
+  canvas = FigureCanvasAgg(figure)
+  canvas.draw()
+  outside = set()
+  for ax, name in itertools.product(figure.axes, "xy"):
+    axis = getattr(ax, f"{name}axis")
+    low, high = sorted(axis.get_view_interval())
+    for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+      if not low <= tick.get_loc() <= high:
+        outside |= {tick.label1, tick.label2}
+  return [
+    (text, text.get_window_extent(canvas.get_renderer()))
+    for text in figure.findobj(Text)
+    if text.get_visible() and text.get_text().strip() and text not in outside
+  ]
+
+
+def test_names():
+  assert NAMES <= set(figures.FIGURES)
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_docstring_says_what_to_see(name):
+  summary, empty, *rest = picture(name).__doc__.splitlines()
+  assert summary.endswith(".") and not empty and rest
+
+
+@pytest.mark.parametrize("look", style.STYLES)
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_draws_readably(name, look):
+  """Nothing is cut off, too small, or written over something else."""
+  figure = figures.draw(name, look)
+  assert figure.get_figwidth() <= style.WIDTH / 10
+  width, height = figure.bbox.width, figure.bbox.height
+  found = shown_texts(figure)
+  for text, box in found:
+    assert text.get_fontsize() >= style.SMALL, text
+    assert box.x0 > -1 and box.y0 > -1, text
+    assert box.x1 < width + 1 and box.y1 < height + 1, text
+  for (one, a), (other, b) in itertools.combinations(found, 2):
+    across = min(a.x1, b.x1) - max(a.x0, b.x0)
+    down = min(a.y1, b.y1) - max(a.y0, b.y0)
+    assert across < 1 or down < 1.5, (one, other)
+
+
+def test_same_drawing_same_file(tmp_path):
+  names = ["bank_conflicts", "dense_histogram"]
+  first = figures.draw_all(tmp_path / "first", names)
+  second = figures.draw_all(tmp_path / "second", names)
+  assert [path.name for path in first] == [
+    f"{name}-{look}.svg" for name in names for look in ("light", "dark")
+  ]
+  for one, other in zip(first, second, strict=True):
+    assert one.read_bytes() == other.read_bytes()
+    text = one.read_text()
+    assert "<dc:date>" not in text and "<text" not in text
+
+
+def test_unknown_name():
+  with pytest.raises(ValueError, match="c_by_blocks"):
+    figures.draw("nothing", "light")
+
+
+def test_words_stand_out_on_every_colour():
+  def luminance(colour):
+    rgb = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [
+      x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in rgb
+    ]
+    return np.dot(linear, (0.2126, 0.7152, 0.0722))
+
+  def contrast(*colours):
+    low, high = sorted(map(luminance, colours))
+    return (high + 0.05) / (low + 0.05)
+
+  for look in style.STYLES.values():
+    assert contrast(look.text, look.page) > 7
+    assert contrast(look.muted, look.page) > 4.5
+    for fill in (look.a, look.b, look.c, look.load, *look.warps):
+      for strength in (0.2, 0.4, 0.6, 1.0):
+        tint = look.tint(fill, strength)
+        assert contrast(look.on(tint), tint) > 4.3, (look.name, fill, strength)
+
+
+# What pictures claim.
+
+
+def test_bands_are_what_a_block_reads():
+  c_by_blocks = picture("c_by_blocks")
+  bands = c_by_blocks.bands()
+  model = traffic.model("naive", c_by_blocks.CONFIG, c_by_blocks.PROBLEM)
+  assert bands["A"].sum() + bands["B"].sum() == model.block_unique_reads
+  rows, columns = (np.flatnonzero(bands["C"].any(axis)) for axis in (1, 0))
+  assert rows.tolist() == [4, 5, 6, 7]
+  assert columns.tolist() == [8, 9, 10, 11]
+
+
+def test_lines_that_a_warp_touches():
+  a_and_b = picture("a_and_b_in_memory")
+  for name, mapping, lines in (("naive", "B", 33), ("coalesced", "A", 2)):
+    touched = a_and_b.touched(name)
+    assert sum(map(len, touched.values())) == lines
+    warp = traffic.lanes_addresses(mapping, lanes=range(32))
+    for operand in "AB":
+      addresses = [getattr(lane, operand.lower()) for lane in warp]
+      assert len(touched[operand]) == traffic.units_touched(
+        addresses, a_and_b.PROBLEM.k, unit=traffic.LINE_BYTES
+      )
+
+
+def test_memory_sizes():
+  levels = picture("memory_hierarchy").sizes()
+  assert [size for _, _, size in levels] == [
+    "256 KiB an SM", "up to 228 KiB an SM", "50 / 60 MiB", "80 / 141 GB",
+  ]  # fmt: skip
+
+
+def test_every_row_of_a_tile_has_a_loader():
+  found = picture("steps_along_k").loaders()
+  assert found.tolist() == [[row // 4, row % 4] for row in range(32)]
+
+
+def test_loads_and_fmas_of_a_thread():
+  values = picture("one_value_per_thread_to_column").thread_values
+  assert values("shared_memory") == (1, 1, 1)
+  assert values("blocktiling_1d") == (8, 1, 8)
+  rows, columns = picture("thread_tile_outer_product").fragments()
+  assert rows.tolist() == [*range(0, 16, 2)]
+  assert columns.tolist() == [*range(0, 128, 16)]
+
+
+def test_words_taken_are_neighbours():
+  own = picture("vector_loads").taken()
+  assert own.shape == (32, 4, 2)
+  assert (np.diff(own[..., 0]) == 0).all()
+  assert (np.diff(own[..., 1]) == 1).all()
+  assert len(np.unique(own.reshape(-1, 2), axis=0)) == 16 * 8
+
+
+def test_bank_conflicts_are_those_of_the_layouts():
+  """Counted anew: the most words that lanes want of one bank."""
+  banks = picture("bank_conflicts")
+
+  def most(words):
+    found = {}
+    for word in {word for lane in words for word in lane}:
+      found[word % 32] = found.get(word % 32, 0) + 1
+    return max(found.values())
+
+  rung = ladder.find("warptiling")
+  config = rung.default_config(contract.Problem(4096, 4096, 4096))
+  own = register_layouts.owners(rung.layout(config), (128, 128))[0]
+  by_rows = [[lane[0, 0] * config.block_k] for lane in own]
+  assert banks.words_of_a(transposed=False) == by_rows
+  assert most(by_rows) == banks.conflict(by_rows) == 4
+  across = banks.words_of_a(transposed=True)
+  assert most(across) == banks.conflict(across) == 1
+  # And over all of a lane's loads, not only the first.
+  for register in range(0, own.shape[1], 4):
+    assert most([[m + i for i in range(4)] for m in own[:, register, 0]]) == 1
+  for name, apart, times in (("vectorized", 8, 2), ("warptiling", 4, 1)):
+    words = banks.words_of_b(name)
+    assert [lane[0] for lane in words] == [apart * lane for lane in range(8)]
+    assert most(words) == banks.conflict(words) == times
+
+
+def test_patches_of_a_thread():
+  own = picture("warp_tiles").owned()
+  rows, columns = (np.unique(own[0, 0, :, side]) for side in (0, 1))
+  assert rows.tolist() == [16 * i + r for i in range(4) for r in range(4)]
+  assert columns.tolist() == [32 * j + c for j in range(2) for c in range(4)]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_ring_times(stages):
+  times = _facts.ring_times(12, stages, load=1.5, compute=1.0, gap=0.3)
+  for k, step in enumerate(times):
+    assert step["compute"][0] >= step["load"][1]
+    if k >= stages:  # nothing lands where something is still read
+      assert step["load"][0] >= times[k - stages]["compute"][1]
+  pauses = [
+    following["compute"][0] - step["compute"][1]
+    for step, following in itertools.pairwise(times)
+  ]
+  assert max(pauses) < 1e-9 if stages == 4 else min(pauses) >= 0
+  assert stages != 1 or min(pauses) > 1.4
+
+
+def test_stages_of_the_rings():
+  assert picture("ring_of_stages").stages() == {"8": 2, "9b": 4, "10": 4}
+
+
+def test_accumulators_are_dealt_as_ptx_says():
+  """PTX ISA, "Register fragments for wgmma", matrix D."""
+  own = picture("tensor_core_fragment").owned()
+  for warp, lane, register in np.ndindex(own.shape[:3]):
+    row = 16 * warp + lane // 4 + 8 * (register // 2 % 2)
+    column = 8 * (register // 4) + 2 * (lane % 4) + register % 2
+    assert own[warp, lane, register].tolist() == [row, column]
+
+
+def test_swizzle_parts_a_column():
+  swizzle = picture("swizzle")
+  assert (swizzle.conflict(False), swizzle.conflict(True)) == (8, 1)
+  for row in swizzle.places(True):
+    assert sorted(row) == [*range(8)]
+
+
+def test_registers_fit():
+  before, moved = picture("producer_consumers").registers()
+  assert before == [168] * 3
+  assert 128 * sum(moved) == 64512
+
+
+def test_waves():
+  waves = picture("persistent_tiles").waves()
+  assert [len(wave) for wave in waves] == [132, 132, 132, 116]
+
+
+def test_order_of_tiles():
+  order_and_l2 = picture("tile_order_and_l2")
+  by_row, strips = order_and_l2.orders().values()
+  for order in (by_row, strips):
+    assert len(np.unique(order, axis=0)) == 132
+  assert strips[:9].tolist() == [[i, 0] for i in range(8)] + [[0, 1]]
+  # 5 x 32 tiles, and 8 x 17, of 128 rows and 256 columns; 16 bits, K of 8192.
+  row = 2 * 8192
+  wanted = order_and_l2.bytes_wanted
+  assert wanted(by_row) == (5 * 128 * row, 32 * 256 * row)
+  assert wanted(strips) == (8 * 128 * row, 17 * 256 * row)
+
+
+def test_multicast_halves_what_leaves_l2():
+  multicast = picture("cluster_multicast")
+  (a, b), (shared_a, shared_b) = map(multicast.from_l2, (1, 2))
+  assert a == shared_a and b == 2 * shared_b
+  problem = contract.Problem(4096, 4096, 4096, "bfloat16")
+  reads = [
+    traffic.model("cluster_multicast", config, problem).global_load_bytes
+    for config in multicast.CONFIGS.values()
+  ]
+  assert math.isclose(reads[0] / reads[1], (a + b) / (shared_a + shared_b))
+
+
+def test_blocks_that_a_point_picks():
+  picked = picture("grid_and_blockspec").picked()
+  assert picked == [
+    ("A", "i, k", (1, 3)), ("B", "k, j", (3, 2)), ("C", "i, j", (1, 2)),
+  ]  # fmt: skip
+
+
+def test_who_holds_a_block_of_rung_2():
+  shape, own = picture("register_layout").owned()
+  assert shape == (4, 32)
+  assert own[1, 5].tolist() == [[1, 5]]
+
+
+def test_points_under_the_roof():
+  found = picture("roofline").measured()
+  intensities = [0.25, 0.25, 8, 16, 21.3, 21.3, 32, 42.7, 64, 85.3, 85.3, 128]
+  assert [x for _, x, _ in found] == pytest.approx(intensities, rel=0.01)
+  assert [rung.number for rung, _, _ in found] == [*range(1, 13)]
+
+
+def test_speeds_of_all_rungs():
+  halves = picture("ladder_overview").speeds()
+  assert [len(rungs) for _, rungs, _ in halves] == [8, 4]
+  for _, rungs, dot in halves:
+    assert dot > 0 and all(speed > 0 for _, speed in rungs)
+
+
+def test_histogram_holds_every_case():
+  histogram = picture("dense_histogram")
+  ratios = [row["ratio_to_jnp_dot"] for row in histogram.cases()]
+  edges = histogram.bins(ratios)
+  counts, _ = np.histogram(ratios, edges)
+  assert counts.sum() == len(ratios)
+  assert 1.0 in edges
+
+
+def test_shares_of_the_roofline():
+  grouped = picture("grouped_share")
+  shares = [grouped.share(row) for row in grouped.cases()]
+  assert shares and 0 < min(shares) and max(shares) <= 1
