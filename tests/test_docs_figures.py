@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def shown_texts(figure):
   return [
     (text, text.get_window_extent(canvas.get_renderer()))
     for text in figure.findobj(Text)
-    if text.get_visible() and text.get_text().strip() and text not in outside
+    if text.get_text().strip() and text.get_alpha() != 0 and text not in outside
   ]
 
 
@@ -225,6 +226,27 @@ def test_ring_times(stages):
 
 def test_stages_of_the_rings():
   assert picture("ring_of_stages").stages() == {"8": 2, "9b": 4, "10": 4}
+
+
+def test_slots_hand_on_to_the_next():
+  ring = picture("ring_of_stages")
+  laps = [ring.states(slot, 4) for slot in range(4)]
+  assert [lap[0] for lap in laps] == [
+    (0.0, "reading"), (0.0, "full"), (0.0, "full"), (0.0, "filling"),
+  ]  # fmt: skip
+  for at in np.arange(0.01, 1, 0.02):
+    now = [[state for since, state in lap if since <= at][-1] for lap in laps]
+    assert now.index("reading") == int(4 * at)  # one at a time, in order
+    assert now.count("reading") == 1 and now.count("filling") <= 1
+
+
+def test_motion_is_written(tmp_path):
+  light, _ = figures.draw_all(tmp_path, ["ring_of_stages"])
+  text = light.read_text()
+  assert "@keyframes fill-3" in text and "prefers-reduced-motion" in text
+  for name in re.findall(r"#([\w-]+)", text.split("</style>")[0]):
+    is_colour = re.fullmatch("[0-9a-f]{6}", name)
+    assert is_colour or f'id="{name}"' in text
 
 
 def test_accumulators_are_dealt_as_ptx_says():

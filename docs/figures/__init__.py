@@ -1,9 +1,10 @@
 """The pictures of the documentation, drawn from the code that they show.
 
 Each module is one picture: its docstring says what one should see, and its
-`draw(style)` returns a matplotlib figure. What a picture shows of a kernel is
-asked of the kernel: its grid and BlockSpecs, its register layouts, the traffic
-model, the committed rows.
+`draw(style)` returns a matplotlib figure. One that moves has `animate(svg,
+style)`, which adds the motion to the written file. What a picture shows of a
+kernel is asked of the kernel: its grid and BlockSpecs, its register layouts,
+the traffic model, the committed rows.
 
   python -m docs.figures [folder]     writes <name>-light.svg, <name>-dark.svg
 """
@@ -73,8 +74,11 @@ def draw_all(
   folder.mkdir(parents=True, exist_ok=True)
   written = []
   for name in names:
+    module = importlib.import_module(f"{__name__}.{name}")
     for style in STYLES.values():
       path = folder / f"{name}-{style.name}.svg"
       save(draw(name, style), path)
+      if hasattr(module, "animate"):
+        path.write_text(module.animate(path.read_text(), style))
       written.append(path)
   return written

@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 
 from docs.figures import _facts
 from docs.figures.style import Sheet, Style, drawn
-from pallas_gemm.ladder import tensor_core_common
 
-ROWS, UNITS = tensor_core_common.PIECE_ROWS, _facts.SWIZZLE_UNITS
+ROWS = UNITS = _facts.SWIZZLE_UNITS
 PICKED = 2
 _UNIT_WORDS = _facts.CLOCK_BYTES // UNITS // _facts.WORD_BYTES
 
