@@ -91,6 +91,15 @@ def test_a_long_loop_is_folded():
   assert extract.folded(loop, longest=99) == list(loop.instructions)
 
 
+def test_rungs_1_and_2_are_the_same_instructions():
+  """The page of rung 2 says so."""
+  naive, coalesced = (extract.path(rung).read_text() for rung in RUNGS[:2])
+  assert (
+    re.findall(r"(?m)^(?:@\S+ )?[A-Z]\S+", naive)[1:]
+    == (re.findall(r"(?m)^(?:@\S+ )?[A-Z]\S+", coalesced)[1:])
+  )
+
+
 # The committed files are of the newest JAX and its compiler.
 @pytest.mark.aot
 @pytest.mark.any_jax

@@ -1,7 +1,7 @@
 """Writes excerpts of the rungs' machine code, compiled without a GPU.
 
   python -m docs.sass.extract              docs/sass/NN_name.txt of every rung
-  python -m docs.sass.extract --kernels=6  of one; numbers or labels (8a)
+  python -m docs.sass.extract --rungs=6    of one; numbers or labels (8a)
 
 An excerpt is the loop in which the kernel spends its time: of all loops (a
 label, and a branch back to it) the one with the largest share of FFMA, HMMA or
@@ -29,7 +29,7 @@ from pallas_gemm.ladder import contract
 
 HERE = pathlib.Path(__file__).resolve().parent
 SIZE = 4096
-_KERNELS = flags.DEFINE_list("kernels", [], "Rungs by number or label; all.")
+_RUNGS = flags.DEFINE_list("rungs", [], "Rungs by number or label; all.")
 
 # Kinds of instruction, in the order in which counts are given. What matches
 # none is address arithmetic, moves, predicates and the like: "others".
@@ -219,7 +219,7 @@ def main(argv: Sequence[str]) -> None:
     print(reason, file=sys.stderr)
     sys.exit(2)
   try:
-    rungs = [ladder.find(x) for x in _KERNELS.value] or ladder.with_variants()
+    rungs = [ladder.find(x) for x in _RUNGS.value] or ladder.with_variants()
   except ValueError as error:
     print(error, file=sys.stderr)
     sys.exit(2)
