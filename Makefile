@@ -55,6 +55,13 @@ test-oldest: ## set up .venv-oldest; interpret and lower on the oldest JAX
 	.venv-oldest/bin/python $(PYTEST) \
 	  -m "not gpu and not aot and not mutation and not any_jax"
 
+.PHONY: docs
+docs: EXTRAS = docs
+docs: ## set up; build the site into docs/_build/html; check its links
+	$(SETUP)
+	$(PYTHON) -m sphinx -b html -W --keep-going docs docs/_build/html
+	$(PYTHON) -m docs.extensions.links docs/_build/html
+
 .PHONY: lint
 lint: EXTRAS = dev
 lint: ## set up; ruff
@@ -72,4 +79,5 @@ format: ## set up; rewrite the sources in the project's format
 .PHONY: clean
 clean: ## remove environments and caches
 	rm -rf .venv .venv-oldest .pytest_cache .ruff_cache .hypothesis
+	rm -rf docs/_build docs/_generated
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
 """The ladder's pages, from rows: README's tables, the page of sizes, plots."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import functools
 import itertools
@@ -16,6 +16,8 @@ from pallas_gemm.ladder import contract, traffic
 
 EXPERIMENT = "ladder"
 SWEEP = "sweep"
+# The problems of the tables; the others are of the sweep, or somebody's own.
+OWN = suites.suite("ladder") + suites.suite("large")
 
 
 def print_table(
@@ -169,12 +171,7 @@ def update_readme(
   Raises:
     cli.FlagError: it has no such markers.
   """
-  own = suites.suite("ladder") + suites.suite("large")
-  tabled = {
-    device.folder: rows
-    for device in devices
-    if (rows := [x for x in device.ladder if (x["m"], x["n"], x["k"]) in own])
-  }
+  tabled = own_rows(devices)
   if tabled:
     text = tables.ladder_markdown(list(tabled.values()))
     page = (rows_lib.RESULTS / "ladder.md").resolve()
@@ -186,9 +183,20 @@ def update_readme(
     pictures = [first / "ladder.png", first / "roofline.png"]
     report.update_readme(console, EXPERIMENT, text, pictures)
   else:
-    sizes = ", ".join(map(str, own))
+    sizes = ", ".join(map(str, OWN))
     console.line(f"no table of the ladder: none of its rows is of {sizes}")
   report.update_readme(console, "published", tables.published_markdown(), ())
+
+
+def own_rows(
+  devices: Iterable[Device],
+) -> dict[pathlib.Path, list[dict[str, Any]]]:
+  """Rows of the ladder's own problems by folder, of devices that have some."""
+  return {
+    device.folder: rows
+    for device in devices
+    if (rows := [x for x in device.ladder if (x["m"], x["n"], x["k"]) in OWN])
+  }
 
 
 def update_page(

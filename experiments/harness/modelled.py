@@ -60,10 +60,27 @@ def grid_lines(
   rung: contract.Rung, problem: contract.Problem, config: contract.Config
 ) -> list[str]:
   """What each dimension of the grid is, and what is started for it."""
+  dimensions, started = grid_cells(rung, problem, config)
+  lines = [f"grid of rung {rung.label}, {rung.name}"]
+  lines += [
+    f"  {index}  {count:>9}  {text}" for index, count, text in dimensions
+  ]
+  if started:
+    lines.append(f"  started: {started}, which take (i, j) in turn")
+  return lines
+
+
+def grid_cells(
+  rung: contract.Rung, problem: contract.Problem, config: contract.Config
+) -> tuple[list[tuple[str, str, str]], str]:
+  """The grid's dimensions: index, steps, of what; and what is started for it.
+
+  The latter is "" where that is one thread block for each of the result's.
+  """
   given, problem = problem, rung.padded(problem, config)
   grid = rung.grid(problem, config)
   (a, *_), c = rung.specs(problem, config)
-  lines = [f"grid of rung {rung.label}, {rung.name}"]
+  dimensions = []
   for index, side, step, count in zip(
     "ijk", "mnk", (*c.block_shape, a.block_shape[1]), grid
   ):
@@ -73,22 +90,32 @@ def grid_lines(
       text += ", rounded up"
     if size != getattr(given, side):
       text += f", {name} padded from {getattr(given, side)}"
-    lines.append(f"  {index}  {count:>9,}  {text}")
+    dimensions.append((index, f"{count:,}", text))
   cluster = [getattr(config, f"cluster_{side}", 1) for side in "mn"]
   launched = math.prod(rung.launch(problem, config))
+  started = ""
   if math.prod(cluster) > 1:
     started = f"{launched:,} clusters of {cluster[0]} x {cluster[1]} blocks"
   elif launched != math.prod(grid[:2]):
     started = f"{launched:,} thread blocks"
-  else:
-    return lines  # one for each block of the result
-  return [*lines, f"  started: {started}, which take (i, j) in turn"]
+  return dimensions, started
 
 
 def block_lines(
   rung: contract.Rung, problem: contract.Problem, config: contract.Config
 ) -> list[str]:
   """A table: which block of each matrix belongs to a point of the grid."""
+  rows = block_cells(rung, problem, config)
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  return [
+    "  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows
+  ]
+
+
+def block_cells(
+  rung: contract.Rung, problem: contract.Problem, config: contract.Config
+) -> list[tuple[str, ...]]:
+  """The header and the rows of that table."""
   problem = rung.padded(problem, config)
   grid = rung.grid(problem, config)
   inputs, out = rung.specs(problem, config)
@@ -103,11 +130,7 @@ def block_lines(
     if sharers > 1:
       text += ", multicast"
     rows.append((name, *_placed(spec, problem), text))
-  rows.append(("result", *_placed(out, problem), "written once"))
-  widths = [max(map(len, column)) for column in zip(*rows)]
-  return [
-    "  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows
-  ]
+  return [*rows, ("result", *_placed(out, problem), "written once")]
 
 
 def _placed(spec, problem: contract.Problem) -> tuple[str, ...]:

@@ -1,0 +1,52 @@
+"""The tables of README, for pages: of the ladder, and of the ops."""
+
+from docs.extensions import lookup, results
+from experiments.harness import (
+  dense_tables,
+  ladder_pages,
+  ragged_tables,
+  tables,
+)
+from experiments.harness import rows as rows_lib
+
+_OPS = {"dense": dense_tables.markdown, "ragged": ragged_tables.markdown}
+
+
+def ladder(text: str) -> str:
+  """The ladder on both GPUs; of all its problems or of one "MxNxK dtype".
+
+  Raises:
+    UnknownError: no row is of that problem.
+  """
+  devices = ladder_pages.own_rows(
+    map(results.device, results.MEASURED)
+  ).values()
+  wanted = text.split()
+
+  def chosen(row) -> bool:
+    return all(word in (tables.shape(row), row["dtype"]) for word in wanted)
+
+  found = [[row for row in rows if chosen(row)] for rows in devices]
+  if not all(found):
+    there = dict.fromkeys(
+      f"{tables.shape(row)} {row['dtype']}" for rows in devices for row in rows
+    )
+    raise lookup.UnknownError(
+      f"no rows of the ladder at {text!r}; there is {lookup.listed(there)}"
+    )
+  return tables.ladder_markdown(found)
+
+
+def ops(text: str) -> str:
+  """The ops against XLA on an H200: "dense", "ragged"; both if not said.
+
+  Raises:
+    UnknownError: there are no such ops.
+  """
+  folder = rows_lib.RESULTS / rows_lib.slug(results.GPUS["h200"])
+  parts = []
+  for name in text.split() or _OPS:
+    markdown = lookup.pick(_OPS, name, "ops")
+    rows = rows_lib.latest(rows_lib.read(folder / f"{name}.jsonl"))
+    parts.append(markdown(rows))
+  return "\n\n".join(parts)

@@ -1,0 +1,141 @@
+"""The committed rows, as the tables of README and ladder.md take them."""
+
+from collections.abc import Sequence
+import functools
+from typing import Any
+
+from docs.extensions import lookup
+from experiments.harness import (
+  counter_tables,
+  ladder_pages,
+  suites,
+  tables,
+)
+from experiments.harness import rows as rows_lib
+from pallas_gemm import hardware
+from pallas_gemm import ladder as ladder_lib
+from pallas_gemm.ladder import contract
+
+CUBE = suites.Shape(4096, 4096, 4096)
+# Short names of the GPUs that pages speak of.
+GPUS = {
+  "h200": "NVIDIA H200",
+  "h100": "NVIDIA H100 80GB HBM3",
+  "a100": "NVIDIA A100-SXM4-80GB",
+}
+MEASURED = ("h200", "h100")
+
+
+@functools.cache
+def device(name: str) -> ladder_pages.Device:
+  """The timed rows of a GPU's newest commit."""
+  folder = rows_lib.RESULTS / rows_lib.slug(GPUS[name])
+  return ladder_pages.Device.read(folder)
+
+
+@functools.cache
+def counted(name: str) -> tuple[dict[str, Any], ...]:
+  """The rungs' counters of a GPU, as they were counted together last."""
+  folder = rows_lib.RESULTS / rows_lib.slug(GPUS[name])
+  rows = rows_lib.read(folder / "counters.jsonl")
+  return tuple(counter_tables.newest(rows))
+
+
+def gpu(name: str) -> hardware.Gpu:
+  """A GPU by its short name, or by what `hardware.lookup` takes.
+
+  Raises:
+    UnknownError: there is none.
+  """
+  try:
+    return hardware.lookup(GPUS.get(name.lower(), name))
+  except ValueError as error:
+    raise lookup.UnknownError(f"{error}; also {', '.join(GPUS)}") from None
+
+
+def rung(label: str) -> contract.Rung:
+  """A rung or a variant by its label.
+
+  Raises:
+    UnknownError: there is none.
+  """
+  try:
+    return ladder_lib.find(label)
+  except ValueError as error:
+    raise lookup.UnknownError(str(error)) from None
+
+
+def before(one: contract.Rung) -> contract.Rung | None:
+  """The rung before; of a variant, the rung that it belongs to."""
+  number = one.number if one.variant else one.number - 1
+  return ladder_lib.find(number) if number else None
+
+
+def problem(one: contract.Rung, shape: suites.Shape = CUBE) -> contract.Problem:
+  """A rung's problem of a shape, in its own dtype."""
+  return contract.Problem(*shape, one.dtypes[0])
+
+
+def timed(
+  one: contract.Rung, name: str, shape: suites.Shape = CUBE
+) -> dict[str, Any]:
+  """A rung's timed row.
+
+  Raises:
+    UnknownError: there is none; the message lists the shapes.
+  """
+  return kernel(one.name, name, shape, one.dtypes[0])
+
+
+def kernel(
+  name: str, gpu_name: str, shape: suites.Shape = CUBE, dtype: str | None = None
+) -> dict[str, Any]:
+  """The timed row of a kernel, a baseline or a peer.
+
+  Args:
+    name: as in the rows.
+    gpu_name: short name.
+    shape: of the problem.
+    dtype: None: that of the only one there is.
+
+  Raises:
+    UnknownError: there is no such row, or several.
+  """
+  everything = device(gpu_name)
+  wanted = {"kernel": name} | ({"dtype": dtype} if dtype else {})
+  for rows in (everything.ladder, everything.sweep):
+    mine = [row for row in rows if all(row[k] == wanted[k] for k in wanted)]
+    found = [row for row in mine if tables.shape(row) == str(shape)]
+    found = [row for row in found if row["ms_median"] is not None]
+    if len(found) == 1:
+      return found[0]
+    if found:
+      dtypes = lookup.listed(row["dtype"] for row in found)
+      raise lookup.UnknownError(f"{name} was timed in {dtypes}: name a rung")
+  known = everything.ladder + everything.sweep
+  if shapes := {tables.shape(x): 0 for x in known if x["kernel"] == name}:
+    raise lookup.UnknownError(
+      f"no timed row of {name} at {shape} on {gpu_name}; there is"
+      f" {lookup.listed(shapes)}"
+    )
+  names = dict.fromkeys(row["kernel"] for row in known)
+  raise lookup.UnknownError(
+    f"no kernel {name!r}; there is {lookup.listed(names)}"
+  )
+
+
+def beside(row: dict[str, Any], gpu_name: str) -> Sequence[dict[str, Any]]:
+  """The rows that one may be compared with: of the same experiment."""
+  everything = device(gpu_name)
+  swept = row["experiment"] == ladder_pages.SWEEP
+  return everything.sweep if swept else everything.ladder
+
+
+def counters(one: contract.Rung, gpu_name: str) -> dict[str, Any]:
+  """A rung's counters.
+
+  Raises:
+    UnknownError: there are none.
+  """
+  found = {counter_tables.label(row): row for row in counted(gpu_name)}
+  return lookup.pick(found, one.label, f"counters on {gpu_name} of rung")
