@@ -44,8 +44,6 @@ exclude_patterns = ["_build", "_generated", "extensions", "figures", "sass"]
 nitpicky = True
 # Names of other projects: their sites are not asked while this one is built.
 nitpick_ignore_regex = [(r"py:.*", r"(?!pallas_gemm\.).*")]
-# Docstrings write code in single backquotes.
-default_role = "code"
 
 myst_enable_extensions = [
   "attrs_block",
@@ -64,10 +62,12 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 180
 nb_merge_streams = True
 
+autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_numpy_docstring = False
+napoleon_custom_sections = [("Attributes", "params_style")]
 
 copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = False

@@ -1,7 +1,7 @@
 """What is written about the code holds: examples, commands, links, targets."""
 
 import doctest
-import importlib
+import importlib.util
 import os
 from pathlib import Path
 import pkgutil
@@ -11,9 +11,11 @@ import sys
 
 import pytest
 
+import docs.extensions
 import examples
 import experiments
 import pallas_gemm
+from tests.support import pages
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -23,11 +25,11 @@ PAGES = sorted(
 )
 README = (ROOT / "README.md").read_text()
 # Modules that need an extra which is not always installed.
-EXTRAS = {"jax_triton", "matplotlib", "rich", "triton"}
+EXTRAS = {"docutils", "jax_triton", "matplotlib", "rich", "sphinx", "triton"}
 
 MODULES = sorted(
   module.name
-  for package in (pallas_gemm, experiments, examples)
+  for package in (pallas_gemm, experiments, examples, docs.extensions)
   for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
 )
 
@@ -58,19 +60,19 @@ def test_there_are_examples():
 
 
 def _commands() -> list[str]:
-  """Every `python -m experiments.x --flags` in the pages, once."""
+  """Every `python -m program --flags` in the pages, once."""
   found = set()
-  for page in PAGES:
-    text = re.sub(
-      r"python -m\s+experiments", "python -m experiments", page.read_text()
-    )
-    for line in re.findall(r"python -m experiments\.[^\n`#]*", text):
-      found.add(line.strip())
+  for page in (*PAGES, *pages.PAGES):
+    text = re.sub(r"\\\n>?\s*", "", page.read_text())
+    text = re.sub(r"python -m\s+", "python -m ", text)
+    programs = r"python -m (?:docs|examples|experiments)\.[^\n`#]*"
+    found.update(line.strip() for line in re.findall(programs, text))
   return sorted(found)
 
 
 def _helps() -> dict[str, str]:
-  programs = {line.split()[2] for line in _commands()}
+  """What each program that is given flags says of them."""
+  programs = {x.split()[2] for x in _commands() if " --" in x}
   return {
     program: subprocess.run(
       [sys.executable, "-m", program, "--helpfull"],
@@ -88,6 +90,7 @@ def test_flags_of_commands_exist():
   assert "experiments.ladder" in helps
   for command in _commands():
     _, _, program, *arguments = command.split()
+    assert importlib.util.find_spec(program), command
     for argument in arguments:
       if match := re.match(r"--(?:no)?([a-z_]+)", argument):
         assert re.search(rf"--\[?(?:no\])?{match[1]}\b", helps[program]), (
@@ -103,6 +106,10 @@ def test_make_targets_exist():
     target
     for page in PAGES
     for target in re.findall(r"[`\n]make ([a-z-]+)", page.read_text())
+  } | {
+    target
+    for page in pages.PAGES
+    for target in re.findall(r"(?:`|\$ )make ([a-z-]+)", page.read_text())
   }
   assert {"bench", "test"} <= named <= targets
 
@@ -114,7 +121,9 @@ def test_links_lead_somewhere(page):
       assert (page.parent / target.split("#")[0]).exists(), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+  "page", (*PAGES, *pages.PAGES), ids=lambda p: p.relative_to(ROOT).as_posix()
+)
 def test_files_named_exist(page):
   for name in re.findall(r"`([\w./]+/[\w.]+\.py)`", page.read_text()):
     if "NN" not in name:  # a pattern
@@ -188,6 +197,6 @@ def test_every_program_has_a_target():
 
 
 def test_every_package_has_a_build_file():
-  for folder in ("pallas_gemm", "experiments", "tests"):
+  for folder in ("docs", "pallas_gemm", "experiments", "tests"):
     for init in (ROOT / folder).rglob("__init__.py"):
       assert (init.parent / "BUILD").exists(), init.parent

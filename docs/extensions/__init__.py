@@ -33,8 +33,14 @@ from typing import Any
 def setup(app: Any) -> dict[str, Any]:
   """Sphinx's hook."""
   # Here, so that the tests of what roles print need no Sphinx.
-  from docs.extensions import directives, mathml, pictures, roles
+  from docs.extensions import (
+    directives,
+    docstrings,
+    mathml,
+    pictures,
+    roles,
+  )
 
-  for module in (roles, directives, pictures, mathml):
+  for module in (roles, directives, pictures, docstrings, mathml):
     module.setup(app)
   return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -89,8 +89,8 @@ class RungDiff(Directive):
 
   def made(self, text: str) -> list[nodes.Node]:
     """The unified diff."""
-    found = sources.diff(text)
-    return [nodes.literal_block(found, found, language="diff")]
+    found, language = sources.diff(text)
+    return [nodes.literal_block(found, found, language=language)]
 
 
 class RungSass(Directive):

@@ -1,6 +1,9 @@
 """Pictures: drawn by docs/figures before the build, light and dark."""
 
+from collections.abc import Iterator
 import importlib
+import pathlib
+import shutil
 from typing import Any, ClassVar
 
 from docutils import nodes
@@ -51,17 +54,30 @@ class Picture(directives.Directive):
 
 
 def draw(app: Any) -> None:
-  """Draws all pictures."""
-  del app
-  FOLDER.mkdir(parents=True, exist_ok=True)
-  if not (lookup.ROOT / "docs" / "figures").exists():  # Until it is merged.
+  """Draws all pictures, unless what they are drawn from is older."""
+  if not app.config.draw_pictures:
+    return
+  drawn = [path.stat().st_mtime for path in FOLDER.glob("*.svg")]
+  if drawn and min(drawn) > max(x.stat().st_mtime for x in _drawn_from()):
     return
   figures = importlib.import_module("docs.figures")
+  shutil.rmtree(FOLDER, ignore_errors=True)
+  FOLDER.mkdir(parents=True)
   _LOGGER.info("drawing pictures into %s", FOLDER.relative_to(lookup.ROOT))
   figures.draw_all(FOLDER)
 
 
+def _drawn_from() -> Iterator[pathlib.Path]:
+  """The code and the rows that pictures may show, and their folders."""
+  for folder in ("docs/figures", "pallas_gemm", "experiments"):
+    for path in (lookup.ROOT / folder).rglob("*"):
+      if path.suffix in (".py", ".jsonl"):
+        yield path
+        yield path.parent
+
+
 def setup(app: Any) -> None:
   """Adds the directive, and the drawing before a build."""
+  app.add_config_value("draw_pictures", True, "")
   app.add_directive("picture", Picture)
   app.connect("builder-inited", draw)

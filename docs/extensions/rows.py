@@ -37,7 +37,7 @@ def row(text: str) -> str:
   file, field, *rest = _split(text)
   given = dict(word.split("=", 1) for word in rest)
   options = {name: given.pop(name) for name in _OPTIONS if name in given}
-  everything = _read(file)
+  everything = read(file)
   if "commit" not in given and all(
     name in x for x in everything for name in rows_lib.FIELDS
   ):
@@ -75,7 +75,12 @@ def _split(text: str) -> list[str]:
 
 
 @functools.cache
-def _read(file: str) -> tuple[dict[str, Any], ...]:
+def read(file: str) -> tuple[dict[str, Any], ...]:
+  """The rows of a file of results, named without its ending.
+
+  Raises:
+    UnknownError: there is no such file.
+  """
   path = rows_lib.RESULTS / f"{file}.jsonl"
   if not path.exists():
     there = sorted(

@@ -20,7 +20,7 @@ def card(label: str) -> str:
   ]
   mine = [row for x, _, row in timed if x is one]
   parts = [_times(timed), _resources(timed), _config(one, mine[0])]
-  parts += [_published(one), *map(tables.provenance_line, ([x] for x in mine))]
+  parts += [_published(one), tables.provenance_line(mine)]
   return "\n\n".join(part for part in parts if part)
 
 

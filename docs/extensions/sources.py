@@ -46,10 +46,11 @@ def excerpt(text: str) -> Excerpt:
   return Excerpt(code, first, path.relative_to(lookup.ROOT).as_posix())
 
 
-def diff(text: str) -> str:
-  """What a rung changes: "6" of the one before, "7,8a" of the one named.
+def diff(text: str) -> tuple[str, str]:
+  """What a rung changes, and the language that this is written in.
 
-  Of the first rung, which has none before, all is new.
+  "6" is what rung 6 changes of the one before, "7,8a" of the one named. Of the
+  first rung, which has none before, it is its code.
 
   Raises:
     UnknownError: there is no such rung.
@@ -60,8 +61,8 @@ def diff(text: str) -> str:
     raise lookup.UnknownError(f"want a rung, or two as in 6,7; got {text!r}")
   before = older[0] if older else results.before(newer)
   if before is not None:
-    return code_diff.diff(before, newer)
-  return "\n".join(f"+{line}" for line in code_diff.code(newer))
+    return code_diff.diff(before, newer), "diff"
+  return "\n".join(code_diff.code(newer)), "python"
 
 
 def sass(text: str) -> tuple[str, str]:
@@ -91,11 +92,12 @@ def sass(text: str) -> tuple[str, str]:
 def _span(tree: ast.Module, name: str, path: pathlib.Path) -> tuple[int, int]:
   """First and last line of what a name stands for."""
   everything = list(_definitions(tree))
-  found = [
-    node
-    for known, node in everything
-    if known == name or known.endswith("." + name)
-  ]
+  *around, last = name.split(".")
+  found = []
+  for known, node in everything:
+    *outer, inner = known.split(".")
+    if inner == last and set(around) <= set(outer):
+      found.append(node)
   if len(found) != 1:
     names = lookup.listed(known for known, _ in everything)
     raise lookup.UnknownError(

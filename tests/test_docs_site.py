@@ -1,0 +1,320 @@
+"""The site's pages: their parts, their numbers, their commands, their roles.
+
+None of this needs Sphinx. What does is in test_docs_build.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from docs.extensions import (
+  arithmetic,
+  lookup,
+  numbers,
+  page_tables,
+  rows,
+  rung_tables,
+  sources,
+)
+import pallas_gemm
+from pallas_gemm import ladder
+from tests.support import pages
+
+RUNGS = {f"{rung.module.rsplit('.k', 1)[1]}.md": rung for rung in ladder.LADDER}
+RUNG_PAGES = sorted(pages.DOCS.glob("rungs/[01]*.md"))
+PARTS = (
+  "What binds the rung before",
+  "The idea",
+  "Grid and BlockSpecs",
+  "What changes",
+  "The code",
+  "Traffic by hand",
+  "Measured",
+  "In the machine code",
+  "Published ladders",
+  "Exercises",
+)
+# The directives of a rung's page, each with the part that it stands in.
+DIRECTIVES = {
+  "picture": "The idea",
+  "rung-grid": "Grid and BlockSpecs",
+  "rung-diff": "What changes",
+  "rung-code": "The code",
+  "code-cell": "Traffic by hand",
+  "rung-traffic": "Traffic by hand",
+  "rung-card": "Measured",
+  "rung-counters": "Measured",
+}
+# Without any numbers of ours.
+UNMEASURED = {"api.md", "changelog.md", "contributing.md"}
+NUMBER = re.compile(
+  r"\d[\d.,]*(?:\s?(?:ms|us|µs|ns|[TGM]?FLOP/s|[TGM]B/s)\b|\s?%"
+  # A factor; the sizes of a tile have a number or a letter after the x.
+  r"|\s?[x×](?![\w×])(?!\s*(?:\d|[A-Z]+\b)))"
+)
+COMMANDS = sorted(
+  {
+    command
+    for page in pages.PAGES
+    for command, runs in pages.console(page.read_text())
+    if runs and not re.match(r"(?:make|pip|uv|git|cd)\b", command)
+  }
+)
+
+
+def name_of(path):
+  return path.relative_to(pages.DOCS).as_posix()
+
+
+def test_every_rung_has_a_page():
+  assert [page.name for page in RUNG_PAGES] == sorted(RUNGS)
+
+
+@pytest.mark.parametrize("page", RUNG_PAGES, ids=name_of)
+def test_a_rungs_page_has_its_parts(page):
+  text, rung = page.read_text(), RUNGS[page.name]
+  assert pages.headings(text, 1) == [f"Rung {rung.number}: {rung.name}"]
+  assert pages.headings(text) == list(PARTS)
+  for directive, part in DIRECTIVES.items():
+    assert f"{{{directive}}}" in pages.section(text, part), directive
+
+
+@pytest.mark.parametrize("page", RUNG_PAGES, ids=name_of)
+def test_a_rungs_page_has_two_exercises_with_answers(page):
+  text = pages.section(page.read_text(), "Exercises")
+  assert len(re.findall(r"\{dropdown\} Answer", text)) == 2
+
+
+@pytest.mark.parametrize("page", RUNG_PAGES, ids=name_of)
+def test_a_rungs_directives_are_about_it(page):
+  number = RUNGS[page.name].number
+  found = re.findall(r"\{rung-(?:card|grid|traffic)\} *(\w+)", page.read_text())
+  assert found
+  assert {int(re.sub(r"\D", "", label)) for label in found} == {number}
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=name_of)
+def test_no_measured_number_is_typed(page):
+  if name_of(page) not in UNMEASURED:
+    text = pages.prose(page.read_text())
+    found = [line.strip() for line in text.splitlines() if NUMBER.search(line)]
+    assert not found
+
+
+@pytest.mark.parametrize(
+  "typed",
+  ["3.46 ms", "172us", "39.7 TFLOP/s", "1,987 GFLOP/s", "4.8 TB/s", "59.3 %",
+   "59%", "1.05x", "10.6 × faster", "1.05 x jnp.dot"],
+)  # fmt: skip
+def test_a_typed_number_is_found(typed):
+  text = f"# Title\n\nIt takes {typed} of that.\n"
+  assert NUMBER.search(pages.prose(text))
+
+
+@pytest.mark.parametrize(
+  "text",
+  ["8 x 8 results", "128x256", "2 x TN", "16³ in 4 × 4 blocks", "32 lanes",
+   "{rung}`6 time`", "`3 ms`", "```python\nx = 3 % 2\n```",
+   "```{code-block} text\n3 ms\n```"],
+)  # fmt: skip
+def test_other_numbers_may_be_typed(text):
+  assert not NUMBER.search(pages.prose(f"# Title\n\n{text}\n"))
+
+
+def test_captions_and_dropdowns_are_prose():
+  fenced = "````{dropdown} Answer\n```{picture} x\n:alt: y\n3 ms\n```\n````\n"
+  assert pages.prose(fenced).strip() == "3 ms"
+  assert "3 ms" in pages.prose(":::{dropdown} Answer\n3 ms\n:::\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_a_page_runs(command):
+  bin_ = os.path.dirname(sys.executable)
+  done = subprocess.run(
+    ["bash", "-c", command],
+    cwd=pages.ROOT,
+    env=os.environ
+    | {
+      "PATH": os.pathsep.join([bin_, os.environ["PATH"]]),
+      "JAX_PLATFORMS": "cpu",
+      "PJRT_NPROC": "32",
+    },
+    stdin=subprocess.DEVNULL,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_which_commands_run():
+  text = (
+    "```console\n$ python -m a \\\n    --b\nprinted\n```\n"
+    "```{code-block} console\n:class: gpu\n$ python -m c\n```\n"
+  )
+  assert list(pages.console(text)) == [
+    ("python -m a --b", True),
+    ("python -m c", False),
+  ]
+
+
+@pytest.mark.parametrize("name", pallas_gemm.__all__)
+def test_every_public_name_is_in_the_reference(name):
+  text = (pages.DOCS / "api.md").read_text()
+  assert re.search(
+    rf"^\.\. auto(?:function|class):: (?:pallas_gemm\.)?{name}$", text, re.M
+  )
+
+
+# What roles print, and what they say of what is not there.
+
+
+@pytest.mark.parametrize(
+  "role, text, printed",
+  [
+    (numbers.rung, "6 tflops", r"\d+\.\d TFLOP/s"),
+    (numbers.rung, "6 time", r"\d\.\d\d ms"),
+    (numbers.rung, "6 peak", r"\d\d\.\d %"),
+    (numbers.rung, "6 jnp", r"0\.\d{3}x"),
+    (numbers.rung, "6 before", r"1\.\d{3}x"),
+    (numbers.rung, "6 first", r"\d+\.\dx"),
+    (numbers.rung, "12 jnp 4096x8192x4096", r"[01]\.\d{3}x"),
+    (numbers.rung, "8a tflops h100", r"\d+\.\d TFLOP/s"),
+    (numbers.rung, "6 time 512x512x512", r"\d+\.\d us"),
+    (numbers.rung, "jnp.dot HIGHEST time", r"\d\.\d\d ms"),
+    (numbers.rung, "6 registers", r"\d+"),
+    (numbers.counter, "6 dram_read_bytes", r"\d+ MB"),
+    (numbers.counter, "6 issue_active_percent", r"\d+\.\d %"),
+    (numbers.counter, "6 duration_ms", r"\d\.\d\d ms"),
+    (numbers.counter, "6 long_scoreboard", r"[\d.]+"),
+    (numbers.counter, "6 instructions h100", r"[\d.]+ G"),
+    (numbers.counter, "6 limit", r"registers"),
+    (numbers.model, "6 global_read_bytes", r"6\.44 GB"),
+    (numbers.model, "3 intensity", r"8 FLOP/byte"),
+    (numbers.model, "6 binds", r"compute"),
+    (numbers.model, "6 floor h100", r"[\d.]+ ms"),
+    (numbers.model, "6 blocks 128x256x64", r"4"),
+    (numbers.published_figure, "Boehm 6", r"18,237 GFLOP/s"),
+    (numbers.published_figure, "boehm cublas", r"23,250 GFLOP/s"),
+    (numbers.published_figure, "Boehm 6 x", r"0\.784x"),
+    (numbers.published_figure, "fast.cu two consumers", r"610 TFLOP/s"),
+    (numbers.published_figure, "tilus stages", r"75\.6 % of cuBLAS"),
+    (numbers.gpu, "h200 sms", r"132"),
+    (numbers.gpu, "h100 l2", r"50 MiB"),
+    (numbers.gpu, "rtx 3090 fp32", r"35\.6 TFLOP/s"),
+    (numbers.gpu, "h200 ridge_fp32", r"14 FLOP/byte"),
+    (arithmetic.calc, "2 * 4096**3 / 1e9 .1f", r"137\.4"),
+    (arithmetic.calc, "-(4096 // 64) * 2", r"-128"),
+    (arithmetic.calc, "4096 * 4096", r"16,777,216"),
+  ],
+)
+def test_what_roles_print(role, text, printed):
+  assert re.fullmatch(printed, role(text))
+
+
+@pytest.mark.parametrize(
+  "role, text, said",
+  [
+    (numbers.rung, "13 tflops", "12 cluster_multicast"),
+    (numbers.rung, "6 speed", "time, tflops, peak"),
+    (numbers.rung, "6 tflops 100x100x100", "there is 4096x4096x4096"),
+    (numbers.rung, "1 before", "no 'before'"),
+    (numbers.rung, "cublas time", "no kernel 'cublas'; there is"),
+    (numbers.rung, "6", "want a rung and a key"),
+    (numbers.counter, "6 bytes", "dram_read_bytes"),
+    (numbers.counter, "6 dram_read_bytes 8192x8192x8192", "counters are of"),
+    (numbers.model, "6 bytes", "global_load_bytes"),
+    (numbers.published_figure, "cutlass 6", "S. Boehm, L. Mao"),
+    (numbers.published_figure, "Boehm 12", "naive, coalesced"),
+    (numbers.published_figure, "six-step 6 x", "gives no cuBLAS"),
+    (numbers.gpu, "h300 sms", "NVIDIA H200"),
+    (numbers.gpu, "h200 price", "sms, lanes"),
+    (arithmetic.calc, "__import__('os')", "want numbers"),
+    (arithmetic.calc, "1 / 0", "can't compute"),
+    (arithmetic.calc, "m * n", "want numbers"),
+    (rung_tables.card, "13", "12 cluster_multicast"),
+    (sources.excerpt, "6 kernels", "there is DEFAULT, grid, specs"),
+    (sources.excerpt, "13 kernel", "12 cluster_multicast"),
+    (sources.diff, "6,7,8", "want a rung, or two"),
+    (sources.sass, "6 nothing_like_it", "0 files docs/sass/06_*.txt"),
+    (page_tables.ladder, "1x1x1", "4096x4096x4096 float32"),
+    (page_tables.ops, "sparse", "dense, ragged"),
+  ],
+)
+def test_roles_say_what_there_is(role, text, said):
+  with pytest.raises(lookup.UnknownError, match=re.escape(said)):
+    role(text)
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+  """Rows of a file gpu/some.jsonl."""
+  folder = tmp_path / "gpu"
+  folder.mkdir()
+  (folder / "some.jsonl").write_text(
+    '{"level": "l1", "ns": 20.5, "size": 1, "inner": {"a.b": {"us": 1.25}}}\n'
+    '{"level": "l2", "ns": 150, "size": 1, "commit": "abcdef"}\n'
+    '{"level": "l2", "ns": 600.0, "size": 2, "commit": "abcdef"}\n'
+  )
+  monkeypatch.setattr(rows.rows_lib, "RESULTS", tmp_path)
+  rows.read.cache_clear()
+  yield
+  rows.read.cache_clear()
+
+
+@pytest.mark.parametrize(
+  "text, printed",
+  [
+    ("gpu/some ns level=l1", "20.5 ns"),
+    ("gpu/some ns level=l2 size=1", "150 ns"),
+    ("gpu/some ns commit=abc size=2", "600 ns"),
+    ("gpu/some ns level=l1 format=.2f unit=ns", "20.50 ns"),
+    ("gpu/some ns level=l1 scale=1e-3 format=.3g unit=us", "0.0205 us"),
+    ("gpu/some ns level=l2 reduce=geomean", "300 ns"),
+    ("gpu/some ns reduce=count", "3"),
+    ("gpu/some ns level=l2 reduce=max unit=x", "600x"),
+    ("gpu/some inner.a.b.us level=l1", "1.25 us"),
+    ("gpu/some level ns=20.5", "l1"),
+  ],
+)
+def test_a_field_of_a_row(results, text, printed):
+  assert rows.row(text) == printed
+
+
+@pytest.mark.parametrize(
+  "text, said",
+  [
+    ("gpu/none ns", "no file 'gpu/none'; there is gpu/some"),
+    ("gpu/some ns level=l3", "none of the 3 rows of gpu/some has"),
+    ("gpu/some ms level=l1", "no field 'ms' in rows of gpu/some; there is"),
+    ("gpu/some ns level=l2", "2 rows of gpu/some have"),
+    ("gpu/some ns level=l2", "size (1, 2)"),
+    ("gpu/some ns level=l2 reduce=mode", "geomean, median"),
+    ("gpu/some ns level", "want a file, a field and conditions"),
+    ("gpu/some", "want a file, a field and conditions"),
+  ],
+)
+def test_a_field_that_is_not_there(results, text, said):
+  with pytest.raises(lookup.UnknownError, match=re.escape(said)):
+    rows.row(text)
+
+
+def test_code_of_a_rung():
+  found = sources.excerpt("6 kernel.slab")
+  path = pages.ROOT / found.file
+  lines = path.read_text().splitlines()
+  assert path.name == "k06_vectorized.py"
+  assert lines[found.first - 1].strip() == found.text.splitlines()[0]
+  assert found.text.startswith("def slab(k, acc):\n  a_tile = ")
+
+
+@pytest.mark.parametrize("rung", ladder.with_variants(), ids=lambda x: x.label)
+def test_tables_of_every_rung(rung):
+  tables = (rung_tables.card, rung_tables.grid, rung_tables.traffic)
+  for table in (*tables, rung_tables.counters):
+    assert "| --: |" in table(rung.label)
+  assert sources.diff(rung.label)[0]
+  assert sources.excerpt(rung.label).text
