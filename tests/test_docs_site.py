@@ -119,8 +119,8 @@ def test_a_typed_number_is_found(typed):
 
 @pytest.mark.parametrize(
   "text",
-  ["8 x 8 results", "128x256", "2 x TN", "16³ in 4 × 4 blocks", "32 × warp", "32 lanes",
-   "{rung}`6 time`", "`3 ms`", "```python\nx = 3 % 2\n```",
+  ["8 x 8 results", "128x256", "2 x TN", "16³ in 4 × 4 blocks", "32 × warp",
+   "32 lanes", "{rung}`6 time`", "`3 ms`", "```python\nx = 3 % 2\n```",
    "```{code-block} text\n3 ms\n```"],
 )  # fmt: skip
 def test_other_numbers_may_be_typed(text):
@@ -303,6 +303,13 @@ def test_a_field_of_a_row(results, text, printed):
 def test_a_field_that_is_not_there(results, text, said):
   with pytest.raises(lookup.UnknownError, match=re.escape(said)):
     rows.row(text)
+
+
+def test_the_last_row_of_a_kernel_counts():
+  text = "nvidia_h200/counters number kernel=vectorized"
+  assert rows.row(text) == "6"
+  with pytest.raises(lookup.UnknownError, match="none of"):
+    rows.row(f"{text} commit=0000000")
 
 
 def test_code_of_a_rung():

@@ -20,6 +20,8 @@ _REDUCERS = {
   "sum": sum,
   "count": len,
 }
+# Experiments whose rows are told apart by kernel and problem.
+_REPEATED = ("counters", "dense", "ladder", "ragged", "sweep")
 _OPTIONS = ("format", "unit", "scale", "reduce")
 SHOWN = 5
 
@@ -38,9 +40,7 @@ def row(text: str) -> str:
   given = dict(word.split("=", 1) for word in rest)
   options = {name: given.pop(name) for name in _OPTIONS if name in given}
   everything = read(file)
-  if "commit" not in given and all(
-    name in x for x in everything for name in rows_lib.FIELDS
-  ):
+  if "commit" not in given and all(map(_is_repeated, everything)):
     everything = tuple(rows_lib.latest(everything))
   found = [x for x in everything if _matches(x, given)]
   if not found:
@@ -63,6 +63,11 @@ def row(text: str) -> str:
       f" {_differences(found)}"
     )
   return _shown(field, values[0], options)
+
+
+def _is_repeated(one: Mapping[str, Any]) -> bool:
+  """Whether a row replaces an earlier one of its kernel and problem."""
+  return one.get("experiment") in _REPEATED
 
 
 def _split(text: str) -> list[str]:
