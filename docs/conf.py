@@ -74,6 +74,9 @@ copybutton_prompt_is_regexp = False
 copybutton_exclude = ".linenos, .gp, .go"
 
 html_theme = "furo"
+# Styles in which a diff is red and green.
+pygments_style = "tango"
+pygments_dark_style = "monokai"
 html_title = "pallas_gemm"
 html_math_renderer = "mathml"
 html_static_path = ["_static"]

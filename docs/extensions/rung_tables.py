@@ -120,7 +120,9 @@ def grid(label: str) -> str:
     parts.append(f"Started: {started}, which take (i, j) in turn.")
   header, *cells = specs
   header = ("BlockSpec", *header[1:])
-  cells = [(name, block, f"`{at}`", *rest) for name, block, at, *rest in cells]
+  cells = [
+    (name, f"`{block}`", f"`{at}`", *rest) for name, block, at, *rest in cells
+  ]
   parts.append(tables.markdown(header, cells, ["bytes"]))
   return "\n\n".join(parts)
 

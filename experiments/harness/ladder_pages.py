@@ -16,8 +16,6 @@ from pallas_gemm.ladder import contract, traffic
 
 EXPERIMENT = "ladder"
 SWEEP = "sweep"
-# The problems of the tables; the others are of the sweep, or somebody's own.
-OWN = suites.suite("ladder") + suites.suite("large")
 
 
 def print_table(
@@ -183,19 +181,25 @@ def update_readme(
     pictures = [first / "ladder.png", first / "roofline.png"]
     report.update_readme(console, EXPERIMENT, text, pictures)
   else:
-    sizes = ", ".join(map(str, OWN))
+    sizes = ", ".join(map(str, own_problems()))
     console.line(f"no table of the ladder: none of its rows is of {sizes}")
   report.update_readme(console, "published", tables.published_markdown(), ())
+
+
+def own_problems() -> tuple[suites.Shape, ...]:
+  """The shapes of the tables; others are of the sweep, or somebody's own."""
+  return suites.suite("ladder") + suites.suite("large")
 
 
 def own_rows(
   devices: Iterable[Device],
 ) -> dict[pathlib.Path, list[dict[str, Any]]]:
   """Rows of the ladder's own problems by folder, of devices that have some."""
+  own = own_problems()
   return {
     device.folder: rows
     for device in devices
-    if (rows := [x for x in device.ladder if (x["m"], x["n"], x["k"]) in OWN])
+    if (rows := [x for x in device.ladder if (x["m"], x["n"], x["k"]) in own])
   }
 
 
