@@ -175,29 +175,3 @@ def test_using_a_rung_as_the_readme_says():
 def test_the_ops_as_the_readme_says(told_by):
   (block,) = (b for b in _blocks("python") if told_by in b)
   exec(block, {})
-
-
-# Bazel: each program and each test has its target, and no other has.
-
-
-def test_every_test_has_a_target():
-  build = (ROOT / "tests/BUILD").read_text()
-  targets = re.findall(r'py_test\(\n    name = "(\w+)"', build)
-  assert targets == sorted(p.stem for p in (ROOT / "tests").glob("test_*.py"))
-
-
-def test_every_program_has_a_target():
-  build = (ROOT / "experiments/BUILD").read_text()
-  targets = re.findall(r'py_binary\(\n    name = "(\w+)"', build)
-  programs = (
-    p.stem
-    for p in (ROOT / "experiments").glob("*.py")
-    if "__main__" in p.read_text()
-  )
-  assert targets == sorted(programs)
-
-
-def test_every_package_has_a_build_file():
-  for folder in ("docs", "pallas_gemm", "experiments", "tests"):
-    for init in (ROOT / folder).rglob("__init__.py"):
-      assert (init.parent / "BUILD").exists(), init.parent
