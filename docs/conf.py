@@ -8,15 +8,13 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / "docs" / "_build"
 
-# For this process and for the cells of pages: the checkout is importable,
-# kernels are interpreted on the CPU, and their threads, which wait for each
-# other, are not limited to the number of cores.
+# For this process and for the cells of pages: the checkout is importable, and
+# kernels are interpreted on the CPU.
 sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = os.pathsep.join(
   filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ.setdefault("PJRT_NPROC", "32")
 
 
 def _sources_digest() -> str:
