@@ -5,6 +5,7 @@ backquotes, **bold** words and the sections of Google's style mean something.
 """
 
 import re
+import sys
 from typing import Any
 
 # What keeps its meaning: code, bold and slanted words, the star of a list or
@@ -14,6 +15,8 @@ _KEPT = re.compile(
   r"|\*\*[^*\s][^*]*\*\*|(?<!\w)\*[A-Za-z][\w -]*\w\*(?![\w*])"
   r"|^\s*\*+\s|^\s*\*+\w+:)"
 )
+# A default that is a constant of its module.
+_CONSTANT = re.compile(r"(?<==)_[A-Z_]+\b")
 
 
 def escaped(lines: list[str]) -> list[str]:
@@ -46,11 +49,23 @@ def _line(line: str) -> str:
 
 
 def setup(app: Any) -> None:
-  """Has docstrings escaped before napoleon reads their sections."""
+  """Has docstrings escaped before napoleon reads their sections.
 
-  def process(app, what, name, thing, options, lines: list[str]) -> None:
+  In signatures, private constants are replaced by their values.
+  """
+
+  def escape(app, what, name, thing, options, lines: list[str]) -> None:
     del app, what, name, thing, options
     lines[:] = escaped(lines)
 
+  def put_values(app, what, name, thing, options, signature, returns):
+    del app, what, name, options
+    if not signature or not _CONSTANT.search(signature):
+      return None
+    module = sys.modules[thing.__module__]
+    values = _CONSTANT.sub(lambda x: repr(getattr(module, x[0])), signature)
+    return values, returns
+
   app.setup_extension("sphinx.ext.autodoc")
-  app.connect("autodoc-process-docstring", process, priority=400)
+  app.connect("autodoc-process-docstring", escape, priority=400)
+  app.connect("autodoc-process-signature", put_values)
