@@ -392,18 +392,18 @@ _anywhere: set[str] = set()
 
 
 def allow_ragged_copies(anywhere: str | None = None) -> None:
-  """Lets TMA copy one piece at a time from matrices of any height and width.
+  """Lets TMA copy one swizzle atom at a time from matrices of any shape.
 
-  Mosaic GPU describes a matrix to TMA as a grid of swizzled pieces (8 rows of
+  Mosaic GPU describes a matrix to TMA as a grid of swizzle atoms (8 rows of
   up to 128 bytes). It refuses a matrix that is not a whole number of them, and
-  a copy that does not start with a piece is wrong: what is past the end of the
-  piece comes as zeros. A copy that is one piece wide needs no such grid: its
+  a copy that does not start with an atom is wrong: what is past the end of the
+  atom comes as zeros. A copy that is one atom wide needs no such grid: its
   rows lie one after the other in shared memory either way, and then TMA takes
   any row of any matrix whose row stride is a multiple of 16 bytes. Other
   kernels' copies that Mosaic GPU takes by itself are left as they are.
 
   Args:
-    anywhere: name of a kernel whose copies, if one piece wide, may start at
+    anywhere: name of a kernel whose copies, if one atom wide, may start at
       any row and column.
   """
   if anywhere is not None:
@@ -415,7 +415,7 @@ def anywhere(index: jax.Array) -> jax.Array:
   """A row or column that a copy starts at, if `allow_ragged_copies` lets it.
 
   Mosaic GPU infers from the indices of copies which layouts shared memory can
-  have, and wants to be told that they are multiples of a piece. This tells it
+  have, and wants to be told that they are multiples of an atom. This tells it
   so, of an index that may be any. Nothing else reads it, and the copies that
   start there are described to TMA row by row.
   """
@@ -437,7 +437,7 @@ def _patch_async_copy() -> None:
     wanted = _is_ragged(gmem, transforms) or (
       len(transforms) == 1 and _kernel_name(self) in _anywhere
     )
-    if wanted and _is_one_piece_wide(smem):
+    if wanted and _is_one_atom_wide(smem):
       smem, transforms = _mgpu_utils.memref_fold(smem, 0, 3), ()
     src_ref, dst_ref = (gmem, smem) if into_smem else (smem, gmem)
     return original(
@@ -456,7 +456,7 @@ def _kernel_name(context) -> str:
 
 
 def _is_ragged(gmem, transforms) -> bool:
-  """Whether Mosaic GPU would refuse the matrix: not a whole grid of pieces."""
+  """Whether Mosaic GPU would refuse the matrix: not a whole grid of atoms."""
   if len(transforms) != 1:
     return False
   tiling = getattr(transforms[0], "tiling", ())
@@ -466,7 +466,7 @@ def _is_ragged(gmem, transforms) -> bool:
   )
 
 
-def _is_one_piece_wide(smem) -> bool:
+def _is_one_atom_wide(smem) -> bool:
   shape = tuple(ir.MemRefType(smem.type).shape)
   return len(shape) == 4 and shape[1] == 1
 

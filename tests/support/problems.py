@@ -96,7 +96,7 @@ _SMALL_TENSOR_CORE = (
   TensorCoreConfig(64, 64, 64),
   TensorCoreConfig(64, 64, 64, stages=2),
   TensorCoreConfig(64, 64, 32),
-  # Two consumers that split rows, the ring as short as can be, two pieces
+  # Two consumers that split rows, the ring as short as can be, two subtiles
   # of the epilogue.
   TensorCoreConfig(128, 64, 64, stages=2, consumers=2, epilogue_n=32),
   # Three stages, so that ring and k-steps go out of step.
