@@ -618,8 +618,8 @@ def test_nan_stays_in_its_row_and_column(split_k):
   out = np.asarray(out[0], np.float32)
   assert np.isnan(out[66]).all()
   assert not np.isfinite(out[:, 61]).any()
-  rest = np.delete(np.delete(out, 66, axis=0), 61, axis=1)
-  assert np.isfinite(rest).all()
+  others = np.delete(np.delete(out, 66, axis=0), 61, axis=1)
+  assert np.isfinite(others).all()
 
 
 def test_the_config_does_not_change_the_bits():

@@ -123,8 +123,8 @@ def test_result_does_not_depend_on_the_schedule(two_sms):
   """Each sum is accumulated in the order of k, whoever computes it."""
   shape = (129, 130, 200)
   configs = (ROWS, COLUMNS, changed(ROWS, cluster_m=2), ONE)
-  first, *rest = (gemm(RUNGS[3], shape, config) for config in configs)
-  for out in rest:
+  first, *others = (gemm(RUNGS[3], shape, config) for config in configs)
+  for out in others:
     np.testing.assert_array_equal(problems.bits(first), problems.bits(out))
 
 

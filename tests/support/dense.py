@@ -79,15 +79,15 @@ def assert_right(
   p = problem
   assert all(out.dtype == p.out_dtype for out in outs)
   a = jnp.swapaxes(x["a"], 1, 2) if p.transpose_a else x["a"]
-  b, *rest = (
+  b, *b_up = (
     jnp.swapaxes(x[name], 1, 2) if p.transpose_b else x[name]
     for name in ("b", "b_up")
     if name in x
   )
   if p.gated:
     out, *saved = outs
-    products.assert_gated(out, a, b, *rest, epilogue.activation)
-    for product, factor in zip(saved, (b, *rest)):
+    products.assert_gated(out, a, b, *b_up, epilogue.activation)
+    for product, factor in zip(saved, (b, *b_up)):
       products.assert_product(product, a, factor)
     return
   added: dict[str, Any] = {"alpha": epilogue.alpha, "beta": epilogue.beta}

@@ -85,7 +85,7 @@ def small_configs(
 
 
 def _clusters(rung: contract.Rung) -> tuple[tuple[int, int], ...]:
-  """The rung about clusters is tested with clusters, the rest without."""
+  """The rung about clusters is tested with clusters, the others without."""
   if rung.name == "cluster_multicast":
     return ((2, 1), (1, 2))
   return ((1, 1),)
