@@ -22,7 +22,7 @@ PRIMITIVES = frozenset(
 )
 
 # What an activation is traced with.
-_PIECE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+_SUBTILE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 _LOG2_E = math.log2(math.e)
 # See `_reciprocal`: the guess, and what makes the largest error least.
 _NEGATED_EXPONENT = 0x7EF33400
@@ -83,11 +83,11 @@ def _replacements(activation, problem: Problem) -> dict[str, Any]:
 
 
 def _primitives(activation) -> set[str]:
-  return compat.primitives_of(activation, _PIECE)
+  return compat.primitives_of(activation, _SUBTILE)
 
 
 def _traced(activation) -> str:
-  return str(jax.make_jaxpr(activation)(_PIECE))
+  return str(jax.make_jaxpr(activation)(_SUBTILE))
 
 
 def is_approximate(activation, problem: Problem) -> bool:

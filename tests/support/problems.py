@@ -14,7 +14,7 @@ SimtConfig = contract.SimtConfig
 TensorCoreConfig = contract.TensorCoreConfig
 
 # Small enough to be interpreted, none a multiple of a tile.
-SMALL_SHAPES = suites.suite("tails") + suites.suite("primes")[1:-1]
+SMALL_SHAPES = suites.suite("edges") + suites.suite("primes")[1:-1]
 # No dimension fits any tile, and each is more than one.
 ODD = suites.Shape(129, 257, 65)
 # The same to the first rungs, whose blocks are small: the interpreter needs a
