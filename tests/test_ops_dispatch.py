@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from pallas_gemm import hardware, tuning
-from pallas_gemm.ops import implementations, invariance, report
+from pallas_gemm import hardware, report, tuning
+from pallas_gemm.ops import implementations, invariance
 from tests.support import products
 from tests.support.products import normal
 

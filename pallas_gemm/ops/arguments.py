@@ -14,8 +14,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm import numerics
-from pallas_gemm.ops import report
+from pallas_gemm import numerics, report
 from pallas_gemm.ops.implementations import IMPLEMENTATIONS
 
 _PRECISIONS = lax.Precision | lax.DotAlgorithmPreset | lax.DotAlgorithm

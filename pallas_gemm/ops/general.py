@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 
-from pallas_gemm import compat, numerics, tuning
-from pallas_gemm.ops import arguments, implementations, report, row_groups
+from pallas_gemm import compat, numerics, report, tuning
+from pallas_gemm.ops import arguments, implementations, row_groups
 from pallas_gemm.ops.grouped import reference as type_of_groups
 from pallas_gemm.ops.implementations import Target
 from pallas_gemm.ops.invariance import is_batch_invariant

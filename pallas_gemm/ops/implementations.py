@@ -13,8 +13,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from pallas_gemm import hardware, tuning
-from pallas_gemm.ops import folding, report
+from pallas_gemm import hardware, report, tuning
+from pallas_gemm.ops import folding
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.spec import Operands, Spec
 

@@ -26,8 +26,8 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import numpy as np
 
-from pallas_gemm import compat, hardware
-from pallas_gemm.ops import folding, implementations, report
+from pallas_gemm import compat, hardware, report
+from pallas_gemm.ops import folding, implementations
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.implementations import Target
 from pallas_gemm.ops.spec import Operands, Spec

@@ -376,7 +376,7 @@ def _left_to_xla(key: str, mode: Mode, arm: Arm) -> None:
 
 def _forget_warnings() -> None:
   """Messages that are logged once are logged again."""
-  from pallas_gemm.ops import report
+  from pallas_gemm import report
 
   report.reset()
 
