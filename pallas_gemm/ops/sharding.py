@@ -271,8 +271,8 @@ def _added_up(z: jax.Array, out: str, plan: Plan) -> jax.Array:
 # Lowering.
 
 _INTERPRETED = (
-  "XLA can't partition an interpreted kernel; use Explicit mesh axes or"
-  " jax.shard_map"
+  "XLA can't partition an interpreted kernel, which runs on one device; leave"
+  " implementation to its default on a mesh of CPUs"
 )
 
 
