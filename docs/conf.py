@@ -82,6 +82,3 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_show_copyright = False
-
-# Until all pages are there.
-suppress_warnings = ["toc.not_readable", "ref.doc"]

@@ -26,6 +26,7 @@ from jax.experimental.mosaic.gpu import launch_context as _launch_context
 from jax.experimental.mosaic.gpu import utils as _mgpu_utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.extend import core
+from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
@@ -324,6 +325,29 @@ def with_mesh(ctx: Any) -> Any:
     context, device_assignment=devices, abstract_mesh=_mesh_of(ctx)
   )
   return ctx.replace(module_context=module.replace(axis_context=context))
+
+
+def lowered(
+  ctx: Any, run: Callable[..., Any], operands: Sequence[Any], typed: bool
+) -> Sequence[Any]:
+  """A function of arrays, in a lowering rule.
+
+  Args:
+    ctx: of the rule.
+    run: the function.
+    operands: what the rule got.
+    typed: shardings in the operands' types concern the function; else it is
+      traced for one device, even inside of a `jax.shard_map`.
+  """
+  inner = ctx
+  if not typed:
+    plain = [jax.core.ShapedArray(x.shape, x.dtype) for x in ctx.avals_in]
+    inner = ctx.replace(avals_in=plain)
+  outs = mlir.lower_fun(run)(inner, *operands)
+  # Of an interpreted kernel's effects.
+  if inner is not ctx and inner.tokens_out is not None:
+    ctx.set_tokens_out(inner.tokens_out)
+  return outs
 
 
 def require_devices(primitive: Any) -> None:

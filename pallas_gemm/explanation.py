@@ -7,9 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallas_gemm import compat
-from pallas_gemm.ops import report
-from pallas_gemm.ops.report import Ran
+from pallas_gemm import compat, report
+from pallas_gemm.report import Ran
 
 
 @dataclasses.dataclass(frozen=True)

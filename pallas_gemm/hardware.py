@@ -341,6 +341,15 @@ def assume(name: str):
     yield gpu
 
 
+def lowered_for(cuda: bool):
+  """Context: what is lowered for CUDA, or not, is traced for such a device."""
+  if cuda and not compat.targets_gpu():  # ahead of time, without a GPU
+    return assume(DEFAULT_NAME)
+  if not cuda and compat.targets_gpu():
+    return compat.one_device("cpu")
+  return compat.one_device()
+
+
 def _plain(name: str) -> str:
   words = str(name).lower().split()
   return " ".join(word for word in words if word not in ("nvidia", "geforce"))

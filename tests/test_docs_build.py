@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("sphinx", reason="needs Sphinx (the extra `docs`)")
 
-from docs.extensions import links
+from docs.extensions import links, lookup, pictures
 
 CONF = """
 extensions = ["myst_parser", "docs.extensions"]
@@ -68,23 +68,34 @@ def test_roles_and_directives(build):
   assert "compat.kernel" in html
 
 
-@pytest.mark.parametrize(
-  "text, said",
-  [
-    ("{rung}`6 speed`", "role rung, '6 speed': no figure 'speed'; there is"),
-    ("{rung}`13 time`", "role rung, '13 time': "),
-    ("{row}`a/b ms`", "role row, 'a/b ms': no file 'a/b'; there is"),
-    ("```{rung-card} 13\n```", "directive rung-card '13': "),
-    ("```{rung-code} 6 nothing\n```", "0 definitions of 'nothing'"),
-    ("```{picture} nothing\n:alt: x\n```", "directive picture 'nothing': "),
-    ("[x](#nowhere)", "nowhere"),
-  ],
-)
-def test_what_is_not_there_fails_the_build(build, text, said):
-  status, log, _ = build(f"# A page\n\nText.\n\n{text}\n")
+# What a page may have wrong, and what is said of it.
+WRONG = {
+  "{rung}`6 speed`": "role rung, '6 speed': no figure 'speed'; there is",
+  "{rung}`13 time`": "role rung, '13 time': ",
+  "{row}`a/b ms`": "role row, 'a/b ms': no file 'a/b'; there is",
+  "```{rung-card} 13\n```": "directive rung-card '13': ",
+  "```{rung-code} 6 nothing\n```": "0 definitions of 'nothing'",
+  "```{picture} nothing\n```": "directive picture 'nothing': want :alt:",
+  "[x](#nowhere)": "nowhere",
+}
+
+
+def test_what_is_not_there_fails_the_build(build):
+  text = "# A page\n\n" + "\n\n".join(WRONG) + "\n"
+  status, log, _ = build(text)
   assert status != 0
-  [line] = [line for line in log.splitlines() if said in line]
-  assert "index.md:5: " in line
+  for wrong, said in WRONG.items():
+    number = text[: text.index(wrong)].count("\n") + 1
+    [line] = [line for line in log.splitlines() if said in line]
+    assert f"index.md:{number}: " in line
+
+
+def test_a_picture_that_is_not_drawn(tmp_path, monkeypatch):
+  (tmp_path / "some-light.svg").touch()
+  monkeypatch.setattr(pictures, "FOLDER", tmp_path)
+  pictures.check("some")
+  with pytest.raises(lookup.UnknownError, match="'none'; there is some"):
+    pictures.check("none")
 
 
 @pytest.fixture

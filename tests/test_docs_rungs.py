@@ -16,7 +16,8 @@ def page(request):
 
 
 def cells(page):
-  return re.findall(r"(?ms)^```\{code-cell\} python\n(.*?)^```$", page)
+  found = re.findall(r"(?ms)^```\{code-cell\} python\n(.*?)^```$", page)
+  return [re.sub(r"(?m)^:.*$", "", cell) for cell in found]  # without options
 
 
 def answers(page):

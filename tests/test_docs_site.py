@@ -3,6 +3,7 @@
 None of this needs Sphinx. What does is in test_docs_build.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -131,6 +132,14 @@ def test_captions_and_dropdowns_are_prose():
   fenced = "````{dropdown} Answer\n```{picture} x\n:alt: y\n3 ms\n```\n````\n"
   assert pages.prose(fenced).strip() == "3 ms"
   assert "3 ms" in pages.prose(":::{dropdown} Answer\n3 ms\n:::\n")
+
+
+def test_the_notebook_holds_no_outputs():
+  cells = json.loads((pages.DOCS / "notebook.ipynb").read_text())["cells"]
+  code = [cell for cell in cells if cell["cell_type"] == "code"]
+  assert code
+  for cell in code:
+    assert (cell["outputs"], cell["execution_count"]) == ([], None)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

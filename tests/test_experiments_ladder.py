@@ -7,11 +7,20 @@ import subprocess
 import sys
 import time
 
+from absl.testing import flagsaver
 import jax.numpy as jnp
 import pytest
 
 from experiments import ladder
-from experiments.harness import cli, contestants, rows, suites, tables, timing
+from experiments.harness import (
+  cli,
+  contestants,
+  report,
+  rows,
+  suites,
+  tables,
+  timing,
+)
 from pallas_gemm import compat, hardware
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract
@@ -307,7 +316,8 @@ def results(monkeypatch, tmp_path):
       for m in (128, 256):
         swept = row | {"experiment": "sweep", **dict.fromkeys("mnk", m)}
         rows.append(place / "sweep.jsonl", swept)
-  (folder / "ladder.md").write_text(programs.readme("sweep"))
+  with open(tmp_path / "README.md", "a") as page:
+    page.write(programs.readme("sweep"))
   return folder
 
 
@@ -318,19 +328,23 @@ def test_pages_are_of_all_devices(run, results, tmp_path):
   assert text.index("| H200 time |") < text.index("| H100 time |")
   assert "![roofline](results/nvidia_h200/roofline.png)" not in text  # no bytes
   assert "![ladder](results/nvidia_h200/ladder.png)" in text
-  page = (results / "ladder.md").read_text()
-  assert page.index("### NVIDIA H200") < page.index("### NVIDIA H100 80GB HBM3")
-  assert "![sweep](nvidia_h100_80gb_hbm3/sweep.png)" in page
-  assert page.count("| # | kernel | 128 | 256 |") == 2 * 4
+  assert text.index("### NVIDIA H200") < text.index("### NVIDIA H100 80GB HBM3")
+  assert "![sweep](results/nvidia_h100_80gb_hbm3/sweep.png)" in text
+  assert text.count("| # | kernel | 128 | 256 |") == 2 * 4
   assert out.count("sweep.png") == 2
   _, out = run("--output_dir=", "--update_readme", "--noplot")
   assert out.count("nothing new for") == 4
 
 
-def test_a_page_that_is_not_there_is_an_error(run, results):
-  (results / "ladder.md").unlink()
-  with pytest.raises(cli.FlagError, match="want one line <!-- sweep:begin -->"):
-    run("--output_dir=", "--update_readme", "--noplot")
+def test_blocks_are_in_the_page_that_has_their_markers(results):
+  for name in ("ladder", "sweep"):
+    (results / f"{name}.md").write_text(programs.readme(name))
+  with flagsaver.flagsaver(readme=None):
+    assert report.page_of("sweep") == results / "sweep.md"
+    assert report.page_of("ladder") == results / "ladder.md"
+    assert report.page_of("published") == report.README
+  with flagsaver.flagsaver(readme="other.md"):
+    assert report.page_of("sweep").name == "other.md"
 
 
 def test_the_sweep_has_rows_of_its_own(run, gpu, monkeypatch, tmp_path):

@@ -254,7 +254,7 @@ def test_sizes_of_groups_compile_once(compiled):
 @pytest.fixture(name="warned")
 def _warned(monkeypatch):
   """What is warned of, as if it were the first time in this process."""
-  from pallas_gemm.ops import report
+  from pallas_gemm import report
 
   messages = []
   monkeypatch.setattr(
@@ -336,7 +336,7 @@ def test_a_weight_that_is_converted_is_warned_of_once(warned, weight):
 
 
 def test_report_starts_anew(warned):
-  from pallas_gemm.ops import report
+  from pallas_gemm import report
 
   b = jnp.round(B).astype("int8")
   for _ in range(2):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from pallas_gemm import hardware, tuning
-from pallas_gemm.ops import implementations, invariance, report
+from pallas_gemm import hardware, report, tuning
+from pallas_gemm.ops import implementations, invariance
 from tests.support import products
 from tests.support.products import normal
 
@@ -38,8 +38,8 @@ def _stubs(monkeypatch):
   calls = []
 
   def refuse(name):
-    def stub(x, spec, target):
-      del x, spec, target
+    def stub(x, spec):
+      del x, spec
       calls.append(name)
       raise NotImplementedError(f"{name} is not in the mood")
 
@@ -81,7 +81,7 @@ def test_defaults_of_platforms(stubs):
 
 
 def test_only_not_implemented_moves_on(monkeypatch):
-  def broken(x, spec, target):
+  def broken(x, spec):
     raise ValueError("a bug")
 
   stub = implementations.Implementation(broken, lambda *_: None)

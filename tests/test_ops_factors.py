@@ -184,6 +184,20 @@ def test_gradients_of_an_array_alpha_are_those_of_a_number():
     products.assert_same(got, grads(0.5, 2.0))
 
 
+@pytest.mark.parametrize("activation", (None, jnp.tanh))
+def test_gradients_of_many_factors_of_one_product(activation):
+  """The product lacks the dimension that the factors have."""
+
+  def f(alphas, matmul):
+    return jax.vmap(matmul)(alphas).sum()
+
+  ours = lambda x: pallas_gemm.matmul(A, B, alpha=x, activation=activation)  # noqa: E731
+  plain = lambda x: (activation or (lambda z: z))(x * (A @ B))  # noqa: E731
+  alphas = jnp.array([0.5, 2.0, -1.0])
+  got, want = (jax.grad(f)(alphas, matmul) for matmul in (ours, plain))
+  np.testing.assert_allclose(got, want, rtol=1e-3)
+
+
 def test_vectors():
   x = normal(6)
   f = lambda alpha: pallas_gemm.matmul(A, x, alpha=alpha)  # noqa: E731

@@ -11,7 +11,7 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm import hardware, tuning
-from pallas_gemm.ops import row_groups
+from pallas_gemm.ops import grouped
 from tests.support import products, ragged
 from tests.support.products import normal
 from tests.support.ragged import Case
@@ -122,11 +122,11 @@ def test_integers_of_any_width(dtype):
 def test_wide_integers():
   with jax.enable_x64(True):
     sizes = jnp.array([3, 2**40, -(2**40), 5])
-    bounds = row_groups.bounds(sizes, None, 20, 4)
+    bounds = grouped.bounds(sizes, None, 20, 4)
     assert bounds.dtype == jnp.int32
     np.testing.assert_array_equal(bounds, (0, 3, 20, 20, 20))
     sizes = jnp.array([1, 2**40], jnp.uint64)
-    bounds = row_groups.bounds(sizes, jnp.array(2**40), 20, 1)
+    bounds = grouped.bounds(sizes, jnp.array(2**40), 20, 1)
     np.testing.assert_array_equal(bounds, (1, 20))
 
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from pallas_gemm import tuning
+from pallas_gemm import report, tuning
 from pallas_gemm.kernels import triton_dense
-from pallas_gemm.ops import report
 from tests.support import ragged
 from tests.support.mistakes import (
   EITHER,

@@ -323,7 +323,7 @@ def test_groups_take_no_other_axis_of_rows_along():
 def _with(function=None, **changes):
   """The digest of a dense product with an activation, and `changes`."""
   f32 = jnp.zeros((), jnp.float32)
-  activation = activations.of(function, f32, f32, jnp.float32)
+  activation = function and activations.of(function, f32, f32, jnp.float32)
   changes = {"activation": activation} | changes
   return sharding.digest(dataclasses.replace(DENSE, **changes))
 

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from pallas_gemm import serving
-from pallas_gemm.ops import report
+from pallas_gemm import report, serving
 from tests.support import stand_in
 from tests.support.products import assert_product, normal
 

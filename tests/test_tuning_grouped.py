@@ -81,7 +81,7 @@ def test_choosing_takes_milliseconds():
 
 
 def test_no_legal_config():
-  with pytest.raises(NotImplementedError, match="operands must be of"):
+  with pytest.raises(NotImplementedError, match="must be bfloat16 or float16"):
     grouped.choose(dataclasses.replace(ROWS, dtype="float32"))
 
 

@@ -12,7 +12,6 @@ from sphinx.util import logging
 
 from docs.extensions import directives, lookup
 
-FIGURES = lookup.ROOT / "docs" / "figures"
 FOLDER = lookup.ROOT / "docs" / "_generated" / "figures"
 STYLES = ("light", "dark")
 _LOGGER = logging.getLogger(__name__)
@@ -28,25 +27,18 @@ class Picture(directives.Directive):
 
   def made(self, text: str) -> list[nodes.Node]:
     """A figure with two images, of which the theme shows one."""
-    if not FIGURES.exists():  # Until they are merged.
-      return []
-    there = {
-      x.name.removesuffix("-light.svg") for x in FOLDER.glob("*-light.svg")
-    }
-    if text not in there:
-      raise lookup.UnknownError(
-        f"no picture; there is {lookup.listed(sorted(there))}"
-      )
     if "alt" not in self.options:
       raise lookup.UnknownError("want :alt:, what the picture shows in words")
+    if not self.config.draw_pictures:
+      return []
+    check(text)
     figure = nodes.figure(classes=["picture"])
     for style in STYLES:
-      image = nodes.image(
+      figure += nodes.image(
         uri=f"/_generated/figures/{text}-{style}.svg",
         alt=self.options["alt"],
         classes=[f"only-{style}"],
       )
-      figure += image
     if self.content:
       caption = nodes.caption()
       for paragraph in self.parsed(list(self.content)):
@@ -56,9 +48,21 @@ class Picture(directives.Directive):
     return [figure]
 
 
+def check(name: str) -> None:
+  """That a picture was drawn.
+
+  Raises:
+    UnknownError: it was not; the message lists those that were.
+  """
+  there = sorted(
+    path.name.removesuffix("-light.svg") for path in FOLDER.glob("*-light.svg")
+  )
+  lookup.pick(dict.fromkeys(there), name, "picture")
+
+
 def draw(app: Any) -> None:
   """Draws all pictures, unless what they are drawn from is older."""
-  if not app.config.draw_pictures or not FIGURES.exists():
+  if not app.config.draw_pictures:
     return
   drawn = [path.stat().st_mtime for path in FOLDER.glob("*.svg")]
   if drawn and min(drawn) > max(x.stat().st_mtime for x in _drawn_from()):
@@ -80,7 +84,10 @@ def _drawn_from() -> Iterator[pathlib.Path]:
 
 
 def setup(app: Any) -> None:
-  """Adds the directive, and the drawing before a build."""
-  app.add_config_value("draw_pictures", True, "")
+  """Adds the directive, and the drawing before a build.
+
+  With draw_pictures = False in conf.py pages have none.
+  """
+  app.add_config_value("draw_pictures", True, "env")
   app.add_directive("picture", Picture)
   app.connect("builder-inited", draw)

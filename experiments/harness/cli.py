@@ -77,7 +77,10 @@ FROM_ROWS = flags.DEFINE_string(
   "Measure nothing; print the table of this JSONL file, and draw its plots.",
 )
 README_FILE = flags.DEFINE_string(
-  "readme", None, "The page that is README to --update_readme."
+  "readme",
+  None,
+  "The one page that --update_readme rewrites. Default: README.md and those of"
+  " experiments/results.",
 )
 COMMON = ("kernels", "shapes", "dtype", "seed", "output_dir", "gpu")
 TIMED = ("warmup", "repeats", "plot", "update_readme", "from_rows", "readme")

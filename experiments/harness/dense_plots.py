@@ -1,17 +1,22 @@
-"""Figures of the dense ops: every case's ratio, and GB/s of small batches."""
+"""Figures of the dense ops: speed over the baseline, GB/s of small batches."""
 
 from collections.abc import Sequence
+import itertools
+import math
 import os
 
 from experiments.harness import dense_tables, plots, tables
 
 RowDict = tables.RowDict
-_COLUMNS = 3
+WORST = 10
+# A bin of the histogram is so many times as wide as the one before.
+_BIN = 1.05
+_SMALL = 11
 _LINES = (plots.BLUE, plots.VERMILLION, plots.GREEN, plots.INK)
 
 
 def ratios(rows: Sequence[RowDict], path: str | os.PathLike[str]) -> None:
-  """Draws the speed of each case over its baseline, suite by suite.
+  """Draws how often an op is so much faster than its baseline, and the worst.
 
   Args:
     rows: of one device.
@@ -21,89 +26,90 @@ def ratios(rows: Sequence[RowDict], path: str | os.PathLike[str]) -> None:
     ValueError: no case was timed.
     ImportError: matplotlib is not installed.
   """
-  timed = dense_tables.compared(rows)
-  if not timed:
+  if not dense_tables.compared(rows):
     raise ValueError("no case was timed; there is nothing to draw")
   plt = plots.pyplot()
-  columns = list(plots.columns(tables.by_suite(timed), _COLUMNS))
-  height = max(map(plots.lines, columns))
   with plt.rc_context(plots.STYLE):
     fig, axes = plt.subplots(
-      1,
-      len(columns),
-      figsize=(5.6 * len(columns), 1.3 + 0.17 * height),
-      squeeze=False,
-      layout="constrained",
+      2, 1, figsize=(7.6, 7.0), height_ratios=(1, 0.86), layout="constrained"
     )
-    limits = _limits(timed)
-    for ax, column in zip(axes[0], columns):
-      _dots(ax, column, limits, height)
-    fig.suptitle(
-      f"Speed over the same expression in jax.numpy, {timed[0]['device']}",
-      fontweight="bold",
-      x=0.01,
-      ha="left",
-    )
+    histogram(*axes, rows, (plots.VERMILLION, plots.BLUE), "white", plots.INK)
     plots.save(plt, fig, path)
 
 
-def _limits(rows: Sequence[RowDict]) -> tuple[float, float]:
-  found = [row["ratio_to_jnp_dot"] for row in rows]
-  found += [x for row in rows if (x := dense_tables.tuned_ratio(row))]
-  return min(0.8, min(found) / 1.1), max(1.25, max(found) * 1.35)
+def histogram(
+  ax,
+  names,
+  rows: Sequence[RowDict],
+  colours: tuple[str, str],
+  page: str,
+  ink: str,
+) -> None:
+  """Fills two axes: the cases over their speed, and the worst by name.
 
-
-def _dots(ax, groups: dict[str, list[RowDict]], limits, height: int) -> None:
-  """One column: the cases of each suite, fastest first."""
+  Args:
+    ax: of the histogram.
+    names: of the list.
+    rows: of one device.
+    colours: of what is slower than the baseline, and of the others.
+    page: the colour of the background.
+    ink: of the line at 1.
+  """
   from matplotlib import ticker  # pylint: disable=g-import-not-at-top
 
-  ticks: dict[int, str] = {}
-  line = 0
-  for name, group in groups.items():
-    plots.heading(ax, name, line)
-    line += 1
-    for row in sorted(group, key=lambda r: -r["ratio_to_jnp_dot"]):
-      ticks[line] = dense_tables.label(row)
-      _dot(ax, row, line)
-      line += 1
-    line += 1
-  ax.axvline(1, color=plots.INK, linewidth=1.2)
-  ax.set(xscale="log", xlim=limits, ylim=(height - 0.5, -1))
-  ax.set_yticks(list(ticks), list(ticks.values()), fontsize=7)
-  ax.tick_params(axis="y", length=0)
-  ax.xaxis.set_major_locator(
-    ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7), numticks=8)
-  )
+  found = worst_first(rows)
+  speeds = [row["ratio_to_jnp_dot"] for row in found]
+  edges = bins(speeds)
+  for left, right in itertools.pairwise(edges):
+    count = sum(left <= speed < right for speed in speeds)
+    colour = colours[right > 1 + 1e-9]
+    ax.bar(
+        left, count, width=right - left, align="edge", color=colour,
+        edgecolor=page, linewidth=0.8,
+    )  # fmt: skip
+  device = tables.short_name(found[0]["device"])
+  ax.set(xscale="log", ylabel="cases", xlabel=f"speed over jnp.dot, {device}")
+  marks = [0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4, 6, 10]
+  ax.xaxis.set_major_locator(ticker.FixedLocator(marks))
   ax.xaxis.set_major_formatter(ticker.FormatStrFormatter("%gx"))
   ax.xaxis.set_minor_locator(ticker.NullLocator())
-  ax.set_xlabel("faster to the right of 1x (hollow: tuned)")
-  ax.grid(axis="x", **plots.GRID)
-  ax.set_axisbelow(True)
-
-
-def _dot(ax, row: RowDict, line: int) -> None:
-  ratio = row["ratio_to_jnp_dot"]
-  colour = plots.BLUE if ratio >= 1 else plots.VERMILLION
-  ax.plot([1, ratio], [line, line], color=colour, linewidth=1.2, zorder=2)
-  ax.plot(
-      ratio, line, marker="o" if ratio >= 1 else "s", markersize=4,
-      color=colour, zorder=3,
+  ax.set_xlim(edges[0] / 1.01, edges[-1] * 1.01)
+  ax.axvline(1, color=ink, lw=1.4)
+  slower = sum(speed < 1 for speed in speeds)
+  ax.text(
+    0.98, 0.97,
+    f"{len(speeds)} cases\ngeometric mean"
+    f" {tables.factor(tables.geomean(speeds))}\n{slower} slower than jnp.dot",
+    transform=ax.transAxes, ha="right", va="top", linespacing=1.5,
   )  # fmt: skip
-  furthest = ratio
-  if (tuned := dense_tables.tuned_ratio(row)) is not None:
-    furthest = max(ratio, tuned)
-    ax.plot(
-        tuned, line, marker="o", markersize=4, markerfacecolor="none",
-        color=plots.INK, zorder=3,
-    )  # fmt: skip
-  ax.annotate(
-    tables.factor(ratio),
-    (max(furthest, 1), line),
-    xytext=(5, 0),
-    textcoords="offset points",
-    va="center",
-    fontsize=7,
-  )
+  _list_of_worst(names, found[:WORST])
+
+
+def _list_of_worst(ax, rows: Sequence[RowDict]) -> None:
+  ax.axis("off")
+  ax.set(xlim=(0, 1), ylim=(WORST - 0.4, -1.4))
+  ax.text(0, -1, f"The {len(rows)} worst", weight="bold", va="center")
+  for line, row in enumerate(rows):
+    cells = (
+      (0, tables.factor(row["ratio_to_jnp_dot"])),
+      (0.14, row["suite"]),
+      (0.36, dense_tables.label(row)),
+    )
+    for x, words in cells:
+      ax.text(x, line, words, va="center", size=_SMALL)
+
+
+def worst_first(rows: Sequence[RowDict]) -> list[RowDict]:
+  """The timed cases, by their speed over the baseline."""
+  found = dense_tables.compared(rows)
+  return sorted(found, key=lambda row: row["ratio_to_jnp_dot"])
+
+
+def bins(speeds: Sequence[float]) -> list[float]:
+  """Edges that cover all speeds; 1 is one of them."""
+  first = math.floor(math.log(min(speeds), _BIN))
+  last = math.floor(math.log(max(speeds), _BIN)) + 1
+  return [_BIN**e for e in range(first, last + 1)]
 
 
 def small_m(rows: Sequence[RowDict], path: str | os.PathLike[str]) -> None:

@@ -172,22 +172,19 @@ def update_page(
 
 
 def page_of(name: str) -> pathlib.Path:
-  """The page that has the markers of that name, README if none has."""
-  pages = [readme(), *sorted(rows_lib.RESULTS.glob("*.md"))]
+  """The page that has the markers of that name: README, or of the results.
+
+  What --readme says is the one page.
+  """
+  if cli.README_FILE.value:
+    return pathlib.Path(cli.README_FILE.value)
   begin = f"<!-- {name}:begin -->"
-  return next((p for p in pages if begin in _text(p)), pages[0])
-
-
-def readme() -> pathlib.Path:
-  """README, or what --readme says."""
-  return pathlib.Path(cli.README_FILE.value or README)
-
-
-def _text(page: pathlib.Path) -> str:
-  return page.read_text() if page.exists() else ""
+  pages = sorted(rows_lib.RESULTS.glob("*.md"))
+  return next((page for page in pages if begin in page.read_text()), README)
 
 
 def update_readme(console: console_lib.Console) -> None:
   """Writes README's own tables, of the rows in the repository."""
-  changed = overview.update(readme())
-  console.line(f"{'rewrote' if changed else 'nothing new for'} {readme()}")
+  readme = pathlib.Path(cli.README_FILE.value or README)
+  changed = overview.update(readme)
+  console.line(f"{'rewrote' if changed else 'nothing new for'} {readme}")

@@ -69,8 +69,8 @@ _FUNCTIONS = (
 )
 
 
-def of(function: Any, a: Any, b: Any, out_dtype: Any) -> Activation | None:
-  """The activation that a function is; None for None.
+def of(function: Any, a: Any, b: Any, out_dtype: Any) -> Activation:
+  """The activation that a function is.
 
   Args:
     function: as the user passed it.
@@ -81,8 +81,6 @@ def of(function: Any, a: Any, b: Any, out_dtype: Any) -> Activation | None:
     TypeError: it is no elementwise function of one array, or has arrays or
       traced values of its own.
   """
-  if function is None:
-    return None
   if not isinstance(function, _FUNCTIONS):
     return _checked(function, _accumulator_dtype(a, b, out_dtype))
   seen, found = _by_function.get(id(function), (None, None))

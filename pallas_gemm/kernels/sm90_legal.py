@@ -1,33 +1,64 @@
 """Which configs can run a problem on the Hopper kernels; why others can not."""
 
 from collections.abc import Iterable
+from typing import Any
 
+from jax import lax
 import jax.numpy as jnp
 
 from pallas_gemm import hardware
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
 
+_PRESETS = lax.DotAlgorithmPreset
+_ARITHMETIC = {
+  "bfloat16": _PRESETS.BF16_BF16_F32,
+  "float16": _PRESETS.F16_F16_F32,
+}
+
+
+def refuses(a: str, b: str, out: str, precision: Any = None) -> str | None:
+  """None, or why no product of these dtypes is run, whatever its sizes.
+
+  Args:
+    a, b: names of the operands' dtypes.
+    out: of the result's.
+    precision: as of `lax.dot_general`; all of `lax.Precision` is the same
+      arithmetic on 16-bit operands.
+  """
+  if a != b:
+    return f"operands must have one dtype, got {a} and {b}"
+  if a not in plan.DTYPES:
+    return f"operands must be {' or '.join(plan.DTYPES)}, got {a}"
+  if out not in (*plan.DTYPES, "float32"):
+    return f"out_dtype must be 16-bit float or float32, got {out}"
+  if isinstance(precision, _PRESETS | lax.DotAlgorithm):
+    if precision not in (_ARITHMETIC[a], _PRESETS.DEFAULT):
+      return f"multiplies {a} and adds in float32, got precision {precision}"
+  return None
+
+
+def wrong_gpu() -> str | None:
+  """None, or why nothing is run on the GPU that a trace made now is for."""
+  gpu = hardware.current()
+  if gpu.compute_capability == (9, 0):
+    return None
+  has = ".".join(map(str, gpu.compute_capability))
+  return f"needs a GPU of compute capability 9.0, the {gpu.name} has {has}"
+
 
 def is_legal(config: Config, problem: Problem) -> str | None:
   """None, or the reason why the config can't run the problem."""
-  gpu = hardware.current()
-  if gpu.compute_capability != (9, 0):
-    major, minor = gpu.compute_capability
-    return (
-      "wgmma needs a GPU of compute capability 9.0 (Hopper), the"
-      f" {gpu.name} has {major}.{minor}"
-    )
+  if reason := wrong_gpu():
+    return reason
   if config.swap_ab:
     if reason := may_not_swap(problem):
       return reason
     if config.split_k != 1:
       return f"swap_ab has no split_k, got {config.split_k}"
   problem = plan.computed(problem, config)
-  if problem.dtype not in plan.DTYPES:
-    return f"operands must be of {plan.DTYPES}, got {problem.dtype}"
-  if problem.out_dtype not in (*plan.DTYPES, "float32"):
-    return f"out_dtype must be 16-bit float or float32, got {problem.out_dtype}"
+  if reason := refuses(problem.dtype, problem.dtype, problem.out_dtype):
+    return reason
   if reason := _is_legal_tile(config, problem):
     return reason
   if reason := _is_legal_cluster(config, problem):
@@ -50,11 +81,9 @@ def is_legal(config: Config, problem: Problem) -> str | None:
   if config.raster < 1 or config.raster_dim not in ("m", "n"):
     return f"raster must be positive, raster_dim m or n, got {config}"
   need = plan.shared_bytes(config, problem)
-  if need > gpu.shared_bytes_per_block:
-    return (
-      f"tiles need {need} bytes of shared memory, a block has"
-      f" {gpu.shared_bytes_per_block}"
-    )
+  room = hardware.current().shared_bytes_per_block
+  if need > room:
+    return f"tiles need {need} bytes of shared memory, a block has {room}"
   return None
 
 

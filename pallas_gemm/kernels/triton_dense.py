@@ -22,6 +22,7 @@ import time
 from typing import Any
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
 from pallas_gemm import compat
@@ -107,6 +108,25 @@ def matmul(
   return triton_kernel.launch(
     a, b, c, problem, config or best_config(problem, precision), precision
   )
+
+
+def precision_of(precision: Any, dtype: Any) -> str:
+  """What `matmul` takes, of what `lax.dot_general` takes.
+
+  Of float32: TF32 where XLA takes it too, exact where more is asked for.
+
+  Raises:
+    NotImplementedError: it has no such arithmetic.
+  """
+  presets = lax.DotAlgorithmPreset
+  if dtype != jnp.float32:
+    return "ieee"
+  if precision in (None, lax.Precision.DEFAULT, presets.TF32_TF32_F32):
+    return "tf32"
+  exact = lax.Precision.HIGH, lax.Precision.HIGHEST, presets.F32_F32_F32
+  if precision in exact:
+    return "ieee"
+  raise NotImplementedError(f"has no precision {precision} of float32")
 
 
 def best_config(

@@ -4,32 +4,87 @@ What depends on values, not on types, is checked at every call; the rest while
 a call is traced, so that a compiled call does not pay for it.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import math
 import numbers
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import lax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
-from pallas_gemm import numerics
-from pallas_gemm.ops import report
+from pallas_gemm import compat, numerics, report
+from pallas_gemm.kernels import activations
 from pallas_gemm.ops.implementations import IMPLEMENTATIONS
+from pallas_gemm.ops.invariance import is_batch_invariant
+from pallas_gemm.ops.spec import Operands, Spec
 
 _PRECISIONS = lax.Precision | lax.DotAlgorithmPreset | lax.DotAlgorithm
-# Names of implementations that take grouped products.
-GROUPED = ("sm90", "xla")
+# Names of implementations: all, and those that take grouped products.
+DENSE, GROUPED = tuple(IMPLEMENTATIONS), ("sm90", "xla")
 
 
-def array(name: str, value: Any) -> Any:
-  """An array of numbers or booleans, as `jax.jit` takes it.
+def check(
+  ok: bool, wanted: str, got: Any, error: type[Exception] = ValueError
+) -> None:
+  """Raises an error that says what was wanted, and what was got, if not ok."""
+  if not ok:
+    raise error(f"{wanted}, got {got}")
 
-  Raises:
-    TypeError: it is none.
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Options:
+  """The arguments of an op that are no arrays; `options` makes them.
+
+  Compiled functions are kept under them: one object for equal arguments, whose
+  hash is its identity.
   """
-  if isinstance(value, jax.Array):
+
+  activation: activations.Activation | None = None
+  out_dtype: Any = None
+  precision: Any = None
+  implementation: Any = None
+  config: Any = None
+  out_sharding: Any = None
+  transpose_a: bool = False
+  transpose_b: bool = False
+  without_product: bool = False
+  dimension_numbers: Any = None
+
+
+_known: dict[tuple[Any, ...], Options] = {}
+
+
+def options(
+  fields: tuple[Any, ...] = (), names: Mapping[str, str] | None = None
+) -> Options:
+  """The one `Options` of these fields, some of which `names` call otherwise."""
+  try:
+    return _known[fields]
+  except KeyError:
+    return _known.setdefault(fields, Options(*fields))
+  except TypeError:
+    found = dict(vars(Options(*fields)))
+  for name, value in found.items():
+    if name in ("implementation", "precision") and isinstance(value, list):
+      value = found[name] = tuple(value)
+    try:
+      hash(value)
+    except TypeError as error:
+      name, got = (names or {}).get(name, name), type(value).__name__
+      raise TypeError(f"{name} must be hashable, got {got}") from error
+  return options(tuple(found.values()))
+
+
+# Arrays.
+
+
+def array(name: str, value: Any, optional: bool = False) -> Any:
+  """An array of numbers or booleans, as `jax.jit` takes it."""
+  if isinstance(value, jax.Array) or (optional and value is None):
     return value
   if hasattr(value, "__jax_array__"):
     return array(name, value.__jax_array__())
@@ -41,16 +96,12 @@ def array(name: str, value: Any) -> Any:
     if numerics.kind(value.dtype) == "other":
       raise TypeError(f"{name} must hold numbers, got dtype {value.dtype}")
     return value
-  if isinstance(value, bool | float | complex):
-    return value
-  if isinstance(value, int):
-    info = jnp.iinfo(jnp.result_type(int))
-    if not info.min <= value <= info.max:
-      raise ValueError(
-        f"{name} must fit into {info.dtype}, got {_short(value)}"
-      )
-    return value
-  raise TypeError(f"{name} must be an array, got {type(value).__name__}")
+  if not isinstance(value, int | float | complex):
+    raise TypeError(f"{name} must be an array, got {type(value).__name__}")
+  info = jnp.iinfo(jnp.result_type(int))
+  if isinstance(value, int) and not info.min <= value <= info.max:
+    raise ValueError(f"{name} must fit into {info.dtype}, got {_short(value)}")
+  return value
 
 
 def _short(value: int) -> str:
@@ -59,86 +110,140 @@ def _short(value: int) -> str:
   return f"an integer of about {digits} digits" if digits > 30 else str(value)
 
 
-def check_numbers(**arrays: Any) -> None:
-  """What is no array of keys, say, or None; checked while tracing."""
-  for name, value in arrays.items():
-    dtype = None if value is None else jnp.result_type(value)
-    if not isinstance(dtype, np.dtype | type(None)):
-      raise TypeError(f"{name} must hold numbers, got dtype {dtype}")
+def check_numbers(names: Sequence[str], arrays: Sequence[Any]) -> None:
+  """Not arrays of keys, say; checked while tracing."""
+  for name, value in zip(names, arrays):
+    if value is not None:
+      dtype = jnp.result_type(value)
+      wanted = f"{name} must hold numbers"
+      check(isinstance(dtype, np.dtype), wanted, f"dtype {dtype}", TypeError)
 
 
-class Key:
-  """What a compiled function is kept under: one object for equal options."""
-
-  __slots__ = ("options",)
-
-  def __init__(self, options: NamedTuple):
-    self.options = options
-
-
-_keys: dict[tuple[Any, ...], Key] = {}
+def check_inner(names: Operands, x: Operands, k: int, k_b: int) -> None:
+  """Both operands have the same K."""
+  check(
+    k == k_b,
+    f"{names.b} must have K = {k} like {names.a}",
+    f"K = {k_b}; shapes {x.a.shape} and {x.b.shape}",
+  )
 
 
-def key(
-  kind: type, *options: Any, names: Mapping[str, str] | None = None
-) -> Key:
-  """The key of arguments that are no arrays.
+def check_added(
+  name: str, value: Any, wide: Any, wanted: str, *shapes: tuple[int, ...]
+) -> None:
+  """Bias or C, if there: a dtype that fits into that of sums, and a shape."""
+  if value is None:
+    return
+  is_kind = numerics.kind(value.dtype) == numerics.kind(wide)
+  check(
+    is_kind and value.dtype.itemsize <= wide.itemsize,
+    f"{name} must have a dtype that fits into the accumulation's, {wide.name}",
+    value.dtype.name,
+    TypeError,
+  )
+  check(value.shape in shapes, f"{name} must have {wanted}", value.shape)
 
-  Args:
-    kind: the NamedTuple that they are the fields of.
-    *options: the fields.
-    names: of arguments that are not called as the fields are.
 
-  Raises:
-    TypeError: an argument can't be hashed.
+def promoted(names: Operands, x: Operands) -> Operands:
+  """The operands, A and B of one dtype as `jnp.matmul` has them."""
+  if x.b_up is not None:
+    have, want = (f"{v.dtype.name}{list(v.shape)}" for v in (x.b_up, x.b))
+    check(have == want, f"{names.b_up} must be {want} like {names.b}", have)
+  dtype, found = jnp.result_type(x.a, x.b), {}
+  for field, name, v in zip(("a", "b", "b_up"), names, x):
+    if v is None:
+      continue
+    if v.dtype.itemsize == 1 < dtype.itemsize:
+      report.warn_once(
+        f"{name} of {v.dtype.name} is converted to {dtype.name} outside of the"
+        f" kernel: {1 + 2 * dtype.itemsize} bytes for each of its elements are"
+        " read and written at each call; convert weights once, beforehand"
+      )
+    found[field] = v.astype(dtype)
+  return x._replace(**found)
+
+
+# Factors.
+
+
+def factor(
+  name: str, value: Any, a: Any, b: Any, out_dtype: Any
+) -> tuple[Any, bool]:
+  """alpha or beta of A @ B, checked at every call, whatever its value.
+
+  Returns:
+    A scalar in the dtype of sums, None for the number 1; whether it is the
+    number 0.
   """
+  if type(value) in (float, int) and value == 1:
+    return None, False
+  dtype = jnp.result_type(a, b)
+  wide = numerics.accumulation_dtype(dtype, dtype, dtype_of(out_dtype, dtype))
+  if not isinstance(value, jax.Array | np.ndarray):
+    return _number(name, value, wide), value == 0
+  array(name, value)
+  if value.shape != ():
+    raise ValueError(f"{name} must be a scalar, got shape {value.shape}")
+  kinds = {"integer": 0, "floating": 1, "complex": 2}
+  have, want = (kinds.get(numerics.kind(d)) for d in (value.dtype, wide))
+  if have is None or want is None or have > want:
+    wanted = _wanted(name, wide)
+    raise TypeError(f"{wanted}, got an array of {value.dtype}")
+  return jnp.asarray(value).astype(wide), False
+
+
+def _wanted(name: str, wide: Any) -> str:
+  words = {"floating": "real", "integer": "an integer", "bool": "the number 1"}
+  kind = words.get(numerics.kind(wide), "a number")
+  return f"{name} must be {kind} for {wide.name}"
+
+
+def _number(name: str, value: Any, wide: Any) -> np.ndarray:
+  is_bool = isinstance(value, bool | np.bool_)
+  if is_bool or not isinstance(value, numbers.Number):
+    raise TypeError(
+      f"{name} must be a number or a scalar array, got {type(value).__name__}"
+    )
+  kind = numerics.kind(wide)
+  is_complex = isinstance(value, complex | np.complexfloating)
+  ok = kind != "bool" and (kind == "complex" or not is_complex)
+  if ok and kind == "integer" and not isinstance(value, int):
+    ok = math.isfinite(value) and value == int(value)
+  if not ok:
+    raise TypeError(f"{_wanted(name, wide)}, got {value}")
+  convert = {"complex": complex, "floating": float, "integer": int}[kind]
   try:
-    return _keys[kind, *options]
-  except KeyError:
-    return _keys.setdefault((kind, *options), Key(kind(*options)))
-  except TypeError:
-    found = dict(zip(kind._fields, options))
-  for name, value in found.items():
-    if name in ("implementation", "precision") and isinstance(value, list):
-      value = found[name] = tuple(value)
-    try:
-      hash(value)
-    except TypeError as error:
-      raise TypeError(
-        f"{(names or {}).get(name, name)} must be hashable, got"
-        f" {type(value).__name__}"
-      ) from error
-  return key(kind, *found.values())
+    return np.asarray(convert(value), wide)
+  except OverflowError as error:
+    raise TypeError(
+      f"{name} must fit into {wide.name}, got {_short(int(value))}"
+    ) from error
 
 
-def check_operand(name: str, value: Any) -> None:
-  """An array of rank 1 or more."""
-  if jnp.ndim(value) == 0:
-    raise ValueError(f"{name} must have rank 1 or more, got a scalar")
+# Options.
 
 
-def check_like(name: str, value: Any, other_name: str, other: Any) -> None:
-  """An array of the shape and dtype of another."""
-  if value.shape != other.shape or value.dtype != other.dtype:
-    raise ValueError(
-      f"{name} must be {other.dtype.name}{list(other.shape)} like {other_name},"
-      f" got {value.dtype.name}{list(value.shape)}"
+def dtype_of(
+  value: Any, default: Any, name: str = "out_dtype", like: Any = None
+) -> Any:
+  """A dtype of numbers that JAX has, of the kind of `like`; or the default."""
+  if value is None:
+    return default
+  try:
+    wanted = jnp.dtype(value)
+  except TypeError as error:
+    raise TypeError(f"{name} must be a dtype, got {value!r}") from error
+  kind = numerics.kind(wanted)
+  if kind == "other":
+    raise TypeError(f"{name} must be a dtype of numbers, got {wanted}")
+  if like is not None and kind != numerics.kind(like):
+    raise TypeError(
+      f"{name} must be {numerics.kind(like)} like the operands, {like.name},"
+      f" got {wanted.name}"
     )
-
-
-def check_rank(name: str, value: Any, rank: int, dimensions: str) -> None:
-  """An array of a fixed rank, with `dimensions` its shape in words."""
-  if jnp.ndim(value) != rank:
-    raise ValueError(
-      f"{name} must be {dimensions}, got shape {jnp.shape(value)}"
-    )
-
-
-def check_integers(name: str, value: Any) -> None:
-  """An array of integers."""
-  dtype = jnp.result_type(value)
-  if numerics.kind(dtype) != "integer":
-    raise TypeError(f"{name} must hold integers, got dtype {dtype}")
+  if jax.dtypes.canonicalize_dtype(wanted) != wanted:
+    raise TypeError(f"{name} {wanted.name} needs jax_enable_x64")
+  return wanted
 
 
 def check_bool(name: str, value: Any) -> None:
@@ -147,175 +252,38 @@ def check_bool(name: str, value: Any) -> None:
     raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
 
 
-def check_transpose(name: str, value: jax.Array, flag: bool) -> None:
-  """A vector has nothing to transpose."""
-  if flag and value.ndim == 1:
-    raise ValueError(
-      f"transpose_{name} needs {name} of rank 2 or more, got shape"
-      f" {value.shape}"
-    )
-
-
-def check_inner(names: tuple[str, str], a_shape, b_shape, k_a, k_b) -> None:
-  """Both operands have the same K."""
-  if k_a != k_b:
-    a, b = names
-    raise ValueError(
-      f"{b} must have K = {k_a} like {a}, got K = {k_b}; shapes"
-      f" {tuple(a_shape)} and {tuple(b_shape)}"
-    )
-
-
-def batch_shape(
-  names: tuple[str, str], batch_a: tuple[int, ...], batch_b: tuple[int, ...]
-) -> tuple[int, ...]:
-  """The batch dimensions of the result."""
-  try:
-    return jnp.broadcast_shapes(batch_a, batch_b)
-  except ValueError as error:
-    a, b = names
-    raise ValueError(
-      f"batch dimensions of {b} must broadcast against those of {a}, {batch_a},"
-      f" got {batch_b}"
-    ) from error
-
-
-def is_one(value: Any) -> bool:
-  """Whether a factor is the number 1 as the program is written."""
-  return type(value) in (float, int) and value == 1
-
-
-def factor(name: str, value: Any, a: Any, b: Any, out_dtype: Any) -> Any:
-  """alpha or beta in the dtype of sums, a scalar; checked at every call.
-
-  Args:
-    name: of the argument.
-    value: a Python number, or an array of shape ().
-    a, b: the operands.
-    out_dtype: as the user passed it.
-
-  Raises:
-    TypeError: no number, or one that the dtype has no room for.
-    ValueError: an array that is no scalar.
-  """
-  dtype = jnp.result_type(a, b)
-  wanted = dtype_of(out_dtype, dtype)
-  wide = numerics.accumulation_dtype(dtype, dtype, wanted)
-  if isinstance(value, jax.Array | np.ndarray):
-    array(name, value)
-    if value.shape != ():
-      raise ValueError(f"{name} must be a scalar, got shape {value.shape}")
-    kinds = {"integer": 0, "floating": 1, "complex": 2}
-    have, want = (kinds.get(numerics.kind(d)) for d in (value.dtype, wide))
-    if have is None or want is None or have > want:
-      raise TypeError(
-        f"{name} must be {_of_kind(wide)}, got an array of {value.dtype}"
-      )
-    return jnp.asarray(value).astype(wide)
-  return np.asarray(_number(name, value, wide), wide)
-
-
-def _of_kind(wide: Any) -> str:
-  kind = numerics.kind(wide)
-  words = {"floating": "real", "integer": "an integer", "bool": "the number 1"}
-  return f"{words.get(kind, 'a number')} for {wide.name}"
-
-
-def _number(name: str, value: Any, wide: Any) -> Any:
-  if isinstance(value, bool | np.bool_) or not isinstance(
-    value, numbers.Number
-  ):
-    raise TypeError(
-      f"{name} must be a number or a scalar array, got {type(value).__name__}"
-    )
-  kind, wrong = numerics.kind(wide), f"{name} must be {_of_kind(wide)}, got"
-  is_complex = isinstance(value, complex | np.complexfloating)
-  if kind == "bool" or (is_complex and kind != "complex"):
-    raise TypeError(f"{wrong} {value}")
-  try:
-    if kind != "integer":
-      return complex(value) if kind == "complex" else float(value)
-    if not isinstance(value, int) and not math.isfinite(value):
-      raise TypeError(f"{wrong} {value}")
-    if value != int(value):
-      raise TypeError(f"{wrong} {value}")
-    info = jnp.iinfo(wide)
-    if not info.min <= int(value) <= info.max:
-      raise OverflowError
-  except OverflowError as error:
-    raise TypeError(
-      f"{name} must fit into {wide.name}, got {_short(int(value))}"
-    ) from error
-  return int(value)
-
-
-def dtype_of(
-  value: Any, default: Any, name: str = "out_dtype", like: Any = None
-) -> Any:
-  """A dtype of numbers that JAX has; `default` for None.
-
-  Args:
-    value: as the user passed it.
-    default: what None stands for.
-    name: of the argument.
-    like: operands' dtype whose kind it must have; None for any kind.
-  """
-  if value is None:
-    return default
-  try:
-    wanted = jnp.dtype(value)
-  except TypeError as error:
-    raise TypeError(f"{name} must be a dtype, got {value!r}") from error
-  if numerics.kind(wanted) == "other":
-    raise TypeError(f"{name} must be a dtype of numbers, got {wanted}")
-  kind = numerics.kind(wanted if like is None else like)
-  if numerics.kind(wanted) != kind:
-    raise TypeError(
-      f"{name} must be {kind} like the operands, {like.name}, got {wanted.name}"
-    )
-  if jax.dtypes.canonicalize_dtype(wanted) != wanted:
-    raise TypeError(f"{name} {wanted.name} needs jax_enable_x64")
-  return wanted
-
-
-def check_epilogue_array(name: str, value: jax.Array, wide: Any) -> None:
-  """The dtype of bias or C: of the operands' kind, and no wider than sums."""
-  if (
-    numerics.kind(value.dtype) != numerics.kind(wide)
-    or value.dtype.itemsize > wide.itemsize
-  ):
-    raise TypeError(
-      f"{name} must have a dtype that fits into the accumulation's,"
-      f" {wide.name}, got {value.dtype.name}"
-    )
+def spec_of(options: Options, known: tuple[str, ...], **fields: Any) -> Spec:
+  """The spec of a product, with what the options ask for, once checked."""
+  names = implementation(options.implementation, known)
+  _check_config(options.config, names, known)
+  return Spec(
+    activation=options.activation,
+    precision=precision(options.precision),
+    implementation=names,
+    config=options.config,
+    batch_invariant=is_batch_invariant(),
+    **fields,
+  )
 
 
 def implementation(
-  value: Any, known: Collection[str] = tuple(IMPLEMENTATIONS)
+  value: Any, known: tuple[str, ...]
 ) -> tuple[str, ...] | None:
   """The names to try, all of those known; None for the platform's."""
   if value is None:
     return None
   names = (value,) if isinstance(value, str) else value
-  if not isinstance(names, tuple | list):
-    raise TypeError(
-      "implementation must be None, a name or a sequence of names, got"
-      f" {type(value).__name__}"
-    )
-  if not names:
-    raise ValueError("implementation must hold a name, got an empty sequence")
+  wanted = "implementation must be None, a name or a sequence of names"
+  is_sequence = isinstance(names, tuple | list)
+  check(is_sequence, wanted, type(value).__name__, TypeError)
+  check(names, "implementation must hold a name", "an empty sequence")
   for name in names:
-    if name not in known:
-      raise ValueError(
-        f"implementation must be of {tuple(known)}, got {name!r}"
-      )
+    check(name in known, f"implementation must be of {known}", repr(name))
   return tuple(names)
 
 
-def check_config(
-  config: Any,
-  names: tuple[str, ...] | None,
-  known: Collection[str] = tuple(IMPLEMENTATIONS),
+def _check_config(
+  config: Any, names: tuple[str, ...] | None, known: tuple[str, ...]
 ) -> None:
   """A config of one of the implementations that will be tried."""
   if config is None:
@@ -324,21 +292,15 @@ def check_config(
   from pallas_gemm.kernels import triton_dense
   from pallas_gemm.tuning import Config
 
-  owners = {
-    "sm90": (Config, "a tuning.Config"),
-    "triton": (triton_dense.Config, "a triton_dense.Config"),
-  }
-  owners = {name: owner for name, owner in owners.items() if name in known}
-  owner = next((n for n, (t, _) in owners.items() if isinstance(config, t)), "")
-  if not owner:
-    raise TypeError(
-      f"config must be {' or '.join(words for _, words in owners.values())},"
-      f" got {type(config).__name__}"
-    )
-  if owner not in (names or ("sm90", "xla")):
-    raise ValueError(
-      f"config is one of {owner!r}, which implementation={names} does not try"
-    )
+  owners = {"a tuning.Config": ("sm90", Config)}
+  if "triton" in known:
+    owners["a triton_dense.Config"] = "triton", triton_dense.Config
+  owner = [name for name, kind in owners.values() if isinstance(config, kind)]
+  wanted = f"config must be {' or '.join(owners)}"
+  check(owner, wanted, type(config).__name__, TypeError)
+  if owner[0] not in (names or ("sm90", "xla")):
+    kind = f"config is one of {owner[0]!r}"
+    raise ValueError(f"{kind}, which implementation={names} does not try")
 
 
 def precision(value: Any) -> Any:
@@ -353,13 +315,14 @@ def precision(value: Any) -> Any:
   if isinstance(value, str) and value in lax.DotAlgorithmPreset.__members__:
     return lax.DotAlgorithmPreset[value]
   pair = value if isinstance(value, tuple | list) else (value,)
-  if not 0 < len(pair) <= 2 or not all(
-    isinstance(item, str | lax.Precision) for item in pair
-  ):
-    raise TypeError(
-      "precision must be None, a lax.Precision (or two), a name of one, or a"
-      f" lax.DotAlgorithmPreset, got {value!r}"
-    )
+  are_names = all(isinstance(item, str | lax.Precision) for item in pair)
+  check(
+    are_names and 0 < len(pair) <= 2,
+    "precision must be None, a lax.Precision (or two), a name of one, or a"
+    " lax.DotAlgorithmPreset",
+    repr(value),
+    TypeError,
+  )
   try:
     pair = tuple(lax.Precision(item) for item in pair)
   except ValueError as error:
@@ -371,22 +334,32 @@ def precision(value: Any) -> Any:
 
 def check_out_sharding(value: Any) -> None:
   """None, a PartitionSpec or a NamedSharding."""
-  kinds = jax.sharding.PartitionSpec | jax.sharding.NamedSharding
-  if value is not None and not isinstance(value, kinds):
-    raise TypeError(
-      "out_sharding must be None, a PartitionSpec or a NamedSharding, got"
-      f" {type(value).__name__}"
+  check(
+    isinstance(value, None | PartitionSpec | NamedSharding),
+    "out_sharding must be None, a PartitionSpec or a NamedSharding",
+    type(value).__name__,
+    TypeError,
+  )
+
+
+def parts_of(
+  x: Operands, reference: Callable[[Operands], Any], out_sharding: Any
+) -> PartitionSpec:
+  """How the result is sharded over Explicit mesh axes; raises as JAX does.
+
+  Args:
+    x: the operands.
+    reference: reference(x) is the product in JAX's own functions.
+    out_sharding: as the user passed it.
+  """
+  check_out_sharding(out_sharding)
+  if out_sharding is None and compat.explicit_mesh(x.present()) is None:
+    return PartitionSpec()
+  wanted = getattr(out_sharding, "spec", out_sharding)
+  if wanted is not None and wanted.unreduced:
+    raise NotImplementedError(
+      "out_sharding must not be unreduced; use jax.lax.dot_general"
     )
-
-
-def promoted(names: tuple[str, ...], *arrays: jax.Array) -> list[jax.Array]:
-  """Operands of one dtype, as `jnp.matmul` has them."""
-  dtype = jnp.result_type(*arrays[:2])
-  for name, x in zip(names, arrays):
-    if x.dtype.itemsize == 1 < dtype.itemsize:
-      report.warn_once(
-        f"{name} of {x.dtype.name} is converted to {dtype.name} outside of the"
-        f" kernel: {1 + 2 * dtype.itemsize} bytes for each of its elements are"
-        " read and written at each call; convert weights once, beforehand"
-      )
-  return [x.astype(dtype) for x in arrays]
+  # Not jax.eval_shape: it drops the sharding if any axis is Auto.
+  (out,) = jax.make_jaxpr(reference)(x).out_avals
+  return out.sharding.spec

@@ -98,36 +98,37 @@ def dense(run: Run, x: Operands, spec: Spec) -> list[jax.Array]:
   # A vector on the left is a row, one on the right is a column.
   a_k_first = bool(sides.rows) and _is_k_first(w.a, sides, sides.rows)
   b_k_first = _is_k_first(w.b, sides, sides.columns)
-  b = "bkn" if b_k_first else "bnk"
-  words = Operands("bkm" if a_k_first else "bmk", b, w.b_up and b)
-  folded = {"a": _matrices(x.a, w.a, sides, sides.rows, a_k_first, size)}
-  for name, v, word in (("b", x.b, w.b), ("b_up", x.b_up, w.b_up)):
-    if v is not None:
-      columns = sides.columns, b_k_first, size
-      folded[name] = _matrices(v, word, sides, *columns)
-  side = _bias_side(w.bias, sides)
-  factors = {"alpha": w.alpha, "beta": w.beta}
+  a = _matrices(x.a, w.a, sides, sides.rows, a_k_first, size)
+  of_b = sides, sides.columns, b_k_first, size
+  b, b_up = _matrices(x.b, w.b, *of_b), None
+  if x.b_up is not None:
+    b_up = _matrices(x.b_up, w.b_up, *of_b)
+  side, bias = _bias_side(w.bias, sides), None
   if side is not None:
     bias = x.bias.reshape(-1)
-    if side == "m":
-      more = sides.rows[: -len(w.bias)]
-      bias = jnp.tile(bias, math.prod(size[c] for c in more)) if more else bias
-    folded["bias"] = bias
-  c = x.c
+    if side == "m" and (more := sides.rows[: -len(w.bias)]):
+      bias = jnp.tile(bias, _product(more, size))
+  c, beta, word_beta = x.c, x.beta, w.beta
   if w.beta or (x.bias is not None and side is None):
-    c, factors["beta"] = _all_added(x, spec, side is None), None
+    c, beta, word_beta = _all_added(x, spec, side is None), None, None
   elif c is not None:
     c = spec_lib.lifted(c, w.c, spec.out)
   if c is not None:
-    c = jnp.broadcast_to(c, [size[c] for c in spec.out])
-    folded["c"] = c.reshape([_product(part, size) for part in sides[:3]])
-  folded |= {
-    f: getattr(x, f) for f, word in factors.items() if word is not None
-  }
-  words = words._replace(bias=side, c=None if c is None else "bmn", **factors)
-  spec_of_all = dataclasses.replace(spec, words=words, out="bmn")
-  outs = run(Operands(**folded), spec_of_all)
-  return [out.reshape([size[c] for c in spec.out]) for out in outs]
+    c = jnp.broadcast_to(c, spec.shape(x))
+    c = c.reshape([_product(part, size) for part in sides[:3]])
+  word_b = "bkn" if b_k_first else "bnk"
+  words = Operands(
+    "bkm" if a_k_first else "bmk",
+    word_b,
+    w.b_up and word_b,
+    side,
+    None if c is None else "bmn",
+    w.alpha,
+    word_beta,
+  )
+  folded = dataclasses.replace(spec, words=words, out="bmn")
+  outs = run(Operands(a, b, b_up, bias, c, x.alpha, beta), folded)
+  return [out.reshape(spec.shape(x)) for out in outs]
 
 
 def _product(letters: str, size: dict[str, int]) -> int:
@@ -147,23 +148,27 @@ def _summed_last(spec: Spec) -> str:
 
 def _in_order(spec: Spec) -> str:
   """The letters of the result, with those that A alone has behind a batch."""
-  a, b, out = spec.words.a, spec.words.b, spec.out
-  columns = _last(out, lambda c: c in b and c not in a)
-  rest = out[: len(out) - len(columns)]
+  b, (rest, columns) = spec.words.b, _columns(spec)
   rows = [c for c in rest if c not in b]
   return "".join([*[c for c in rest if c in b], *rows]) + columns
+
+
+def _columns(spec: Spec) -> tuple[str, str]:
+  """The last letters of the result that B alone has, behind the others."""
+  a, b, out = spec.words.a, spec.words.b, spec.out
+  columns = _last(out, lambda c: c in b and c not in a)
+  return out[: len(out) - len(columns)], columns
 
 
 def _sides(spec: Spec) -> _Sides:
   """Which letters are rows, columns and batch dimensions.
 
-  The last letters of the result that B alone has are columns. Those before
-  them that A alone has, and has next to each other, are rows: a batch of A
-  alone is more rows, unless A would have to be copied for that.
+  Of the letters before the columns those that A alone has, and has next to
+  each other, are rows: a batch of A alone is more rows, unless A would have to
+  be copied for that.
   """
-  a, b, out, ks = spec.words.a, spec.words.b, spec.out, spec.contracted
-  columns = _last(out, lambda c: c in b and c not in a)
-  rest = out[: len(out) - len(columns)]
+  a, b, ks = spec.words.a, spec.words.b, spec.contracted
+  rest, columns = _columns(spec)
   most = _last(rest, lambda c: c in a and c not in b)
   for i in (*range(len(most) + 1), 0):  # the last: A is copied anyway
     rows = most[i:]
@@ -220,15 +225,8 @@ def _bias_side(word: str | None, sides: _Sides) -> spec_lib.Side | None:
 
 def _all_added(x: Operands, spec: Spec, with_bias: bool) -> jax.Array:
   """beta * C, and a bias for each example: the kernel has one for all."""
-  w, zero = spec.words, Operands(None, None)
   wide = x.wide(spec.out_dtype)
-  added = dataclasses.replace(
-    spec,
-    words=zero._replace(c=w.c, beta=w.beta, bias=w.bias if with_bias else None),
-    out_dtype=wide,
-    activation=None,
-    save=False,
-  )
-  nothing = jnp.zeros([1] * len(spec.out), wide)
+  plain = dataclasses.replace(spec, out_dtype=wide, activation=None, save=False)
   x = x._replace(alpha=None, bias=x.bias if with_bias else None)
-  return spec_lib.epilogue([nothing], x, added)[0]
+  nothing = jnp.zeros([1] * len(spec.out), wide)
+  return spec_lib.epilogue([nothing], x, plain)[0]

@@ -1,30 +1,24 @@
 """The drop-ins for `jax.lax.dot_general` and `jax.lax.ragged_dot_general`."""
 
 from collections.abc import Sequence
+import dataclasses
 import functools
 import operator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import lax
 
-from pallas_gemm import compat, numerics, tuning
-from pallas_gemm.ops import arguments, implementations, report, row_groups
-from pallas_gemm.ops.grouped import reference as type_of_groups
-from pallas_gemm.ops.implementations import Target
+from pallas_gemm import compat, numerics, report, tuning
+from pallas_gemm.ops import arguments, implementations
+from pallas_gemm.ops.grouped import check_sizes, of_groups
 from pallas_gemm.ops.invariance import is_batch_invariant
-from pallas_gemm.ops.product import product, typed
-from pallas_gemm.ops.spec import LETTERS, Operands, Spec
+from pallas_gemm.ops.product import product
+from pallas_gemm.ops.spec import LETTERS, Operands
 
-
-class _Options(NamedTuple):
-  """The arguments that are no arrays."""
-
-  dimension_numbers: Any
-  precision: Any
-  preferred_element_type: Any
-  out_sharding: Any
-  implementation: Any = None
+# What lax calls the dtype of a result.
+_PREFERRED = "preferred_element_type"
+_OPTIONS, _NO_FLAGS = {"out_dtype": _PREFERRED}, (False, False, False)
 
 
 def dot_general(
@@ -49,13 +43,11 @@ def dot_general(
   float32, of integers. On a mesh it is as `matmul`.
 
   Args:
-    lhs: an array.
-    rhs: an array.
+    lhs, rhs: arrays.
     dimension_numbers: ((lhs contracting, rhs contracting), (lhs batch, rhs
       batch)) dimensions; None for those of `jnp.dot`.
-    precision: as of `jax.lax.dot_general`.
+    precision, out_sharding: as of `jax.lax.dot_general`.
     preferred_element_type: the result's dtype.
-    out_sharding: as of `jax.lax.dot_general`.
 
   Returns:
     [batch dimensions, lhs free dimensions, rhs free dimensions].
@@ -73,13 +65,9 @@ def dot_general(
     (2, 3, 5)
   """
   lhs, rhs = arguments.array("lhs", lhs), arguments.array("rhs", rhs)
-  options = arguments.key(
-    _Options,
-    _canonical(dimension_numbers),
-    precision,
-    preferred_element_type,
-    out_sharding,
-  )
+  how = None, preferred_element_type, precision, None, None, out_sharding
+  how = *how, *_NO_FLAGS, _canonical(dimension_numbers)
+  options = arguments.options(how, _OPTIONS)
   return _dot_general(options, tuning.generation(), lhs, rhs)
 
 
@@ -106,46 +94,40 @@ def _indices(dimensions: Any) -> tuple[int, ...]:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _dot_general(key, generation, lhs, rhs):
+def _dot_general(options, generation, lhs, rhs):
   del generation  # a key: the config may be another one now
-  numbers, precision, preferred_element_type, out_sharding, _ = key.options
-  arguments.check_numbers(lhs=lhs, rhs=rhs)
-  arguments.check_out_sharding(out_sharding)
-  if precision is not None:
-    precision = arguments.precision(precision)
+  arguments.check_numbers(("lhs", "rhs"), (lhs, rhs))
+  arguments.check_out_sharding(options.out_sharding)
   reference = functools.partial(
     lax.dot_general,
-    dimension_numbers=numbers,
-    precision=precision,
-    preferred_element_type=preferred_element_type,
-    out_sharding=out_sharding,
+    dimension_numbers=options.dimension_numbers,
+    precision=arguments.precision(options.precision),
+    preferred_element_type=options.out_dtype,
+    out_sharding=options.out_sharding,
   )
   # Raises what is to be raised, and says what None means as dimensions.
   try:
     traced = jax.make_jaxpr(reference)(lhs, rhs)
+    if numerics.kind(traced.out_avals[0].dtype) == "other":
+      raise TypeError(f"{_PREFERRED} must be a dtype of numbers")
   except TypeError:
-    name = "preferred_element_type"
-    arguments.dtype_of(preferred_element_type, None, name)  # names it
+    arguments.dtype_of(options.out_dtype, None, _PREFERRED)  # names it
     raise
-  if numerics.kind(traced.out_avals[0].dtype) == "other":
-    arguments.dtype_of(preferred_element_type, None, "preferred_element_type")
   eqn = next(e for e in traced.eqns if e.primitive is lax.dot_general_p)
   words, out = _letters(lhs.ndim, rhs.ndim, eqn.params["dimension_numbers"])
-  x = Operands(lhs, rhs)
-  spec = Spec(
-    words=words,
-    out=out,
-    out_dtype=traced.out_avals[0].dtype,
-    precision=arguments.precision(precision),
-    batch_invariant=is_batch_invariant(),
+  x, out_dtype = Operands(lhs, rhs), traced.out_avals[0].dtype
+  spec = arguments.spec_of(
+    options, arguments.DENSE, words=words, out=out, out_dtype=out_dtype
   )
   # What a GPU would try first, whatever this is lowered for.
-  if not implementations.may_run_kernel(spec, x, Target(cuda=True)):
-    implementations.check_invariance(spec, Target(compat.targets_gpu()))
+  if not implementations.may_run_kernel(spec, x, cuda=True):
+    implementations.check_invariance(spec.batch_invariant, compat.targets_gpu())
     report.log_once(f"dot_general of {lhs.dtype} and {rhs.dtype} runs on XLA")
     return reference(lhs, rhs)
-  spec = typed(x, spec, lambda x: reference(x.a, x.b), out_sharding)
-  return product(x, spec)[0]
+  parts = arguments.parts_of(
+    x, lambda x: reference(x.a, x.b), options.out_sharding
+  )
+  return product(x, dataclasses.replace(spec, parts=parts))[0]
 
 
 def _letters(rank_l: int, rank_r: int, numbers) -> tuple[Operands, str]:
@@ -188,15 +170,12 @@ def ragged_dot_general(
   Groups, transformations, numerics and derivatives are those of `ragged_dot`.
 
   Args:
-    lhs: an array.
-    rhs: an array.
+    lhs, rhs: arrays.
     group_sizes: integers.
     ragged_dot_dimension_numbers: a `jax.lax.RaggedDotDimensionNumbers`.
-    precision: as of `jax.lax.ragged_dot_general`.
-    preferred_element_type: the result's dtype.
+    precision, preferred_element_type: as of `jax.lax.ragged_dot_general`.
     group_offset: as for `ragged_dot`, where `rhs` has a group dimension.
-    out_sharding: as for `ragged_dot`.
-    implementation: as for `ragged_dot`.
+    out_sharding, implementation: as for `ragged_dot`.
 
   Returns:
     As `jax.lax.ragged_dot_general`.
@@ -222,42 +201,36 @@ def ragged_dot_general(
   """
   lhs, rhs = arguments.array("lhs", lhs), arguments.array("rhs", rhs)
   group_sizes = arguments.array("group_sizes", group_sizes)
-  if group_offset is not None:
-    group_offset = arguments.array("group_offset", group_offset)
+  group_offset = arguments.array("group_offset", group_offset, optional=True)
   numbers = ragged_dot_dimension_numbers
   if not isinstance(numbers, lax.RaggedDotDimensionNumbers):
     raise TypeError(
       "ragged_dot_dimension_numbers must be a"
       f" jax.lax.RaggedDotDimensionNumbers, got {type(numbers).__name__}"
     )
-  options = arguments.key(
-    _Options,
-    numbers,
-    precision,
-    preferred_element_type,
-    out_sharding,
-    implementation,
-  )
-  return _ragged_dot_general(
-    options, tuning.generation(), lhs, rhs, group_sizes, group_offset
-  )
+  dtype = preferred_element_type
+  how = None, dtype, precision, implementation, None, out_sharding
+  options = arguments.options((*how, *_NO_FLAGS, numbers), _OPTIONS)
+  rest = group_sizes, group_offset
+  return _ragged_dot_general(options, tuning.generation(), lhs, rhs, *rest)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _ragged_dot_general(key, generation, lhs, rhs, group_sizes, group_offset):
+def _ragged_dot_general(
+  options, generation, lhs, rhs, group_sizes, group_offset
+):
   del generation
-  numbers, precision, preferred, out_sharding, implementation = key.options
-  arguments.check_numbers(lhs=lhs, rhs=rhs, group_sizes=group_sizes)
-  preferred = arguments.dtype_of(preferred, None, "preferred_element_type")
-  names = arguments.implementation(implementation, arguments.GROUPED)
-  if precision is not None:
-    precision = arguments.precision(precision)
+  numbers = options.dimension_numbers
+  arrays = lhs, rhs, group_sizes
+  arguments.check_numbers(("lhs", "rhs", "group_sizes"), arrays)
+  preferred = arguments.dtype_of(options.out_dtype, None, _PREFERRED)
   reference = functools.partial(
     lax.ragged_dot_general,
     ragged_dot_dimension_numbers=numbers,
-    precision=precision,
+    precision=arguments.precision(options.precision),
     preferred_element_type=preferred,
   )
+  names = arguments.implementation(options.implementation, arguments.GROUPED)
   reason = _left_to_lax(lhs, rhs, group_sizes, numbers)
   sizes = group_sizes
   if group_offset is not None:
@@ -265,47 +238,33 @@ def _ragged_dot_general(key, generation, lhs, rhs, group_sizes, group_offset):
       reason = reason or "rhs has no group dimension"
       raise NotImplementedError(f"group_offset is not taken here: {reason}")
     groups = rhs.shape[numbers.rhs_group_dimensions[0]]
-    row_groups.check_sizes(group_sizes, group_offset, groups, "rhs")
+    check_sizes(group_sizes, group_offset, groups, "rhs")
     sizes = jax.ShapeDtypeStruct((groups,), group_sizes.dtype)
   # Raises what is to be raised. lax has no rule for shardings.
   plain = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (lhs, rhs, sizes)]
   with compat.one_device():
     out = jax.eval_shape(reference, *plain)
   if reason:
-    return _by_lax(
-      functools.partial(reference, out_sharding=out_sharding),
-      (lhs, rhs, group_sizes),
-      names,
-      reason,
+    if "xla" not in (names or ("xla",)):
+      raise NotImplementedError(
+        f"implementation={names} does not take this product: {reason}"
+      )
+    implementations.check_invariance(
+      is_batch_invariant(), compat.targets_gpu(), f"; {reason}"
     )
+    report.log_once(f"ragged_dot_general runs on jax.lax: {reason}")
+    return reference(*arrays, out_sharding=options.out_sharding)
   words, result = _grouped_letters(rhs.ndim, numbers)
-  spec = Spec(
+  spec = arguments.spec_of(
+    options,
+    arguments.GROUPED,
     words=words,
     out=result,
     ragged="k" if _is_contracted(numbers) else "m",
     out_dtype=out.dtype,
-    precision=arguments.precision(precision),
-    implementation=names,
-    batch_invariant=is_batch_invariant(),
-    leading_rows=group_offset is not None,
   )
   x = Operands(lhs, rhs)
-  spec = typed(x, spec, type_of_groups(spec, out, out_sharding), out_sharding)
-  rows = lhs.shape[numbers.lhs_ragged_dimensions[0]]
-  groups = out.shape[0] if spec.ragged == "k" else rhs.shape[words.b.index("g")]
-  offsets = row_groups.bounds(group_sizes, group_offset, rows, groups)
-  return product(x._replace(offsets=offsets), spec)[0]
-
-
-def _by_lax(reference, operands, names, reason: str) -> jax.Array:
-  if "xla" not in (names or ("xla",)):
-    raise NotImplementedError(
-      f"implementation={names} does not take this product: {reason}"
-    )
-  if is_batch_invariant() and compat.targets_gpu():
-    raise NotImplementedError(f"{implementations.NOT_INVARIANT}; {reason}")
-  report.log_once(f"ragged_dot_general runs on jax.lax: {reason}")
-  return reference(*operands)
+  return of_groups(x, spec, group_sizes, group_offset, options.out_sharding)
 
 
 def _left_to_lax(
@@ -345,4 +304,4 @@ def _grouped_letters(
   if not _is_contracted(numbers):
     rhs[numbers.rhs_group_dimensions[0]] = "g"
   out = "gmn" if _is_contracted(numbers) else "mn"
-  return Operands("".join(lhs), "".join(rhs), offsets="o"), out
+  return Operands("".join(lhs), "".join(rhs)), out

@@ -5,20 +5,29 @@ the rest while it is traced.
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import functools
 from typing import Any
 
 import jax
 from jax import lax
 import jax.numpy as jnp
+import numpy as np
 
-from pallas_gemm import tuning
+from pallas_gemm import numerics, tuning
 from pallas_gemm.kernels import activations
-from pallas_gemm.ops import arguments, row_groups
-from pallas_gemm.ops.invariance import is_batch_invariant
-from pallas_gemm.ops.matmul import Options
-from pallas_gemm.ops.product import product, typed
+from pallas_gemm.ops import arguments
+from pallas_gemm.ops.arguments import Options, check
+from pallas_gemm.ops.product import product
 from pallas_gemm.ops.spec import Operands, Spec
+
+# What users call the operands and options of the grouped ops.
+_PLAIN_NAMES = Operands("lhs", "rhs", bias="bias")
+_GATED_NAMES = Operands("x", "w_gate", "w_up")
+_OPTIONS = {
+  "out_dtype": "preferred_element_type",
+  "transpose_b": "transpose_rhs",
+}
 
 
 def ragged_dot(
@@ -43,60 +52,44 @@ def ragged_dot(
   are group 0, the next `group_sizes[1]` group 1, and so on. Sizes are known at
   run time alone; a change of them compiles nothing again.
 
-  Products of bfloat16 or float16 run on the Hopper kernel on GPUs of compute
-  capability 9.0, everything else on `jax.lax.ragged_dot_general`. What ran is
-  logged once, and so is why the other did not.
+  What is not said here is as for `matmul`: on which kernel it runs,
+  transformations, numerics, derivatives, errors. XLA's product is
+  `jax.lax.ragged_dot_general`. Examples of a `jax.vmap` are computed one after
+  the other, by `jax.lax.map`. The derivative of a bias may run on XLA whatever
+  `implementation` is.
 
-  Works under `jax.jit`, `jax.grad` (of any order, for `lhs`, `rhs` and `bias`),
-  `jax.vmap`, `jax.checkpoint` and `jax.shard_map`. Examples of a `jax.vmap` are
-  computed one after the other, by `jax.lax.map`.
-
-  On a mesh, whether its axes are Explicit or Auto, each device runs the kernel
-  on its part of the rows, of N, of K or of the groups (expert parallel): where
-  K or groups are sharded, parts are summed in float32 before bias and
-  activation are applied. The result is sharded as `lhs` along M and as `rhs`
-  along N, or as `out_sharding` says.
+  On a mesh each device runs the kernel on its part of the rows, of N, of K or
+  of the groups (expert parallel): where K or groups are sharded, parts are
+  summed in float32 before bias and activation are applied. The result is
+  sharded as `lhs` along M and as `rhs` along N, or as `out_sharding` says.
 
   Rows in no group give zeros, whatever `lhs`, bias and activation are: those
   past the last group, and those of groups that `rhs` does not have. A negative
   size counts as 0, and groups are cut off at M: nothing is read or written out
-  of bounds.
-
-  Numerics and derivatives are those of `matmul`: 16-bit operands are multiplied
-  exactly and added in float32, bias and activation are applied in float32, one
-  rounding follows; the same inputs give the same bits, gradients included. On
-  the Hopper kernel a NaN stays in its group; XLA multiplies every row with all
-  of `rhs` or with zeros, so there a NaN or infinity in `rhs` reaches all rows.
-  The derivative of a bias may run on XLA whatever `implementation` is.
+  of bounds. On the Hopper kernel a NaN stays in its group; XLA multiplies every
+  row with all of `rhs` or with zeros, so there a NaN or infinity in `rhs`
+  reaches all rows.
 
   Args:
-    lhs: [M, K]. Mixed dtypes are promoted as by `jnp.matmul`.
+    lhs: [M, K].
     rhs: [G, K, N].
     group_sizes: [G], integers; with `group_offset` [G or more].
-    precision: as of `jnp.matmul`; all of `lax.Precision` is the same to 16-bit
-      operands.
+    precision: as for `matmul`.
     preferred_element_type: the result's dtype, as of `jax.lax.ragged_dot`; by
       default the operands'.
     group_offset: the group that `rhs[0]` belongs to, an integer or [1]; the
       others follow. `group_sizes` then has the sizes of all groups, `rhs` the
       matrices of some, as with experts that are spread over devices. Cut off to
       where `rhs` has G groups left. None is 0.
+    out_sharding: of the result, for Explicit mesh axes.
     transpose_rhs: `rhs` is stored [G, N, K] and read in place.
     bias: [G, N]; no wider than the accumulation.
     activation: as for `matmul`.
-    implementation: "sm90", "xla" or a sequence of them, tried in this order;
-      None is ("sm90", "xla") on CUDA and "xla" elsewhere. "sm90" on a machine
-      without a GPU is interpreted: slow, and right.
+    implementation: as for `matmul`; "triton" is none.
     config: a `tuning.Config` for "sm90"; None takes the fastest one known.
-    out_sharding: of the result, for Explicit mesh axes.
 
   Returns:
     [M, N].
-
-  Raises:
-    TypeError, ValueError: an argument is wrong; the message names it.
-    NotImplementedError: none of `implementation` takes the product; the
-      message has the reason of each.
 
   Example:
     >>> import jax.numpy as jnp
@@ -110,24 +103,14 @@ def ragged_dot(
     [[3.0, 3.0], [6.0, 6.0], [6.0, 6.0], [0.0, 0.0]]
   """
   arguments.check_bool("transpose_rhs", transpose_rhs)
-  arrays = _arrays(
-    lhs=lhs,
-    rhs=rhs,
-    group_sizes=group_sizes,
-    group_offset=group_offset,
-    bias=bias,
-  )
-  options = _options(
-    arrays,
-    activation,
-    preferred_element_type,
-    precision,
-    implementation,
-    config,
-    out_sharding,
-    transpose_rhs,
-  )
-  return _ragged_dot(options, tuning.generation(), *arrays)
+  lhs, rhs = arguments.array("lhs", lhs), arguments.array("rhs", rhs)
+  bias = arguments.array("bias", bias, optional=True)
+  if activation is not None:
+    activation = activations.of(activation, lhs, rhs, preferred_element_type)
+  dtype = preferred_element_type
+  how = activation, dtype, precision, implementation, config, out_sharding
+  flags = False, transpose_rhs
+  return _call((lhs, rhs, None), group_sizes, group_offset, bias, how + flags)
 
 
 def gated_ragged_dot(
@@ -146,28 +129,19 @@ def gated_ragged_dot(
   """activation(x @ w_gate[g]) * (x @ w_up[g]) for each group of rows g.
 
   The first half of a layer of gated experts: `x` is read once, and the two
-  products never leave the chip. Groups, transformations, numerics and
-  derivatives are those of `ragged_dot`; kept for derivatives are the two
-  products, rounded to the result's dtype.
+  products never leave the chip. Kept for derivatives are the two products,
+  rounded to the result's dtype. All else is as for `ragged_dot`, errors too.
 
   Args:
     x: [M, K].
-    w_gate: [G, K, N].
-    w_up: shape and dtype of `w_gate`.
-    group_sizes: as for `ragged_dot`.
+    w_gate, w_up: [G, K, N], of one shape and dtype.
+    group_sizes: [G], integers; with `group_offset` [G or more].
     activation: as for `matmul`.
-    group_offset: as for `ragged_dot`.
-    preferred_element_type: as for `ragged_dot`.
-    implementation: as for `ragged_dot`.
-    config: as for `ragged_dot`.
-    out_sharding: as for `ragged_dot`.
+    group_offset, preferred_element_type, implementation, config, out_sharding:
+      as for `ragged_dot`.
 
   Returns:
     [M, N].
-
-  Raises:
-    TypeError, ValueError: an argument is wrong; the message names it.
-    NotImplementedError: as `ragged_dot`.
 
   Example:
     >>> import jax.numpy as jnp
@@ -178,124 +152,59 @@ def gated_ragged_dot(
     ... ).tolist()
     [[128.0, 128.0], [128.0, 128.0], [0.0, 0.0]]
   """
-  if activation is None:
-    raise TypeError("activation must be a function, got None")
-  arrays = _arrays(
-    x=x,
-    w_gate=w_gate,
-    w_up=w_up,
-    group_sizes=group_sizes,
-    group_offset=group_offset,
+  x, w_gate = arguments.array("x", x), arguments.array("w_gate", w_gate)
+  w_up, dtype = arguments.array("w_up", w_up), preferred_element_type
+  activation = activations.of(activation, x, w_gate, dtype)
+  how = activation, dtype, None, implementation, config, out_sharding
+  return _call((x, w_gate, w_up), group_sizes, group_offset, None, how)
+
+
+def _call(operands, group_sizes, group_offset, bias, options) -> jax.Array:
+  group_sizes = arguments.array("group_sizes", group_sizes)
+  group_offset = arguments.array("group_offset", group_offset, optional=True)
+  options, rest = arguments.options(options, _OPTIONS), (group_offset, bias)
+  return _ragged_dot(
+    options, tuning.generation(), *operands, group_sizes, *rest
   )
-  options = _options(
-    arrays,
-    activation,
-    preferred_element_type,
-    None,
-    implementation,
-    config,
-    out_sharding,
-    False,
-  )
-  return _gated_ragged_dot(options, tuning.generation(), *arrays)
-
-
-def _arrays(**arrays: Any) -> list[Any]:
-  return [
-    v
-    if isinstance(v, jax.Array)
-    or (v is None and name in ("group_offset", "bias"))
-    else arguments.array(name, v)
-    for name, v in arrays.items()
-  ]
-
-
-def _options(arrays: list[Any], activation: Any, dtype: Any, *rest: Any):
-  """The key of the arguments that are no arrays, as `Options` has them."""
-  if activation is not None:
-    activation = activations.of(activation, *arrays[:2], dtype)
-  return arguments.key(
-    Options, activation, dtype, *rest[:-1], False, rest[-1], names=_NAMES
-  )
-
-
-# What the grouped ops call their options.
-_NAMES = {"out_dtype": "preferred_element_type", "transpose_b": "transpose_rhs"}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _ragged_dot(key, generation, lhs, rhs, group_sizes, group_offset, bias):
-  del generation  # a key: the config may be another one now
-  options = key.options
-  arguments.check_numbers(lhs=lhs, rhs=rhs, group_sizes=group_sizes, bias=bias)
-  arguments.check_rank("lhs", lhs, 2, "[M, K]")
-  stored = "[G, N, K]" if options.transpose_b else "[G, K, N]"
-  arguments.check_rank("rhs", rhs, 3, stored)
-  x = Operands(*arguments.promoted(("lhs", "rhs"), lhs, rhs), bias=bias)
-  return _product(x, group_sizes, group_offset, options, ("lhs", "rhs"))
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _gated_ragged_dot(
-  key, generation, x, w_gate, w_up, group_sizes, group_offset
+def _ragged_dot(
+  options, generation, a, b, b_up, group_sizes, group_offset, bias
 ):
-  del generation
-  options = key.options
-  arguments.check_numbers(x=x, w_gate=w_gate, w_up=w_up)
-  arguments.check_rank("x", x, 2, "[M, K]")
-  arguments.check_rank("w_gate", w_gate, 3, "[G, K, N]")
-  arguments.check_like("w_up", w_up, "w_gate", w_gate)
-  names = "x", "w_gate", "w_up"
-  operands = Operands(*arguments.promoted(names, x, w_gate, w_up))
-  return _product(operands, group_sizes, group_offset, options, names[:2])
-
-
-def _product(
-  x: Operands, group_sizes, group_offset, options: Options, names
-) -> jax.Array:
-  """Checks what is left to check, and computes."""
+  del generation  # a key: the config may be another one now
+  x = Operands(a, b, b_up, bias)
+  names = _PLAIN_NAMES if x.b_up is None else _GATED_NAMES
+  stored = "[G, N, K]" if options.transpose_b else "[G, K, N]"
+  arguments.check_numbers(names, x)
+  check(x.a.ndim == 2, f"{names.a} must be [M, K]", f"shape {x.a.shape}")
+  check(x.b.ndim == 3, f"{names.b} must be {stored}", f"shape {x.b.shape}")
+  x = arguments.promoted(names, x)
   groups, k, n = x.b.shape
   if options.transpose_b:
     n, k = k, n
-  arguments.check_inner(names, x.a.shape, x.b.shape, x.a.shape[1], k)
-  row_groups.check_sizes(group_sizes, group_offset, groups, names[1])
-  out_dtype = _out_dtype(x, options)
-  wide = x.wide(out_dtype)
-  if x.bias is not None:
-    row_groups.check_bias(x.bias, groups, n, wide)
-  known = arguments.implementation(options.implementation, arguments.GROUPED)
-  arguments.check_config(options.config, known, arguments.GROUPED)
-  b = "gnk" if options.transpose_b else "gkn"
-  words = Operands(
-    "mk",
-    b,
-    None if x.b_up is None else b,
-    None if x.bias is None else "gn",
-    offsets="o",
-  )
-  spec = Spec(
+  arguments.check_inner(names, x, x.a.shape[1], k)
+  check_sizes(group_sizes, group_offset, groups, names.b)
+  out_dtype, shape = _out_dtype(x, options), (groups, n)
+  wanted = f"shape [G, N] = {shape}"
+  arguments.check_added("bias", x.bias, x.wide(out_dtype), wanted, shape)
+  of_b = "gnk" if options.transpose_b else "gkn"
+  words = zip(("mk", of_b, of_b, "gn"), x)
+  words = Operands(*[None if v is None else word for word, v in words])
+  spec = arguments.spec_of(
+    options,
+    arguments.GROUPED,
     words=words,
     out="mn",
     ragged="m",
     out_dtype=out_dtype,
-    activation=options.activation,
-    precision=arguments.precision(options.precision),
-    implementation=known,
-    config=options.config,
-    batch_invariant=is_batch_invariant(),
-    leading_rows=group_offset is not None,
   )
-  out = jax.ShapeDtypeStruct((x.a.shape[0], n), out_dtype)
-  spec = typed(
-    x, spec, reference(spec, out, options.out_sharding), options.out_sharding
-  )
-  offsets = row_groups.bounds(group_sizes, group_offset, x.a.shape[0], groups)
-  return product(x._replace(offsets=offsets), spec)[0]
+  return of_groups(x, spec, group_sizes, group_offset, options.out_sharding)
 
 
 def _out_dtype(x: Operands, options: Options) -> Any:
   """What lax makes of the operands' dtype and the one that is wanted."""
-  name, dtype = "preferred_element_type", x.a.dtype
+  name, dtype = _OPTIONS["out_dtype"], x.a.dtype
   wanted = arguments.dtype_of(options.out_dtype, dtype, name)
   if wanted == dtype:
     return dtype
@@ -314,28 +223,98 @@ def _out_dtype(x: Operands, options: Options) -> Any:
     ) from error
 
 
-def reference(spec: Spec, out: Any, out_sharding: Any):
-  """The product of one group in JAX's own functions, as far as types go.
+def check_sizes(
+  group_sizes: Any, group_offset: Any, groups: int, of: str
+) -> None:
+  """Integers, one for each group; more if there is an offset to start at.
 
   Args:
-    spec: the grouped product.
-    out: the shape of its result, as a jax.ShapeDtypeStruct.
-    out_sharding: as the user passed it.
+    group_sizes: of all groups.
+    group_offset: None, or the first of those that are computed.
+    groups: how many are computed.
+    of: the argument that has as many.
   """
+  for name, v in (("group_sizes", group_sizes), ("group_offset", group_offset)):
+    dtype = jnp.int32 if v is None else v.dtype
+    is_integer, got = numerics.kind(dtype) == "integer", f"dtype {dtype}"
+    check(is_integer, f"{name} must hold integers", got, TypeError)
+  got = f"shape {group_sizes.shape}"
+  check(group_sizes.ndim == 1, "group_sizes must have rank 1", got)
+  (count,) = group_sizes.shape
+  wanted = f"group_sizes must have {groups} entries"
+  if group_offset is None:
+    got = f"{count}; with group_offset it may have more"
+    check(count == groups, f"{wanted}, as {of} has groups", got)
+    return
+  check(count >= groups, f"{wanted} or more, as {of} has groups", count)
+  shape, wanted = group_offset.shape, "group_offset must have shape () or (1,)"
+  check(shape in ((), (1,)), wanted, shape)
 
-  def of_one_group(x: Operands):
-    if spec.ragged == "k" and out_sharding is not None:
-      return jax.sharding.reshard(jnp.zeros(out.shape), out_sharding)
-    word, b = spec.words.b, x.b
-    if "g" in word:
-      b = jnp.sum(b, word.index("g"), dtype=b.dtype)
-      word = word.replace("g", "")
-    contracted = (spec.words.a.index("k"),), (word.index("k"),)
-    z = lax.dot_general(
-      x.a, b, (contracted, ((), ())), out_sharding=out_sharding
-    )
-    if x.bias is not None:
-      z = z + jnp.sum(x.bias, 0).astype(z.dtype)
-    return z if spec.ragged == "m" else z[None]
 
-  return of_one_group
+def of_groups(
+  x: Operands,
+  spec: Spec,
+  group_sizes: jax.Array,
+  group_offset: jax.Array | None,
+  out_sharding: Any,
+) -> jax.Array:
+  """A grouped product, once its arguments are checked."""
+  rows = x.a.shape[spec.words.a.index(spec.ragged)]
+  (groups,), w = group_sizes.shape, spec.words
+  if "g" in w.b:
+    groups = x.b.shape[w.b.index("g")]
+  x = x._replace(offsets=bounds(group_sizes, group_offset, rows, groups))
+  spec = dataclasses.replace(
+    spec,
+    words=w._replace(offsets="o"),
+    leading_rows=group_offset is not None,
+  )
+  reference = functools.partial(_reference, spec, out_sharding)
+  parts = arguments.parts_of(x, reference, out_sharding)
+  return product(x, dataclasses.replace(spec, parts=parts))[0]
+
+
+def _reference(spec: Spec, out_sharding: Any, x: Operands) -> jax.Array:
+  """The product of one group in JAX's own functions, as far as types go."""
+  if spec.ragged == "k" and out_sharding is not None:
+    return jax.sharding.reshard(jnp.zeros(spec.shape(x)), out_sharding)
+  word, b = spec.words.b, x.b
+  if "g" in word:
+    b = jnp.sum(b, word.index("g"), dtype=b.dtype)
+    word = word.replace("g", "")
+  contracted = (spec.words.a.index("k"),), (word.index("k"),)
+  z = lax.dot_general(x.a, b, (contracted, ((), ())), out_sharding=out_sharding)
+  if x.bias is not None:
+    z = z + jnp.sum(x.bias, 0).astype(z.dtype)
+  return z if spec.ragged == "m" else z[None]
+
+
+def bounds(
+  group_sizes: jax.Array, group_offset: jax.Array | None, m: int, groups: int
+) -> jax.Array:
+  """Where groups start and end: int32 [groups + 1], never falling, in [0, m].
+
+  Args:
+    group_sizes: [groups or more], integers of any value.
+    group_offset: the first group, a scalar or [1]; None is 0.
+    m: rows.
+    groups: how many.
+  """
+  if group_sizes.dtype.itemsize < 4:  # it may have no room for m
+    group_sizes = group_sizes.astype(jnp.int32)
+  sizes = jnp.clip(group_sizes, 0, m).astype(jnp.int32)
+  numbers = lax.iota(jnp.int32, groups + 1)
+  if group_offset is not None:
+    last = group_sizes.shape[0] - groups
+    numbers += jnp.clip(group_offset.reshape(()), 0, last).astype(jnp.int32)
+  # Each bound is a sum of its own, for then XLA makes one kernel of it all.
+  is_before = lax.iota(jnp.int32, sizes.shape[0]) < numbers[:, None]
+  before = jnp.where(is_before, sizes, 0)
+  ends = lax.reduce(before, np.int32(0), _saturating_add, (1,))
+  return jnp.minimum(ends, m).astype(jnp.int32)
+
+
+def _saturating_add(x: jax.Array, y: jax.Array) -> jax.Array:
+  """x + y, or the largest number there is; neither is negative."""
+  largest = np.int32(np.iinfo(np.int32).max)
+  return x + jnp.minimum(y, largest - x)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from pallas_gemm import compat
-from pallas_gemm.ops import arguments, sharding
+from pallas_gemm.ops import sharding
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.spec import Operands, Spec
 
@@ -99,9 +99,9 @@ def _jvp(primals, tangents, *, spec: Spec):
 
 def _d_preactivation(x: Operands, dx: Operands, out, spec: Spec) -> jax.Array:
   """The tangent of what the activation is applied to; `out` has its type."""
-  w, alone = spec.words, spec.product_alone()
-  wide = x.wide(spec.out_dtype)
-  terms = []
+  w, wide, terms = spec.words, x.wide(spec.out_dtype), []
+  words = Operands(w.a, w.b, alpha=w.alpha, offsets=w.offsets)
+  alone = spec.product_alone(words)
   for a, b in ((dx.a, x.b), (x.a, dx.b)):
     if a is not None and b is not None:
       operands = Operands(a, b, alpha=x.alpha, offsets=x.offsets)
@@ -112,11 +112,9 @@ def _d_preactivation(x: Operands, dx: Operands, out, spec: Spec) -> jax.Array:
   # Through the wide dtype, so that transposed sums are added in it.
   spread = functools.partial(_spread, like=out, spec=spec, dtype=wide)
   if dx.alpha is not None:
-    words = alone.words._replace(alpha=None)
-    operands = Operands(x.a, x.b, offsets=x.offsets)
-    of_one = dataclasses.replace(alone, words=words, out_dtype=wide)
+    operands, of_one = next(spec.products(x, out_dtype=wide))
     (z,) = product(operands, of_one)
-    z = z if z.shape == out.shape else spread(z, alone.out)
+    z = z if z.shape == out.shape else spread(z, of_one.out)
     terms.append((z * spread(dx.alpha, w.alpha)).astype(spec.out_dtype))
   for c, beta in ((dx.c, x.beta), (x.c, dx.beta)):
     if c is not None and (beta is not None or c is dx.c):
@@ -135,10 +133,8 @@ def _spread(v, word: str, like: jax.Array, spec: Spec, dtype: Any) -> jax.Array:
   to, typed = jax.typeof(like), None
   if compat.explicit_mesh([like]) is not None:
     typed = to.sharding
-  order = sorted(range(len(word)), key=lambda i: spec.out.index(word[i]))
-  if order != list(range(len(word))):
-    v = v.transpose(order)
-  at = sorted(spec.out.index(c) for c in word)
+  v = spec_lib.in_order(v, word, spec.out)
+  at = sorted(map(spec.out.index, word))
   return lax.broadcast_in_dim(v.astype(dtype), to.shape, at, out_sharding=typed)
 
 
@@ -155,7 +151,7 @@ def _rows_of_bias(x: Operands, bias: jax.Array, spec: Spec) -> jax.Array:
   at = w.bias.index("n")
   words = Operands(w.a, w.bias[:at] + "k" + w.bias[at:], offsets=w.offsets)
   alone = spec.product_alone(
-    words=words,
+    words,
     # The Hopper kernel has one dtype for both operands.
     implementation=names and tuple(dict.fromkeys((*names, "xla"))),
     precision=lax.Precision.HIGHEST,  # nothing of the bias is cut off
@@ -213,9 +209,8 @@ def _cotangent(ct, x: Operands, to_a: bool, aval, spec: Spec) -> jax.Array:
   if target and target[-1] in word_ct and target[-1] not in word:
     sides = sides[::-1]
   (word_a, a), (word_b, b) = sides
-  spec = dataclasses.replace(
-    spec.product_alone(),
-    words=Operands(word_a, word_b, alpha=word_alpha),
+  spec = spec.product_alone(
+    Operands(word_a, word_b, alpha=word_alpha),
     out=target,
     out_dtype=aval.dtype,
     parts=aval.sharding.spec,
@@ -249,14 +244,13 @@ def _grouped_cotangent(ct, x: Operands, to_a: bool, aval, spec: Spec):
   first, second = (ct, other) if spec.ragged == "m" else (other, ct)
   if of == "b":
     first, second = other, ct
-  words = Operands(first[0], second[0], offsets=w.offsets)
   # Examples that share the target have a product each, and then a sum.
   shared = [c for c in spec.out if c not in "mnkg" + target]
-  of_out = dict(zip(spec.out, (*spec.parts, *(None,) * len(spec.out))))
+  of_out = spec.parts_of()
   wide = Operands(other[1], other[1]).wide(aval.dtype)
   spec = spec.product_alone(
+    Operands(first[0], second[0], offsets=w.offsets),
     ragged="k" if spec.ragged == "m" and not to_a else "m",
-    words=words,
     out="".join(shared) + target.translate(names),
     out_dtype=wide if shared else aval.dtype,
     parts=PartitionSpec(*[of_out[c] for c in shared], *aval.sharding.spec),
@@ -286,15 +280,11 @@ def _batch(axis_data, operands, dims, *, spec: Spec):
   part = axis_data.explicit_mesh_axis  # of the new dimension, in the type
   if part is not None and len(part) == 1:
     (part,) = part
-  parts = (*spec.parts, *(None,) * (len(spec.out) - len(spec.parts)))
+  parts = PartitionSpec(part, *spec.parts_of().values())
   spec = dataclasses.replace(
-    spec,
-    words=words,
-    out=letter + spec.out,
-    parts=PartitionSpec(part, *parts),
+    spec, words=words, out=letter + spec.out, parts=parts
   )
-  x = spec.named(operands)
-  return product(x, spec), [0] * spec.outputs
+  return product(spec.named(operands), spec), [0] * spec.outputs
 
 
 for _primitive in PRIMITIVES:
@@ -309,29 +299,3 @@ for _primitive in PRIMITIVES:
     _rule = functools.partial(sharding.lower, product=product, cuda=_cuda)
     mlir.register_lowering(_primitive, _rule, platform=_platform)
 compat.require_devices(product_on_unknown_mesh_p)
-
-
-# Types.
-
-
-def typed(x: Operands, spec: Spec, reference: Any, out_sharding: Any) -> Spec:
-  """The spec with the sharding that JAX gives the result of `reference`.
-
-  Args:
-    x: the operands.
-    spec: what is computed.
-    reference: reference(x) is the product in JAX's own functions; what it
-      raises is raised.
-    out_sharding: as the user passed it.
-  """
-  arguments.check_out_sharding(out_sharding)
-  if out_sharding is None and compat.explicit_mesh(x.present()) is None:
-    return spec
-  wanted = getattr(out_sharding, "spec", out_sharding)
-  if wanted is not None and wanted.unreduced:
-    raise NotImplementedError(
-      "out_sharding must not be unreduced; use jax.lax.dot_general"
-    )
-  # Not jax.eval_shape: it drops the sharding if any axis is Auto.
-  (out,) = jax.make_jaxpr(reference)(x).out_avals
-  return dataclasses.replace(spec, parts=out.sharding.spec)

@@ -4,15 +4,14 @@ Every dimension has a letter, as in einsum: a letter of A and B that the result
 lacks is summed over, one that all three have is a batch dimension.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
-import math
 from typing import Any, Literal, NamedTuple
 
 import jax
 from jax import lax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pallas_gemm import compat, numerics
 from pallas_gemm.kernels.problem import Side
@@ -45,7 +44,7 @@ class Operands(NamedTuple):
 
 
 class Sizes(NamedTuple):
-  """The dimensions of a product; groups is 0 without groups."""
+  """The dimensions of a product; 0 groups: it is dense."""
 
   batch: int
   m: int
@@ -122,10 +121,8 @@ class Spec:
   @property
   def has_epilogue(self) -> bool:
     """Whether anything is applied to A @ B."""
-    w = self.words
-    return self.activation is not None or any(
-      word is not None for word in (w.b_up, w.bias, w.c, w.alpha)
-    )
+    applied = self.activation, *self.words[2:6]
+    return any(x is not None for x in applied)
 
   @property
   def outputs(self) -> int:
@@ -164,34 +161,54 @@ class Spec:
     size = self.letters(x)
     return tuple(size[c] for c in self.out)
 
-  def product_alone(self, **changes: Any) -> "Spec":
-    """The product times alpha, with nothing else applied to it, and `changes`.
+  def is_empty(self, x: Operands) -> bool:
+    """Whether a dimension of a folded product is zero."""
+    return 0 in self.sizes(x)[: 5 if self.ragged else 4]
 
-    Its config is left to tuning: a user's is for the whole.
+  def parts_of(self) -> dict[str, Any]:
+    """How each letter of the results is sharded."""
+    return dict(zip(self.out, (*self.parts, *(None,) * len(self.out))))
+
+  def product_alone(self, words: Operands, **changes: Any) -> "Spec":
+    """A product of `words`, with nothing else applied to it, and `changes`.
+
+    Dimensions that only the rest has are not the product's, and its config is
+    left to tuning: a user's is for the whole.
     """
-    w = self.words
-    words = Operands(w.a, w.b, alpha=w.alpha, offsets=w.offsets)
-    # Dimensions that only the rest has are not the product's.
     kept = "".join(word for word in words if word) + "g" * bool(self.ragged)
-    parts = (*self.parts, *(None,) * len(self.out))
-    left = [(c, part) for c, part in zip(self.out, parts) if c in kept]
+    left = {c: part for c, part in self.parts_of().items() if c in kept}
     alone = dataclasses.replace(
       self,
       words=words,
-      out="".join(c for c, _ in left),
-      parts=PartitionSpec(*[part for _, part in left]),
+      out="".join(left),
+      parts=PartitionSpec(*left.values()),
       activation=None,
       save=False,
       config=None,
     )
     return dataclasses.replace(alone, **changes)
 
+  def products(
+    self, x: Operands, **changes: Any
+  ) -> Iterator[tuple[Operands, "Spec"]]:
+    """A @ B alone and, if gated, A @ B_up."""
+    w = self.words
+    for b, word in ((x.b, w.b), (x.b_up, w.b_up)):
+      if b is not None:
+        words = Operands(w.a, word, offsets=w.offsets)
+        alone = self.product_alone(words, **changes)
+        yield Operands(x.a, b, offsets=x.offsets), alone
+
+
+def in_order(v: jax.Array, word: str, out: str) -> jax.Array:
+  """Dimensions in the order of `out`."""
+  order = sorted(range(len(word)), key=lambda i: out.index(word[i]))
+  return v if order == list(range(len(word))) else v.transpose(order)
+
 
 def lifted(v: jax.Array, word: str, out: str) -> jax.Array:
   """Dimensions in the order of `out`, with 1 for those that are not there."""
-  order = sorted(range(len(word)), key=lambda i: out.index(word[i]))
-  if order != list(range(len(word))):
-    v = v.transpose(order)
+  v = in_order(v, word, out)
   missing = [i for i, c in enumerate(out) if c not in word]
   if compat.explicit_mesh([v]) is not None:
     return jnp.expand_dims(v, missing)  # a reshape may not keep the sharding
@@ -228,16 +245,25 @@ def epilogue(sums: Sequence[Any], x: Operands, spec: Spec) -> list[Any]:
   return [zero_outside(v, x.offsets, "o", "mn") for v in results]
 
 
+def without_product(x: Operands, spec: Spec) -> list[jax.Array]:
+  """As in BLAS: what K or alpha of zero leave, activation(beta * C + bias)."""
+  shape, wide = spec.shape(x), x.wide(spec.out_dtype)
+  mesh = compat.explicit_mesh(x.present())
+  to = mesh and NamedSharding(mesh, spec.parts)
+  no_groups = spec.ragged and x.offsets.shape == (1,)
+  if 0 in shape or spec.ragged == "k" or no_groups:
+    return [jnp.zeros(shape, spec.out_dtype, out_sharding=to)] * spec.outputs
+  nothing = [jnp.zeros(shape, wide, out_sharding=to)] * (1 + spec.gated)
+  return epilogue(nothing, x._replace(alpha=None), spec)
+
+
 def zero_outside(
   rows: jax.Array, offsets: jax.Array, word: str, out: str
 ) -> jax.Array:
   """Zeros for the rows (the letter m) in no group, whatever is there."""
+  at, word = word.index("o"), word.replace("o", "")
   first, last = (
-    lifted(
-      lax.index_in_dim(offsets, i, word.index("o"), keepdims=False),
-      word.replace("o", ""),
-      out,
-    )
+    lifted(lax.index_in_dim(offsets, i, at, keepdims=False), word, out)
     for i in (0, -1)
   )
   number = _row_numbers(rows, out.index("m"))
@@ -249,8 +275,3 @@ def _row_numbers(rows: jax.Array, axis: int = 0) -> jax.Array:
   shape = [1] * rows.ndim
   shape[axis] = rows.shape[axis]
   return lax.broadcasted_iota(jnp.int32, shape, axis)
-
-
-def is_empty(sizes: Sequence[int]) -> bool:
-  """Whether a dimension is zero."""
-  return math.prod(sizes) == 0

@@ -25,8 +25,6 @@ from pallas_gemm import compat, hardware, tuning
 from pallas_gemm.kernels import sm90_legal
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.ops import implementations
-from pallas_gemm.ops import spec as spec_lib
-from pallas_gemm.ops.implementations import Target
 from pallas_gemm.ops.product import PRIMITIVES
 from pallas_gemm.ops.spec import Operands, Spec
 from pallas_gemm.tuning import cache, measure, trial
@@ -225,15 +223,14 @@ def _folded(spec: Spec, operands) -> list[trial.Case | str]:
     return ["a product has an explicit config"]
   if spec.batch_invariant:
     return ["a batch-invariant product takes the model's config"]
-  target = Target(cuda=compat.targets_gpu())
-  names = implementations.names(spec, target)
+  names = implementations.names(spec, compat.targets_gpu())
   if "sm90" not in names:
     asked = spec.implementation is not None
     return [f"a product runs on {names}" if asked else _NO_GPU]
   found: list[trial.Case | str] = []
 
   def note(x: Operands, spec: Spec):
-    found.append(_case(x, spec, target))
+    found.append(_case(x, spec))
     return [jnp.zeros(spec.shape(x), spec.out_dtype)] * spec.outputs
 
   jax.eval_shape(
@@ -242,17 +239,15 @@ def _folded(spec: Spec, operands) -> list[trial.Case | str]:
   return found or ["a product is empty"]
 
 
-def _case(x: Operands, spec: Spec, target: Target) -> trial.Case | str:
-  if spec_lib.is_empty(spec.sizes(x)[: 5 if spec.ragged else 4]):
+def _case(x: Operands, spec: Spec) -> trial.Case | str:
+  if spec.is_empty(x):
     return "a product is empty"
   kernel = implementations.IMPLEMENTATIONS["sm90"]
   try:
     if reason := kernel.refuses(spec, x):
       raise NotImplementedError(reason)
     chosen = dataclasses.replace(spec, config=kernel.choose(x, spec))
-    jax.eval_shape(
-      lambda *v: kernel.run(spec.named(v), chosen, target), *x.present()
-    )
+    jax.eval_shape(lambda *v: kernel.run(spec.named(v), chosen), *x.present())
   except NotImplementedError as error:
     return f"the kernel does not take a product: {error}"
   factors = [1.0 if v is None else 0.5 for v in (x.alpha, x.beta)]

@@ -189,6 +189,32 @@ def _mlp(mode, arm):
   _compare(arm, mode, wrap(ours), wrap(plain), args, specs)
 
 
+def _batched_alone(name: str, mode: Mode, arm: Arm) -> None:
+  """K over devices, and a batch that alpha alone has, or C."""
+  args = normal(16, 32), normal(32, 24)
+  specs = P(None, "x"), P("x", None)
+  if name == "alpha":
+    args, specs = (*args, normal(8)), (*specs, P(None))
+  else:  # the axis that sums are spread over
+    args, specs = (*args, normal(8, 16, 24)), (*specs, P("x", None, None))
+  how = arm.how | ({"out_sharding": P(None, None)} if mode.explicit else {})
+
+  def ours(a, b, v):
+    f = lambda v: pallas_gemm.matmul(a, b, **{name: v}, **how)  # noqa: E731
+    return jax.vmap(f)(v)
+
+  def plain(a, b, v):
+    return v[:, None, None] * (a @ b) if name == "alpha" else a @ b + v
+
+  _compare(arm, mode, ours, plain, args, specs, typed=False)
+
+
+for _name in ("alpha", "c"):
+  _of_modes(f"{_name} alone batched, K sharded")(
+    functools.partial(_batched_alone, _name)
+  )
+
+
 @_of_modes("flax.linen.Dense")
 def _flax(mode, arm):
   def apply(layer):
@@ -376,7 +402,7 @@ def _left_to_xla(key: str, mode: Mode, arm: Arm) -> None:
 
 def _forget_warnings() -> None:
   """Messages that are logged once are logged again."""
-  from pallas_gemm.ops import report
+  from pallas_gemm import report
 
   report.reset()
 

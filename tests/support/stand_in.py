@@ -38,10 +38,8 @@ def installed(*, default: bool = False) -> Iterator[list[Call]]:
   with contextlib.ExitStack() as stack:
     stack.enter_context(mock.patch.dict(table, sm90=entry))
     if default:
-      names = property(lambda self: ("sm90", "xla"))
-      stack.enter_context(
-        mock.patch.object(implementations.Target, "default", names)
-      )
+      names = dict.fromkeys((False, True), ("sm90", "xla"))
+      stack.enter_context(mock.patch.dict(implementations.DEFAULT, names))
     jax.clear_caches()  # of what was lowered without it
     try:
       yield calls
@@ -59,13 +57,13 @@ def taking_all(
     calls: to which it adds what it was lowered for.
   """
 
-  def run(x, spec, target):
+  def run(x, spec):
     there = [v is not None for v in x]
 
     def compute(*operands):
       rest = iter(operands)
       named = type(x)(*[next(rest) if here else None for here in there])
-      return list(xla(named, spec, target))
+      return list(xla(named, spec))
 
     operands = compat.join_varying(*x.present())
     return _opaque_p.bind(*operands, compute=compute, calls=_Recorder(calls))
