@@ -33,6 +33,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
 
 CUDA_PLATFORMS = ("gpu", "cuda")
+# What a lowered program calls by custom_partitioning.
+PARTITIONED_BY_XLA = "CustomSPMDPartitioning"
 
 # XLA's CPU client runs host callbacks, and so what the threads of an
 # interpreted kernel wait in, on a pool of as many threads as there are cores.
@@ -292,18 +294,22 @@ def why_not_partitionable(ctx: Any) -> str | None:
     )
   if _mesh_of(ctx) is None:
     return (
-      "XLA can't partition a kernel over an unknown mesh; pass arrays with a"
-      " NamedSharding or use jax.set_mesh"
+      "XLA can't partition a kernel over an unknown mesh; give every argument a"
+      " NamedSharding (jax.device_put(x, P())) or create it inside jax.set_mesh"
     )
   return None
 
 
 def _mesh_of(ctx: Any) -> Any:
   """The mesh that XLA partitions over, if it is known."""
-  mesh = ctx.avals_out[0].sharding.mesh
-  if not mesh.empty:
-    return mesh
-  return getattr(ctx.module_context.axis_context, "abstract_mesh", None)
+  for mesh in (
+    ctx.avals_out[0].sharding.mesh,
+    getattr(ctx.module_context.axis_context, "abstract_mesh", None),
+    jax.sharding.get_abstract_mesh(),  # of jax.set_mesh
+  ):
+    if mesh is not None and not mesh.empty:
+      return mesh
+  return None
 
 
 def _names(axes: Any) -> str:
