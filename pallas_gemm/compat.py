@@ -33,6 +33,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
 
 CUDA_PLATFORMS = ("gpu", "cuda")
+# What a lowered program calls by custom_partitioning.
+PARTITIONED_BY_XLA = "CustomSPMDPartitioning"
 
 # XLA's CPU client runs host callbacks, and so what the threads of an
 # interpreted kernel wait in, on a pool of as many threads as there are cores.
@@ -292,18 +294,22 @@ def why_not_partitionable(ctx: Any) -> str | None:
     )
   if _mesh_of(ctx) is None:
     return (
-      "XLA can't partition a kernel over an unknown mesh; pass arrays with a"
-      " NamedSharding or use jax.set_mesh"
+      "XLA can't partition a kernel over an unknown mesh; give every argument a"
+      " NamedSharding (jax.device_put(x, P())) or create it inside jax.set_mesh"
     )
   return None
 
 
 def _mesh_of(ctx: Any) -> Any:
   """The mesh that XLA partitions over, if it is known."""
-  mesh = ctx.avals_out[0].sharding.mesh
-  if not mesh.empty:
-    return mesh
-  return getattr(ctx.module_context.axis_context, "abstract_mesh", None)
+  for mesh in (
+    ctx.avals_out[0].sharding.mesh,
+    getattr(ctx.module_context.axis_context, "abstract_mesh", None),
+    jax.sharding.get_abstract_mesh(),  # of jax.set_mesh
+  ):
+    if mesh is not None and not mesh.empty:
+      return mesh
+  return None
 
 
 def _names(axes: Any) -> str:
@@ -416,18 +422,18 @@ _anywhere: set[str] = set()
 
 
 def allow_ragged_copies(anywhere: str | None = None) -> None:
-  """Lets TMA copy one piece at a time from matrices of any height and width.
+  """Lets TMA copy one swizzle atom at a time from matrices of any shape.
 
-  Mosaic GPU describes a matrix to TMA as a grid of swizzled pieces (8 rows of
+  Mosaic GPU describes a matrix to TMA as a grid of swizzle atoms (8 rows of
   up to 128 bytes). It refuses a matrix that is not a whole number of them, and
-  a copy that does not start with a piece is wrong: what is past the end of the
-  piece comes as zeros. A copy that is one piece wide needs no such grid: its
+  a copy that does not start with an atom is wrong: what is past the end of the
+  atom comes as zeros. A copy that is one atom wide needs no such grid: its
   rows lie one after the other in shared memory either way, and then TMA takes
   any row of any matrix whose row stride is a multiple of 16 bytes. Other
   kernels' copies that Mosaic GPU takes by itself are left as they are.
 
   Args:
-    anywhere: name of a kernel whose copies, if one piece wide, may start at
+    anywhere: name of a kernel whose copies, if one atom wide, may start at
       any row and column.
   """
   if anywhere is not None:
@@ -439,7 +445,7 @@ def anywhere(index: jax.Array) -> jax.Array:
   """A row or column that a copy starts at, if `allow_ragged_copies` lets it.
 
   Mosaic GPU infers from the indices of copies which layouts shared memory can
-  have, and wants to be told that they are multiples of a piece. This tells it
+  have, and wants to be told that they are multiples of an atom. This tells it
   so, of an index that may be any. Nothing else reads it, and the copies that
   start there are described to TMA row by row.
   """
@@ -461,7 +467,7 @@ def _patch_async_copy() -> None:
     wanted = _is_ragged(gmem, transforms) or (
       len(transforms) == 1 and _kernel_name(self) in _anywhere
     )
-    if wanted and _is_one_piece_wide(smem):
+    if wanted and _is_one_atom_wide(smem):
       smem, transforms = _mgpu_utils.memref_fold(smem, 0, 3), ()
     src_ref, dst_ref = (gmem, smem) if into_smem else (smem, gmem)
     return original(
@@ -480,7 +486,7 @@ def _kernel_name(context) -> str:
 
 
 def _is_ragged(gmem, transforms) -> bool:
-  """Whether Mosaic GPU would refuse the matrix: not a whole grid of pieces."""
+  """Whether Mosaic GPU would refuse the matrix: not a whole grid of atoms."""
   if len(transforms) != 1:
     return False
   tiling = getattr(transforms[0], "tiling", ())
@@ -490,7 +496,7 @@ def _is_ragged(gmem, transforms) -> bool:
   )
 
 
-def _is_one_piece_wide(smem) -> bool:
+def _is_one_atom_wide(smem) -> bool:
   shape = tuple(ir.MemRefType(smem.type).shape)
   return len(shape) == 4 and shape[1] == 1
 

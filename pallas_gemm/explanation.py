@@ -20,17 +20,17 @@ class Explanation:
       order in which they were lowered; products that are alike are lowered
       once.
     platform: what it was lowered for.
+    is_partitioned_later: whether there are products that XLA partitions when
+      it compiles the program, which are not listed.
   """
 
   products: tuple[Ran, ...]
   platform: str
+  is_partitioned_later: bool = False
 
   def __str__(self) -> str:
     if not self.products:
-      return (
-        f"on {self.platform}: no product of this package, or none that is known"
-        " before XLA partitions the program"
-      )
+      return f"on {self.platform}: no product of this package{self._more()}"
     lines = [f"on {self.platform}:"]
     for ran in self.products:
       lines.append(f"{ran.product}")
@@ -42,7 +42,21 @@ class Explanation:
         lines.append(f"  because {ran.why}")
       if ran.around:
         lines.append(f"  shards: {ran.around}")
-    return "\n".join(lines)
+    return "\n".join(lines) + self._more()
+
+  def _more(self) -> str:
+    """What is not listed, in words."""
+    if self.is_partitioned_later:
+      return (
+        "\nproducts that XLA partitions over Auto mesh axes are not known yet"
+        " and not listed; without platform= they are"
+      )
+    if not self.products:
+      return (
+        "; dot_general passes on to jax.lax what no kernel takes, as all of"
+        " other dtypes than bfloat16 and float16"
+      )
+    return ""
 
 
 def explain(
@@ -100,9 +114,11 @@ def explain(
   with report.listening() as heard, compat.without_compilation_cache():
     if platform is None:
       traced.lower().compile()
+      later = False
     else:
-      traced.lower(lowering_platforms=(platform,))
+      lowered = traced.lower(lowering_platforms=(platform,))
+      later = compat.PARTITIONED_BY_XLA in lowered.as_text()
   where = platform or compat.target_device().platform
-  found = Explanation(tuple(dict.fromkeys(heard)), where)
+  found = Explanation(tuple(dict.fromkeys(heard)), where, later)
   print(found)
   return found

@@ -91,7 +91,8 @@ def export_buckets(
     `Buckets`, to be called with any number of rows up to the largest size.
 
   Raises:
-    ValueError: sizes are not positive, or there are none.
+    TypeError: x is no array.
+    ValueError: sizes are not positive, or there are none; x is a scalar.
 
   Example:
     >>> import jax, jax.numpy as jnp
@@ -104,6 +105,13 @@ def export_buckets(
     >>> served(jnp.ones((3, 4)), w).shape
     (3, 2)
   """
+  if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+    raise TypeError(
+      "x, the first argument of fn, must be an array of rows or its shape, got"
+      f" {type(x).__name__}; wrap fn so that the array comes first"
+    )
+  if not x.shape:
+    raise ValueError("x must have rows, got a scalar")
   sizes = tuple(sorted(set(sizes)))
   if not sizes or sizes[0] < 1:
     raise ValueError(f"sizes must be positive numbers, got {sizes}")

@@ -15,7 +15,7 @@ each_rung = pytest.mark.parametrize(
   "rung", with_variants(), ids=lambda r: r.name
 )
 SHAPES = (
-  suites.suite("tails")
+  suites.suite("edges")
   + suites.suite("primes")
   + (
     suites.Shape(129, 257, 65),

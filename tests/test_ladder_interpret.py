@@ -123,8 +123,8 @@ def test_nan_stays_in_its_row_and_column(rung):
   out = np.asarray(rung.gemm(a, b)).astype(np.float32)
   assert np.isnan(out[5]).all()
   assert not np.isfinite(out[:, 40]).any()
-  rest = np.delete(np.delete(out, 5, axis=0), 40, axis=1)
-  assert np.isfinite(rest).all()
+  others = np.delete(np.delete(out, 5, axis=0), 40, axis=1)
+  assert np.isfinite(others).all()
 
 
 @each_rung

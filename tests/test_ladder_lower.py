@@ -33,7 +33,7 @@ def _lower(rung, m, n, k, dtype, *, beta=0.0, config=None) -> str:
 @each_rung
 @pytest.mark.parametrize(
   "shape",
-  suites.suite("ladder") + suites.suite("tails") + suites.suite("large"),
+  suites.suite("ladder") + suites.suite("edges") + suites.suite("large"),
   ids=str,
 )
 def test_default_config(rung, shape):

@@ -23,7 +23,7 @@ _DRAIN = (
   " completion unseen; nothing is loaded after them"
 )
 _RELEASED = "the accumulator is read next, which waits; the slot stays unused"
-_WRITTEN = "every piece was waited for when it had been read"
+_WRITTEN = "every subtile was waited for when it had been read"
 UNSEEN = {
   ("k08_double_buffering", "plgpu.barrier_wait", 2, "left out"): _DRAIN,
   ("k10_warp_specialized", "plgpu.barrier_wait", 1, "left out"): _DRAIN,
@@ -47,7 +47,7 @@ def _key(bug: mutations.Bug) -> tuple[str, str, int, str]:
 
 
 def _problem(rung: contract.Rung) -> contract.Problem:
-  """Several tiles, more slabs of K than stages, tails on each side, a C."""
+  """Several tiles, more slabs of K than stages, edges on each side, a C."""
   m, n, k = 200, 136, 264
   if rung.config_type is contract.SimtConfig:
     config = problems.small_configs(rung, contract.Problem(1, 1, 1))[0]

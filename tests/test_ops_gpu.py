@@ -105,15 +105,15 @@ REPEATED = {
     Call(m=1000, n=1000, k=600, transpose_b=True, c_dtype=BF16),
     tuning.Config(block_n=144, stages=4, epilogue_n=32),
   ),
-  "split_tail": (
+  "split_last_wave": (
     Call(m=1000, n=2560, k=2000, bias="n", out_dtype="float32"),
     tuning.Config(**_TILE, tail_columns=3, tail_split_k=4),
   ),
-  "split_tail_of_a_partial_tile": (
+  "split_last_wave_of_a_partial_tile": (
     Call(m=1000, n=2488, k=2000, bias="n", activation=jax.nn.gelu),
     tuning.Config(**_TILE, tail_columns=3, tail_split_k=4),
   ),
-  "gated_split_tail": (
+  "gated_split_last_wave": (
     Call(m=2048, n=1152, k=1000, gated=True, activation=jax.nn.silu),
     tuning.Config(**_TILE, tail_columns=1, tail_split_k=4),
   ),

@@ -182,6 +182,14 @@ def test_wrong_sizes(sizes):
     )
 
 
+def test_the_rows_come_first():
+  w = jnp.ones((4, 2))
+  with pytest.raises(TypeError, match=r"x, the first argument .*, got dict"):
+    pallas_gemm.export_buckets(lambda params, x: x @ params["w"], {"w": w}, w)
+  with pytest.raises(ValueError, match="x must have rows, got a scalar"):
+    pallas_gemm.export_buckets(pallas_gemm.matmul, jnp.float32(1), w)
+
+
 @pytest.mark.parametrize("rows", (33, 4096))
 def test_too_many_rows(served, rows):
   message = f"x must have at most 32 rows, got {rows}"

@@ -101,7 +101,7 @@ EXAMPLES = {
     None,
     160,
   ),
-  "split_tail": (
+  "split_last_wave": (
     {"gated": True},
     GATED | {"tail_columns": 1, "tail_split_k": 4},
     "silu",

@@ -43,10 +43,10 @@ class Case:
   shape: tuple[int, int, int]
   config: Config
   problem: dict
-  tail: dense.Tail
+  epilogue: dense.Epilogue
 
 
-def case(name: str, shape, config: Config, tail=dense.PLAIN, **problem):
+def case(name: str, shape, config: Config, epilogue=dense.PLAIN, **problem):
   """A parameter of the test; `problem` has what `Problem` needs beside M, N, K.
 
   The dtype is bfloat16 unless said, the layout is the end of the name.
@@ -55,10 +55,12 @@ def case(name: str, shape, config: Config, tail=dense.PLAIN, **problem):
   problem |= {
     "transpose_a": layout[0] == "t",
     "transpose_b": layout[1] == "t",
-    "activation": None if tail.activation is None else tail.activation.__name__,
+    "activation": None
+    if epilogue.activation is None
+    else epilogue.activation.__name__,
   }
   problem = {"dtype": "bfloat16", "out_dtype": "bfloat16"} | problem
-  return pytest.param(Case(shape, config, problem, tail), id=name)
+  return pytest.param(Case(shape, config, problem, epilogue), id=name)
 
 
 def changed(config: Config, **fields) -> Config:
@@ -75,7 +77,7 @@ CASES = (
     "rows_nt",
     (130, 40, 70),
     ROWS,
-    dense.Tail(activation=jax.nn.relu),
+    dense.Epilogue(activation=jax.nn.relu),
     bias="n",
     **FP16,
   ),
@@ -83,7 +85,7 @@ CASES = (
     "columns_tn",
     (40, 136, 200),
     COLUMNS,
-    dense.Tail(alpha=-0.5, beta=2.0),
+    dense.Epilogue(alpha=-0.5, beta=2.0),
     c_dtype="float32",
     out_dtype="float32",
   ),
@@ -91,20 +93,20 @@ CASES = (
     "three_consumers_tt",
     (180, 64, 64),
     Config(block_m=192, block_n=64, stages=2, consumers=3),
-    dense.Tail(activation=jax.nn.gelu),
+    dense.Epilogue(activation=jax.nn.gelu),
     bias="m",
   ),
-  # Consumers that take turns: one of a block's units, or two, or none.
+  # Consumers that ping-pong: one of a block's work tiles, or two, or none.
   case(
-    "in_turns_nn",
+    "ping_pong_nn",
     (130, 200, 70),
     changed(SMALL, stages=4, consumers=2, split="pingpong"),
-    dense.Tail(activation=jax.nn.gelu, beta=2.0),
+    dense.Epilogue(activation=jax.nn.gelu, beta=2.0),
     c_dtype="bfloat16",
     bias="n",
   ),
   case(
-    "three_in_turns_tt",
+    "three_ping_pong_tt",
     (70, 96, 64),
     changed(SMALL, stages=3, consumers=3, split="pingpong"),
     out_dtype="float32",
@@ -121,15 +123,19 @@ CASES = (
     "c_ahead_tn",
     (130, 72, 70),
     changed(SMALL, epilogue_n=32, epilogue_buffers=1),
-    dense.Tail(beta=2.0),
+    dense.Epilogue(beta=2.0),
     c_dtype="bfloat16",
   ),
   case("ring_longer_than_k_nn", (3, 24, 64), changed(SMALL, stages=4)),
   case("slabs_of_128_nn", (33, 64, 250), changed(SMALL, block_k=128), **FP16),
   case("order_along_n_nt", (70, 130, 8), changed(SMALL, raster_dim="n")),
-  # Columns in pieces of 32, and wgmma's width that only NT has.
+  # Columns in atoms of 32, and wgmma's width that only NT has.
   case(
-    "narrow_nn", (64, 100, 66), NARROW, dense.Tail(beta=0.5), c_dtype="float16"
+    "narrow_nn",
+    (64, 100, 66),
+    NARROW,
+    dense.Epilogue(beta=0.5),
+    c_dtype="float16",
   ),
   case(
     "narrow_tn",
@@ -142,12 +148,12 @@ CASES = (
     (16, 112, 64),
     changed(OVERLAP, epilogue_n=16),
   ),
-  # The last piece has columns of the one before.
+  # The last subtile has columns of the one before.
   case(
     "overlap_nt",
     (70, 218, 210),
     OVERLAP,
-    dense.Tail(beta=-2.0),
+    dense.Epilogue(beta=-2.0),
     c_dtype="float16",
     bias="n",
   ),
@@ -175,12 +181,12 @@ CASES = (
     changed(SMALL, cluster_n=2, epilogue_n=32),
     out_dtype="float32",
   ),
-  # C where the results go: more slabs than pieces of both, and fewer.
+  # C where the results go: more slabs than subtiles of both, and fewer.
   case(
     "c_in_place_nn",
     (70, 304, 520),
     changed(WIDE, epilogue_buffers=4),
-    dense.Tail(beta=-2.0, activation=jax.nn.silu),
+    dense.Epilogue(beta=-2.0, activation=jax.nn.silu),
     c_dtype="bfloat16",
     bias="n",
   ),
@@ -215,14 +221,14 @@ CASES = (
     "gated_nt",
     (72, 66, 130),
     SMALL,
-    dense.Tail(activation=jax.nn.silu),
+    dense.Epilogue(activation=jax.nn.silu),
     gated=True,
   ),
   case(
     "gated_cluster_nn",
     (65, 64, 64),
     changed(SMALL, cluster_m=2),
-    dense.Tail(activation=jax.nn.gelu),
+    dense.Epilogue(activation=jax.nn.gelu),
     gated=True,
     save_preactivation=True,
     batch=2,
@@ -233,7 +239,7 @@ CASES = (
     "save_nn",
     (30, 136, 64),
     COLUMNS,
-    dense.Tail(activation=jnp.tanh, alpha=0.3),
+    dense.Epilogue(activation=jnp.tanh, alpha=0.3),
     bias="n",
     save_preactivation=True,
   ),
@@ -242,7 +248,7 @@ CASES = (
     "saved_c_in_place_nn",
     (70, 136, 130),
     changed(SMALL, epilogue_n=32),
-    dense.Tail(activation=jax.nn.gelu, beta=0.5),
+    dense.Epilogue(activation=jax.nn.gelu, beta=0.5),
     c_dtype="bfloat16",
     bias="n",
     save_preactivation=True,
@@ -254,19 +260,19 @@ CASES = (
     "swapped_tn",
     (40, 130, 200),
     changed(SWAPPED, block_n=64, epilogue_n=64),
-    dense.Tail(alpha=0.5, activation=jax.nn.gelu),
+    dense.Epilogue(alpha=0.5, activation=jax.nn.gelu),
     bias="m",
   ),
   case("swapped_tt", (100, 72, 64), changed(SWAPPED, block_n=32), **FP16),
   case("swapped_one_element_nn", (1, 1, 1), SWAPPED),
   case("swapped_overlap_nt", (70, 72, 66), changed(SWAPPED, epilogue_n=32)),
   # C is transposed on its way as results are: in place of them, of two tiles a
-  # block; in two buffers of its own; one tile a block, with partial pieces.
+  # block; in two buffers of its own; one tile a block, with partial subtiles.
   case(
     "swapped_c_in_place_nn",
     (70, 136, 130),
     changed(SWAPPED, epilogue_buffers=3),
-    dense.Tail(alpha=0.5, beta=-2.0),
+    dense.Epilogue(alpha=0.5, beta=-2.0),
     c_dtype="bfloat16",
     bias="n",
   ),
@@ -274,7 +280,7 @@ CASES = (
     "swapped_c_of_another_dtype_nt",
     (50, 70, 66),
     SWAPPED,
-    dense.Tail(activation=jax.nn.silu),
+    dense.Epilogue(activation=jax.nn.silu),
     c_dtype="float16",
     bias="m",
   ),
@@ -289,18 +295,18 @@ CASES = (
     "swapped_c_batch_tn",
     (40, 72, 66),
     changed(SWAPPED, block_n=64, epilogue_n=64, cluster_n=2),
-    dense.Tail(activation=jnp.tanh),
+    dense.Epilogue(activation=jnp.tanh),
     c_dtype="bfloat16",
     batch=2,
     batched_a=True,
     save_preactivation=True,
   ),
-  # One swizzled piece of the result is as wide as all of it.
+  # One swizzle atom of the result is as wide as all of it.
   case(
     "swapped_wide_nn",
     (20, 24, 70),
     changed(SWAPPED, block_m=128, consumers=2),
-    dense.Tail(activation=jnp.tanh),
+    dense.Epilogue(activation=jnp.tanh),
     save_preactivation=True,
   ),
   case(
@@ -323,7 +329,7 @@ CASES = (
     "split_k_nn",
     (65, 40, 270),
     changed(SMALL, split_k=3),
-    dense.Tail(activation=jax.nn.silu, beta=-1.0),
+    dense.Epilogue(activation=jax.nn.silu, beta=-1.0),
     c_dtype="bfloat16",
     bias="n",
   ),
@@ -331,7 +337,7 @@ CASES = (
     "split_k_gated_nt",
     (33, 40, 270),
     changed(SMALL, split_k=3),
-    dense.Tail(activation=jax.nn.silu),
+    dense.Epilogue(activation=jax.nn.silu),
     gated=True,
     transpose_b=True,
   ),
@@ -339,7 +345,7 @@ CASES = (
     "split_k_gated_saved_nn",
     (20, 64, 130),
     changed(SMALL, split_k=2),
-    dense.Tail(activation=jax.nn.gelu),
+    dense.Epilogue(activation=jax.nn.gelu),
     gated=True,
     save_preactivation=True,
   ),
@@ -347,7 +353,7 @@ CASES = (
     "split_k_saved_tn",
     (65, 24, 200),
     changed(SMALL, split_k=2),
-    dense.Tail(activation=jax.nn.silu),
+    dense.Epilogue(activation=jax.nn.silu),
     save_preactivation=True,
     bias="n",
     transpose_a=True,
@@ -364,36 +370,36 @@ CASES = (
   ),
 )
 # The last columns of tiles in parts of K; the last part has fewer slabs.
-TAIL = changed(SMALL, tail_columns=1, tail_split_k=2)
-TAIL_CASES = (
-  case("tail_nn", (70, 192, 330), changed(TAIL, tail_split_k=3)),
-  case("tail_of_a_partial_tile_nn", (70, 152, 200), TAIL, bias="n"),
+LAST_WAVE = changed(SMALL, tail_columns=1, tail_split_k=2)
+LAST_WAVE_CASES = (
+  case("last_wave_nn", (70, 192, 330), changed(LAST_WAVE, tail_split_k=3)),
+  case("last_wave_of_a_partial_tile_nn", (70, 152, 200), LAST_WAVE, bias="n"),
   case(
-    "tail_of_two_columns_and_some_nt",
+    "last_wave_of_two_columns_and_some_nt",
     (66, 132, 200),
-    changed(TAIL, tail_columns=2),
+    changed(LAST_WAVE, tail_columns=2),
     out_dtype="float32",
   ),
   case(
-    "tail_of_two_columns_nt",
+    "last_wave_of_two_columns_nt",
     (70, 192, 200),
-    changed(TAIL, tail_columns=2),
-    dense.Tail(alpha=-0.5, activation=jax.nn.silu),
+    changed(LAST_WAVE, tail_columns=2),
+    dense.Epilogue(alpha=-0.5, activation=jax.nn.silu),
     bias="n",
     **FP16,
   ),
   case(
-    "tail_at_once_tn",
+    "last_wave_at_once_tn",
     (130, 128, 200),
     changed(ROWS, tail_columns=1, tail_split_k=2),
     bias="m",
     out_dtype="float32",
   ),
   case(
-    "tail_gated_tt",
+    "last_wave_gated_tt",
     (72, 128, 130),
-    TAIL,
-    dense.Tail(activation=jax.nn.gelu),
+    LAST_WAVE,
+    dense.Epilogue(activation=jax.nn.gelu),
     gated=True,
   ),
 )
@@ -404,7 +410,7 @@ DIRECT_CASES = (
     "c_and_bias_tn",
     (10, 257, 64),
     DIRECT,
-    dense.Tail(activation=jax.nn.relu),
+    dense.Epilogue(activation=jax.nn.relu),
     bias="m",
     c_dtype="float32",
     out_dtype="float32",
@@ -438,7 +444,7 @@ FACTOR_CASES = (
     "c_in_place_nn",
     (70, 304, 130),
     changed(WIDE, epilogue_buffers=4),
-    dense.Tail(activation=jax.nn.silu),
+    dense.Epilogue(activation=jax.nn.silu),
     c_dtype="bfloat16",
     bias="n",
   ),
@@ -446,22 +452,24 @@ FACTOR_CASES = (
     "saved_tt",
     (70, 136, 130),
     COLUMNS,
-    dense.Tail(activation=jnp.tanh),
+    dense.Epilogue(activation=jnp.tanh),
     save_preactivation=True,
     c_dtype="float16",
     **FP16,
   ),
   case("by_rows_nn", (70, 129, 64), DIRECT, c_dtype="bfloat16", bias="n"),
   case(
-    "in_turns_nn",
+    "ping_pong_nn",
     (130, 200, 70),
     changed(SMALL, stages=4, consumers=2, split="pingpong"),
-    dense.Tail(activation=jax.nn.gelu),
+    dense.Epilogue(activation=jax.nn.gelu),
     c_dtype="float16",
     bias="n",
     **FP16,
   ),
-  case("one_unit_nn", (3, 24, 64), changed(SMALL, stages=4), c_dtype="float16"),
+  case(
+    "one_work_tile_nn", (3, 24, 64), changed(SMALL, stages=4), c_dtype="float16"
+  ),
   case("swapped_nt", (40, 150, 66), SWAPPED, bias="n", **FP16),
   case(
     "swapped_c_in_place_nn",
@@ -490,15 +498,15 @@ FACTOR_CASES = (
     "split_k_nn",
     (65, 40, 270),
     changed(SMALL, split_k=3),
-    dense.Tail(activation=jax.nn.silu),
+    dense.Epilogue(activation=jax.nn.silu),
     c_dtype="bfloat16",
     bias="n",
   ),
   case(
-    "split_tail_nt",
+    "split_last_wave_nt",
     (70, 192, 200),
-    TAIL,
-    dense.Tail(activation=jax.nn.silu),
+    LAST_WAVE,
+    dense.Epilogue(activation=jax.nn.silu),
     bias="n",
     **FP16,
   ),
@@ -516,12 +524,14 @@ def _check(found: Case) -> Problem:
   problem = Problem(m=m, n=n, k=k, **found.problem)
   assert sm90_dense.is_legal(found.config, problem) is None
   x = dense.operands(problem, seed=m + n + k)
-  outs = dense.run(problem, found.config, x, found.tail)
-  dense.assert_right(outs, problem, x, found.tail)
+  outs = dense.run(problem, found.config, x, found.epilogue)
+  dense.assert_right(outs, problem, x, found.epilogue)
   return problem
 
 
-@pytest.mark.parametrize("found", oldest.every_other((*CASES, *TAIL_CASES)))
+@pytest.mark.parametrize(
+  "found", oldest.every_other((*CASES, *LAST_WAVE_CASES))
+)
 def test_values(found):
   problem = sm90_plan.computed(_check(found), found.config)
   assert not sm90_plan.stores_rows(problem, found.config)
@@ -556,16 +566,16 @@ def test_factors_known_at_run_time(found):
   @jax.jit
   def run(x, factors):
     traces.append(factors)
-    tail = dataclasses.replace(found.tail, **factors)
-    return dense.run(problem, found.config, x, tail)
+    epilogue = dataclasses.replace(found.epilogue, **factors)
+    return dense.run(problem, found.config, x, epilogue)
 
   names = ("alpha", "beta") if problem.c_dtype else ("alpha",)
   for values in ((-0.3, 2.7), (1.0, 0.0)):
     factors = dict(zip(names, map(jnp.float32, values)))
     outs = run(x, factors)
     read = {name: float(factor) for name, factor in factors.items()}
-    tail = dataclasses.replace(found.tail, **read)
-    dense.assert_right(outs, problem, x, tail)
+    epilogue = dataclasses.replace(found.epilogue, **read)
+    dense.assert_right(outs, problem, x, epilogue)
   assert len(traces) == 1
 
 
@@ -578,7 +588,7 @@ def test_one_factor_known_at_run_time(name, split_k):
   )
   x = dense.operands(problem)
   config = changed(SMALL, split_k=split_k, epilogue_n=32)
-  static = dense.Tail(alpha=-0.5, beta=4.0)
+  static = dense.Epilogue(alpha=-0.5, beta=4.0)
   factor = jnp.float32(getattr(static, name))
   read = dataclasses.replace(static, **{name: factor})
   (want,), (got,) = (dense.run(problem, config, x, t) for t in (static, read))
@@ -589,10 +599,10 @@ def test_a_gated_product_has_no_factors():
   fields = {"dtype": "bfloat16", "out_dtype": "bfloat16", "gated": True}
   problem = Problem(m=40, n=64, k=64, **fields)
   x = dense.operands(problem)
-  tail = dense.Tail(activation=jax.nn.silu)
-  (want,) = dense.run(problem, SMALL, x, tail)
-  tail = dataclasses.replace(tail, alpha=jnp.float32(3))
-  (got,) = dense.run(problem, SMALL, x, tail)
+  epilogue = dense.Epilogue(activation=jax.nn.silu)
+  (want,) = dense.run(problem, SMALL, x, epilogue)
+  epilogue = dataclasses.replace(epilogue, alpha=jnp.float32(3))
+  (got,) = dense.run(problem, SMALL, x, epilogue)
   np.testing.assert_array_equal(problems.bits(got), problems.bits(want))
 
 
@@ -608,8 +618,8 @@ def test_nan_stays_in_its_row_and_column(split_k):
   out = np.asarray(out[0], np.float32)
   assert np.isnan(out[66]).all()
   assert not np.isfinite(out[:, 61]).any()
-  rest = np.delete(np.delete(out, 66, axis=0), 61, axis=1)
-  assert np.isfinite(rest).all()
+  others = np.delete(np.delete(out, 66, axis=0), 61, axis=1)
+  assert np.isfinite(others).all()
 
 
 def test_the_config_does_not_change_the_bits():
@@ -637,7 +647,7 @@ def test_swapped_operands_have_the_same_bits():
     ({"out_dtype": "float32"}, {}, "float32"),
     ({"c_dtype": "float32"}, {}, "C of 16 bits, got float32"),
     ({}, {"split_k": 2}, "split_k"),
-    # Stored [K, M], A is read in pieces of 32 columns or more.
+    # Stored [K, M], A is read in atoms of 32 columns or more.
     ({"transpose_a": True}, {}, "32 columns"),
   ),
 )
@@ -666,13 +676,13 @@ def test_what_a_swap_does_not_do_is_said(fields, change, reason):
 def test_what_a_split_tail_does_not_do_is_said(fields, change, reason):
   known = {"m": 64, "n": 256, "dtype": "bfloat16", "out_dtype": "bfloat16"}
   problem = Problem(k=256, **known | fields)
-  assert reason in sm90_dense.is_legal(changed(TAIL, **change), problem)
+  assert reason in sm90_dense.is_legal(changed(LAST_WAVE, **change), problem)
 
 
 def test_a_split_tail_has_the_same_bits_every_time():
   problem = Problem(m=66, n=128, k=270, dtype="bfloat16", out_dtype="float32")
   x = dense.operands(problem)
-  runs = [dense.run(problem, TAIL, x)[0] for _ in range(2)]
+  runs = [dense.run(problem, LAST_WAVE, x)[0] for _ in range(2)]
   np.testing.assert_array_equal(*map(problems.bits, runs))
 
 
@@ -696,7 +706,7 @@ def test_what_is_loaded_of_a_tile():
     ({}, {"epilogue_n": 128}, "must divide 96, or be less"),
     ({}, {"epilogue_n": 8}, "must divide 96"),
     ({}, {"epilogue_n": 48}, "must be 16, 32 or a multiple of 64, got 48"),
-    # 256 bytes of a row are two swizzled pieces, which do not start anywhere.
+    # 256 bytes of a row are two swizzle atoms, which do not start anywhere.
     ({"out_dtype": "float32"}, {"epilogue_n": 64}, "128 bytes"),
     ({"c_dtype": "float32"}, {"epilogue_n": 64}, "128 bytes"),
     ({}, {"epilogue_n": 64, "split_k": 2}, "128 bytes"),

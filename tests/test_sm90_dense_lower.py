@@ -30,7 +30,7 @@ X = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
 
 # What the kernel branches on, beside the config.
 _LAYOUTS = ("nn", "nt", "tn", "tt")
-_TAILS = (
+_EPILOGUES = (
   {},
   {"bias": "n", "activation": "gelu"},
   {"c_dtype": "bfloat16"},
@@ -42,10 +42,10 @@ _TAILS = (
 )
 _OUT_DTYPES = ("bfloat16", "float16", "float32")
 _SHAPES = ((520, 1032, 1000), (500, 777, 3000), (513, 4096, 520))
-_PROBLEMS = tuple(itertools.product(_SHAPES, _LAYOUTS, _OUT_DTYPES, _TAILS))
+_PROBLEMS = tuple(itertools.product(_SHAPES, _LAYOUTS, _OUT_DTYPES, _EPILOGUES))
 
 
-def _problem(shape, layout, out_dtype, tail) -> Problem:
+def _problem(shape, layout, out_dtype, epilogue) -> Problem:
   m, n, k = shape
   return Problem(
     m=m,
@@ -55,7 +55,7 @@ def _problem(shape, layout, out_dtype, tail) -> Problem:
     out_dtype=out_dtype,
     transpose_a=layout[0] == "t",
     transpose_b=layout[1] == "t",
-    **tail,
+    **epilogue,
   )
 
 
@@ -95,10 +95,10 @@ def test_what_the_model_may_choose(tile):
 
 @pytest.mark.parametrize("shape", _SHAPES, ids=str)
 @pytest.mark.parametrize("layout", ("nn", "nt"))
-@pytest.mark.parametrize("tail", _TAILS[1:3], ids=str)
-def test_swapped_operands(shape, layout, tail):
+@pytest.mark.parametrize("epilogue", _EPILOGUES[1:3], ids=str)
+def test_swapped_operands(shape, layout, epilogue):
   """The model's candidates, for each height of a tile."""
-  problem = _problem(shape, layout, "bfloat16", tail)
+  problem = _problem(shape, layout, "bfloat16", epilogue)
   found = {
     (c.block_n, c.cluster_m): c
     for c in model.candidates(problem)
@@ -122,7 +122,7 @@ def test_clusters(cluster, layout):
 
 
 @pytest.mark.parametrize(
-  ("shape", "tail"),
+  ("shape", "epilogue"),
   (
     ((2048, 32000, 4096), {"bias": "n"}),
     ((4096, 14336, 4096), {"activation": "silu", "gated": True}),
@@ -130,8 +130,8 @@ def test_clusters(cluster, layout):
   ids=("bias", "gated"),
 )
 @pytest.mark.parametrize("out_dtype", ("bfloat16", "float32"))
-def test_a_split_tail(shape, tail, out_dtype):
-  problem = _problem(shape, "nn", out_dtype, tail)
+def test_a_split_last_wave(shape, epilogue, out_dtype):
+  problem = _problem(shape, "nn", out_dtype, epilogue)
   split = (c for c in model.candidates(problem) if c.tail_columns)
   config = next(c for c in split if sm90_dense.is_legal(c, problem) is None)
   assert "mosaic_gpu" in _lower(problem, config), config
@@ -139,25 +139,29 @@ def test_a_split_tail(shape, tail, out_dtype):
 
 @pytest.mark.parametrize("out_dtype", ("bfloat16", "float32"))
 @pytest.mark.parametrize("columns", (2, 128))
-@pytest.mark.parametrize("tail", (_TAILS[0], _TAILS[1], _TAILS[6]), ids=str)
-def test_a_split_tail_of_one_unit_a_block(columns, out_dtype, tail):
-  problem = _problem((50, 64 * columns, 256), "nn", out_dtype, tail)
+@pytest.mark.parametrize(
+  "epilogue", (_EPILOGUES[0], _EPILOGUES[1], _EPILOGUES[6]), ids=str
+)
+def test_a_split_last_wave_of_one_work_tile_a_block(
+  columns, out_dtype, epilogue
+):
+  problem = _problem((50, 64 * columns, 256), "nn", out_dtype, epilogue)
   config = dataclasses.replace(CONFIG, tail_columns=1, tail_split_k=4)
   assert sm90_dense.is_legal(config, problem) is None
-  assert sm90_plan.units_of_a_block(problem, config) == 1
+  assert sm90_plan.work_tiles_of_a_block(problem, config) == 1
   assert "mosaic_gpu" in _lower(problem, config)
 
 
-@pytest.mark.parametrize("tail", _TAILS, ids=str)
+@pytest.mark.parametrize("epilogue", _EPILOGUES, ids=str)
 @pytest.mark.parametrize("shape", ((49, 43, 112), (300, 4096, 64)), ids=str)
-def test_one_unit_a_block(shape, tail):
-  """There is no loop over units, and no slot of the ring is used again."""
-  layout = _LAYOUTS[_hash(shape, tail) % len(_LAYOUTS)]
-  problem = _problem(shape, layout, "bfloat16", tail)
+def test_one_work_tile_a_block(shape, epilogue):
+  """There is no loop over work tiles, and no slot of the ring is used again."""
+  layout = _LAYOUTS[_hash(shape, epilogue) % len(_LAYOUTS)]
+  problem = _problem(shape, layout, "bfloat16", epilogue)
   config = next(
     c
     for c in model.candidates(problem)
-    if sm90_plan.units_of_a_block(problem, c) == 1
+    if sm90_plan.work_tiles_of_a_block(problem, c) == 1
     and sm90_dense.is_legal(c, problem) is None
   )
   in_cluster = config.cluster_m * config.cluster_n > 1
@@ -174,14 +178,14 @@ def test_one_stage_is_for_one_slab_a_block():
     assert reason == (want and f"stages must be at least {want}, got 1")
 
 
-@pytest.mark.parametrize("tail", _TAILS, ids=str)
+@pytest.mark.parametrize("epilogue", _EPILOGUES, ids=str)
 @pytest.mark.parametrize("out_dtype", ("bfloat16", "float32"))
 @pytest.mark.parametrize("slabs", (1, 2))
-def test_consumers_that_take_turns(slabs, out_dtype, tail):
-  """Units of one slab have no loop; a consumer may have one unit or several."""
-  layout = _LAYOUTS[_hash(slabs, out_dtype, tail) % len(_LAYOUTS)]
+def test_consumers_that_ping_pong(slabs, out_dtype, epilogue):
+  """Tiles of one slab have no loop; a consumer may have one or several."""
+  layout = _LAYOUTS[_hash(slabs, out_dtype, epilogue) % len(_LAYOUTS)]
   for n in (512, 4096):
-    problem = _problem((2048, n, 64 * slabs), layout, out_dtype, tail)
+    problem = _problem((2048, n, 64 * slabs), layout, out_dtype, epilogue)
     config = next(
       c
       for c in model.candidates(problem)
@@ -190,7 +194,7 @@ def test_consumers_that_take_turns(slabs, out_dtype, tail):
     assert "mosaic_gpu" in _lower(problem, config), config
 
 
-def test_which_configs_have_consumers_that_take_turns():
+def test_which_configs_have_consumers_that_ping_pong():
   config = dataclasses.replace(
     CONFIG, consumers=2, split="pingpong", stages=4, tail_columns=0
   )
@@ -199,7 +203,11 @@ def test_which_configs_have_consumers_that_take_turns():
     (192, {}, "with pingpong stages must be 6 or more, got 4"),
     (64, {"stages": 3}, "a multiple of the consumers, at least two, got 3"),
     (64, {"consumers": 1}, "at least two, got 4 and 1"),
-    (128, {"split_k": 2}, "pingpong takes no split_k and no split tail"),
+    (
+      128,
+      {"split_k": 2},
+      "pingpong takes no split_k and no split of the last wave",
+    ),
     (64, {"split": "k"}, "split m, n or pingpong, got 2 and 'k'"),
   ):
     problem = _problem((256, 1024, k), "nn", "bfloat16", {})
@@ -208,14 +216,14 @@ def test_which_configs_have_consumers_that_take_turns():
     assert reason is None if want is None else want in reason
 
 
-@pytest.mark.parametrize("tail", _TAILS[:3], ids=str)
-def test_units_of_one_slab(tail):
-  problem = _problem((64, 64, 64), "nn", "bfloat16", tail)
+@pytest.mark.parametrize("epilogue", _EPILOGUES[:3], ids=str)
+def test_work_tiles_of_one_slab(epilogue):
+  problem = _problem((64, 64, 64), "nn", "bfloat16", epilogue)
   problem = dataclasses.replace(
     problem, batch=512, batched_a=True, batched_b=True
   )
   config = model.choose(problem)
-  assert sm90_plan.units_of_a_block(problem, config) > 1
+  assert sm90_plan.work_tiles_of_a_block(problem, config) > 1
   assert not sm90_plan.refills_ring(problem, config)
   assert "mosaic_gpu" in _lower(problem, config), config
 
@@ -233,18 +241,18 @@ _WAYS = {
     {"n": 4095, "c_dtype": "bfloat16", "bias": "n"},
     {"block_n": 128},
   ),
-  "in_turns": (
+  "ping_pong": (
     {"k": 128, "c_dtype": "bfloat16", "activation": "gelu"},
     {"consumers": 2, "split": "pingpong", "stages": 4},
   ),
-  "one_unit_a_block": ({"m": 64, "n": 512, "c_dtype": "float16"}, {}),
+  "one_work_tile_a_block": ({"m": 64, "n": 512, "c_dtype": "float16"}, {}),
   "swapped": ({"bias": "n"}, {"swap_ab": True}),
   "swapped_with_c": (
     {"c_dtype": "bfloat16"},
     {"swap_ab": True, "block_n": 48, "epilogue_n": 16},
   ),
   "split_k": ({"c_dtype": "bfloat16", "bias": "n"}, {"split_k": 2}),
-  "split_tail": ({"bias": "n"}, {"tail_columns": 1, "tail_split_k": 2}),
+  "split_last_wave": ({"bias": "n"}, {"tail_columns": 1, "tail_split_k": 2}),
 }
 
 
@@ -259,19 +267,21 @@ def test_factors_known_at_run_time(way, factors):
   assert "mosaic_gpu" in _lower(problem, config, factors)
 
 
-@pytest.mark.parametrize("tail", _TAILS, ids=str)
+@pytest.mark.parametrize("epilogue", _EPILOGUES, ids=str)
 @pytest.mark.parametrize("out_dtype", _OUT_DTYPES)
-def test_factors_known_at_run_time_with_what_the_model_chooses(out_dtype, tail):
-  shape = _SHAPES[_hash(out_dtype, tail) % len(_SHAPES)]
-  layout = _LAYOUTS[_hash(tail, out_dtype) % len(_LAYOUTS)]
-  problem = _problem(shape, layout, out_dtype, tail)
+def test_factors_known_at_run_time_with_what_the_model_chooses(
+  out_dtype, epilogue
+):
+  shape = _SHAPES[_hash(out_dtype, epilogue) % len(_SHAPES)]
+  layout = _LAYOUTS[_hash(epilogue, out_dtype) % len(_LAYOUTS)]
+  problem = _problem(shape, layout, out_dtype, epilogue)
   config = model.choose(problem)
   assert "mosaic_gpu" in _lower(problem, config, ("alpha", "beta")), config
 
 
 def test_a_factor_is_no_kernel_of_its_own():
   """It is an argument of the kernel as it comes."""
-  problem = _problem((2048, 4096, 1024), "nt", "bfloat16", _TAILS[2])
+  problem = _problem((2048, 4096, 1024), "nt", "bfloat16", _EPILOGUES[2])
   without, with_factors = (
     re.findall(r"stablehlo\.\w+", _lower(problem, CONFIG, factors))
     for factors in ((), ("alpha", "beta"))

@@ -15,16 +15,16 @@ from pallas_gemm import hardware
 from pallas_gemm.kernels import (
   sm90_body,
   sm90_dense,
+  sm90_epilogue,
   sm90_plan,
   sm90_stores,
-  sm90_tails,
 )
 from pallas_gemm.kernels.problem import Config, Problem
 from tests.support import dense, interpret, mutations, ragged_kernels
 
 BUGS = [
   bug
-  for module in (sm90_body, sm90_stores, sm90_tails)
+  for module in (sm90_body, sm90_stores, sm90_epilogue)
   for bug in mutations.bugs_of(module.__name__)
 ]
 
@@ -57,8 +57,8 @@ SWAPPED = (
   dataclasses.replace(PLAIN, n=130),
   dataclasses.replace(SMALL, swap_ab=True, epilogue_buffers=1),
 )
-# A whole tile, and one in parts of K.
-TAIL = (
+# A whole tile, and one, the last wave, in parts of K.
+LAST_WAVE = (
   dataclasses.replace(PLAIN, n=128, bias="n"),
   dataclasses.replace(SMALL, tail_columns=1, tail_split_k=3),
 )
@@ -68,8 +68,8 @@ ROWS = (
   dataclasses.replace(SMALL, block_n=128, epilogue_n=64),
 )
 
-# Five units of two slabs, three of them the first block's: one consumer has two
-# of these, the other one.
+# Five work tiles of two slabs, three of them the first block's: one consumer
+# has two of these, the other one.
 PINGPONG = (
   dataclasses.replace(
     PLAIN,
@@ -88,7 +88,7 @@ PINGPONG = (
 )
 
 # Groups: tiles that end with their group, one that is stored in part, none;
-# whole slabs and rests.
+# whole slabs and edges.
 GROUPS = Problem(
   m=140,
   n=64,
@@ -111,7 +111,7 @@ SLABS = Problem(
 )
 EMPTY = dataclasses.replace(SLABS, groups=3)
 OFFSETS = {2: (3, 22, 120), 3: (3, 22, 22, 120)}
-PIECES = dataclasses.replace(SMALL, epilogue_n=64)
+WIDE_SUBTILES = dataclasses.replace(SMALL, epilogue_n=64)
 
 CLEAN = {
   "two_consumers": (
@@ -128,9 +128,9 @@ CLEAN = {
     ),
     dataclasses.replace(SMALL, cluster_n=2),
   ),
-  # Two units of a slab, one of three: no slot is used again.
+  # Two work tiles of a slab, one of three: no slot is used again.
   "short": (dataclasses.replace(PLAIN, m=130, k=64), SMALL),
-  "one_unit": (
+  "one_work_tile": (
     dataclasses.replace(PLAIN, bias="n"),
     dataclasses.replace(SMALL, stages=3, epilogue_buffers=1),
   ),
@@ -140,16 +140,16 @@ CLEAN = {
   ),
   "rows": ROWS,
   "split_k": (PLAIN, dataclasses.replace(SMALL, split_k=2)),
-  "groups": (GROUPS, PIECES),
+  "groups": (GROUPS, WIDE_SUBTILES),
   "groups_gated": (
     dataclasses.replace(
       GROUPS, m=80, k=66, bias=None, gated=True, save_preactivation=True
     ),
-    dataclasses.replace(PIECES, cluster_n=2),
+    dataclasses.replace(WIDE_SUBTILES, cluster_n=2),
   ),
   "groups_of_two_consumers": (
     dataclasses.replace(GROUPS, k=64, transpose_b=True),
-    dataclasses.replace(PIECES, block_m=128, consumers=2),
+    dataclasses.replace(WIDE_SUBTILES, block_m=128, consumers=2),
   ),
   "slabs": (SLABS, SMALL),
   "a_group_of_zeros": (EMPTY, SMALL),
@@ -181,10 +181,10 @@ CLEAN = {
     dataclasses.replace(SWAPPED[0], c_dtype="bfloat16", bias="n"),
     dataclasses.replace(SMALL, swap_ab=True),
   ),
-  "split_tail": TAIL,
+  "split_last_wave": LAST_WAVE,
   "pingpong": PINGPONG,
-  # As many slabs as stages, but one consumer has two of the three units.
-  "pingpong_of_three_units": (
+  # As many slabs as stages, but one consumer has two of the three work tiles.
+  "pingpong_of_three_work_tiles": (
     dataclasses.replace(PLAIN, m=384, k=66),
     dataclasses.replace(PINGPONG[1], block_n=64, stages=6),
   ),
@@ -194,7 +194,7 @@ CLEAN = {
   ),
   "pingpong_of_groups": (
     GROUPS,
-    dataclasses.replace(PIECES, stages=9, consumers=3, split="pingpong"),
+    dataclasses.replace(WIDE_SUBTILES, stages=9, consumers=3, split="pingpong"),
   ),
 }
 
@@ -222,10 +222,10 @@ def _run(problem: Problem, config: Config) -> tuple[bool, bool]:
 def _dense(problem: Problem, config: Config):
   """A run of the kernel, and what checks its results."""
   x = dense.operands(problem)
-  tail = dense.Tail(activation=jax.nn.silu if problem.gated else None)
+  epilogue = dense.Epilogue(activation=jax.nn.silu if problem.gated else None)
   return (
-    lambda: dense.run(problem, config, x, tail),
-    lambda outs: dense.assert_right(outs, problem, x, tail),
+    lambda: dense.run(problem, config, x, epilogue),
+    lambda outs: dense.assert_right(outs, problem, x, epilogue),
   )
 
 
@@ -247,10 +247,10 @@ def test_free_of_races(name):
   assert _run(*CLEAN[name]) == (True, False)
 
 
-def test_a_tail_of_one_unit_a_block_is_free_of_races(monkeypatch):
-  problem, config = dataclasses.replace(TAIL[0], m=64), TAIL[1]
+def test_a_last_wave_of_one_work_tile_a_block_is_free_of_races(monkeypatch):
+  problem, config = dataclasses.replace(LAST_WAVE[0], m=64), LAST_WAVE[1]
   monkeypatch.setattr(hardware, "sm_count", lambda: 4)
-  assert sm90_plan.units_of_a_block(problem, config) == 1
+  assert sm90_plan.work_tiles_of_a_block(problem, config) == 1
   assert _run(problem, config) == (True, False)
 
 
@@ -273,7 +273,7 @@ EXAMPLES = (
   (WITH_C, SMALL),
   (PLAIN, SMALL),
   ROWS,
-  (GROUPS, PIECES),
+  (GROUPS, WIDE_SUBTILES),
   IN_PLACE,
   (EMPTY, SMALL),
 )
@@ -312,17 +312,17 @@ REWRITES = {
     WITH_C,
     (
       (
-        "        for staged, result in zip(self.staging, results(piece)):\n",
-        "        self.tail.load_next_c(unit, piece)\n"
-        "        for staged, result in zip(self.staging, results(piece)):\n",
+        "        for staged, result in zip(self.staging, results(subtile)):\n",
+        "        self.epilogue.load_next_c(work_tile, subtile)\n"
+        "        for staged, result in zip(self.staging, results(subtile)):\n",
       ),
       (
-        "          )\n        self.tail.load_next_c(unit, piece)\n",
+        "          )\n        self.epilogue.load_next_c(work_tile, subtile)\n",
         "          )\n",
       ),
     ),
   ),
-  # Three pieces and two buffers: the unit before ended with the first.
+  # Three subtiles and two buffers: the tile before ended with the first.
   "staged_where_one_leaves": (WITH_C, ((" if in_turn else 0", ""),)),
   "deferred_where_one_leaves": (PLAIN, ((" if in_turn else 0", ""),)),
 }

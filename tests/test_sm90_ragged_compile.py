@@ -15,7 +15,7 @@ GATED = {"block_m": 128, "block_n": 128, "stages": 3, "epilogue_buffers": 1}
 
 # (problem, config, activation, columns of a wgmma, TMA loads' ranks)
 EXAMPLES = {
-  # A is read from any row on, so without a grid of swizzled pieces.
+  # A is read from any row on, so without a grid of swizzle atoms.
   "rows": (ROWS, LARGE, None, 256, {"2D", "5D"}),
   "cluster": (
     ROWS | {"transpose_b": True},

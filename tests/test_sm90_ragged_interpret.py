@@ -107,7 +107,7 @@ CASES = (
     save_preactivation=True,
     transpose_b=True,
   ),
-  # Slabs: whole ones, none, a rest of more than one slab (64 + 6 rows).
+  # Slabs: whole ones, none, edges of more than one slab (64 + 6 rows).
   case("slabs", "k", (70, 72, 200), (0, 3, 3, 90, 190), SMALL),
   case("slabs_of_70_rows", "k", (64, 64, 80), (1, 71, 80), SMALL, **FP16),
   case("slabs_from_5", "k", (130, 66, 203), (5, 14, 14, 90, 190, 203), TWO),
@@ -241,9 +241,9 @@ REFUSED = {
   "split_k": (ROWS, {"split_k": 2}, "split_k"),
   "cluster": (ROWS, {"cluster_m": 2}, "cluster_m"),
   "slab": (ROWS, {"block_k": 128}, "block_k"),
-  "piece": (ROWS, {"epilogue_n": 32}, "epilogue_n"),
+  "subtile": (ROWS, {"epilogue_n": 32}, "epilogue_n"),
   "overlap": (SLABS, {"block_n": 96, "epilogue_n": 64}, "must divide 96"),
-  # A's pieces would be as narrow as B's, and A's copies two pieces wide.
+  # A's atoms would be as narrow as B's, and A's copies two atoms wide.
   "columns": (
     dataclasses.replace(ROWS, out_dtype="float32"),
     {"block_n": 32, "epilogue_n": 32},

@@ -21,7 +21,7 @@ _KINDS = (
   {"ragged": "m", "transpose_b": True, "out_dtype": "float32"},
   {"ragged": "m", "gated": True, "transpose_b": True} | _SILU,
 )
-# Aligned, and no multiple of a piece in any dimension.
+# Aligned, and no multiple of an atom in any dimension.
 _SIZES = ({"m": 2048, "n": 4096, "k": 4096}, {"m": 515, "n": 1000, "k": 2004})
 
 
@@ -53,7 +53,7 @@ def test_the_chosen_config(kind, sizes):
   assert "mosaic_gpu" in _lower(problem, _legal(problem)[0])
 
 
-# Pieces of rows that groups share out are 128 bytes wide, and groups along K
+# Subtiles of rows that groups share out are 128 bytes wide, and groups along K
 # read B along N: neither goes with columns in steps of 16.
 _TILES = [tile for tile in fitted.TILES if tile[1] % 32 == 0]
 

@@ -1,4 +1,4 @@
-"""The tensor-core rungs: rings that run on across tiles, tails, clusters."""
+"""The tensor-core rungs: rings that run on across tiles, edges, clusters."""
 
 import itertools
 
@@ -123,8 +123,8 @@ def test_result_does_not_depend_on_the_schedule(two_sms):
   """Each sum is accumulated in the order of k, whoever computes it."""
   shape = (129, 130, 200)
   configs = (ROWS, COLUMNS, changed(ROWS, cluster_m=2), ONE)
-  first, *rest = (gemm(RUNGS[3], shape, config) for config in configs)
-  for out in rest:
+  first, *others = (gemm(RUNGS[3], shape, config) for config in configs)
+  for out in others:
     np.testing.assert_array_equal(problems.bits(first), problems.bits(out))
 
 
@@ -176,7 +176,7 @@ def test_default_config_has_no_idle_partner():
     (1, {"epilogue_n": 48}, "epilogue_n must be 16, 32"),
     (1, {"epilogue_n": 192}, "epilogue_n must divide"),
     (2, {"cluster_m": 2}, "cluster_m"),
-    (2, {"block_n": 192, "epilogue_n": 64}, "even number of pieces"),
+    (2, {"block_n": 192, "epilogue_n": 64}, "even number of subtiles"),
     (3, {"cluster_m": 4, "cluster_n": 4}, "at most 8 blocks"),
     (3, {"cluster_m": 3}, "block_k must be a multiple"),
   ],

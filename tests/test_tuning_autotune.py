@@ -44,7 +44,9 @@ def kernel(monkeypatch):
   """
   tampering = {}
 
-  def matmul(a, b, *, problem, config, b_up=None, bias=None, c=None, **tail):
+  def matmul(
+    a, b, *, problem, config, b_up=None, bias=None, c=None, **epilogue
+  ):
     p = problem
     a, b, b_up = (
       None if x is None else x.astype(jnp.float32) for x in (a, b, b_up)
@@ -61,7 +63,7 @@ def kernel(monkeypatch):
       bias = bias[:, None] if p.bias == "m" else bias
       bias = jnp.broadcast_to(bias.astype(jnp.float32), sums[0].shape)
     c = None if c is None else c.astype(jnp.float32)
-    outs = epilogues.tail(sums, c, bias, problem=p, **tail)
+    outs = epilogues.apply(sums, c, bias, problem=p, **epilogue)
     outs = tuple(x.astype(p.out_dtype) for x in outs)
     return tampering.get(config, lambda outs: outs)(outs)
 

@@ -194,7 +194,7 @@ def test_small_products_of_odd_rows_are_left_to_xla_where_copies_cost_more():
   ids=str,
 )
 def test_what_is_left_to_xla(case, is_left):
-  """By the times of both (dense-34 to -37, choice-5, forms-1)."""
+  """By the times of both on an H200."""
   assert bool(left_to_xla.why(model.choose(case), case)) == is_left
 
 
@@ -215,26 +215,26 @@ def test_short_sums_are_stored_as_they_are():
   ),
   ids=str,
 )
-def test_consumers_take_turns_where_sums_are_short(case):
-  """By measured times (pingpong-1, -2, -4)."""
+def test_consumers_ping_pong_where_sums_are_short(case):
+  """By measured times, see `sm90_dense`."""
   config = model.choose(case)
   assert config.split == "pingpong"
-  assert config.stages >= 2 * plan.slabs_of_a_unit(case, config)
+  assert config.stages >= 2 * plan.slabs_of_a_work_tile(case, config)
   long = dataclasses.replace(case, k=1024)
   assert model.choose(long).split != "pingpong"
 
 
-def test_consumers_in_turns_have_room_for_their_units():
-  """A slot is refilled if one of them has more units than its slots hold."""
+def test_consumers_that_ping_pong_have_room_for_their_work_tiles():
+  """A slot is refilled if one of them has more tiles than its slots hold."""
   case = problem(256, 256, 128, batch=96, batched_a=True, batched_b=True)
   config = model.choose(case)
-  assert plan.units_of_a_block(case, config) == 3
+  assert plan.work_tiles_of_a_block(case, config) == 3
   assert (config.split, config.stages) == ("pingpong", 6)
   assert plan.refills_ring(case, config)
 
 
 def test_c_of_short_sums_has_buffers_of_its_own():
-  """27.5 us with C where results leave from, 22.5 (pingpong-4)."""
+  """27.5 us with C where results leave from, 22.5 in buffers of its own."""
   case = problem(4096, 4096, 256, c_dtype="bfloat16")
   assert not plan.c_in_place(case, model.choose(case))
   long = dataclasses.replace(case, k=4096)
@@ -254,13 +254,13 @@ def test_c_of_short_sums_has_buffers_of_its_own():
   ids=str,
 )
 def test_float32_results_that_are_left_to_xla(case, is_left):
-  """By both kernels' times (pingpong-4, -5)."""
+  """By both kernels' times, see `left_to_xla.why`."""
   reason = left_to_xla.why(model.choose(case), case) or ""
   assert ("float32" in reason) == is_left
 
 
 def test_one_round_of_tiles_where_c_has_few_slabs_to_come_beside():
-  """8.0 us in two rounds of 128 x 128, 6.4 in one (dense-37)."""
+  """8.0 us in two rounds of 128 x 128, 6.4 in one."""
   config = model.choose(problem(1024, 4096, 64, c_dtype="bfloat16"))
   assert (config.block_m, config.block_n) == (128, 256)
 
@@ -299,7 +299,7 @@ def test_slabs_of_rows_of_weights_are_deep(m, n, k, is_deep):
 
 
 def test_blocks_with_one_consumer_gain_little_by_sharing():
-  """18.5 us in clusters of 64 x 64 tiles, 13.4 without (choice-6, aligned-2).
+  """18.5 us in clusters of 64 x 64 tiles, 13.4 without.
 
   Part of that is A, which was padded to 504 columns then, and is to 512 now.
   """
@@ -309,7 +309,7 @@ def test_blocks_with_one_consumer_gain_little_by_sharing():
 
 
 def test_rows_that_tma_reads_slowly_are_shared():
-  """8192^2 x 328: 110.3 us, in clusters 82.5 (aligned-1, -2)."""
+  """8192^2 x 328: 110.3 us, in clusters 82.5."""
 
   def cluster(m, n, k):
     config = model.choose(problem(m, n, k, transpose_b=True))
@@ -321,13 +321,13 @@ def test_rows_that_tma_reads_slowly_are_shared():
 
 
 def test_results_that_straddle_sectors_are_written_slowly():
-  """8192 x 8208 x 128: 41.8 us, x 8200: 61.3, and XLA 60.4 (aligned-1)."""
+  """8192 x 8208 x 128: 41.8 us, x 8200: 61.3, and XLA 60.4."""
   for n, is_left in ((8208, False), (8200, True)):
     case = problem(8192, n, 128, transpose_b=True)
     assert bool(left_to_xla.why(model.choose(case), case)) == is_left
 
 
-def test_narrow_pieces_are_worth_it_where_tiles_divide_a_matrix():
+def test_narrow_subtiles_are_worth_it_where_tiles_divide_a_matrix():
   """128 x 256 tiles 50.1 us, 48.6 and 49.2; 55.3, 50.7 and 52.4 in float32."""
   for out_dtype in ("bfloat16", "float32"):
     case = problem(1792, 6400, 1600, transpose_b=True, out_dtype=out_dtype)
@@ -367,7 +367,7 @@ def test_an_odd_number_of_results_is_copied_slowly():
   ids=str,
 )
 def test_no_more_is_asked_for_than_pays(case, block_k, count):
-  """By measured times (dense-40, -41, -47), see `stages`."""
+  """By measured times, see `stages`."""
   config = model.choose(case)
   assert (config.block_k, config.stages) == (block_k, count)
 
@@ -416,7 +416,7 @@ def test_two_rows_of_tiles_are_in_clusters_that_occupy_most_sms(n, k, in_pairs):
   ids=str,
 )
 def test_results_that_find_no_room_to_wait_cost_time(case):
-  """80.0 us, 85.9 with 256 x 160; 1118 and 1131 (choice-3)."""
+  """80.0 us, 85.9 with 256 x 160; 1118 and 1131."""
   config = model.choose(case)
   assert (config.block_m, config.block_n) == (128, 256)
   assert plan.stored_at_once(case, config) == 0
@@ -425,13 +425,13 @@ def test_results_that_find_no_room_to_wait_cost_time(case):
 
 
 def test_tiles_that_make_one_round():
-  """64 columns by 256 rows: 38.7 us, the best other tile 42.7 (dense-28)."""
+  """64 columns by 256 rows: 38.7 us, the best other tile 42.7."""
   config = model.choose(problem(1024, 2112, 7168))
   assert (config.block_m, config.block_n, config.swap_ab) == (64, 256, True)
 
 
 def test_k_is_split_for_few_tiles_of_a_gated_product_too():
-  """19.3 us in one part (dense-27), 11.0 in eight (dense-28)."""
+  """19.3 us in one part, 11.0 in eight."""
   gated = {"gated": True, "activation": "silu", "transpose_b": True}
   assert model.choose(problem(65, 165, 3867, **gated)).split_k > 1
 

@@ -56,8 +56,8 @@ SUITES: dict[str, tuple[Shape, ...]] = {
   "square": square(512, 1024, 2048, 4096, 8192, 16384),
   # Where the tensor-core rungs are compared with cuBLAS.
   "large": (Shape(4096, 8192, 4096), Shape(8192, 8192, 8192)),
-  # Edges: a row, a column, one element, just past a tile.
-  "tails": (
+  # A row, a column, one element, just past a tile.
+  "edges": (
     Shape(1, 1, 1),
     Shape(1, 33, 17),
     Shape(33, 1, 17),
@@ -117,7 +117,7 @@ SUITES: dict[str, tuple[Shape, ...]] = {
     Shape(8192, 2560, 2560),
     Shape(8192, 6912, 2560),
   ),
-  # Larger than "tails" and "primes": mostly odd, so TMA refuses the rows too,
+  # Larger than "edges" and "primes": mostly odd, so TMA refuses the rows too,
   # and no dimension a multiple of a tile.
   "uneven": (
     *square(4097),

@@ -44,7 +44,7 @@ class Activation:
   Attributes:
     function: the function.
     name: its qualified name.
-    jaxpr: what it computes of float32 (or what sums have), as text.
+    jaxpr: what it computes of float32 (or what accumulators have), as text.
   """
 
   def __init__(self, function: Callable[[Any], Any], jaxpr: str):
@@ -82,7 +82,7 @@ def of(function: Any, a: Any, b: Any, out_dtype: Any) -> Activation:
       traced values of its own.
   """
   if not isinstance(function, _FUNCTIONS):
-    return _checked(function, _sums_dtype(a, b, out_dtype))
+    return _checked(function, _accumulator_dtype(a, b, out_dtype))
   seen, found = _by_function.get(id(function), (None, None))
   if seen is None or seen() is not function:
     # Gone with the function, whose identity may then be another's.
@@ -93,7 +93,7 @@ def of(function: Any, a: Any, b: Any, out_dtype: Any) -> Activation:
     return found[a.dtype, b.dtype, out_dtype]
   except (AttributeError, KeyError, TypeError):  # no array, new, no hash
     pass
-  activation = _checked(function, _sums_dtype(a, b, out_dtype))
+  activation = _checked(function, _accumulator_dtype(a, b, out_dtype))
   try:
     found[a.dtype, b.dtype, out_dtype] = activation
   except (AttributeError, TypeError):
@@ -270,7 +270,7 @@ def _numbers(jaxpr: Any, consts=()) -> str:
   return " ".join(words)
 
 
-def _sums_dtype(a: Any, b: Any, out_dtype: Any) -> Any:
+def _accumulator_dtype(a: Any, b: Any, out_dtype: Any) -> Any:
   """What an activation of a product is applied to; float32 if none is known."""
   try:
     both = jnp.promote_types(a.dtype, b.dtype)

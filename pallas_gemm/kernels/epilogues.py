@@ -22,7 +22,7 @@ PRIMITIVES = frozenset(
 )
 
 # What an activation is traced with.
-_PIECE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+_SUBTILE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 _LOG2_E = math.log2(math.e)
 # See `_reciprocal`: the guess, and what makes the largest error least.
 _NEGATED_EXPONENT = 0x7EF33400
@@ -83,11 +83,11 @@ def _replacements(activation, problem: Problem) -> dict[str, Any]:
 
 
 def _primitives(activation) -> set[str]:
-  return compat.primitives_of(activation, _PIECE)
+  return compat.primitives_of(activation, _SUBTILE)
 
 
 def _traced(activation) -> str:
-  return str(jax.make_jaxpr(activation)(_PIECE))
+  return str(jax.make_jaxpr(activation)(_SUBTILE))
 
 
 def is_approximate(activation, problem: Problem) -> bool:
@@ -113,12 +113,12 @@ def _reciprocal(x):
   g (1 + e + e^2 + ...). Of that the first three terms, with constants for which
   the largest error is least: g ((x g - 1.5)^2 + 0.75), a quarter of what is
   left out. Two steps of Newton's method take one instruction more: 8192 x 4096
-  x 1024 with gelu 107.2 -> 105.3 us (activation-3).
+  x 1024 with gelu 107.2 -> 105.3 us (H200).
   """
   guess = _NEGATED_EXPONENT - lax.bitcast_convert_type(x, jnp.int32)
   guess = lax.bitcast_convert_type(guess, jnp.float32)
-  rest = x * guess - _FIRST
-  return guess * (rest * rest + _SECOND)
+  off = x * guess - _FIRST
+  return guess * (off * off + _SECOND)
 
 
 def _fine_reciprocal(x):
@@ -205,7 +205,7 @@ def _gelu(x, reciprocal=_reciprocal):
   """gelu as x * sigmoid(2 u): 1 + tanh(u) has few digits where it is small.
 
   With the constants multiplied beforehand there is less to do for each result:
-  8192 x 4096 x 1024 108.6 -> 105.8 us on an H200 (activation-1).
+  8192 x 4096 x 1024 108.6 -> 105.8 us on an H200.
   """
   scale = -2 * _LOG2_E * math.sqrt(2 / math.pi)
   z = x * (scale + scale * 0.044715 * (x * x))
@@ -221,7 +221,7 @@ def _one_over_one_plus_exp2(x, reciprocal=_reciprocal):
 
   An SM computes exp2 of 16 elements a clock, of reciprocals as many, of FMAs
   128: the reciprocal of each result is better made of these. Gated 4096 x 2 *
-  14336 x 4096 1209 -> 1203 us (activation-1). That FMAs can take over is from
+  14336 x 4096 1209 -> 1203 us (H200). That FMAs can take over is from
   FlashAttention-4 (2025), which does so for exp2.
   """
   # 2^126 is as much as `_reciprocal` takes: its guess is then 0. NaN remains.
@@ -240,16 +240,16 @@ _fine_erf, _fine_erfc, _fine_gelu_by_erf = (
 )
 
 
-def tail(sums, c, bias, *, alpha, beta, activation, problem):
-  """The results (float32) of one piece or one matrix from its sums.
+def apply(accumulators, c, bias, *, alpha, beta, activation, problem):
+  """The results (float32) of one subtile or matrix from its accumulators.
 
   alpha and beta are Python numbers, or float32 scalars known at run time.
   """
   if problem.gated:
-    gate, up = sums
+    gate, up = accumulators
     out = activation(gate) * up
     return [out, gate, up] if problem.save_preactivation else [out]
-  (x,) = sums
+  (x,) = accumulators
   x = _times(x, alpha)
   if c is not None:
     x = x + _times(c.astype(jnp.float32), beta)

@@ -99,19 +99,19 @@ class Config:
     stages: slabs in flight.
     consumers: warpgroups that multiply.
     split: the side of the tile that the consumers share out, or "pingpong":
-      none, they compute a tile each, in turns.
+      none, they compute a tile each, in turn.
     cluster_m, cluster_n: blocks of a cluster along each side; blocks of one
       tile column (row) share their loads of B (A).
     raster: width of the strips, in clusters' tiles, that the order of tiles
       walks along.
     raster_dim: the side that a strip is `raster` wide along.
-    epilogue_n: columns of the pieces in which a tile is written; if they don't
-      divide a consumer's columns, the last two pieces overlap.
-    epilogue_buffers: pieces of a consumer that may be on their way at a time.
+    epilogue_n: columns of the subtiles in which a tile is written; if they
+      don't divide a consumer's columns, the last two subtiles overlap.
+    epilogue_buffers: subtiles of a consumer that may be on their way at a time.
     split_k: parts of K that are computed apart and summed by a second kernel
       in a fixed order.
     tail_columns, tail_split_k: the last columns of tiles are summed in parts of
-      K, as many, to fill the last round of tiles.
+      K, as many, to fill the last wave of tiles.
     swap_ab: computes the transposed result from B and A instead: the tile's
       rows lie along N and its columns along M, so that `block_m` counts
       columns of the result, `block_n` rows, and likewise the other fields.

@@ -1,9 +1,10 @@
 """What a block of the Hopper kernels does; see `sm90_dense`, `sm90_ragged`.
 
 From the bottom up: `body` deals out work to the warpgroups; one warp loads
-(`load_unit`), the consumers multiply (`multiply`) and store (`sm90_stores`),
-and where groups have no rows another warp stores zeros (`fill_with_zeros`).
-A unit of work is a tile of the result; `sm90_schedule` says which.
+(`load_work_tile`), the consumers multiply (`multiply`) and store
+(`sm90_stores`), and where groups have no rows another warp stores zeros
+(`fill_with_zeros`). A work tile is one tile of the result, or a part of K of
+one; `sm90_schedule` says which.
 """
 
 import functools
@@ -18,19 +19,19 @@ import jax.numpy as jnp
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels import sm90_schedule as schedules
 from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90_epilogue import Epilogue
 from pallas_gemm.kernels.sm90_stores import Stores
-from pallas_gemm.kernels.sm90_tails import Tail
 
 # wgmmas in an unrolled lap of the ring; the descriptors of more would spill.
 _UNROLLED_WGMMAS = 16
-# A consumer's sums up to which the descriptors of a lap have room beside them
-# and results that wait to be stored.
-_MOST_SUMS_IF_UNROLLED = 64 * 128
+# A consumer's accumulators up to which the descriptors of a lap have room
+# beside them and results that wait to be stored.
+_MOST_ACCUMULATORS_IF_UNROLLED = 64 * 128
 
 
 def body(
   *refs,
-  tail,
+  epilogue,
   problem: Problem,
   config: Config,
   factors=(),
@@ -43,12 +44,12 @@ def body(
   bias_loaded=None,
   c=None,
   c_loaded=None,
-  rest=None,
+  partial_staging=None,
   zeros=None,
 ):
   """What a block does: one warp loads, `consumers` warpgroups multiply.
 
-  `factors` names the arguments of `tail` that lie in global memory.
+  `factors` names the arguments of `epilogue` that lie in global memory.
   """
   p, cfg = problem, config
   if c_loaded is not None and c is None:
@@ -62,23 +63,23 @@ def body(
   parts = len(b_rings) if cfg.tail_columns else 0
   out_refs, part_refs = _split(out_refs, len(out_refs) - parts)
   stages, consumers, bk = cfg.stages, cfg.consumers, cfg.block_k
-  turns = plan.turns(cfg)
+  pingpong = plan.pingpong_consumers(cfg)
   cluster = lax.axis_index("cluster")
   warpgroup = lax.axis_index("warpgroup")
 
-  def for_each_unit(visit, slot):
-    """slot = visit(unit, slot) for this block's work."""
+  def for_each_work_tile(visit, slot):
+    """slot = visit(work_tile, slot) for this block's work."""
     schedule = schedules.of(p, cfg, schedule_refs)
     return schedule.for_each(cluster, plan.clusters(p, cfg), visit, slot)
 
-  def for_each_own_unit(visit, state):
-    """The same for the units of one of the consumers that take turns."""
+  def for_each_own_work_tile(visit, state):
+    """The same for the work tiles of one of the consumers that ping-pong."""
     schedule = schedules.of(p, cfg, schedule_refs)
     step = plan.clusters(p, cfg)
     first = cluster + warpgroup * step
-    return schedule.for_each(first, turns * step, visit, state)
+    return schedule.for_each(first, pingpong * step, visit, state)
 
-  def load_unit(unit, slot):
+  def load_work_tile(work_tile, slot):
     shared_a = "cluster_n" if cfg.cluster_n > 1 else None
     shared_b = "cluster_m" if cfg.cluster_m > 1 else None
 
@@ -86,72 +87,77 @@ def body(
       slab = pl.ds(start, bk)
 
       def copy_a(size):
-        at = pl.ds(unit.row, size), slab
+        at = pl.ds(work_tile.row, size), slab
         tile = pl.ds(0, size), pl.ds(0, bk)
         if p.transpose_a:
           at, tile = at[::-1], tile[::-1]
         plgpu.copy_gmem_to_smem(
-          schedules.window(a_ref, unit.a, at),
+          schedules.window(a_ref, work_tile.a, at),
           a_ring.at[slot, *tile],
           full.at[slot],
           collective_axes=shared_a,
         )
 
       def copy_b(size):
-        at = slab, pl.ds(unit.column, size)
+        at = slab, pl.ds(work_tile.column, size)
         tile = pl.ds(0, bk), pl.ds(0, size)
         if p.transpose_b:
           at, tile = at[::-1], tile[::-1]
         for b_ref, b_ring in zip(b_refs, b_rings):
           plgpu.copy_gmem_to_smem(
-            schedules.window(b_ref, unit.b, at),
+            schedules.window(b_ref, work_tile.b, at),
             b_ring.at[slot, *tile],
             full.at[slot],
             collective_axes=shared_b,
           )
 
-      _copy_loaded(copy_a, plan.loaded_rows(p, cfg), unit.row)
-      _copy_loaded(copy_b, plan.loaded_columns(p, cfg), unit.column)
+      _copy_loaded(copy_a, plan.loaded_rows(p, cfg), work_tile.row)
+      _copy_loaded(copy_b, plan.loaded_columns(p, cfg), work_tile.column)
 
     def load(step, slot, _):
       if empty is not None:
         plgpu.barrier_wait(empty.at[slot])
       if not edge_refs:
-        copy(a_ref, b_refs, unit.start + step * bk, slot)
+        copy(a_ref, b_refs, work_tile.start + step * bk, slot)
         return
 
-      @pl.when(step < unit.whole)
+      @pl.when(step < work_tile.whole)
       def _():
-        copy(a_ref, b_refs, unit.start + step * bk, slot)
+        copy(a_ref, b_refs, work_tile.start + step * bk, slot)
 
-      @pl.when(step >= unit.whole)
+      @pl.when(step >= work_tile.whole)
       def _():
-        copy(edge_refs[0], edge_refs[1:], (step - unit.whole) * bk, slot)
+        copy(edge_refs[0], edge_refs[1:], (step - work_tile.whole) * bk, slot)
 
-    _, following = _for_each_step(load, slot, unit.steps, p, cfg)
+    _, following = _for_each_step(load, slot, work_tile.steps, p, cfg)
     return slot if following is None else following
 
   def fill_with_zeros():
     """Stores the results of groups along K that have no rows.
 
-    By a warp that nothing waits for, two pieces at a time where products take
+    By a warp that nothing waits for, two subtiles at a time where products take
     longer: writes in one go would hold up their loads. Of 32 groups one with
-    all rows: 988 -> 868 us on an H200 (ragged-7, ragged-8).
+    all rows: 988 -> 868 us on an H200.
     """
-    piece = jnp.zeros(zeros.shape, zeros.dtype)
-    zeros[...] = plgpu.layout_cast(piece, plgpu.Layout.WGMMA)
+    subtile = jnp.zeros(zeros.shape, zeros.dtype)
+    zeros[...] = plgpu.layout_cast(subtile, plgpu.Layout.WGMMA)
     plgpu.commit_smem()
     (out_ref,) = out_refs
     spare = schedule_refs[1][schedules.Facts.spare]
     rows, columns = zeros.shape
 
-    def fill(unit):
+    def fill(work_tile):
       places = itertools.product(
         range(0, cfg.block_m, rows), range(0, cfg.block_n, columns)
       )
       for i, j in places:
-        at = (pl.ds(unit.row + i, rows), pl.ds(unit.column + j, columns))
-        plgpu.copy_smem_to_gmem(zeros, schedules.window(out_ref, unit.out, at))
+        at = (
+          pl.ds(work_tile.row + i, rows),
+          pl.ds(work_tile.column + j, columns),
+        )
+        plgpu.copy_smem_to_gmem(
+          zeros, schedules.window(out_ref, work_tile.out, at)
+        )
 
         @pl.when(spare != 0)
         def _():
@@ -172,37 +178,38 @@ def body(
         plgpu.barrier_wait(empty.at[slot])
         slot = lax.select(slot == stages - 1, jnp.int32(0), slot + 1)
 
-    def in_turns(load):
+    def for_pingpong(load):
       """The same for a tuple of slots, of which the first is to be filled."""
 
-      def load_next(unit, slots):
-        return (*slots[1:], load(unit, slots[0]))
+      def load_next(work_tile, slots):
+        return (*slots[1:], load(work_tile, slots[0]))
 
       return load_next
 
-    first_slots = tuple(jnp.int32(i) for i in range(turns))
+    first_slots = tuple(jnp.int32(i) for i in range(pingpong))
     if not p.ragged:
 
       @_on_one_warp
       def _():
-        slots = for_each_unit(in_turns(load_unit), first_slots)
+        slots = for_each_work_tile(for_pingpong(load_work_tile), first_slots)
         drain(slots[0])
 
       return
 
     # What is known of a group's rows can be said to Mosaic GPU by whole
-    # warpgroups alone, so here it is the slabs of a unit that one warp loads.
-    def load(unit, slot):
-      _on_one_warp(lambda: load_unit(unit, slot))
-      return lax.rem(slot + turns * unit.steps, stages)
+    # warpgroups alone, so here it is the slabs of a work tile that one warp
+    # loads.
+    def load(work_tile, slot):
+      _on_one_warp(lambda: load_work_tile(work_tile, slot))
+      return lax.rem(slot + pingpong * work_tile.steps, stages)
 
     if zeros is not None:
       fill_with_zeros()
-    slots = for_each_unit(in_turns(load), first_slots)
+    slots = for_each_work_tile(for_pingpong(load), first_slots)
     _on_one_warp(lambda: drain(slots[0]))
 
   def make_stores():
-    """The consumer's `Stores`; reads the factors, for all of its units.
+    """The consumer's `Stores`; reads the factors, for all of its work tiles.
 
     Memory answers while the first slab is on its way.
     """
@@ -210,9 +217,9 @@ def body(
     share = {"problem": p, "config": cfg, "warpgroup": warpgroup}
     return Stores(
       **share,
-      tail=Tail(
+      epilogue=Epilogue(
         **share,
-        compute=functools.partial(tail, **read),
+        compute=functools.partial(epilogue, **read),
         bias_ref=bias_ref,
         bias=bias,
         bias_loaded=bias_loaded,
@@ -223,15 +230,15 @@ def body(
       out_refs=out_refs,
       part_refs=part_refs,
       staging=staging,
-      rest=rest,
+      partial_staging=partial_staging,
     )
 
   def release(slot, **when):
     if empty is not None:
       plgpu.barrier_arrive(empty.at[slot], **when)
 
-  def multiply(stores, unit, slot, beside, *accumulators):
-    """A unit's sums, and the slot of the next unit as `_for_each_step` has it.
+  def multiply(stores, work_tile, slot, beside, *accumulators):
+    """A work tile's accumulators, and the next slot as of `_for_each_step`.
 
     beside(slab) is called once, while the tensor cores have that slab or when
     there is no such slab, for the first `stores.slabs`.
@@ -252,65 +259,71 @@ def body(
           pl.when(step == slab)(functools.partial(beside, slab))
 
       # Loads wait for the release: 16384 x 2048 x 512 with C 61.1 -> 57.0 us
-      # (H200, release-1). Pieces of float32 take longer, and before it there
-      # is more to go beside: 4096 x 14336 x 4096 599.9 us, after it 609.6.
+      # (H200). Subtiles of float32 take longer, and before it there is more to
+      # go beside: 4096 x 14336 x 4096 599.9 us, after it 609.6.
       in_order = (release_before, go_beside)
       for act in in_order[::-1] if p.out_dtype == "float32" else in_order:
         act()
 
-    last, following = _for_each_step(step_, slot, unit.steps, p, cfg)
+    last, following = _for_each_step(step_, slot, work_tile.steps, p, cfg)
     for slab in range(1, stores.slabs):
-      pl.when(unit.steps <= slab)(functools.partial(beside, slab))
+      pl.when(work_tile.steps <= slab)(functools.partial(beside, slab))
     plgpu.wgmma_wait(0)
     release(last)
     return [acc[...] for acc in accumulators], following
 
-  def take_turns(stores):
-    """What a consumer does that computes every `turns`-th unit.
+  def ping_pong(stores):
+    """What each of the `pingpong` consumers does: it has work tiles of its own.
 
-    Every `turns`-th slot of the ring is its own, so that it sees all phases of
-    their barriers.
+    So has it slots of the ring, every `pingpong`-th, of whose barriers it thus
+    sees all phases.
     """
-    for slot in range(0, stages, turns):  # the ring starts empty
+    for slot in range(0, stages, pingpong):  # the ring starts empty
       release(slot + warpgroup)
 
-    def compute_unit(unit, slot):
-      stores.begin(unit, None)
-      beside = functools.partial(stores.beside, unit=unit, pending=None)
+    def compute_work_tile(work_tile, slot):
+      stores.begin(work_tile, None)
+      beside = functools.partial(
+        stores.beside, work_tile=work_tile, pending=None
+      )
       accumulator = plgpu.ACC(plan.share(cfg), jnp.float32)
-      sums, slot = pl.run_scoped(
-        functools.partial(multiply, stores, unit, slot, beside),
+      accumulators, slot = pl.run_scoped(
+        functools.partial(multiply, stores, work_tile, slot, beside),
         *[accumulator] * len(b_rings),
       )
-      stores.finish(unit, sums)
+      stores.finish(work_tile, accumulators)
       return slot
 
-    for_each_own_unit(compute_unit, warpgroup)
+    for_each_own_work_tile(compute_work_tile, warpgroup)
     stores.end(None)
 
   @pl.when(warpgroup < consumers)
   def _consume():
     plgpu.set_max_registers(plan.REGISTERS[consumers][1], action="increase")
     stores = make_stores()
-    if turns > 1:
-      take_turns(stores)
+    if pingpong > 1:
+      ping_pong(stores)
       return
     for slot in range(stages):  # the ring starts empty
       release(slot)
 
-    def compute_unit(unit, state):
+    def compute_work_tile(work_tile, state):
       slot, pending = state
-      stores.begin(unit, pending)
-      beside = functools.partial(stores.beside, unit=unit, pending=pending)
+      stores.begin(work_tile, pending)
+      beside = functools.partial(
+        stores.beside, work_tile=work_tile, pending=pending
+      )
       accumulator = plgpu.ACC(plan.share(cfg), jnp.float32)
-      sums, following = pl.run_scoped(
-        functools.partial(multiply, stores, unit, slot, beside),
+      accumulators, following = pl.run_scoped(
+        functools.partial(multiply, stores, work_tile, slot, beside),
         *[accumulator] * len(b_rings),
       )
       slot = slot if following is None else following
-      return slot, stores.finish(unit, sums)
+      return slot, stores.finish(work_tile, accumulators)
 
-    state = for_each_unit(compute_unit, (jnp.int32(0), stores.nothing()))
+    state = for_each_work_tile(
+      compute_work_tile, (jnp.int32(0), stores.nothing())
+    )
     stores.end(state[1])
 
 
@@ -333,15 +346,15 @@ def _copy_loaded(copy, extent: plan.Extent, start) -> None:
 
 
 def _for_each_step(visit, slot, steps, problem: Problem, config: Config):
-  """visit(step, slot, slot before) for a unit's slabs, from `slot` on.
+  """visit(step, slot, slot before) for a work tile's slabs, from `slot` on.
 
-  Where whole laps of the ring make up a unit, slots are Python numbers and
+  Where a work tile is whole laps of the ring, slots are Python numbers and
   wgmma's descriptors are worked out before the loop: less than half the
   instructions (rung 12).
 
   Returns:
-    The slot of the last slab, and that of the next unit's first; None if it is
-    the slot that this unit's first had. (With one unit a block that is a
+    The slot of the last slab, and that of the next tile's first; None if it is
+    the slot that this tile's first had. (With one work tile a block that is a
     constant, which Mosaic GPU does not let out of a scope.)
   """
   stages = config.stages
@@ -355,23 +368,24 @@ def _for_each_step(visit, slot, steps, problem: Problem, config: Config):
     lax.fori_loop(0, laps, lap, None)
     return stages - 1, None
 
-  def turn(step, slots):
+  def iteration(step, slots):
     before, slot = slots
     visit(step, slot, before)
     return slot, _next_slot(slot, config)
 
-  return lax.fori_loop(0, steps, turn, (slot, slot))
+  return lax.fori_loop(0, steps, iteration, (slot, slot))
 
 
 def _is_whole_laps(problem: Problem, config: Config) -> bool:
-  """Whether units are whole laps of the ring, short enough to be unrolled."""
-  if problem.ragged == "k" or config.tail_columns or plan.turns(config) > 1:
-    return False  # how many slabs a unit has differs from unit to unit
+  """Whether work tiles are whole laps of the ring that are worth unrolling."""
+  pingpong = plan.pingpong_consumers(config) > 1
+  if problem.ragged == "k" or config.tail_columns or pingpong:
+    return False  # how many slabs there are differs from work tile to work tile
   if plan.defers_stores(problem, config):
-    sums = math.prod(plan.share(config))
-    if sums > _MOST_SUMS_IF_UNROLLED:
+    accumulators = math.prod(plan.share(config))
+    if accumulators > _MOST_ACCUMULATORS_IF_UNROLLED:
       return False
-  steps = plan.slabs_of_a_unit(problem, config)
+  steps = plan.slabs_of_a_work_tile(problem, config)
   unrolled = plan.lap(config, problem) <= _UNROLLED_WGMMAS
   return steps % config.stages == 0 and unrolled
 
@@ -404,8 +418,9 @@ def _next_slot(slot, config: Config):
 
   By a select, where a remainder would be a division.
   """
-  if plan.turns(config) == 1:
+  pingpong = plan.pingpong_consumers(config)
+  if pingpong == 1:
     return lax.select(slot == config.stages - 1, jnp.int32(0), slot + 1)
-  following = slot + plan.turns(config)
+  following = slot + pingpong
   wrapped = following - config.stages
   return lax.select(wrapped >= 0, wrapped, following)

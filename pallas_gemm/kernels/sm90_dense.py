@@ -9,23 +9,23 @@ and both walk over tiles without ever stopping for the other: while consumers
 write a tile, the ring fills with the next one's slabs. Rungs 10-12 of the
 ladder take that apart step by step; what is here beyond them:
 
-* **A tile is written while the next one is multiplied**, piece by piece, from
-  registers (`sm90_stores`).
+* **A tile is written while the next one is multiplied**, subtile by subtile,
+  from registers (`sm90_stores`).
 * **Layouts.** wgmma reads 16-bit operands along either dimension, so all of
   NN, NT, TN and TT are read as they are stored: a tile is loaded in its stored
   order and handed to wgmma through a transposed reference.
 * **Short products** have no barriers for slots of the ring that nothing is
   loaded to twice, and no loop where a block has one tile: each barrier takes 45
-  cycles to make ready. 512^3 3.46 -> 3.23 us (H200; launch-2).
+  cycles to make ready. 512^3 3.46 -> 3.23 us (H200).
 * **Short sums** take less time than their results take to store. There two
-  consumers take up whole tiles in turns (`Config.split` "pingpong"): one stores
-  while the other multiplies, each with slots of the ring that hold a tile's
-  slabs. 4096 x 2048 x 64: 7.3 -> 6.2 us; 8192 x 4096 x 64 with bias and gelu
-  37.5 -> 31.2 (pingpong-2).
-* **The tail is fused.** Bias and C are fetched by TMA while the product runs,
-  and alpha, beta, bias and activation are applied to the sums in registers,
-  before the only rounding. C is prefetched. Factors that are arrays are read
-  by the consumers, once, while the first slab is on its way.
+  consumers ping-pong (`Config.split` "pingpong"), each with whole tiles of its
+  own: one stores while the other multiplies, each with slots of the ring that
+  hold a tile's slabs. 4096 x 2048 x 64: 7.3 -> 6.2 us; 8192 x 4096 x 64 with
+  bias and gelu 37.5 -> 31.2 (H200).
+* **The epilogue is fused.** Bias and C are fetched by TMA while the product
+  runs, and alpha, beta, bias and activation are applied to the accumulators in
+  registers, before the only rounding. C is prefetched. Factors that are arrays
+  are read by the consumers, once, while the first slab is on its way.
 * **Gated products** keep two accumulators and load two matrices B a slab.
 * **Batches** are the outermost coordinate of the tile order; an operand
   without a batch dimension is shared.
@@ -33,27 +33,27 @@ ladder take that apart step by step; what is here beyond them:
   64, lie along N, its columns, in steps of 16, along M. The result and C are
   transposed on their way (stmatrix, ldmatrix). 384 x 5760 x 2880
   takes 20.3 us with tiles of 96 rows by 192 columns, 24.0 with the best
-  without; 200 x 4096 x 14336 35.0 and 38.8 us (H200; dense-19, dense-21).
-* **A partial last round** of tiles leaves SMs idle. Its tiles, columns of them
-  at the end of N, are cut along K (`Config.tail_split_k`): the last units of
-  the same launch, whose sums a second kernel adds in order and puts in place.
-  768 x 7168 x 18432 (TN): 276 -> 259 us, 2048 x 32000 x 4096: 672 -> 657
-  (dense-24), 500 x 4544 x 18176: 125 -> 115 (tail-1).
+  without; 200 x 4096 x 14336 35.0 and 38.8 us (H200).
+* **A partial last wave** of tiles leaves SMs idle. Its tiles, columns of them
+  at the end of N, are cut along K (`Config.tail_split_k`): the last work tiles
+  of the same launch, whose partial sums a second kernel adds in order and puts
+  in place. 768 x 7168 x 18432 (TN): 276 -> 259 us, 2048 x 32000 x 4096: 672 ->
+  657, 500 x 4544 x 18176: 125 -> 115 (H200).
 * **split_k** writes float32 partial sums of parts of K, which XLA adds in a
-  fixed order (and applies the tail to): same bits every time, no atomics.
+  fixed order (and applies the epilogue to): same bits every time, no atomics.
 
 **Shapes.** TMA wants row strides that are multiples of 16 bytes, and Mosaic
-GPU wants a matrix in memory to be a whole number of swizzled pieces (8 rows
-of 128 bytes) or less than one. Operands for which that does not hold are
+GPU wants a matrix in memory to be a whole number of swizzle atoms (8 rows of
+128 bytes) or less than one. Operands for which that does not hold are
 copied by XLA into padded ones, each on its own; the result is sliced. Tiles
 may hang over every edge: TMA fills with zeros and drops stores. Rows past the
 last are not asked for where that is possible, since they take longer than
-others: 192 x 6144 x 6144 with 128 x 96 tiles, 44.6 -> 26.8 us (dense-18, -20).
+others: 192 x 6144 x 6144 with 128 x 96 tiles, 44.6 -> 26.8 us (H200).
 
-Sources: Osama et al., "Stream-K" (2023; whole tiles first, then the rest of
-the work in parts of K); CUTLASS (warp-specialised persistent kernels, those
-whose consumers take turns, tile order), DeepGEMM (block_n that is no power of
-two, to cut the last wave), JAX's `hopper_matmul_mgpu` (idiom in Mosaic GPU).
+Sources: Osama et al., "Stream-K" (2023; whole tiles first, then those of
+the last wave in parts of K); CUTLASS (warp-specialised persistent kernels,
+ping-pong among them, tile order), DeepGEMM (block_n that is no power of two, to
+cut the last wave), JAX's `hopper_matmul_mgpu` (idiom in Mosaic GPU).
 """
 
 from collections.abc import Callable
@@ -119,8 +119,8 @@ def matmul(
     a, b, problem = b, a, plan.computed(problem, config)
   approximate = epilogues.is_approximate(activation, problem)
   activation = epilogues.fusible(activation, problem)
-  tail = functools.partial(
-    epilogues.tail,
+  epilogue = functools.partial(
+    epilogues.apply,
     alpha=alpha,
     beta=beta,
     activation=activation,
@@ -128,14 +128,14 @@ def matmul(
   )
   if config.split_k == 1:
     operands = (a, b, b_up, bias, c, _read_factors(alpha, beta, c, problem))
-    outs, sums = _launch(*operands, tail, approximate, problem, config)
+    outs, parts = _launch(*operands, epilogue, approximate, problem, config)
     if config.tail_columns:
-      outs = [_with_tail(*outs, sums, bias, tail, problem, config)]
+      outs = [_with_last_wave(*outs, parts, bias, epilogue, problem, config)]
     return tuple(outs)
   operands = (a, b, b_up, None, None, {})
-  parts, _ = _launch(*operands, _sums, False, problem, config)
+  parts, _ = _launch(*operands, _no_epilogue, False, problem, config)
   totals = [_sum(x) for x in parts]
-  outs = tail(totals, c, _bias_of(totals[0].shape, bias, problem))
+  outs = epilogue(totals, c, _bias_of(totals[0].shape, bias, problem))
   return tuple(x.astype(problem.out_dtype) for x in outs)
 
 
@@ -154,13 +154,15 @@ def _read_factors(alpha, beta, c, problem: Problem) -> dict[str, jax.Array]:
   }
 
 
-def _with_tail(out, sums, bias, tail, problem: Problem, config: Config):
+def _with_last_wave(
+  out, parts, bias, epilogue, problem: Problem, config: Config
+):
   """The result, with the last columns from the sums over parts of K."""
-  start = plan.tail_start(problem, config)
-  sums = [_sum(x[:, : problem.m, : problem.n - start]) for x in sums]
+  start = plan.last_wave_start(problem, config)
+  totals = [_sum(x[:, : problem.m, : problem.n - start]) for x in parts]
   if problem.bias == "n":
     bias = bias[start:]
-  (last,) = tail(sums, None, _bias_of(sums[0].shape, bias, problem))
+  (last,) = epilogue(totals, None, _bias_of(totals[0].shape, bias, problem))
   last = last.astype(problem.out_dtype)[None]
   return lax.dynamic_update_slice(out, last, (0, 0, start))
 
@@ -181,9 +183,9 @@ def _bias_of(shape: tuple[int, ...], bias, problem: Problem):
   return jnp.broadcast_to(bias.astype(jnp.float32), shape)
 
 
-def _sums(sums, c, bias):
+def _no_epilogue(accumulators, c, bias):
   del c, bias
-  return sums
+  return accumulators
 
 
 def _launch(
@@ -193,7 +195,7 @@ def _launch(
   bias,
   c,
   factors: dict[str, jax.Array],
-  tail,
+  epilogue,
   approximate,
   problem: Problem,
   config: Config,
@@ -201,9 +203,9 @@ def _launch(
   """Runs the kernel.
 
   Returns:
-    The results, [batch, M, N], or with split_k the sums of each product,
-    [split, batch, M, N]; and of a split tail the sums over parts of K,
-    [parts, rows, columns] of whole tiles.
+    The results, [batch, M, N], or with split_k partial sums of each product,
+    [split, batch, M, N]; and of a split last wave the sums over parts of
+    K, [parts, rows, columns] of whole tiles.
   """
   p = problem
   splits = config.split_k
@@ -218,7 +220,7 @@ def _launch(
   if fused and bias is not None:
     operands.append(bias)
   if fused and c is not None:
-    _, width = plan.piece_shape(p, config)
+    _, width = plan.subtile_shape(p, config)
     c_pad = plan.padding(c.shape, width, width, c.dtype.itemsize)
     operands.append(_pad(c, c_pad, p.batch > 1))
   lead = (parts,) if parts > 1 else ()
@@ -230,15 +232,21 @@ def _launch(
   if config.tail_columns:
     rows = plan.grid(p, config)[0] * config.block_m
     columns = config.tail_columns * config.block_n
-    sums = (config.tail_split_k, rows, columns)
-    out_types += [jax.ShapeDtypeStruct(sums, jnp.float32)] * (1 + p.gated)
+    partial = jax.ShapeDtypeStruct(
+      (config.tail_split_k, rows, columns), jnp.float32
+    )
+    out_types += [partial] * (1 + p.gated)
   name = "sm90_gated" if p.gated else "sm90_dense"
-  overlap = plan.pieces_overlap(p, config)
+  overlap = plan.subtiles_overlap(p, config)
   name += "_overlap" if overlap else ""
   compat.allow_ragged_copies(anywhere=name if overlap else None)
   outs = compat.kernel(
     functools.partial(
-      device.body, tail=tail, problem=p, config=config, factors=tuple(factors)
+      device.body,
+      epilogue=epilogue,
+      problem=p,
+      config=config,
+      factors=tuple(factors),
     ),
     name=name,
     out_type=out_types,
@@ -255,14 +263,14 @@ def _launch(
     ),
     scratch_types=scratch(p, config, out_dtype, bias, c),
   )(*operands)
-  outs, tail_sums = outs[:results], outs[results:]
+  outs, last_wave_parts = outs[:results], outs[results:]
   shape = (splits, p.batch) if splits > 1 else (p.batch,)
   m, n = plan.result_shape(p, config)
   if plan.stores_rows(p, config) and p.n % plan.DIRECT:
-    out, rest = outs  # its last columns are in an array of their own
+    out, last = outs  # its last columns are in an array of their own
     at = (0,) * len(lead) + (0, p.n - p.n % plan.DIRECT)
-    outs = [lax.dynamic_update_slice(out, rest[..., : p.n % plan.DIRECT], at)]
-  return [x[..., :m, :n].reshape(*shape, m, n) for x in outs], tail_sums
+    outs = [lax.dynamic_update_slice(out, last[..., : p.n % plan.DIRECT], at)]
+  return [x[..., :m, :n].reshape(*shape, m, n) for x in outs], last_wave_parts
 
 
 def _pad(x, padded: tuple[int, int], batched: bool):

@@ -68,7 +68,7 @@ def is_legal(config: Config, problem: Problem) -> str | None:
   k_steps = plan.cdiv(problem.k, config.block_k)
   if config.split_k < 1 or config.split_k > k_steps:
     return f"split_k must be in 1..{k_steps}, got {config.split_k}"
-  if reason := _is_legal_tail(config, problem):
+  if reason := _is_legal_last_wave(config, problem):
     return reason
   if config.split == "pingpong":
     if reason := _is_legal_pingpong(config, problem):
@@ -130,20 +130,20 @@ def _is_legal_tile(config: Config, problem: Problem) -> str | None:
       f"a consumer's share must be multiples of {plan.WGMMA_ROWS} rows and"
       f" {step} columns, got {rows}x{columns}"
     )
-  sums = rows * columns * (2 if problem.gated else 1)
+  accumulators = rows * columns * (2 if problem.gated else 1)
   most = plan.THREADS * plan.ACCUMULATORS[config.consumers]
-  if columns > plan.WGMMA_COLUMNS or sums > most:
+  if columns > plan.WGMMA_COLUMNS or accumulators > most:
     return (
       f"a consumer's share must have at most {plan.WGMMA_COLUMNS} columns and"
-      f" {most} sums, got {rows}x{columns}"
+      f" {most} accumulators, got {rows}x{columns}"
       + (" twice" if problem.gated else "")
     )
   width = config.epilogue_n
-  is_one_piece = width * _widest_element(config, problem) <= plan.PIECE_BYTES
-  if width < 16 or width > columns or (columns % width and not is_one_piece):
-    # Pieces that overlap start anywhere, see `compat.allow_ragged_copies`.
+  is_one_atom = width * _widest_element(config, problem) <= plan.ATOM_BYTES
+  if width < 16 or width > columns or (columns % width and not is_one_atom):
+    # Subtiles that overlap start anywhere, see `compat.allow_ragged_copies`.
     return (
-      f"epilogue_n must divide {columns}, or be less and {plan.PIECE_BYTES}"
+      f"epilogue_n must divide {columns}, or be less and {plan.ATOM_BYTES}"
       f" bytes of results and of C or less, got {width}"
     )
   if width not in (16, 32) and width % 64:
@@ -169,7 +169,7 @@ def _is_legal_cluster(config: Config, problem: Problem) -> str | None:
   rows_a = config.block_k if problem.transpose_a else config.block_m
   rows_b = config.block_n if problem.transpose_b else config.block_k
   for name, rows in (("cluster_n", rows_a), ("cluster_m", rows_b)):
-    if rows % (getattr(config, name) * plan.PIECE_ROWS):
+    if rows % (getattr(config, name) * plan.ATOM_ROWS):
       return f"{name} does not divide a stored tile of {rows} rows"
   return None
 
@@ -178,8 +178,8 @@ def _is_legal_ragged(config: Config, problem: Problem) -> str | None:
   if config.split_k != 1:
     return f"a grouped product has no split_k, got {config.split_k}"
   if problem.ragged == "k":
-    if plan.pieces_overlap(problem, config):
-      # Zeros of groups without rows are stored in pieces side by side.
+    if plan.subtiles_overlap(problem, config):
+      # Zeros of groups without rows are stored in subtiles side by side.
       columns = plan.share(config)[1]
       return (
         f"epilogue_n must divide {columns} for groups along K, got"
@@ -189,9 +189,9 @@ def _is_legal_ragged(config: Config, problem: Problem) -> str | None:
   if config.cluster_m != 1:
     # The next row tile may be another group's, and so need another B.
     return f"cluster_m must be 1 for groups of rows, got {config.cluster_m}"
-  # Groups start at any row. TMA reaches that in copies that are one swizzled
-  # piece wide alone (see `compat.allow_ragged_copies`).
-  if config.block_k * 2 != plan.PIECE_BYTES:
+  # Groups start at any row. TMA reaches that in copies that are one swizzle
+  # atom wide alone (see `compat.allow_ragged_copies`).
+  if config.block_k * 2 != plan.ATOM_BYTES:
     return f"block_k must be 64 for groups of rows, got {config.block_k}"
   if plan.operand_columns(config, problem) != config.block_k:
     return (
@@ -199,41 +199,41 @@ def _is_legal_ragged(config: Config, problem: Problem) -> str | None:
       f" is stored [K, N], got {plan.share(config)[1]}"
     )
   size = jnp.dtype(problem.out_dtype).itemsize
-  if config.epilogue_n * size != plan.PIECE_BYTES:
+  if config.epilogue_n * size != plan.ATOM_BYTES:
     return (
-      f"epilogue_n must be {plan.PIECE_BYTES // size} for groups of rows of"
+      f"epilogue_n must be {plan.ATOM_BYTES // size} for groups of rows of"
       f" {problem.out_dtype}, got {config.epilogue_n}"
     )
   return None
 
 
 def _is_legal_pingpong(config: Config, problem: Problem) -> str | None:
-  if problem.ragged == "k":  # which take units up from both ends
+  if problem.ragged == "k":  # which take work tiles up from both ends
     return "pingpong takes no groups along K"
   if config.split_k > 1 or config.tail_columns:
-    return "pingpong takes no split_k and no split tail"
+    return "pingpong takes no split_k and no split of the last wave"
   if config.consumers < 2 or config.stages % config.consumers:
     return (
       "with pingpong stages must be a multiple of the consumers, at least two,"
       f" got {config.stages} and {config.consumers}"
     )
-  # Each consumer has slots of its own. Where they do not hold a unit, one is
-  # loaded no faster than it is multiplied, and the other consumer waits:
-  # 8192 x 4096 x 1024 with C 103 -> 130 us (H200, pingpong-3).
-  fewest = config.consumers * plan.slabs_of_a_unit(problem, config)
+  # Each consumer has slots of its own. Where they do not hold a work tile, one
+  # is loaded no faster than it is multiplied, and the other consumer waits:
+  # 8192 x 4096 x 1024 with C 103 -> 130 us (H200).
+  fewest = config.consumers * plan.slabs_of_a_work_tile(problem, config)
   if config.stages < fewest:
     return f"with pingpong stages must be {fewest} or more, got {config.stages}"
   return None
 
 
-def _is_legal_tail(config: Config, problem: Problem) -> str | None:
+def _is_legal_last_wave(config: Config, problem: Problem) -> str | None:
   p, cfg = problem, config
   columns, parts = cfg.tail_columns, cfg.tail_split_k
   if columns == 0 and parts == 1:
     return None
   clustered = cfg.cluster_m * cfg.cluster_n > 1
   if clustered or cfg.split_k > 1 or cfg.swap_ab:
-    return "a split tail has no cluster, no split_k and no swap_ab"
+    return "a split last wave has no cluster, no split_k and no swap_ab"
   most = plan.grid(p, cfg)[1] - 1
   if not 1 <= columns <= most:
     return f"tail_columns must be in 1..{most}, got {columns}"
@@ -241,7 +241,9 @@ def _is_legal_tail(config: Config, problem: Problem) -> str | None:
   if parts < 2 or (parts - 1) * plan.cdiv(slabs, parts) >= slabs:
     return f"tail_split_k does not cut {slabs} slabs of K in parts, got {parts}"
   if p.ragged or p.batch > 1 or p.c_dtype or p.save_preactivation:
-    return "a split tail has no groups, no batch, no C and no pre-activation"
+    return (
+      "a split last wave has no groups, no batch, no C and no pre-activation"
+    )
   if plan.stores_rows(p, cfg):
-    return "a split tail needs results that TMA stores"
+    return "a split last wave needs results that TMA stores"
   return None

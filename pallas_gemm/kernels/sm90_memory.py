@@ -1,7 +1,7 @@
 """How matrices lie in global memory so that the Hopper kernels can use them.
 
 TMA wants row strides that are multiples of 16 bytes, Mosaic GPU whole swizzled
-pieces. Shapes for which that does not hold are padded.
+swizzle atoms. Shapes for which that does not hold are padded.
 """
 
 import math
@@ -40,23 +40,23 @@ def _aligned(shape, padded: tuple[int, int]) -> tuple[int, int]:
   rows, columns = padded
   if columns == shape[-1]:
     return padded
-  unit = 64 if columns > 64 else 16
-  return rows, plan.cdiv(columns, unit) * unit
+  step = 64 if columns > 64 else 16
+  return rows, plan.cdiv(columns, step) * step
 
 
 def result_shapes(problem: Problem, config: Config, itemsize: int):
   """Shapes of the matrices that the kernel writes."""
   p = problem
   if plan.stores_rows(p, config):
-    rest = [(p.m, plan.DIRECT)] if p.n % plan.DIRECT else []
-    return [(p.m, p.n), *rest]
-  _, width = plan.piece_shape(p, config)
-  columns = plan.piece_columns(width, itemsize)
+    last = [(p.m, plan.DIRECT)] if p.n % plan.DIRECT else []
+    return [(p.m, p.n), *last]
+  _, width = plan.subtile_shape(p, config)
+  columns = plan.atom_columns(width, itemsize)
   m, n = plan.padding(plan.result_shape(p, config), width, width, itemsize)
   if n <= columns < (config.block_m if config.swap_ab else config.block_n):
-    # Of a matrix that is one piece wide, Mosaic GPU drops the column index of
-    # a store that is one piece wide: what lies past the edge would land in
-    # column 0 instead of nowhere.
+    # Of a matrix that is one swizzle atom wide, Mosaic GPU drops the column
+    # index of a store that is one atom wide: what lies past the edge would land
+    # in column 0 instead of nowhere.
     n = 2 * columns
   return [(m, n)] * plan.outputs(p, config)
 
@@ -75,7 +75,7 @@ def copied_bytes(
   out_of = []
   if config.split_k == 1:
     shape = plan.result_shape(p, config)
-    _, width = plan.piece_shape(p, config)
+    _, width = plan.subtile_shape(p, config)
     if p.c_dtype:
       size = jnp.dtype(p.c_dtype).itemsize
       padded = plan.padding(shape, width, width, size)

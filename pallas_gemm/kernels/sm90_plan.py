@@ -1,4 +1,4 @@
-"""How the Hopper kernels cut a product up: tiles, pieces, shared memory.
+"""How the Hopper kernels cut a product up: tiles, subtiles, shared memory.
 
 Plain arithmetic on `Config` and `Problem`; what runs on the GPU is in
 `sm90_body`, how matrices lie in global memory in `sm90_memory`, which configs
@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from pallas_gemm import hardware
 from pallas_gemm.kernels.problem import Config, Problem
 
-# A swizzled piece: 8 rows of 128 bytes.
-PIECE_ROWS, PIECE_BYTES = 8, 128
+# A swizzle atom: 8 rows of 128 bytes.
+ATOM_ROWS, ATOM_BYTES = 8, 128
 # wgmma: 64 rows by at most 256 columns, a multiple of 8. A thread has at most
-# 255 registers: 160 sums leave room for the rest, 192 spill.
+# 255 registers: 160 accumulators leave room for all else, 192 spill.
 WGMMA_ROWS, WGMMA_COLUMNS = 64, 256
 THREADS = 128
 ACCUMULATORS = {1: 160, 2: 160, 3: 96}
@@ -53,18 +53,18 @@ _transposed = functools.lru_cache(maxsize=1024)(Problem.transposed)
 def shared_bytes(config: Config, problem: Problem) -> int:
   """Shared memory of a block, in bytes; a little more than it takes."""
   ring = config.stages * slab_bytes(config, problem)
-  width = piece_width(problem, config)
-  piece = config.consumers * WGMMA_ROWS * width
+  width = subtile_width(problem, config)
+  subtile = config.consumers * WGMMA_ROWS * width
   size = 4 if config.split_k > 1 else jnp.dtype(problem.out_dtype).itemsize
-  staged = piece * size * outputs(problem, config) * buffers(problem, config)
+  staged = subtile * size * outputs(problem, config) * buffers(problem, config)
   if problem.ragged == "m":
-    staged += piece * size
+    staged += subtile * size
   if problem.ragged == "k":
     staged += WGMMA_ROWS * width * size
   fused = config.split_k == 1
   if problem.c_dtype and fused and not c_in_place(problem, config):
     size = jnp.dtype(problem.c_dtype).itemsize
-    staged += piece * size * c_buffers(problem, config)
+    staged += subtile * size * c_buffers(problem, config)
   if problem.bias and fused:
     staged += config.consumers * 4 * cdiv(max(share(config)), 64) * 64
   return ring + staged + SHARED_SLACK
@@ -85,45 +85,45 @@ def share(config: Config) -> tuple[int, int]:
   return config.block_m, config.block_n // config.consumers
 
 
-def pieces(problem: Problem, config: Config) -> list[tuple[int, int]]:
-  """Where the 64-row pieces of a consumer's share start.
+def subtiles(problem: Problem, config: Config) -> list[tuple[int, int]]:
+  """Where the 64-row subtiles of a consumer's share start.
 
-  All are of one width. Where it does not divide the columns, the last piece
-  ends with them, and what it shares with the piece before is stored twice.
+  All are of one width. Where it does not divide the columns, the last subtile
+  ends with them, and what it shares with the subtile before is stored twice.
   """
   rows, columns = share(config)
-  width = piece_width(problem, config)
+  width = subtile_width(problem, config)
   starts = [min(j, columns - width) for j in range(0, columns, width)]
   return list(itertools.product(range(0, rows, WGMMA_ROWS), starts))
 
 
-def pieces_overlap(problem: Problem, config: Config) -> bool:
-  """Whether the last of the `pieces` of a row has columns of the one before."""
-  return share(config)[1] % piece_width(problem, config) > 0
+def subtiles_overlap(problem: Problem, config: Config) -> bool:
+  """Whether the last of a row's `subtiles` has columns of the one before."""
+  return share(config)[1] % subtile_width(problem, config) > 0
 
 
-def _pieces_count(config: Config) -> int:
-  """As many as `pieces`: the cost model asks for dozens of configs."""
+def _subtile_count(config: Config) -> int:
+  """As many as `subtiles`: the cost model asks for dozens of configs."""
   rows, columns = share(config)
   return rows // WGMMA_ROWS * cdiv(columns, config.epilogue_n)
 
 
-def piece_width(problem: Problem, config: Config) -> int:
+def subtile_width(problem: Problem, config: Config) -> int:
   return DIRECT if stores_rows(problem, config) else config.epilogue_n
 
 
 def buffers(problem: Problem, config: Config) -> int:
-  """Pieces of a consumer in shared memory: one fills while others leave."""
+  """Subtiles of a consumer in shared memory: one fills while others leave."""
   if stores_rows(problem, config):
     return 1
-  return min(config.epilogue_buffers, len(pieces(problem, config)))
+  return min(config.epilogue_buffers, len(subtiles(problem, config)))
 
 
 def c_buffers(problem: Problem, config: Config) -> int:
-  """Pieces of C in shared memory: all, or one is read and the next arrives."""
-  count = len(pieces(problem, config))
+  """Subtiles of C in shared memory: all, or one is read while another comes."""
+  count = len(subtiles(problem, config))
   p, cfg = problem, config
-  if turns(cfg) > 1 or c_in_place(p, cfg) or defers_stores(p, cfg):
+  if pingpong_consumers(cfg) > 1 or c_in_place(p, cfg) or defers_stores(p, cfg):
     return count
   return min(2, count)
 
@@ -131,13 +131,13 @@ def c_buffers(problem: Problem, config: Config) -> int:
 def c_in_place(problem: Problem, config: Config) -> bool:
   """Whether a tile of C is loaded to where results are stored from.
 
-  Each piece of the result then takes the place of what was added to it, and all
-  of C has arrived when the sums are complete.
+  Each subtile of the result then takes the place of what was added to it, and
+  all of C has arrived when the accumulators are complete.
   """
   p = problem
   return (
     p.c_dtype == p.out_dtype
-    and _pieces_count(config) <= config.epilogue_buffers
+    and _subtile_count(config) <= config.epilogue_buffers
     and has_room_to_defer(p, config)
     and not stores_rows(p, config)
   )
@@ -149,14 +149,14 @@ def result_shape(problem: Problem, config: Config) -> tuple[int, int]:
   return shape[::-1] if config.swap_ab else shape
 
 
-def piece_shape(problem: Problem, config: Config) -> tuple[int, int]:
-  """Rows and columns of a piece, as it is stored."""
-  shape = WGMMA_ROWS, piece_width(problem, config)
+def subtile_shape(problem: Problem, config: Config) -> tuple[int, int]:
+  """Rows and columns of a subtile, as it is stored."""
+  shape = WGMMA_ROWS, subtile_width(problem, config)
   return shape[::-1] if config.swap_ab else shape
 
 
 def outputs(problem: Problem, config: Config) -> int:
-  """Matrices that the kernel writes; parts of K: the sums of each product."""
+  """Matrices that the kernel writes; parts of K: a sum of each product."""
   products = 2 if problem.gated else 1
   if config.split_k > 1:
     return products
@@ -167,7 +167,7 @@ def stores_rows(problem: Problem, config: Config) -> bool:
   """Whether results are stored row by row, not by TMA.
 
   That is for results whose rows TMA can't address. A padded result would
-  have to be copied: 4095^3 took 296 us so, and takes 242 (dense-1, dense-3).
+  have to be copied: 4095^3 takes 296 us so, and 242 row by row (H200).
   """
   itemsize = jnp.dtype(problem.out_dtype).itemsize
   shape, width = (problem.m, problem.n), config.epilogue_n
@@ -183,20 +183,20 @@ def stores_rows(problem: Problem, config: Config) -> bool:
   )
 
 
-def turns(config: Config) -> int:
-  """Consumers that take up units in turns; 1 if they share each of them."""
+def pingpong_consumers(config: Config) -> int:
+  """Consumers that ping-pong, a work tile each; 1 if they share each one."""
   return config.consumers if config.split == "pingpong" else 1
 
 
-def units_of_a_block(problem: Problem, config: Config) -> int | None:
-  """Units that each block has, or one less; None: the device knows."""
+def work_tiles_of_a_block(problem: Problem, config: Config) -> int | None:
+  """Work tiles that each block has, or one less; None: the device knows."""
   if problem.ragged:
     return None
-  return cdiv(_units(problem, config), _room(config))
+  return cdiv(_work_tiles(problem, config), _room(config))
 
 
-def _units(problem: Problem, config: Config) -> int:
-  """Units of all blocks, in tiles of clusters; of one group if groups."""
+def _work_tiles(problem: Problem, config: Config) -> int:
+  """Work tiles of all blocks, in tiles of clusters; of one group if groups."""
   rows, columns = grid(problem, config)
   parts = rows * config.tail_columns * (config.tail_split_k - 1)
   return rows * columns * problem.batch * config.split_k + parts
@@ -207,8 +207,8 @@ def _room(config: Config) -> int:
   return hardware.sm_count() // (config.cluster_m * config.cluster_n)
 
 
-def slabs_of_a_unit(problem: Problem, config: Config) -> int:
-  """Slabs of K that a unit of a dense product has."""
+def slabs_of_a_work_tile(problem: Problem, config: Config) -> int:
+  """Slabs of K that a work tile of a dense product has."""
   return cdiv(cdiv(problem.k, config.block_k), config.split_k)
 
 
@@ -219,26 +219,27 @@ def refills_ring(problem: Problem, config: Config) -> bool:
   a cluster tell each other in any case: none may end before its peers have
   what it loads for them.
   """
-  units = units_of_a_block(problem, config)
-  if units is None or config.cluster_m * config.cluster_n > 1:
+  work_tiles = work_tiles_of_a_block(problem, config)
+  if work_tiles is None or config.cluster_m * config.cluster_n > 1:
     return True
-  # Consumers that take turns have as many slots each, one of them most units.
-  units = cdiv(units, turns(config)) * turns(config)
-  return units * slabs_of_a_unit(problem, config) > config.stages
+  # Consumers that ping-pong have as many slots each, one of them most tiles.
+  pingpong = pingpong_consumers(config)
+  work_tiles = cdiv(work_tiles, pingpong) * pingpong
+  return work_tiles * slabs_of_a_work_tile(problem, config) > config.stages
 
 
 def defers_stores(problem: Problem, config: Config) -> bool:
-  """Whether results wait in registers until the next unit is under way."""
-  return deferred_pieces(problem, config) > 0
+  """Whether results wait in registers until the next work tile is under way."""
+  return deferred_subtiles(problem, config) > 0
 
 
-def deferred_pieces(problem: Problem, config: Config) -> int:
-  """How many pieces do, the last ones of a consumer's share.
+def deferred_subtiles(problem: Problem, config: Config) -> int:
+  """How many subtiles do, the last ones of a consumer's share.
 
   All that find room, if that is half of them or more; with C all or none.
   """
   p, cfg = problem, config
-  if units_of_a_block(p, cfg) == 1 or stores_rows(p, cfg):
+  if work_tiles_of_a_block(p, cfg) == 1 or stores_rows(p, cfg):
     return 0
   return _room_to_defer(p, cfg)[0] if may_defer(p, cfg) else 0
 
@@ -259,20 +260,20 @@ def stored_at_once(problem: Problem, config: Config) -> float:
 
 
 def has_room_to_defer(problem: Problem, config: Config) -> bool:
-  """Whether results have room in registers beside the sums of the next unit."""
+  """Whether results have room beside the next work tile's accumulators."""
   some, count = _room_to_defer(problem, config)
   return some == count
 
 
 def _room_to_defer(problem: Problem, config: Config) -> tuple[int, int]:
-  """Of a consumer's pieces, those that find room, and how many it has."""
+  """Of a consumer's subtiles, those that find room, and how many it has."""
   p, cfg = problem, config
-  count = _pieces_count(cfg)
+  count = _subtile_count(cfg)
   if cfg.split == "pingpong" or cfg.split_k > 1:
     return 0, count
-  sums = cfg.block_m * cfg.block_n // (THREADS * cfg.consumers)
+  accumulators = cfg.block_m * cfg.block_n // (THREADS * cfg.consumers)
   room = REGISTERS[cfg.consumers][1] - _OTHER_REGISTERS
-  room -= sums * 2 if p.gated else sums
+  room -= accumulators * 2 if p.gated else accumulators
   size = 4 if p.out_dtype == "float32" else 2
   if p.save_preactivation:
     size *= outputs(p, cfg)
@@ -280,8 +281,8 @@ def _room_to_defer(problem: Problem, config: Config) -> tuple[int, int]:
   return max(0, min(count, some)), count
 
 
-def tail_start(problem: Problem, config: Config) -> int:
-  """The first column of the tiles that are summed in parts of K."""
+def last_wave_start(problem: Problem, config: Config) -> int:
+  """The first column of the last wave's tiles, summed in parts of K."""
   _, columns = grid(problem, config)
   return (columns - config.tail_columns) * config.block_n
 
@@ -296,17 +297,17 @@ def grid(problem: Problem, config: Config) -> tuple[int, int]:
 
 def clusters(problem: Problem, config: Config) -> int:
   """Clusters that are launched: one block an SM, or fewer."""
-  units, room = _units(problem, config), _room(config)
-  if problem.ragged == "m":  # how many units there are, the device knows
+  work_tiles, room = _work_tiles(problem, config), _room(config)
+  if problem.ragged == "m":  # how many work tiles there are, the device knows
     _, columns = grid(problem, config)
     return min(room, row_tiles(problem, config) * columns)
   if problem.ragged == "k":
-    units *= problem.groups
+    work_tiles *= problem.groups
   if config.tail_columns:
-    return min(room, units)
-  # As few as need the same number of rounds: all end at the same time, where
-  # a partial last round would leave part of the memory bandwidth unused.
-  return cdiv(units, cdiv(units, room))
+    return min(room, work_tiles)
+  # As few as need the same number of waves: all end at the same time, where a
+  # partial last wave would leave part of the memory bandwidth unused.
+  return cdiv(work_tiles, cdiv(work_tiles, room))
 
 
 def row_tiles(problem: Problem, config: Config) -> int:
@@ -366,12 +367,12 @@ def _loaded(size: int, block: int, in_part: bool) -> Extent:
   if not in_part:
     return Extent(block, block, 0)
   start = (cdiv(size, block) - 1) * block
-  last = min(block, cdiv(size - start, PIECE_ROWS) * PIECE_ROWS)
+  last = min(block, cdiv(size - start, ATOM_ROWS) * ATOM_ROWS)
   return Extent(last if start == 0 else block, last, start)
 
 
 def operand_columns(config: Config, problem: Problem) -> int:
-  """Columns of the swizzled pieces of A and B; wgmma wants the same of both."""
+  """Columns of the swizzle atoms of A and B; wgmma wants the same of both."""
   _, columns = share(config)
   return 64 if problem.transpose_b or columns % 64 == 0 else 32
 
@@ -384,22 +385,22 @@ def padding(
 
   Args:
     shape: [..., rows, columns] of the matrix.
-    columns: most columns that a swizzled piece may have.
+    columns: most columns that a swizzle atom may have.
     box_columns: columns of a copy.
     itemsize: bytes of an element.
   """
   *_, rows, width = shape
-  unit = 16 // itemsize
-  columns = piece_columns(columns, itemsize)
+  step = 16 // itemsize
+  columns = atom_columns(columns, itemsize)
   if box_columns != columns:  # see compat.allow_ragged_copies
-    rows = rows if rows <= PIECE_ROWS else cdiv(rows, PIECE_ROWS) * PIECE_ROWS
-    unit = columns if width > columns else unit
-  return rows, cdiv(width, unit) * unit
+    rows = rows if rows <= ATOM_ROWS else cdiv(rows, ATOM_ROWS) * ATOM_ROWS
+    step = columns if width > columns else step
+  return rows, cdiv(width, step) * step
 
 
-def piece_columns(columns: int, itemsize: int) -> int:
-  """Columns of a swizzled piece: 128 bytes, or all there are."""
-  return min(PIECE_BYTES // itemsize, columns)
+def atom_columns(columns: int, itemsize: int) -> int:
+  """Columns of a swizzle atom: 128 bytes, or all there are."""
+  return min(ATOM_BYTES // itemsize, columns)
 
 
 def lap(config: Config, problem: Problem) -> int:

@@ -14,12 +14,12 @@ a group that is larger than a tile ends where the group ends, and computes some
 rows a second time: the same bits are stored twice, and nothing is masked. Only
 a group that is smaller than a tile is stored in part, in TMA copies of 32, 16,
 8, 4, 2 and 1 rows. Rows that belong to no group are tiles of few slabs, whose
-sums are dropped and zeros stored. Tiles of one group follow each other, so that
-blocks which run at a time share its B in the L2.
+accumulators are dropped and zeros stored. Tiles of one group follow each other,
+so that blocks which run at a time share its B in the L2.
 
-**Groups along K.** A unit sums the slabs of its group. TMA fetches whole slabs
-from A and B. What a group has beside them, fewer than block_k + 7 rows, is
-first copied by XLA into slabs of its own, the rest of which is zero: rows of
+**Groups along K.** A work tile sums the slabs of its group. TMA fetches whole
+slabs from A and B. What a group has beside them, fewer than block_k + 7 rows,
+is first copied by XLA into slabs of its own, filled up with zeros: rows of
 other groups never meet, so a NaN stays in its group, and no step is masked.
 Results of groups without rows are zeros, which a warp of its own stores beside
 the products.
@@ -52,7 +52,7 @@ is_legal = sm90_legal.is_legal
 # Times the mean that the largest group along K has, from which half of the
 # blocks start with the small groups. On an H200, of 256 groups the largest 42
 # times: 3484 -> 3185 us; of 8 groups 2.9 times: no gain; even sizes would take
-# 5 % longer (ragged-6, ragged-7).
+# 5 % longer.
 _UNEVEN = 4
 
 
@@ -94,8 +94,8 @@ def matmul(
   if reason := is_legal(config, p):
     raise NotImplementedError(reason)
   approximate = epilogues.is_approximate(activation, p)
-  tail = functools.partial(
-    epilogues.tail,
+  epilogue = functools.partial(
+    epilogues.apply,
     alpha=1.0,
     beta=1.0,
     activation=epilogues.fusible(activation, p),
@@ -109,18 +109,18 @@ def matmul(
     operands = [*_by_size(offsets, p, config), a, *b, *edges]
   if bias is not None:
     operands.append(_with_strides_for_tma(bias))
-  outs = _launch(operands, tail, approximate, bias, p, config)
+  outs = _launch(operands, epilogue, approximate, bias, p, config)
   return tuple(x[..., : p.m, : p.n] for x in outs)
 
 
-def _launch(operands, tail, approximate, bias, p: Problem, config: Config):
+def _launch(operands, epilogue, approximate, bias, p: Problem, config: Config):
   """Runs the kernel; results of the shapes that it writes."""
   name = f"sm90_ragged_{p.ragged}"
   compat.allow_ragged_copies(anywhere=name if p.ragged == "m" else None)
   out_dtype = jnp.dtype(p.out_dtype)
   lead = (p.groups,) if p.ragged == "k" else ()
   return compat.kernel(
-    functools.partial(device.body, tail=tail, problem=p, config=config),
+    functools.partial(device.body, epilogue=epilogue, problem=p, config=config),
     name=name,
     out_type=[
       jax.ShapeDtypeStruct((*lead, *shape), out_dtype)
@@ -157,8 +157,8 @@ def _padded(x: jax.Array, shape: tuple[int, int]) -> jax.Array:
 
 
 def _with_strides_for_tma(bias: jax.Array) -> jax.Array:
-  unit = 16 // bias.dtype.itemsize
-  return _padded(bias, (bias.shape[0], plan.cdiv(bias.shape[1], unit) * unit))
+  step = 16 // bias.dtype.itemsize
+  return _padded(bias, (bias.shape[0], plan.cdiv(bias.shape[1], step) * step))
 
 
 def _row_tiles(
@@ -207,11 +207,12 @@ def _by_size(
   is_nth = rank[None, :] == number[:, None]
   order = jnp.sum(is_nth * number, axis=1, dtype=jnp.int32)
   filled = jnp.maximum(jnp.sum(sizes > 0, dtype=jnp.int32), 1)
-  pieces = config.consumers * len(plan.pieces(p, config))
+  subtiles = config.consumers * len(plan.subtiles(p, config))
   facts = {
     schedules.Facts.filled: filled,
     schedules.Facts.uneven: jnp.max(sizes) > _UNEVEN * lax.div(rows, filled),
-    schedules.Facts.spare: rows > config.block_k * pieces * (p.groups - filled),
+    schedules.Facts.spare: rows
+    > config.block_k * subtiles * (p.groups - filled),
   }
   table = jnp.stack([starts[order], ends[order], order], axis=1)
   return table, jnp.stack([facts[i].astype(jnp.int32) for i in sorted(facts)])
@@ -221,9 +222,9 @@ def _edges(x: jax.Array, offsets: jax.Array, block_k: int) -> jax.Array:
   """[groups, block_k + 8, columns]: rows outside of whole slabs, then zeros."""
   start, end = offsets[:-1, None], offsets[1:, None]
   cut = schedules.slabs_of(start, end, block_k)
-  i = jnp.arange(block_k + plan.PIECE_ROWS, dtype=jnp.int32)[None, :]
+  i = jnp.arange(block_k + plan.ATOM_ROWS, dtype=jnp.int32)[None, :]
   after = cut.first + cut.whole * block_k + (i - cut.head)
   row = jnp.where(i < cut.head, start + i, after)
-  is_there = i < cut.rest
+  is_there = i < cut.edges
   rows = jnp.take(x, jnp.where(is_there, row, 0), axis=0, mode="clip")
   return jnp.where(is_there[..., None], rows, 0)

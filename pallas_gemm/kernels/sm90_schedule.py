@@ -1,7 +1,7 @@
 """Which tiles a block of the Hopper kernels computes, and from what.
 
-A unit of work is one tile of the result: of one matrix of a batch, of one part
-of K, or of one group. `of` numbers the units of a problem, in the order in
+A work tile is one tile of the result: of one matrix of a batch, of one part
+of K, or of one group. `of` numbers the work tiles of a problem, in the order in
 which blocks take them up, and says of each where it lies. Of groups, whose
 sizes only the device knows, the numbers it needs are read from global memory.
 """
@@ -24,7 +24,7 @@ from pallas_gemm.kernels.problem import Config, Problem
 Index = int | jax.Array
 
 
-class Unit(NamedTuple):
+class WorkTile(NamedTuple):
   """A tile of the result, and what it is summed from.
 
   Attributes:
@@ -54,15 +54,15 @@ class Unit(NamedTuple):
   part: Index | None = None
 
 
-# Of a unit that is stored and not summed.
+# Of a work tile that is stored and not summed.
 _NO_SUM = {"a": 0, "b": 0, "start": 0, "steps": 0}
 
 
 class Place(NamedTuple):
-  """Where the results of a unit go, in as few registers as that takes.
+  """Where the results of a work tile go, in as few registers as that takes.
 
   Attributes:
-    row, column: as of `Unit`.
+    row, column: as of `WorkTile`.
     which: the matrix; with groups of rows how many rows are stored, less than
       none if they belong to no group.
   """
@@ -72,33 +72,35 @@ class Place(NamedTuple):
   which: jax.Array
 
   def is_real(self, problem: Problem) -> jax.Array:
-    """Whether it is a unit's, and not `nowhere`."""
+    """Whether it is a work tile's, and not `nowhere`."""
     return self.which != (0 if problem.ragged == "m" else -1)
 
 
 def nowhere(problem: Problem) -> Place:
-  """The place of no unit."""
+  """The place of no work tile."""
   zero = jnp.int32(0)
   return Place(zero, zero, zero if problem.ragged == "m" else jnp.int32(-1))
 
 
-def place(unit: Unit) -> Place:
-  """Where the results of a unit go."""
-  which = unit.out
-  if unit.part is not None:  # its sums are stored at once
-    which = jnp.where(unit.part < 0, which, -1)
-  if unit.rows is not None:
-    which = jnp.where(unit.is_group, unit.rows, -unit.rows)
-  return Place(*(jnp.int32(x) for x in (unit.row, unit.column, which)))
+def place(work_tile: WorkTile) -> Place:
+  """Where the results of a work tile go."""
+  which = work_tile.out
+  if work_tile.part is not None:  # its partial sums are stored at once
+    which = jnp.where(work_tile.part < 0, which, -1)
+  if work_tile.rows is not None:
+    which = jnp.where(work_tile.is_group, work_tile.rows, -work_tile.rows)
+  return Place(
+    *(jnp.int32(x) for x in (work_tile.row, work_tile.column, which))
+  )
 
 
-def placed(place: Place, p: Problem, cfg: Config) -> Unit:
-  """A unit whose results go there; nothing else of it is known."""
+def placed(place: Place, p: Problem, cfg: Config) -> WorkTile:
+  """A work tile whose results go there; nothing else of it is known."""
   column = pl.multiple_of(place.column, cfg.block_n)
   if p.ragged != "m":
     row = pl.multiple_of(place.row, cfg.block_m)
-    return Unit(row, column, out=place.which, **_NO_SUM)
-  return Unit(
+    return WorkTile(row, column, out=place.which, **_NO_SUM)
+  return WorkTile(
     compat.anywhere(place.row),
     column,
     out=0,
@@ -109,53 +111,54 @@ def placed(place: Place, p: Problem, cfg: Config) -> Unit:
 
 
 class Schedule(NamedTuple):
-  """All units of a problem.
+  """All work tiles of a problem.
 
   Attributes:
-    units: how many there are, in tiles of clusters; at least one.
-    read: what a unit with a number below that has in global memory.
-    unit: the unit, from its number and from that, as this block sees it.
-    both_ways: whether the second half of the blocks takes its units up from
-      the last to the first; None for never.
+    work_tiles: how many there are, in tiles of clusters; at least one.
+    read: what a work tile with a number below that has in global memory.
+    work_tile: the work tile, from its number and from that, as this block sees
+      it.
+    both_ways: whether the second half of the blocks takes its work tiles up
+      from the last to the first; None for never.
   """
 
-  units: Index
+  work_tiles: Index
   read: Callable[[Index], tuple[Index, ...]]
-  unit: Callable[[Index, tuple[Index, ...]], Unit]
+  work_tile: Callable[[Index, tuple[Index, ...]], WorkTile]
   both_ways: jax.Array | None = None
 
   def for_each(self, first, step: int, visit, carry):
-    """carry = visit(unit, carry) for the units first, first + step, ...
+    """carry = visit(work_tile, carry) for number first, first + step, ...
 
-    Global memory takes hundreds of cycles to answer, so what the next unit is
-    is asked for before this one is visited.
+    Global memory takes hundreds of cycles to answer, so what the next work tile
+    is is asked for before this one is visited.
     """
-    if isinstance(self.units, int) and self.units == step:
-      return visit(self.unit(first, self._known(first)), carry)
-    turns = lax.div(self.units + step - 1 - first, step)
+    if isinstance(self.work_tiles, int) and self.work_tiles == step:
+      return visit(self.work_tile(first, self._known(first)), carry)
+    count = lax.div(self.work_tiles + step - 1 - first, step)
     if self.both_ways is not None:
       from_last = self.both_ways & (2 * first >= step)
-      first = jnp.where(from_last, first + (turns - 1) * step, first)
+      first = jnp.where(from_last, first + (count - 1) * step, first)
       step = jnp.where(from_last, -step, step)
 
-    def turn(i, state):
+    def iteration(i, state):
       known, carry = state
       number = first + i * step
       following = self._known(number + step)
-      return following, visit(self.unit(number, known), carry)
+      return following, visit(self.work_tile(number, known), carry)
 
-    return lax.fori_loop(0, turns, turn, (self._known(first), carry))[1]
+    return lax.fori_loop(0, count, iteration, (self._known(first), carry))[1]
 
   def _known(self, number: Index) -> tuple[Index, ...]:
-    """`read`, of the nearest unit if there is no such number."""
-    return self.read(jnp.clip(number, 0, self.units - 1))
+    """`read`, of the nearest work tile if there is no such number."""
+    return self.read(jnp.clip(number, 0, self.work_tiles - 1))
 
 
 def of(problem: Problem, config: Config, refs: list[Any]) -> Schedule:
   """The schedule of a problem; `refs` hold what it reads of the groups."""
   if problem.ragged is None:
     if config.tail_columns:
-      return _dense_with_tail(problem, config)
+      return _dense_with_split_last_wave(problem, config)
     return _dense(problem, config)
   return (_rows if problem.ragged == "m" else _slabs)(problem, config, *refs)
 
@@ -164,22 +167,22 @@ def _dense(p: Problem, cfg: Config) -> Schedule:
   """Tiles within a matrix first, then the batch, then the parts of K."""
   grid = plan.grid(p, cfg)
   tiles = math.prod(grid)
-  units = tiles * p.batch * cfg.split_k
+  work_tiles = tiles * p.batch * cfg.split_k
   steps = plan.cdiv(plan.cdiv(p.k, cfg.block_k), cfg.split_k)
 
-  def unit(i: Index, known: tuple[()]) -> Unit:
+  def work_tile(i: Index, known: tuple[()]) -> WorkTile:
     del known
-    tile = i if units == tiles else lax.rem(i, tiles)
+    tile = i if work_tiles == tiles else lax.rem(i, tiles)
     row, column = _corner(_snake(tile, grid, cfg), cfg)
     part = lax.div(i, tiles)
     batch = lax.rem(part, p.batch)
     start = lax.div(part, p.batch) * (steps * cfg.block_k)
-    return Unit(row, column, batch, batch, part, start, steps)
+    return WorkTile(row, column, batch, batch, part, start, steps)
 
-  return Schedule(units, lambda _: (), unit)
+  return Schedule(work_tiles, lambda _: (), work_tile)
 
 
-def _dense_with_tail(p: Problem, cfg: Config) -> Schedule:
+def _dense_with_split_last_wave(p: Problem, cfg: Config) -> Schedule:
   """Whole tiles first, then the parts of those in the last columns."""
   rows, columns = plan.grid(p, cfg)
   grid = rows, columns - cfg.tail_columns
@@ -187,7 +190,7 @@ def _dense_with_tail(p: Problem, cfg: Config) -> Schedule:
   slabs = plan.cdiv(p.k, cfg.block_k)
   steps = plan.cdiv(slabs, cfg.tail_split_k)
 
-  def unit(i: Index, known: tuple[()]) -> Unit:
+  def work_tile(i: Index, known: tuple[()]) -> WorkTile:
     del known
     is_part = i >= whole
     m_tile, n_tile = _snake(jnp.minimum(i, whole - 1), grid, cfg)
@@ -198,7 +201,7 @@ def _dense_with_tail(p: Problem, cfg: Config) -> Schedule:
     n_tile = jnp.where(is_part, grid[1] + lax.div(tile, rows), n_tile)
     row, column = _corner((m_tile, n_tile), cfg)
     first = part * steps
-    return Unit(
+    return WorkTile(
       row=row,
       column=column,
       a=0,
@@ -209,7 +212,7 @@ def _dense_with_tail(p: Problem, cfg: Config) -> Schedule:
       part=jnp.where(is_part, part, -1),
     )
 
-  return Schedule(whole + split * cfg.tail_split_k, lambda _: (), unit)
+  return Schedule(whole + split * cfg.tail_split_k, lambda _: (), work_tile)
 
 
 def _rows(p: Problem, cfg: Config, tiles_ref, count_ref) -> Schedule:
@@ -232,12 +235,12 @@ def _rows(p: Problem, cfg: Config, tiles_ref, count_ref) -> Schedule:
     m_tile, _ = _snake(i, (row_tiles, columns), cfg)
     return tuple(tiles_ref[m_tile, field] for field in range(3))
 
-  def unit(i: Index, known: tuple[Index, ...]) -> Unit:
+  def work_tile(i: Index, known: tuple[Index, ...]) -> WorkTile:
     row, rows, group = known
     _, n_tile = _snake(i, (row_tiles, columns), cfg)
     _, column = _corner((0, n_tile), cfg)
     is_group = group >= 0
-    return Unit(
+    return WorkTile(
       row=compat.anywhere(row),
       column=column,
       a=0,
@@ -249,7 +252,7 @@ def _rows(p: Problem, cfg: Config, tiles_ref, count_ref) -> Schedule:
       is_group=is_group,
     )
 
-  return Schedule(row_tiles * columns, read, unit)
+  return Schedule(row_tiles * columns, read, work_tile)
 
 
 def _slabs(p: Problem, cfg: Config, groups_ref, facts_ref) -> Schedule:
@@ -272,18 +275,18 @@ def _slabs(p: Problem, cfg: Config, groups_ref, facts_ref) -> Schedule:
     nth = lax.div(i, tiles)
     return tuple(groups_ref[nth, field] for field in range(3))
 
-  def unit(i: Index, known: tuple[Index, ...]) -> Unit:
+  def work_tile(i: Index, known: tuple[Index, ...]) -> WorkTile:
     start, end, group = known
     row, column = _corner(_snake(lax.rem(i, tiles), grid, cfg), cfg)
     cut = slabs_of(start, end, cfg.block_k)
-    rest = lax.div(cut.rest + cfg.block_k - 1, cfg.block_k)
+    edges = lax.div(cut.edges + cfg.block_k - 1, cfg.block_k)
     # If no group has rows, the first has a slab of zeros.
-    steps = jnp.maximum(cut.whole + rest, 1)
-    start = pl.multiple_of(cut.first, plan.PIECE_ROWS)
-    return Unit(row, column, group, group, group, start, steps, cut.whole)
+    steps = jnp.maximum(cut.whole + edges, 1)
+    start = pl.multiple_of(cut.first, plan.ATOM_ROWS)
+    return WorkTile(row, column, group, group, group, start, steps, cut.whole)
 
-  units = tiles * facts_ref[Facts.filled]
-  return Schedule(units, read, unit, facts_ref[Facts.uneven] != 0)
+  work_tiles = tiles * facts_ref[Facts.filled]
+  return Schedule(work_tiles, read, work_tile, facts_ref[Facts.uneven] != 0)
 
 
 class Facts(enum.IntEnum):
@@ -301,55 +304,55 @@ class Facts(enum.IntEnum):
 
 
 def for_each_zero(p: Problem, cfg: Config, refs, cluster, visit) -> None:
-  """visit(unit) for this block's tiles of the groups that have no rows."""
+  """visit(work_tile) for this block's tiles of the groups that have no rows."""
   groups_ref, facts_ref = refs
   grid = plan.grid(p, cfg)
   tiles, step = math.prod(grid), plan.clusters(p, cfg)
 
-  def turn(i, _):
+  def iteration(i, _):
     number = first + i * step
     group = groups_ref[lax.div(number, tiles), 2]
     row, column = _corner(_snake(lax.rem(number, tiles), grid, cfg), cfg)
-    visit(Unit(row, column, out=group, **_NO_SUM))
+    visit(WorkTile(row, column, out=group, **_NO_SUM))
 
   first = facts_ref[Facts.filled] * tiles + cluster
-  turns = lax.div(tiles * p.groups + step - 1 - first, step)
-  lax.fori_loop(0, turns, turn, None)
+  count = lax.div(tiles * p.groups + step - 1 - first, step)
+  lax.fori_loop(0, count, iteration, None)
 
 
 class Slabs(NamedTuple):
   """How the rows of a group are cut into slabs of K.
 
-  TMA addresses swizzled pieces of 8 rows, so whole slabs start at a multiple
+  TMA addresses swizzle atoms of 8 rows, so whole slabs start at a multiple
   of 8. At most 7 rows before them and fewer than a slab after them are left:
-  `rest`, fewer than block_k + 7.
+  `edges`, fewer than block_k + 7.
 
   Attributes:
     head: rows before the first whole slab.
     first: row where that starts.
     whole: number of whole slabs.
-    rest: rows that are in none.
+    edges: rows that are in none.
   """
 
   head: Index
   first: Index
   whole: Index
-  rest: Index
+  edges: Index
 
 
 def slabs_of(start: Index, end: Index, block_k: int) -> Slabs:
   """The slabs of rows start..end; numbers of a kernel, or arrays of them."""
-  piece = plan.PIECE_ROWS
-  first = lax.div(start + piece - 1, piece) * piece
+  atom = plan.ATOM_ROWS
+  first = lax.div(start + atom - 1, atom) * atom
   whole = lax.div(jnp.maximum(end - first, 0), block_k)
   head = jnp.minimum(first, end) - start
   return Slabs(head, first, whole, end - start - whole * block_k)
 
 
-def share_corner(unit: Unit, consumer: jax.Array, config: Config):
+def share_corner(work_tile: WorkTile, consumer: jax.Array, config: Config):
   """Row and column of the result where a consumer's share of a tile starts."""
   rows, columns = plan.share(config)
-  row, column = unit.row, unit.column
+  row, column = work_tile.row, work_tile.column
   if config.split == "m":
     row += consumer * rows
   elif config.split == "n":

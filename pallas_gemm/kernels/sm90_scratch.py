@@ -20,12 +20,12 @@ def scratch(problem: Problem, config: Config, out_dtype, bias, c):
   a_tile = a_tile[::-1] if p.transpose_a else a_tile
   b_tile = b_tile[::-1] if p.transpose_b else b_tile
   ring = functools.partial(_swizzled, dtype=p.dtype, columns=columns)
-  buffers, width = plan.buffers(p, cfg), plan.piece_width(p, cfg)
-  piece_rows, piece_columns = plan.piece_shape(p, cfg)
-  piece = (consumers, buffers, piece_rows, piece_columns)
+  buffers, width = plan.buffers(p, cfg), plan.subtile_width(p, cfg)
+  subtile_rows, subtile_columns = plan.subtile_shape(p, cfg)
+  subtile = (consumers, buffers, subtile_rows, subtile_columns)
   rows, share_n = plan.share(cfg)
   copies = 3 if p.gated else 2
-  readers = consumers // plan.turns(cfg)  # of a slab
+  readers = consumers // plan.pingpong_consumers(cfg)  # of a slab
   axes = ("cluster_n",) * (cfg.cluster_n > 1) + ("cluster_m",) * (
     cfg.cluster_m > 1
   )
@@ -33,9 +33,9 @@ def scratch(problem: Problem, config: Config, out_dtype, bias, c):
     "a_ring": ring((stages, *a_tile)),
     "b_rings": [ring((stages, *b_tile)) for _ in range(copies - 1)],
     "staging": [
-      plgpu.SMEM(piece, out_dtype)
+      plgpu.SMEM(subtile, out_dtype)
       if plan.stores_rows(p, cfg)
-      else _swizzled(piece, out_dtype, piece_columns)
+      else _swizzled(subtile, out_dtype, subtile_columns)
       for _ in range(plan.outputs(p, cfg))
     ],
     "full": plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
@@ -50,7 +50,9 @@ def scratch(problem: Problem, config: Config, out_dtype, bias, c):
     )
   if p.ragged == "m":
     # Not swizzled, so that rows are stored in any number.
-    scratch["rest"] = plgpu.SMEM((consumers, plan.WGMMA_ROWS, width), out_dtype)
+    scratch["partial_staging"] = plgpu.SMEM(
+      (consumers, plan.WGMMA_ROWS, width), out_dtype
+    )
   if p.ragged == "k":
     scratch["zeros"] = _swizzled((plan.WGMMA_ROWS, width), out_dtype, width)
   if cfg.split_k == 1 and bias is not None:
@@ -63,8 +65,8 @@ def scratch(problem: Problem, config: Config, out_dtype, bias, c):
   if cfg.split_k == 1 and c is not None:
     ahead = plan.c_buffers(p, cfg)
     if not plan.c_in_place(p, cfg):
-      piece = (consumers, ahead, piece_rows, piece_columns)
-      scratch["c"] = _swizzled(piece, c.dtype, piece_columns)
+      subtile = (consumers, ahead, subtile_rows, subtile_columns)
+      scratch["c"] = _swizzled(subtile, c.dtype, subtile_columns)
     scratch["c_loaded"] = plgpu.Barrier(num_barriers=consumers * ahead)
   return scratch
 
@@ -72,12 +74,12 @@ def scratch(problem: Problem, config: Config, out_dtype, bias, c):
 def _swizzled(shape: tuple[int, ...], dtype, columns: int) -> plgpu.SMEM:
   """Shared memory for tiles [..., rows, columns], free of bank conflicts."""
   itemsize = jnp.dtype(dtype).itemsize
-  columns = plan.piece_columns(min(columns, shape[-1]), itemsize)
+  columns = plan.atom_columns(min(columns, shape[-1]), itemsize)
   return plgpu.SMEM(
     shape,
     jnp.dtype(dtype),
     transforms=(
-      plgpu.TilingTransform((plan.PIECE_ROWS, columns)),
+      plgpu.TilingTransform((plan.ATOM_ROWS, columns)),
       plgpu.SwizzleTransform(columns * itemsize),
     ),
   )

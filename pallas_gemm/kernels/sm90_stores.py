@@ -1,22 +1,22 @@
-"""From a unit's sums to its result in global memory; see `sm90_body`.
+"""From accumulators to a result in global memory; see `sm90_body`.
 
-`sm90_tails` computes results from sums, piece by piece of 64 rows. They go
-through shared memory to TMA (`_store_tile`), row by row where TMA can't address
-them (`_store_rows`), and in copies of 64, 32, ... 1 rows where a group ends
-inside a tile (`_store_first_rows`). Where operands are swapped a piece is
-transposed when it is written to shared memory.
+`sm90_epilogue` computes results from accumulators, subtile by subtile of 64
+rows. They go through shared memory to TMA (`_store_tile`), row by row where TMA
+can't address them (`_store_rows`), and in copies of 64, 32, ... 1 rows where a
+group ends inside a tile (`_store_first_rows`). Where operands are swapped a
+subtile is transposed when it is written to shared memory.
 
 **When.** While results are stored, a warpgroup gives the tensor cores nothing
-to do. So they are kept in registers, rounded, until the next unit is under way,
-and each piece is stored beside one of that unit's slabs. On an H200 short sums
-gain most (7168 x 8192 x 512: 0.85 -> 0.98x of jnp.dot; groups along K, G = 256:
-2989 -> 2764 us), 4096^3 2 % (dense-9 to -12, ragged-2 to -5 of the notes). All
-pieces beside the first slab gain little: they take longer than a slab. Where
-registers do not suffice, as for float32 or what an activation is applied to,
-the last pieces wait that find room and the others are stored at once: in
-float32 8192 x 8192 x 512 135 -> 124 us, 8192 x 4096 x 1024 110 -> 103
-(pingpong-3, -5). So are all where that is less than half, where consumers take
-turns, or where no unit follows (`plan.deferred_pieces`).
+to do. So they are kept in registers, rounded, until the next work tile is under
+way, and each subtile is stored beside one of that tile's slabs. On an H200
+short sums gain most (7168 x 8192 x 512: 0.85 -> 0.98x of jnp.dot; groups along
+K, G = 256: 2989 -> 2764 us), 4096^3 2 %. All subtiles beside the first slab
+gain little: they take longer than a slab. Where registers do not suffice, as
+for float32 or what an activation is applied to, the last subtiles wait that
+find room and the others are stored at once: in float32 8192 x 8192 x 512 135 ->
+124 us, 8192 x 4096 x 1024 110 -> 103. So are all where that is less than half,
+where consumers ping-pong, or where no work tile follows
+(`plan.deferred_subtiles`).
 
 Every barrier among the threads of a warpgroup is explicit: `commit_smem` and
 `wait_smem_to_gmem` hold one each.
@@ -36,239 +36,255 @@ import jax.numpy as jnp
 from pallas_gemm import compat
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels import sm90_schedule as schedules
-from pallas_gemm.kernels.sm90_tails import Share, Tail
+from pallas_gemm.kernels.sm90_epilogue import Epilogue, Share
 
 # Rows that are stored at a time where TMA can't.
 _ROWS_AT_ONCE = 8
 # Rows that TMA stores at a time where a group ends inside a tile.
 _POWERS = (64, 32, 16, 8, 4, 2, 1)
 
-# The results of a piece of a tile, by its number.
+# The results of a subtile of a tile, by its number.
 _Results = Callable[[int], Sequence[jax.Array]]
 
 
 class Pending(NamedTuple):
-  """Results that are stored when the next unit is under way.
+  """Results that are stored when the next work tile is under way.
 
   Attributes:
     place: where they go.
-    pieces: of each piece that waits, the results, in their dtype.
+    subtiles: of each subtile that waits, the results, in their dtype.
   """
 
   place: schedules.Place
-  pieces: tuple[tuple[jax.Array, ...], ...]
+  subtiles: tuple[tuple[jax.Array, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stores(Share):
-  """What one consumer does with its sums.
+  """What one consumer does with its accumulators.
 
   Attributes:
-    tail: what follows the product.
+    epilogue: what follows the product.
     out_refs: the results in global memory.
-    part_refs: sums over parts of K, likewise.
-    staging: of each result, pieces in shared memory.
-    rest: a piece for groups that end inside a tile.
+    part_refs: partial sums, over parts of K, likewise.
+    staging: of each result, subtiles in shared memory.
+    partial_staging: a subtile for groups that end inside a tile.
   """
 
-  tail: Tail
+  epilogue: Epilogue
   out_refs: Any
   part_refs: Any
   staging: Any
-  rest: Any = None
+  partial_staging: Any = None
 
   @property
   def _waiting(self) -> range:
-    """The pieces that wait until the next unit is under way."""
-    count = len(self.pieces)
-    deferred = plan.deferred_pieces(self.problem, self.config)
+    """The subtiles that wait until the next work tile is under way."""
+    count = len(self.subtiles)
+    deferred = plan.deferred_subtiles(self.problem, self.config)
     return range(count - deferred, count)
 
   @property
   def slabs(self) -> int:
-    """The first slabs of a unit that something goes beside, see `beside`."""
-    in_place = len(self.pieces) if self.tail.has_c_in_place else 0
+    """The first slabs of a work tile with something beside them: `beside`."""
+    in_place = len(self.subtiles) if self.epilogue.has_c_in_place else 0
     return len(self._waiting) + in_place
 
   def nothing(self) -> Pending | None:
-    """What is pending before the first unit; None if nothing ever is."""
+    """What is pending before the first work tile; None if nothing ever is."""
     if not self._waiting:
       return None
     dtype = self.staging[0].dtype
     result = jnp.zeros((plan.WGMMA_ROWS, self.width), dtype)
     result = plgpu.layout_cast(result, plgpu.Layout.WGMMA)
-    piece = (result,) * len(self.staging)
+    subtile = (result,) * len(self.staging)
     nowhere = schedules.nowhere(self.problem)
-    return Pending(nowhere, (piece,) * len(self._waiting))
+    return Pending(nowhere, (subtile,) * len(self._waiting))
 
-  def begin(self, unit: schedules.Unit, pending: Pending | None) -> None:
-    """To be called before a unit is multiplied."""
+  def begin(
+    self, work_tile: schedules.WorkTile, pending: Pending | None
+  ) -> None:
+    """To be called before a work tile is multiplied."""
     if pending is not None:
-      self._store_rest_of(pending)
+      self._store_partial_of(pending)
       return
-    self.tail.load_bias(unit)
-    self.tail.load_first_c(unit)
+    self.epilogue.load_bias(work_tile)
+    self.epilogue.load_first_c(work_tile)
 
   def beside(
-    self, slab: int, unit: schedules.Unit, pending: Pending | None
+    self, slab: int, work_tile: schedules.WorkTile, pending: Pending | None
   ) -> None:
     """To be called when one of the first `slabs` slabs is under way.
 
-    The pieces of the unit before are stored, then those of C loaded.
+    The subtiles of the work tile before are stored, then those of C loaded.
     """
     waiting = len(self._waiting)
     if pending is None:
-      self.tail.load_c(unit, slab)
+      self.epilogue.load_c(work_tile, slab)
       return
     if slab < waiting:
-      piece = self._waiting[slab]
-      self._store_tile_of(pending, range(piece, piece + 1))
-      # Now every thread has read C and the bias of the unit before.
+      subtile = self._waiting[slab]
+      self._store_tile_of(pending, range(subtile, subtile + 1))
+      # Now every thread has read C and the bias of the work tile before.
       if slab == 0:
-        self.tail.load_first_c(unit)
+        self.epilogue.load_first_c(work_tile)
       if slab + 1 == waiting:
-        self.tail.load_bias(unit)
+        self.epilogue.load_bias(work_tile)
       return
     if slab == waiting:  # C goes to where these results have left
       plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    self.tail.load_c(unit, slab - waiting)
+    self.epilogue.load_c(work_tile, slab - waiting)
 
   def finish(
-    self, unit: schedules.Unit, sums: list[jax.Array]
+    self, work_tile: schedules.WorkTile, accumulators: list[jax.Array]
   ) -> Pending | None:
-    """To be called with a unit's sums; what is pending then."""
-    self.tail.wait_for_bias()
-    results = functools.partial(self.tail.results_of, sums)
-    if unit.part is not None:
-      pl.when(unit.part >= 0)(lambda: self._store_part(unit, sums))
-    at_once = range(len(self.pieces) - len(self._waiting))
-    if at_once and unit.part is None:
-      self._store(unit, results, at_once)
+    """To be called with a work tile's accumulators; what is pending then."""
+    self.epilogue.wait_for_bias()
+    results = functools.partial(self.epilogue.results_of, accumulators)
+    if work_tile.part is not None:
+      pl.when(work_tile.part >= 0)(
+        lambda: self._store_part(work_tile, accumulators)
+      )
+    at_once = range(len(self.subtiles) - len(self._waiting))
+    if at_once and work_tile.part is None:
+      self._store(work_tile, results, at_once)
     elif at_once:
-      pl.when(unit.part < 0)(lambda: self._store(unit, results, at_once))
+      pl.when(work_tile.part < 0)(
+        lambda: self._store(work_tile, results, at_once)
+      )
     if not self._waiting:
       return None
 
-    def rounded(piece):
-      some = zip(results(piece), self.staging)
+    def rounded(subtile):
+      some = zip(results(subtile), self.staging)
       return tuple(result.astype(staged.dtype) for result, staged in some)
 
-    return Pending(schedules.place(unit), tuple(map(rounded, self._waiting)))
+    return Pending(
+      schedules.place(work_tile), tuple(map(rounded, self._waiting))
+    )
 
   def end(self, pending: Pending | None) -> None:
-    """To be called after the last unit."""
+    """To be called after the last work tile."""
     if pending is not None:
-      self._store_rest_of(pending)
+      self._store_partial_of(pending)
       self._store_tile_of(pending, self._waiting)
     plgpu.wait_smem_to_gmem(0)
 
   def _store_tile_of(self, pending: Pending, some: range) -> None:
-    """Stores some pieces of a whole tile."""
-    unit = schedules.placed(pending.place, self.problem, self.config)
+    """Stores some subtiles of a whole tile."""
+    work_tile = schedules.placed(pending.place, self.problem, self.config)
     is_whole = pending.place.is_real(self.problem)
     if self.problem.ragged == "m":
-      _, is_whole = self._rows_of(unit)
+      _, is_whole = self._rows_of(work_tile)
 
     @pl.when(is_whole)
     def _():
-      self._store_tile(unit, self._results_that_waited(pending), some)
+      self._store_tile(work_tile, self._results_that_waited(pending), some)
 
-  def _store_rest_of(self, pending: Pending) -> None:
-    """Stores what is no whole tile."""
+  def _store_partial_of(self, pending: Pending) -> None:
+    """Stores what of a tile is in its group, if that is not all of it."""
     if self.problem.ragged != "m":
       return
-    unit = schedules.placed(pending.place, self.problem, self.config)
-    rows, is_whole = self._rows_of(unit)
+    work_tile = schedules.placed(pending.place, self.problem, self.config)
+    rows, is_whole = self._rows_of(work_tile)
 
     @pl.when(pending.place.is_real(self.problem) & ~is_whole)
     def _():
       results = self._results_that_waited(pending)
-      self._store_first_rows(unit, results, self._waiting, rows)
+      self._store_first_rows(work_tile, results, self._waiting, rows)
 
   def _results_that_waited(self, pending: Pending) -> _Results:
-    return lambda piece: pending.pieces[piece - self._waiting.start]
+    return lambda subtile: pending.subtiles[subtile - self._waiting.start]
 
   def _store(
-    self, unit: schedules.Unit, results: _Results, some: range
+    self, work_tile: schedules.WorkTile, results: _Results, some: range
   ) -> None:
-    """Stores some pieces of a tile at once."""
+    """Stores some subtiles of a tile at once."""
     if plan.stores_rows(self.problem, self.config):
-      for piece in some:
-        self._store_rows(unit, *results(piece), piece)
-        self.tail.load_next_c(unit, piece)
+      for subtile in some:
+        self._store_rows(work_tile, *results(subtile), subtile)
+        self.epilogue.load_next_c(work_tile, subtile)
     elif self.problem.ragged == "m":
-      rows, is_whole = self._rows_of(unit)
-      pl.when(is_whole)(lambda: self._store_tile(unit, results, some))
+      rows, is_whole = self._rows_of(work_tile)
+      pl.when(is_whole)(lambda: self._store_tile(work_tile, results, some))
       pl.when(~is_whole)(
-        lambda: self._store_first_rows(unit, results, some, rows)
+        lambda: self._store_first_rows(work_tile, results, some, rows)
       )
     else:
-      self._store_tile(unit, results, some)
+      self._store_tile(work_tile, results, some)
 
-  def _store_part(self, unit: schedules.Unit, sums: list[jax.Array]) -> None:
-    """Stores the sums of a part of K as they are."""
-    first, column = schedules.share_corner(unit, self.warpgroup, self.config)
-    column -= plan.tail_start(self.problem, self.config)
-    for part_ref, x in zip(self.part_refs, sums):
+  def _store_part(
+    self, work_tile: schedules.WorkTile, accumulators: list[jax.Array]
+  ) -> None:
+    """Stores the accumulators of a part of K as they are: a partial sum."""
+    first, column = schedules.share_corner(
+      work_tile, self.warpgroup, self.config
+    )
+    column -= plan.last_wave_start(self.problem, self.config)
+    for part_ref, x in zip(self.part_refs, accumulators):
       for i in range(0, x.shape[0], plan.WGMMA_ROWS):
         at = pl.ds(first + i, plan.WGMMA_ROWS), pl.ds(column, x.shape[1])
-        piece = x[i : i + plan.WGMMA_ROWS]
-        compat.store(part_ref.at[unit.part, *at], piece, optimized=False)
+        subtile = x[i : i + plan.WGMMA_ROWS]
+        compat.store(part_ref.at[work_tile.part, *at], subtile, optimized=False)
 
-  def _rows_of(self, unit: schedules.Unit):
+  def _rows_of(self, work_tile: schedules.WorkTile):
     """How many rows of a tile are stored, and whether that is simply all."""
     most, _ = plan.share(self.config)
     above = self.warpgroup * most if self.config.split == "m" else 0
-    rows = jnp.clip(unit.rows - above, 0, most)
-    return rows, (rows == most) & unit.is_group
+    rows = jnp.clip(work_tile.rows - above, 0, most)
+    return rows, (rows == most) & work_tile.is_group
 
   def _store_tile(
-    self, unit: schedules.Unit, results: _Results, some: range
+    self, work_tile: schedules.WorkTile, results: _Results, some: range
   ) -> None:
-    """Stores some pieces by TMA, and does not wait for them."""
-    warpgroup, pieces = self.warpgroup, len(self.pieces)
+    """Stores some subtiles by TMA, and does not wait for them."""
+    warpgroup, subtiles = self.warpgroup, len(self.subtiles)
     buffers = plan.buffers(self.problem, self.config)
-    # As many pieces at a time as leave as many buffers to those before, or
+    # As many subtiles at a time as leave as many buffers to those before, or
     # all of them: one barrier for each such chunk.
-    chunk = buffers if buffers == pieces else max(1, buffers // 2)
-    if self.tail.has_c:
-      chunk = min(chunk, self.tail.c_buffers)
+    chunk = buffers if buffers == subtiles else max(1, buffers // 2)
+    if self.epilogue.has_c:
+      chunk = min(chunk, self.epilogue.c_buffers)
     for start in range(some.start, some.stop, chunk):
       now = range(start, min(start + chunk, some.stop))
       # These buffers are free once all stores but the newest have left shared
-      # memory; for the first chunks those are stores of the unit before,
+      # memory; for the first chunks those are stores of the work tile before,
       # which may have ended with any buffer.
-      in_turn = start > 0 or pieces % buffers == 0
+      in_turn = start > 0 or subtiles % buffers == 0
       newest = (buffers - len(now)) * len(self.out_refs) if in_turn else 0
       plgpu.wait_smem_to_gmem(newest, wait_read_only=True)
-      for piece in now:
-        for staged, result in zip(self.staging, results(piece)):
-          place = staged.at[warpgroup, piece % buffers]
+      for subtile in now:
+        for staged, result in zip(self.staging, results(subtile)):
+          place = staged.at[warpgroup, subtile % buffers]
           if self.config.swap_ab:
             place = place.transpose((1, 0))
           place[...] = result.astype(staged.dtype)
       plgpu.commit_smem()
-      for piece in now:
+      for subtile in now:
         for staged, out_ref in zip(self.staging, self.out_refs):
           plgpu.copy_smem_to_gmem(
-            staged.at[warpgroup, piece % buffers],
-            self.window(out_ref, unit, piece),
+            staged.at[warpgroup, subtile % buffers],
+            self.window(out_ref, work_tile, subtile),
           )
-        self.tail.load_next_c(unit, piece)
+        self.epilogue.load_next_c(work_tile, subtile)
 
   def _store_first_rows(
-    self, unit: schedules.Unit, results: _Results, some: range, rows: jax.Array
+    self,
+    work_tile: schedules.WorkTile,
+    results: _Results,
+    some: range,
+    rows: jax.Array,
   ) -> None:
-    """Stores the first rows of pieces: as many as a power of two at a time.
+    """Stores the first rows of subtiles: as many as a power of two at a time.
 
     Rows of no group are stored as zeros. That a number of rows can be stored
     so is from JAX's `ragged_dot_mgpu`.
     """
-    staged = self.rest.at[self.warpgroup]
-    keep = jnp.broadcast_to(unit.is_group, (plan.WGMMA_ROWS, self.width))
-    for piece in some:
-      here = jnp.clip(rows - self.pieces[piece][0], 0, plan.WGMMA_ROWS)
-      for result, out_ref in zip(results(piece), self.out_refs):
+    staged = self.partial_staging.at[self.warpgroup]
+    keep = jnp.broadcast_to(work_tile.is_group, (plan.WGMMA_ROWS, self.width))
+    for subtile in some:
+      here = jnp.clip(rows - self.subtiles[subtile][0], 0, plan.WGMMA_ROWS)
+      for result, out_ref in zip(results(subtile), self.out_refs):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         # In float32: selecting 16-bit elements spills.
         result = jnp.where(keep, result.astype(jnp.float32), 0.0)
@@ -278,30 +294,30 @@ class Stores(Share):
           above = here & ~(2 * height - 1)  # rows of greater heights
 
           @pl.when((here & height) != 0)
-          def _(height=height, above=above, out_ref=out_ref, piece=piece):
+          def _(height=height, above=above, out_ref=out_ref, subtile=subtile):
             plgpu.copy_smem_to_gmem(
-              self.rest.at[self.warpgroup, pl.ds(above, height)],
-              self.window(out_ref, unit, piece, above, height),
+              self.partial_staging.at[self.warpgroup, pl.ds(above, height)],
+              self.window(out_ref, work_tile, subtile, above, height),
             )
 
   def _store_rows(
-    self, unit: schedules.Unit, result: jax.Array, piece: int
+    self, work_tile: schedules.WorkTile, result: jax.Array, subtile: int
   ) -> None:
-    """Stores a piece row by row, a column a thread."""
+    """Stores a subtile row by row, a column a thread."""
     p = self.problem
     staged = self.staging[0].at[self.warpgroup, 0]
-    plgpu.commit_smem()  # every thread has read the piece before
+    plgpu.commit_smem()  # every thread has read the subtile before
     compat.store(staged, result.astype(staged.dtype), optimized=False)
     plgpu.commit_smem()  # every thread has written this one
-    tile = schedules.share_corner(unit, self.warpgroup, self.config)
-    first, column = (x + y for x, y in zip(tile, self.pieces[piece]))
+    tile = schedules.share_corner(work_tile, self.warpgroup, self.config)
+    first, column = (x + y for x, y in zip(tile, self.subtiles[subtile]))
     rows = jnp.clip(p.m - first, 0, plan.WGMMA_ROWS)
     whole = p.n - p.n % plan.DIRECT
 
     def store_to(out_ref, column):
       def store_row(row, _):
         target = (first + row, pl.ds(column, plan.DIRECT))
-        schedules.window(out_ref, unit.out, target)[...] = staged[row]
+        schedules.window(out_ref, work_tile.out, target)[...] = staged[row]
 
       def store_some(i, _):
         for row in range(_ROWS_AT_ONCE):

@@ -46,13 +46,13 @@ def window(spec: plgpu.BlockSpec, ref: Any, *indices: Any) -> Any:
 
 def rows_of(spec: plgpu.BlockSpec, parts: int, part: Any) -> plgpu.BlockSpec:
   """The spec of one part of each block: its rows are shared out evenly."""
-  rows, *rest = spec.block_shape
+  rows, *columns = spec.block_shape
 
   def index_map(*indices):
     first, *others = spec.index_map(*indices)
     return first * parts + part, *others
 
-  shape = rows // parts, *rest
+  shape = rows // parts, *columns
   return dataclasses.replace(spec, block_shape=shape, index_map=index_map)
 
 

@@ -86,7 +86,7 @@ class TensorCoreConfig:
     stages: stages of the ring between global and shared memory.
     consumers: warpgroups that issue wgmma; they share the tile.
     split: "m" or "n": which side of the tile the consumers share out.
-    epilogue_n: columns of one piece of the tile on its way through shared
+    epilogue_n: columns of one subtile of the tile, on its way through shared
       memory to global memory (0: straight from registers).
     raster: tiles of `raster_dim` visited together before the other dimension
       advances (the width of the snake).

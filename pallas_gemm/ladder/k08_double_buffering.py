@@ -5,7 +5,7 @@ fill the gaps in part, and copies by registers take issue slots from the FFMAs.
 **Idea.** Never wait for a copy. TMA fetches whole tiles while earlier ones are
 used, one instruction a tile, into a ring of slabs in shared memory; fragments
 of kk + 1 are loaded before the FFMAs of kk. A warpgroup of its own, the loader,
-copies, with few registers; two consumers of 128 x 128 outputs have the rest.
+copies, with few registers; two consumers of 128 x 128 outputs have most.
 TMA can't transpose 4-byte words: the loader moves A's tile on, transposed.
 
 **Loop.** 8a, the classic form, is rung 7's loop with a second buffer:

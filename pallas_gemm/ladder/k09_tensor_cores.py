@@ -4,12 +4,12 @@
 256 FLOP; nothing about memory can lift rung 8 above that.
 
 **Idea.** The tensor cores do 4096 FLOP a clock and SM in bfloat16 or float16
-with float32 sums, 16 times as much. One `wgmma` (PTX ISA, "Asynchronous
-Warpgroup Level Matrix Instructions") is issued by the four warps of a
-warpgroup together and multiplies 64 x 16 by 16 x N, N <= 256, *reading both
-operands from shared memory*: the register fragments of rungs 4-8 are gone,
-registers hold sums alone, 128 a thread for a block of 128 x 128. Nothing
-overlaps inside a block; three fit on an SM and hide some of their waits.
+with float32 accumulators, 16 times as much. One `wgmma` (PTX ISA, "Asynchronous
+Warpgroup Level Matrix Instructions") is issued by the four warps of a warpgroup
+together and multiplies 64 x 16 by 16 x N, N <= 256, *reading both operands from
+shared memory*: the register fragments of rungs 4-8 are gone, registers hold
+accumulators alone, 128 a thread for a block of 128 x 128. Nothing overlaps
+inside a block; three fit on an SM and hide some of their waits.
 
 **Loop.** Rung 9 and, with four slabs on the way instead of one, 9b:
 
@@ -136,7 +136,7 @@ def kernel(operands, problem, config, name="tensor_cores"):
 
 
 def is_legal_mma(config, problem):
-  """None, or why 9a can't run: fragments of 32 terms fit beside the sums."""
+  """None, or why 9a can't run: fragments of 32 terms fit beside `acc`."""
   bm, bn = specs(problem, config).out_specs.block_shape
   if not {bm, bn} <= {64, 128} or config.block_k != 32:
     return (

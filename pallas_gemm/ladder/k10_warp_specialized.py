@@ -4,15 +4,15 @@
 each slab pays the way to L2 or device memory and back, several hundred clocks
 beside the 512 that its wgmmas take, and only neighbouring blocks fill the gap.
 
-**Idea.** Give loading to a warpgroup of its own, the producer. Shared memory
-is a ring of `stages` slots; slot s has two barriers. `full[s]`: both copies
-into it have landed. `empty[s]`: every consumer has finished reading it. The
-producer runs ahead as far as the ring allows. Consumers keep one wgmma in
-flight: after issuing step k they wait for step k - 1 alone and release *its*
-slot, so the tensor cores always have the next instruction queued. Two
-consumers share a tile of 128 x 256, 64 rows each: its sums need 256 registers
-a thread in one warpgroup, 128 in two. Loading needs few registers, so the
-producer gives most of its share away (`set_max_registers`: 40 and 232).
+**Idea.** Give loading to a warpgroup of its own, the producer. Shared memory is
+a ring of `stages` slots; slot s has two barriers. `full[s]`: both copies into
+it have landed. `empty[s]`: every consumer has finished reading it. The producer
+runs ahead as far as the ring allows. Consumers keep one wgmma in flight: after
+issuing step k they wait for step k - 1 alone and release *its* slot, so the
+tensor cores always have the next instruction queued. Two consumers share a tile
+of 128 x 256, 64 rows each: its accumulators need 256 registers a thread in one
+warpgroup, 128 in two. Loading needs few registers, so the producer gives most
+of its share away (`set_max_registers`: 40 and 232).
 
 **Loop**, for each block (i, j) of C, 128 x 256, and k in range(K / 64):
 
@@ -83,18 +83,18 @@ def is_legal(config, problem):
 
 
 def store(acc, at, warpgroup, out_ref, c_ref, stage, loaded, problem, config):
-  """Sends a consumer's sums of the tile `at` to C, piece by piece."""
+  """Sends a consumer's share of the tile `at` to C, subtile by subtile."""
   (_, _, *c_spec), out_spec = specs(problem, config)
   out_block = window(out_spec, out_ref, *at, 0)
   c_block = window(c_spec[0], c_ref[0], *at, 0) if problem.beta else None
-  for m, n in common.pieces(config):
+  for m, n in common.subtiles(config):
     rows, columns = stage.shape
-    piece, out_piece, c_piece = (
+    subtile, out_subtile, c_subtile = (
       acc[m : m + rows, n : n + columns],
-      common.piece(out_block, warpgroup, (m, n), config),
-      common.piece(c_block, warpgroup, (m, n), config),
+      common.subtile(out_block, warpgroup, (m, n), config),
+      common.subtile(c_block, warpgroup, (m, n), config),
     )
-    common.send(piece, stage, out_piece, c_piece, loaded, problem)
+    common.send(subtile, stage, out_subtile, c_subtile, loaded, problem)
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
   plgpu.wait_smem_to_gmem(0)
 

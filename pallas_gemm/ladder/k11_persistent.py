@@ -2,15 +2,15 @@
 
 **Bottleneck before.** A tile's beginning and end. One block of rung 10 fills an
 SM, so the next one starts only when it has left: barriers are set up, the
-ring fills and the last pieces of C are written with the tensor cores idle.
+ring fills and the last subtiles of C are written with the tensor cores idle.
 And blocks start in row-major order of tiles, so those that run at one time
 span few rows of A and, if N is large, all of B.
 
 **Idea.** Start one block per SM and let it walk over tiles `block`, `block +
 blocks`, ... The ring and its phases run on from tile to tile: while the
-consumers write C, the producer already loads the next tile. Pieces of C go
+consumers write C, the producer already loads the next tile. Subtiles of C go
 out through two buffers a consumer, stored by TMA asynchronously; a buffer is
-waited for when it is needed again: for the last pieces *during the next
+waited for when it is needed again: for the last subtiles *during the next
 tile*. Tiles are numbered along a snake of strips `raster` wide.
 
 **Loop.** The specs' grid is that of rung 10; the launch's is (SMs,).
@@ -19,7 +19,7 @@ tile*. Tiles are numbered along a snake of strips `raster` wide.
       i, j = snake(tile)
       for k in range(K / 64):                             # a grid step
         producer, consumer: as in rung 10, the slot runs on
-      consumer: C's block (i, j), piece by piece, by TMA; don't wait
+      consumer: C's block (i, j), subtile by subtile, by TMA; don't wait
 
 11a is the same by `plgpu.emit_pipeline_warp_specialized` in `plgpu.nd_loop`: no
 wgmma runs on into the next step, and the ring is drained at a tile's end.
@@ -98,11 +98,11 @@ def kernel(operands, problem, config):
     def for_each_tile(visit, slot):
       """slot = visit(i, j, slot) for the tiles (i, j) of this block."""
 
-      def turn(t, slot):
+      def iteration(t, slot):
         return visit(*common.tile_at(block + t * blocks, tiles, config), slot)
 
-      turns = lax.div(math.prod(tiles) - 1 - block, blocks) + 1
-      return lax.fori_loop(0, turns, turn, slot)
+      count = lax.div(math.prod(tiles) - 1 - block, blocks) + 1
+      return lax.fori_loop(0, count, iteration, slot)
 
     @pl.when(warpgroup == consumers)
     def _produce():

@@ -63,8 +63,8 @@ def _tile(bm, bn, split, stages, epilogue_n):
 
 
 # Tiles and clusters, with an estimate of how fast a long product runs with
-# each beside the first. For 128 x 256, three stages and pieces of 128 columns
-# are 0.1-0.3 % ahead of four and 64: twice as wide pieces in flight.
+# each beside the first. For 128 x 256, three stages and subtiles of 128 columns
+# are 0.1-0.3 % ahead of four and 64: twice as wide subtiles in flight.
 _TILES = {
   _tile(128, 256, "m", 3, 128): 1.0,
   _tile(256, 128, "m", 4, 64): 0.98,
@@ -77,7 +77,7 @@ _CLUSTERS = {(2, 1): 1.0, (1, 2): 0.985, (1, 1): 0.999}
 
 
 def default_config(problem):
-  """The tile and cluster whose last round of tiles wastes least."""
+  """The tile and cluster whose last wave of tiles wastes least."""
   sms = hardware.sm_count()
 
   def cost(candidate):
@@ -87,8 +87,8 @@ def default_config(problem):
     if alone or cm * cn > sms:
       return math.inf  # nobody to share with
     clusters = pl.cdiv(problem.m, bm * cm) * pl.cdiv(problem.n, bn * cn)
-    rounds = pl.cdiv(clusters, sms // (cm * cn))
-    return rounds * bm * bn / (tile_speed * cluster_speed)
+    waves = pl.cdiv(clusters, sms // (cm * cn))
+    return waves * bm * bn / (tile_speed * cluster_speed)
 
   candidates = itertools.product(_TILES.items(), _CLUSTERS.items())
   (tile, _), ((cm, cn), _) = min(candidates, key=cost)
@@ -153,12 +153,12 @@ def kernel(operands, problem, config):
       lax.fori_loop(0, slabs // stages, lap, None)
       return stages - 1, slot  # which is 0 in this case
 
-    def turn(k, slots):
+    def iteration(k, slots):
       before, slot = slots
       visit(k, slot, before)
       return slot, common.next_slot(slot, stages)
 
-    return lax.fori_loop(0, slabs, turn, (slot, slot))
+    return lax.fori_loop(0, slabs, iteration, (slot, slot))
 
   def thread_block(a_ref, b_ref, *refs):
     *c_ref, out_ref, a_ring, b_ring, staging, full, empty, c_loaded = refs
@@ -167,14 +167,14 @@ def kernel(operands, problem, config):
     def for_each_tile(visit, slot):
       """slot = visit(i, j, slot) for the tiles (i, j) of this block."""
 
-      def turn(t, slot):
+      def iteration(t, slot):
         i, j = common.tile_at(cluster + t * clusters, strips, config)
         i = i * config.cluster_m + lax.axis_index("cluster_m")
         j = j * config.cluster_n + lax.axis_index("cluster_n")
         return visit(i, j, slot)
 
-      turns = lax.div(math.prod(strips) - 1 - cluster, clusters) + 1
-      return lax.fori_loop(0, turns, turn, slot)
+      count = lax.div(math.prod(strips) - 1 - cluster, clusters) + 1
+      return lax.fori_loop(0, count, iteration, slot)
 
     def load_tile(i, j, slot):
       def load(k, slot, _):

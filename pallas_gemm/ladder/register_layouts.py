@@ -134,8 +134,8 @@ def contiguous_tile(thread_m: int, thread_n: int) -> Any:
   """Each thread a solid thread_m x thread_n tile, in vectors of 4.
 
   For blocks of 8 * thread_m rows and 16 * thread_n columns. Lanes are
-  thread_n columns apart: at 8 columns, two lanes of every eight meet in the
-  same banks.
+  thread_n columns apart: at 8 columns, lane i meets lane i + 4 in the same four
+  banks, so the eight lanes that one clock could serve meet in pairs.
   """
   return compat.tiled_layout(
     (8 * thread_m, 16 * thread_n),
@@ -278,7 +278,7 @@ def owners(layout: Any, shape: tuple[int, int]) -> np.ndarray:
     index = index.transpose(*range(len(lead)), *dims[::2], *dims[1::2])
 
   def dealt(dims):
-    """Dimensions, from the front, that are dealt out; size of the rest."""
+    """Dimensions, from the front, that are dealt out; copies of each."""
     named = [d + index.ndim for d in dims if isinstance(d, int)]
     spare = math.prod(d.times for d in dims if not isinstance(d, int))
     return named, spare
@@ -286,8 +286,8 @@ def owners(layout: Any, shape: tuple[int, int]) -> np.ndarray:
   (warps, spare_warps), (lanes, spare_lanes) = map(
     dealt, (facts.warps, facts.lanes)
   )
-  rest = [d for d in range(index.ndim) if d not in (*warps, *lanes)]
-  held = index.transpose(*warps, *lanes, *rest)
+  own = [d for d in range(index.ndim) if d not in (*warps, *lanes)]
+  held = index.transpose(*warps, *lanes, *own)
   held = held.reshape(1, WARPS // spare_warps, 1, LANES // spare_lanes, -1)
   # Threads that are left over hold what their neighbours hold.
   held = np.broadcast_to(

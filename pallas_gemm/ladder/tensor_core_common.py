@@ -1,11 +1,11 @@
 """What the tensor-core rungs share: swizzled tiles, parts of them, legality.
 
-wgmma reads tiles whose rows are permuted ("swizzled") within pieces of 8 rows
-by 64 columns of 16-bit elements, 128 bytes a row. TMA writes that form if it
-sees the matrix [M, K] as [M/8, K/64, 8, 64], and Mosaic GPU refuses a matrix
-that is not a whole number of such pieces. Past the last piece the hardware
-fills loads with zeros and drops stores, so tiles may hang over the edge of
-the matrix as far as they like.
+wgmma reads tiles whose rows are permuted ("swizzled") within swizzle atoms: 8
+rows by 64 columns of 16-bit elements, 128 bytes a row. TMA writes that form if
+it sees the matrix [M, K] as [M/8, K/64, 8, 64], and Mosaic GPU refuses a matrix
+that is not a whole number of atoms. Past the last atom the hardware fills loads
+with zeros and drops stores, so tiles may hang over the edge of the matrix as
+far as they like.
 """
 
 import itertools
@@ -19,12 +19,12 @@ import jax.numpy as jnp
 from pallas_gemm import hardware
 from pallas_gemm.ladder import blocks, contract
 
-# One piece: 8 rows of 64 16-bit elements, 128 bytes, the widest swizzle.
-PIECE_ROWS = 8
-PIECE_COLUMNS = 64
+# A swizzle atom: 8 rows of 64 16-bit elements, 128 bytes, the widest swizzle.
+ATOM_ROWS = 8
+ATOM_COLUMNS = 64
 # One wgmma computes 64 rows by at most 256 columns. A thread of the warpgroup
-# has at most 255 registers: 128 float32 sums leave room for the rest, the next
-# size, 256, does not fit.
+# has at most 255 registers: 128 float32 accumulators leave room for all else,
+# the next size, 256, does not fit.
 WGMMA_ROWS = 64
 WGMMA_COLUMNS = 256
 THREADS = 128
@@ -44,15 +44,15 @@ def swizzle(columns: int) -> tuple[Any, ...]:
   They permute the 16-byte units of eight consecutive rows, so that the eight
   rows that one access touches lie in different banks.
   """
-  columns = min(PIECE_COLUMNS, columns)
+  columns = min(ATOM_COLUMNS, columns)
   return (
-    plgpu.TilingTransform((PIECE_ROWS, columns)),
+    plgpu.TilingTransform((ATOM_ROWS, columns)),
     plgpu.SwizzleTransform(2 * columns),
   )
 
 
 # Of the tiles that wgmma reads: their rows are multiples of 64 elements.
-SWIZZLE = swizzle(PIECE_COLUMNS)
+SWIZZLE = swizzle(ATOM_COLUMNS)
 
 
 def swizzled(shape: tuple[int, ...], dtype: Any) -> plgpu.SMEM:
@@ -65,12 +65,12 @@ def padding(
 ) -> tuple[int, int, int]:
   """M to a multiple of 8, N and K to multiples of 64, N to 128 at least."""
   del config
-  # Of a matrix that is one piece wide, Mosaic GPU drops the column index of a
-  # copy that is one piece wide: what lies past the edge would be stored at
+  # Of a matrix that is one atom wide, Mosaic GPU drops the column index of a
+  # copy that is one atom wide: what lies past the edge would be stored at
   # column 0 instead of nowhere.
-  narrow = problem.n <= PIECE_COLUMNS
-  columns = 2 * PIECE_COLUMNS if narrow else PIECE_COLUMNS
-  return PIECE_ROWS, columns, PIECE_COLUMNS
+  narrow = problem.n <= ATOM_COLUMNS
+  columns = 2 * ATOM_COLUMNS if narrow else ATOM_COLUMNS
+  return ATOM_ROWS, columns, ATOM_COLUMNS
 
 
 def consumer_tile(config: contract.TensorCoreConfig) -> tuple[int, int]:
@@ -88,8 +88,8 @@ def operands(a_tile, b_tile, consumer, config: contract.TensorCoreConfig):
   return a_tile, b_tile.at[:, pl.ds(consumer * columns, columns)]
 
 
-def piece(block, consumer, at, config: contract.TensorCoreConfig):
-  """The piece at row and column `at` of consumer's part of a block of C."""
+def subtile(block, consumer, at, config: contract.TensorCoreConfig):
+  """The subtile at row and column `at` of consumer's part of a block of C."""
   if block is None:
     return None
   (rows, columns), (row, column) = consumer_tile(config), at
@@ -100,8 +100,8 @@ def piece(block, consumer, at, config: contract.TensorCoreConfig):
   return block.at[pl.ds(row, WGMMA_ROWS), pl.ds(column, config.epilogue_n)]
 
 
-def pieces(config: contract.TensorCoreConfig) -> list[tuple[int, int]]:
-  """Where the 64 x epilogue_n pieces of a warpgroup's accumulator start."""
+def subtiles(config: contract.TensorCoreConfig) -> list[tuple[int, int]]:
+  """Where the 64 x epilogue_n subtiles of a warpgroup's accumulator start."""
   rows, columns = consumer_tile(config)
   return list(
     itertools.product(
@@ -110,36 +110,38 @@ def pieces(config: contract.TensorCoreConfig) -> list[tuple[int, int]]:
   )
 
 
-def send(sums, stage, out_piece, c_piece, loaded, problem) -> None:
-  """Sends alpha * sums + beta * C to global memory; does not wait for it.
+def send(acc, stage, out_subtile, c_subtile, loaded, problem) -> None:
+  """Sends alpha * acc + beta * C to global memory; does not wait for it.
 
   Args:
-    sums: a piece of the accumulator, in registers.
+    acc: the accumulators of a subtile, in registers.
     stage: shared memory for it that nobody uses.
-    out_piece: where it belongs, in global memory.
-    c_piece: C there, or None where beta is 0; it comes by way of `stage`.
+    out_subtile: where it belongs, in global memory.
+    c_subtile: C there, or None where beta is 0; it comes by way of `stage`.
     loaded: barrier for C.
     problem: what is computed.
   """
   c = None
-  if c_piece is not None:
-    plgpu.copy_gmem_to_smem(c_piece, stage, loaded)
+  if c_subtile is not None:
+    plgpu.copy_gmem_to_smem(c_subtile, stage, loaded)
     plgpu.barrier_wait(loaded)
     c = stage[...]
-  stage[...] = contract.combine(sums, c, problem=problem).astype(problem.dtype)
+  stage[...] = contract.combine(acc, c, problem=problem).astype(problem.dtype)
   plgpu.commit_smem()  # what threads wrote becomes visible to TMA
-  plgpu.copy_smem_to_gmem(stage, out_piece)
+  plgpu.copy_smem_to_gmem(stage, out_subtile)
 
 
-def store(sums, at, parts, specs, problem, config) -> None:
-  """Sends a consumer's sums to C piece by piece; does not wait for the last.
+def store(acc, at, parts, specs, problem, config) -> None:
+  """Sends a consumer's accumulators to C subtile by subtile.
+
+  It does not wait for the last.
 
   Args:
-    sums: the accumulator, in registers.
+    acc: the accumulators, in registers.
     at: row and column, in tiles, of the tile that it is of.
     parts: (consumer, result in global memory, [C] or [], the consumers'
       staging buffers [consumers, buffers, 64, epilogue_n], their barriers for
-      pieces of C).
+      subtiles of C).
     specs: of the rung.
     problem: what is computed.
     config: the tile sizes.
@@ -151,15 +153,15 @@ def store(sums, at, parts, specs, problem, config) -> None:
   if c_ref:
     c_block = blocks.window(specs.in_specs[2], c_ref[0], *at, 0)
   buffers, rows, columns = stages.shape
-  for index, (m, n) in enumerate(pieces(config)):
+  for index, (m, n) in enumerate(subtiles(config)):
     # All stores but the newest have left shared memory, so this buffer is
-    # free. For the first pieces those are stores of the tile before.
+    # free. For the first subtiles those are stores of the tile before.
     plgpu.wait_smem_to_gmem(buffers - 1, wait_read_only=True)
-    out_piece, c_piece = (
-      piece(block, consumer, (m, n), config) for block in (out_block, c_block)
+    out_subtile, c_subtile = (
+      subtile(block, consumer, (m, n), config) for block in (out_block, c_block)
     )
-    own = sums[m : m + rows, n : n + columns]
-    send(own, stages.at[index % buffers], out_piece, c_piece, loaded, problem)
+    own, stage = acc[m : m + rows, n : n + columns], stages.at[index % buffers]
+    send(own, stage, out_subtile, c_subtile, loaded, problem)
 
 
 def tile_at(index, tiles: tuple[int, int], config: contract.TensorCoreConfig):
@@ -179,14 +181,14 @@ def next_slot(slot, stages: int):
 
 
 def staging_buffers(config: contract.TensorCoreConfig) -> int:
-  """Pieces of a warpgroup in shared memory: one fills while one leaves."""
-  return min(2, len(pieces(config)))
+  """Subtiles of a warpgroup in shared memory: one fills while one leaves."""
+  return min(2, len(subtiles(config)))
 
 
 def staging(
   config: contract.TensorCoreConfig, buffers: int, dtype: Any
 ) -> plgpu.SMEM:
-  """Shared memory for the staged pieces of all consumers."""
+  """Shared memory for the staged subtiles of all consumers."""
   shape = (config.consumers, buffers, WGMMA_ROWS, config.epilogue_n)
   return swizzled(shape, dtype)
 
@@ -205,14 +207,14 @@ def is_legal_tile(
   if config.consumers > 2:
     return f"consumers must be 1 or 2, got {config.consumers}"
   (block_m, block_n), depth = specs.out_specs.block_shape, config.block_k
-  if depth % PIECE_COLUMNS:
-    return f"block_k must be a multiple of {PIECE_COLUMNS}, got {depth}"
+  if depth % ATOM_COLUMNS:
+    return f"block_k must be a multiple of {ATOM_COLUMNS}, got {depth}"
   divided = block_m if config.split == "m" else block_n
   rows, columns = consumer_tile(config)
-  if divided % config.consumers or rows % WGMMA_ROWS or columns % PIECE_COLUMNS:
+  if divided % config.consumers or rows % WGMMA_ROWS or columns % ATOM_COLUMNS:
     return (
       f"a consumer's share must be multiples of {WGMMA_ROWS} rows and"
-      f" {PIECE_COLUMNS} columns, got {block_m}x{block_n} split"
+      f" {ATOM_COLUMNS} columns, got {block_m}x{block_n} split"
       f" along {config.split} over {config.consumers}"
     )
   if columns > WGMMA_COLUMNS or rows * columns > THREADS * ACCUMULATORS:
@@ -235,16 +237,16 @@ def is_legal_ring(
     return f"stages must be at least 2, got {config.stages}"
   _, columns = consumer_tile(config)
   width = config.epilogue_n
-  if width not in (16, 32) and (width == 0 or width % PIECE_COLUMNS):
+  if width not in (16, 32) and (width == 0 or width % ATOM_COLUMNS):
     return (
-      f"epilogue_n must be 16, 32 or a multiple of {PIECE_COLUMNS}, got {width}"
+      f"epilogue_n must be 16, 32 or a multiple of {ATOM_COLUMNS}, got {width}"
     )
   if columns % width:
     return f"epilogue_n must divide {columns}, got {width}"
-  if len(pieces(config)) > 2 and len(pieces(config)) % 2:
+  if len(subtiles(config)) > 2 and len(subtiles(config)) % 2:
     return (
-      "epilogue_n must cut a consumer's share into an even number of pieces,"
-      f" got {len(pieces(config))}"
+      "epilogue_n must cut a consumer's share into an even number of subtiles,"
+      f" got {len(subtiles(config))}"
     )
   if reason := is_legal_cluster(config):
     return reason
@@ -268,12 +270,12 @@ def is_legal_cluster(config: contract.TensorCoreConfig) -> str | None:
   # in some forty runs reported a copy over a read there that was not explained.
   if min(cluster) > 1:
     return f"a cluster must lie along one side, got {cluster[0]} x {cluster[1]}"
-  # Each block loads its share of a tile: a whole number of 8-row pieces.
+  # Each block loads its share of a tile: a whole number of 8-row atoms.
   for name, rows in (("cluster_n", "block_m"), ("cluster_m", "block_k")):
     share, of = getattr(config, name), getattr(config, rows)
-    if of % (share * PIECE_ROWS):
+    if of % (share * ATOM_ROWS):
       return (
-        f"{rows} must be a multiple of {PIECE_ROWS} * {name}, got {of} and"
+        f"{rows} must be a multiple of {ATOM_ROWS} * {name}, got {of} and"
         f" {share}"
       )
   return None

@@ -83,9 +83,9 @@ class Traffic:
       for each element of the result.
     shared_accesses_per_result: the same from shared memory.
     compute_to_load: FMAs for each element read in the innermost step.
-    loads_per_fma: load instructions of a thread for each of its FMAs in the
-      innermost step; fewer if one load moves a vector, 0 on tensor cores,
-      whose instructions are many FMAs each.
+    loads_per_fma: loads of a thread for each of its FMAs in the innermost
+      step, as its kernel is written: one a word, or one a vector if it loads
+      vectors; 0 on tensor cores, whose instructions are many FMAs each.
     intensity: FLOP per byte read from global memory; stores do not count.
     sectors: 32-byte sectors that one warp touches to read A, and to read B,
       in one step of k; None where the inner step does not read global memory.
@@ -123,9 +123,11 @@ class Traffic:
 
   @property
   def fma_issue_share(self) -> float:
-    """Share of the issue slots that FMAs can have beside the loads.
+    """Share of FMAs among FMAs and loads, by the words that threads load.
 
-    An SM's schedulers start one instruction a clock each, an FMA or a load.
+    An SM's schedulers start one instruction a clock each, an FMA or a load. It
+    is no bound: a compiler that merges loads of several words into one, as it
+    does in rungs 3 to 5, leaves FMAs more, addresses and barriers less.
     """
     return 1 / (1 + self.loads_per_fma)
 

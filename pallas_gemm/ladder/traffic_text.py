@@ -118,7 +118,7 @@ def _explain_shared(t: traffic.Traffic) -> list[tuple[str, str, str]]:
       (
         "issue slots for FMAs",
         f"{t.fma_issue_share:.1%}",
-        f"at most; {1 / t.loads_per_fma:.4g} FMAs a load",
+        f"{t.config.vector}-word loads, {1 / t.loads_per_fma:.4g} FMAs each",
       )
     )
   return rows

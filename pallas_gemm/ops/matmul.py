@@ -90,7 +90,7 @@ def matmul(
       operands.
     implementation: "sm90", "triton", "xla" or a sequence of them, tried in
       this order; None is ("sm90", "xla") on CUDA and "xla" elsewhere. "sm90" on
-      a machine without a GPU is interpreted: slow, and right.
+      a machine without a GPU is interpreted on one device: slow, and right.
     config: a `tuning.Config` for "sm90" or a `triton_dense.Config` for
       "triton"; None takes the fastest one known.
     out_sharding: as of `jnp.matmul`, for Explicit mesh axes.
@@ -99,10 +99,10 @@ def matmul(
     [..., M, N].
 
   Raises:
-    TypeError, ValueError: an argument is wrong; the message names it.
+    TypeError, ValueError: an argument is wrong; the message names it. Errors
+      of shardings are JAX's own, as `jnp.matmul` raises them.
     NotImplementedError: none of `implementation` takes the product; the
       message has the reason of each. Or `out_sharding` is unreduced.
-    jax.errors.ShardingTypeError: as `jnp.matmul`.
 
   Example:
     >>> import jax, jax.numpy as jnp

@@ -271,8 +271,8 @@ def _added_up(z: jax.Array, out: str, plan: Plan) -> jax.Array:
 # Lowering.
 
 _INTERPRETED = (
-  "XLA can't partition an interpreted kernel; use Explicit mesh axes or"
-  " jax.shard_map"
+  "XLA can't partition an interpreted kernel, which runs on one device; leave"
+  " implementation to its default on a mesh of CPUs"
 )
 
 
@@ -409,8 +409,9 @@ def _whole(ctx, operands, spec: Spec, cuda: bool, mesh, reason: str):
   avals = spec.named(ctx.avals_in)
   shapes = tuple(v.shape for v in avals.present())
   words = f"{avals.a.dtype.name} {spec.words.a} x {spec.words.b} -> {spec.out}"
-  why = reason or "XLA's alone is asked for, or takes these dtypes"
-  report.ran(report.Ran(words, "xla", None, why, shapes, "partitioned by XLA"))
+  why = reason or "no kernel is tried on this platform, or takes these dtypes"
+  around = "partitioned by XLA; the shapes are of whole arrays"
+  report.ran(report.Ran(words, "xla", None, why, shapes, around))
   to, shape = None, ctx.avals_out[0].shape
   if is_explicit := AxisType.Explicit in mesh.axis_types:
     to = NamedSharding(mesh, PartitionSpec(*spec.parts_of().values()))

@@ -68,8 +68,10 @@ def of(
     slab *= 1 + fit.small * (1 - area / 2**15)
     # Rounding up in place: this is called for dozens of configs.
     columns = -(-n // (c.block_n * c.cluster_n)) - c.tail_columns
-    units = -(-m // (c.block_m * c.cluster_m)) * columns * p.batch * c.split_k
-    rounds = -(-units // (gpu.sm_count // (c.cluster_m * c.cluster_n)))
+    work_tiles = (
+      -(-m // (c.block_m * c.cluster_m)) * columns * p.batch * c.split_k
+    )
+    rounds = -(-work_tiles // (gpu.sm_count // (c.cluster_m * c.cluster_n)))
     product = -(-slabs[c.block_k] // c.split_k) * (slab + fit.barrier)
     busy = rounds * product / fit.clock
     if c.split_k == 1:

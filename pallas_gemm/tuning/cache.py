@@ -52,6 +52,7 @@ _SOURCES = (
   "epilogues.py",
   "sm90_dense.py",
   "sm90_body.py",
+  "sm90_epilogue.py",
   "sm90_legal.py",
   "sm90_memory.py",
   "sm90_plan.py",
@@ -59,7 +60,6 @@ _SOURCES = (
   "sm90_schedule.py",
   "sm90_scratch.py",
   "sm90_stores.py",
-  "sm90_tails.py",
 )
 
 

@@ -1,4 +1,4 @@
-"""Every tile as a config: the pieces of its tail, the stages that find room.
+"""Every tile as a config: the subtiles of its epilogue, stages that find room.
 
 What finds room depends on what is computed, not on its sizes, so that there are
 few such configs and they are cached.
@@ -51,11 +51,11 @@ SWAPPED = (
   (192, 3, 192, 64),
   (256, 2, 160, 64),
 )
-# Tiles of consumers that take turns.
-TURNS = {
+# Tiles of consumers that ping-pong.
+PINGPONG = {
   "bfloat16": ((64, 64), (64, 128), (128, 128)),
   "float16": ((64, 64), (64, 128), (128, 128)),
-  # 8192 x 8192 x 64 with 128 x 128 75.7 us, 64 x 256 69.8 (pingpong-2, -6).
+  # 8192 x 8192 x 64 with 128 x 128 75.7 us, 64 x 256 69.8 (H200).
   "float32": ((64, 64), (64, 128), (64, 256)),
 }
 ROW_STEP = 16
@@ -129,7 +129,7 @@ def swapped(kind: Kind) -> tuple[Config, ...]:
         consumers=consumers,
         # Few tiles along M come one after the other: what they share of B is
         # then read once. 200 x 4096 x 14336 takes 35.0 us in strips of 4 tiles
-        # along N, 45.2 in strips of 8 (dense-21).
+        # along N, 45.2 in strips of 8 (H200).
         raster=4,
         swap_ab=True,
       )
@@ -139,11 +139,11 @@ def swapped(kind: Kind) -> tuple[Config, ...]:
 
 @functools.cache
 def in_parts(config: Config, split_k: int, kind: Kind) -> Config | None:
-  """The tile for partial sums in float32; they have no tail.
+  """The tile for partial sums in float32; they have no epilogue.
 
   They are stored once a block, so that a deeper ring is worth more than room
-  for all of their pieces: 256 x 3072 x 24576 57.6 -> 52.9 us, 160 x 2048 x 7168
-  13.9 -> 13.1 (parts-1).
+  for all of their subtiles: 256 x 3072 x 24576 57.6 -> 52.9 us, 160 x 2048 x
+  7168 13.9 -> 13.1 (H200).
   """
   config = dataclasses.replace(config, split_k=2)  # however many
   kind = Kind(kind.shared_bytes, kind.gated, "float32")
@@ -152,10 +152,10 @@ def in_parts(config: Config, split_k: int, kind: Kind) -> Config | None:
 
 
 @functools.cache
-def taking_turns(
+def pingpong(
   block_m: int, block_n: int, slabs: int, kind: Kind
 ) -> Config | None:
-  """The tile of two consumers, with as many whole units in the ring as fit."""
+  """The tile of two consumers, with as many whole tiles in the ring as fit."""
   config = Config(block_m=block_m, block_n=block_n, split="pingpong")
   if 2 * slabs > _MOST_STAGES[config.block_k]:
     return None
@@ -175,7 +175,7 @@ def with_c_ahead(config: Config, kind: Kind) -> Config | None:
 def _fitted(
   config: Config, kind: Kind, options: Options | None = None
 ) -> Config | None:
-  """The config with the pieces of its tail and the stages that find room.
+  """The config with the subtiles of its epilogue and the stages that find room.
 
   Args:
     options: pairs of epilogue_buffers and the fewest stages with these, best
@@ -187,38 +187,38 @@ def _fitted(
   columns = config.block_n
   if config.split == "n":
     columns //= config.consumers
-  # One swizzled piece: such copies take matrices of any height (see compat).
+  # One swizzle atom: such copies take matrices of any height (see compat).
   itemsize = jnp.dtype(kind.out_dtype).itemsize
-  piece = next(w for w in (128 // itemsize, 32, 16) if columns % w == 0)
-  if itemsize == 2 and piece < 32 < columns:
+  width = next(w for w in (128 // itemsize, 32, 16) if columns % w == 0)
+  if itemsize == 2 and width < 32 < columns:
     # 16 columns are stored twice, and it is still faster: with 128 x 240, 208
     # and 144 tiles and K = 512 15.8 -> 14.1 us, 13.9 -> 12.6, 10.0 -> 9.7. In
-    # float32 and 144 columns 11.2 -> 11.6 (pieces-2).
-    piece = 32
-  config = dataclasses.replace(config, epilogue_n=piece)
-  # Room for all pieces of a tile, where that leaves a deep enough ring: they
+    # float32 and 144 columns 11.2 -> 11.6 (H200).
+    width = 32
+  config = dataclasses.replace(config, epilogue_n=width)
+  # Room for all subtiles of a tile, where that leaves a deep enough ring: they
   # are then written without waiting for each other, and C may come in place of
-  # them. With C, 4096 x 14336 x 4096: 612 -> 603 us on an H200 (dense-16).
-  pieces = len(plan.pieces(problem, config))
-  options = options or ((pieces, 3), (2, 3), (1, 3), (2, 2), (1, 2))
-  if kind.activation and config.consumers == pieces == 3:
-    # An activation takes longer than a store: pieces leave one at a time, not
+  # them. With C, 4096 x 14336 x 4096: 612 -> 603 us on an H200.
+  subtiles = len(plan.subtiles(problem, config))
+  options = options or ((subtiles, 3), (2, 3), (1, 3), (2, 2), (1, 2))
+  if kind.activation and config.consumers == subtiles == 3:
+    # An activation takes longer than a store: subtiles leave one at a time, not
     # all together. With 192 x 192 tiles 8192 x 4096 x 64 with bias and gelu
-    # 37.8 -> 32.7 us, 12608 x 3072 x 768 102.1 -> 98.0 (activation-6).
+    # 37.8 -> 32.7 us, 12608 x 3072 x 768 102.1 -> 98.0 (H200).
     options = options[1:]
   is_wide = kind.out_dtype == "float32" or kind.save_preactivation
   size = config.block_m * config.block_n // config.consumers
   is_large = kind.gated or size > 2**13 or (is_wide and config.consumers > 1)
   if is_large and not kind.c_dtype and plan.defers_stores(problem, config):
-    # Pieces that are stored one at a time, beside slabs of the next tile, need
-    # no room: a deeper ring is worth more (4096^3: 171 -> 169 us, dense-12), of
-    # one tile a block too (512 x 8192 x 8192: 89.9 -> 89.3 us, dense-17).
+    # Subtiles that are stored one at a time, beside slabs of the next tile,
+    # need no room: a deeper ring is worth more (4096^3: 171 -> 169 us), of one
+    # tile a block too (512 x 8192 x 8192: 89.9 -> 89.3 us, H200).
     options = (1, 4), (1, 3), (1, 2)
     suits = is_wide or not kind.activation
-    if kind.ragged is None and suits and piece >= 32:
+    if kind.ragged is None and suits and width >= 32:
       # Half as wide they hold up a slab for less; 7168 x 8192 x 512: 81.9 ->
       # 79.5 us. With an activation it is slower: 606 -> 613 us, unless what it
-      # is applied to is stored too: 8192 x 4096 x 1024 118 -> 116 (pingpong-5).
+      # is applied to is stored too: 8192 x 4096 x 1024 118 -> 116 (H200).
       config = dataclasses.replace(config, epilogue_n=32)
       if not (is_wide and plan.has_room_to_defer(problem, config)):
         options = (2, 4), *options

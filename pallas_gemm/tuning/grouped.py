@@ -46,7 +46,7 @@ def candidates(problem: Problem) -> list[Config]:
   """
   gpu = hardware.current()
   batch = _as_batch(problem, max(1, round(_rows(problem))))
-  # Rows of groups are stored in pieces of up to 64 columns.
+  # Rows of groups are stored in subtiles of up to 64 columns.
   batch = dataclasses.replace(batch, n=max(problem.n, 64))
   timed = [
     (predict(config, problem, gpu), config)

@@ -10,51 +10,49 @@ from pallas_gemm.tuning import model
 
 # What rows of odd lengths may cost where XLA has a kernel for them. Small
 # products take it longer: 256 x 512 x 784 with bias 10.1 us (3.6 here), 128 x
-# 160 x 5120 6.8 (4.9; dense-34), 128 x 1000 x 2048 7.1 (6.3; dense-37).
+# 160 x 5120 6.8 (4.9), 128 x 1000 x 2048 7.1 (6.3; H200).
 _MOST, _MOST_BESIDE = 1.04, 0.8e-6
 # XLA's kernels for rows that do not start at multiples of 16 bytes: a launch,
 # what a step of K waits for, and the rate at which they multiply. Within 11 %
-# (mean) of 14 products of up to 60 us on an H200 (dense.jsonl, dense-3, -18,
-# -21), so what is to be gained must be more.
+# (mean) of 14 products of up to 60 us on an H200, so what is to be gained must
+# be more.
 _LAUNCH, _PER_K, _FLOPS_PER_S = 3.5e-6, 8e-9, 120e12
 _LEAST_GAIN = 0.9
 # XLA's kernels where rows are short, as a launch and part of the peak rate of
 # device memory: for a sum over K that is cut in parts, and for one step of K.
-# Within 11 % (mean) of 39 products on an H200 (dense-34, -35).
+# Within 11 % (mean) of 39 products on an H200.
 _SHORT_LAUNCH, _ONE_STEP_LAUNCH, _SHORT_RATE = 3.2e-6, 2.4e-6, 0.95
 # What follows a product XLA computes in a kernel of its own, from float32 sums:
 # a launch, and eight bytes a result, at a multiple of the peak rate of device
 # memory, for much of it stays in L2. (`jnp.dot(a, b) + bias`, which rounds the
 # product first, is one kernel.) That is 0.4 to 1.3 times what nine products on
-# an H200 took longer for a bias or C (forms-1).
-_TAIL_LAUNCH, _TAIL_RATE = 1.6e-6, 1.15
+# an H200 took longer for a bias or C.
+_EPILOGUE_LAUNCH, _EPILOGUE_RATE = 1.6e-6, 1.15
 # Results up to which XLA's kernel for a sum of one slab, and no more than that,
 # is done sooner: it has no barriers to make ready and no ring to fill. 13 of 14
-# such products took it 1 to 45 % less, 1.3 to 2.7 us (choice-2, -5, dense-27,
-# -29, -34, -35). With a tail they are faster here, and some larger ones: 1024 x
-# 1024 x 64 takes 2.75 us, XLA 2.9; 1024 times 32^3 4.3 and 3.0 (dense-37).
+# such products took it 1 to 45 % less, 1.3 to 2.7 us (H200). With an epilogue
+# they are faster here, and some larger ones: 1024 x 1024 x 64 takes 2.75 us,
+# XLA 2.9; 1024 times 32^3 4.3 and 3.0.
 _FEW_RESULTS = 5 * 2**17
 # The same where rows are short as well, of A or B along a K below 64, or of a
 # result of fewer than 64 columns: XLA took 8 to 45 % less for 13 of 13 products
-# of up to 3.3 million results (choice-2, -5, -8, -9, dense-35, -37), up to 14 %
-# more for 4096 x 4096 x 32 (dense-35).
+# of up to 3.3 million results (H200), up to 14 % more for 4096 x 4096 x 32.
 _FEW_RESULTS_OF_SHORT_ROWS = 2**22
 # XLA's reduction for a vector times a matrix stored along K: a launch, and part
 # of the peak rate of device memory. Within 23 % of 18 products of 0.5 to 50 MB
-# on an H200, 7 % in the mean (dense-28, -30); along N it takes up to five times
-# as long.
+# on an H200, 7 % in the mean; along N it takes up to five times as long.
 _VECTOR_LAUNCH, _VECTOR_RATE = 1.5e-6, 0.75
-# Slabs of 64 and units a block with which XLA's kernels, whose consumers take
-# turns at sums of any length, are 5 to 8 % faster if results are float32: only
-# half of those find room to wait in registers here (pingpong-4, -5).
-_WIDE_SLABS, _WIDE_UNITS = range(5, 25), 3
+# Slabs of 64 and work tiles a block with which XLA's kernels, whose consumers
+# ping-pong at sums of any length, are 5 to 8 % faster if results are float32:
+# only half of those find room to wait in registers here (H200).
+_WIDE_SLABS, _WIDE_WORK_TILES = range(5, 25), 3
 
 
 def why(config: Config, problem: Problem) -> str | None:
   """None, or why XLA's own kernel is expected to be faster than this config.
 
   XLA's library reads matrices whose rows start at multiples of 16 bytes as they
-  are. If they are not whole swizzled pieces, this kernel copies them into
+  are. If they are not whole swizzle atoms, this kernel copies them into
   padded ones or uses tiles that suit them ill, and does not win that back
   (3000^3: 0.90x of jnp.dot). Other matrices XLA does not read fast either, but
   it reads small ones in less time than copies take (4579 x 83 x 93: 4.1 us,
@@ -73,7 +71,7 @@ def why(config: Config, problem: Problem) -> str | None:
   if p.m == 1 and p.transpose_b and not p.gated:
     rate = _VECTOR_RATE * hardware.current().dram_bytes_per_s
     matrices = p.batch if p.batched_b else 1
-    theirs = _VECTOR_LAUNCH + matrices * p.n * p.k * 2 / rate + _tail(p)
+    theirs = _VECTOR_LAUNCH + matrices * p.n * p.k * 2 / rate + _epilogue(p)
     if time > theirs:
       return (
         f"a vector times a matrix stored along K would take {time * 1e6:.1f}"
@@ -84,7 +82,7 @@ def why(config: Config, problem: Problem) -> str | None:
       f"with rows shorter than 128 bytes it would take {time * 1e6:.1f} us,"
       f" XLA's kernel about {theirs * 1e6:.1f}"
     )
-  if p.k <= 64 and p.results <= _FEW_RESULTS and not _has_tail(p):
+  if p.k <= 64 and p.results <= _FEW_RESULTS and not _has_epilogue(p):
     return "XLA's kernel starts sooner, and there is one slab to multiply"
   if _is_one_slab_of_short_rows(p):
     return "XLA's kernel starts sooner, and rows are shorter than 128 bytes"
@@ -93,7 +91,7 @@ def why(config: Config, problem: Problem) -> str | None:
   a, b = sm90_memory.operand_shapes(p)
   if any(width % 8 for width in (a[1], b[1], p.n)):
     flops = 2.0 * p.batch * p.m * p.n * p.k * (2 if p.gated else 1)
-    theirs = _LAUNCH + _PER_K * p.k + flops / _FLOPS_PER_S + _tail(p)
+    theirs = _LAUNCH + _PER_K * p.k + flops / _FLOPS_PER_S + _epilogue(p)
     if time <= _LEAST_GAIN * theirs:
       return None
     return (
@@ -107,7 +105,7 @@ def why(config: Config, problem: Problem) -> str | None:
     k=plan.cdiv(p.k, 64) * 64,
   )
   least = model.predict(model.choose(whole), whole)
-  if time <= _MOST * least + _MOST_BESIDE + _tail(p):
+  if time <= _MOST * least + _MOST_BESIDE + _epilogue(p):
     return None
   return (
     f"with rows that are no multiples of 128 bytes it would take"
@@ -116,16 +114,16 @@ def why(config: Config, problem: Problem) -> str | None:
   )
 
 
-def _tail(problem: Problem) -> float:
-  """Seconds that XLA takes for what follows a product."""
+def _epilogue(problem: Problem) -> float:
+  """Seconds that XLA takes for the epilogue, in a kernel of its own."""
   p = problem
-  if not _has_tail(p):
+  if not _has_epilogue(p):
     return 0.0
-  rate = _TAIL_RATE * hardware.current().dram_bytes_per_s
-  return _TAIL_LAUNCH + 8 * p.results / rate
+  rate = _EPILOGUE_RATE * hardware.current().dram_bytes_per_s
+  return _EPILOGUE_LAUNCH + 8 * p.results / rate
 
 
-def _has_tail(problem: Problem) -> bool:
+def _has_epilogue(problem: Problem) -> bool:
   """Whether results are more than a product."""
   p = problem
   return bool(p.gated or p.bias or p.c_dtype or p.activation)
@@ -134,19 +132,19 @@ def _has_tail(problem: Problem) -> bool:
 def _is_one_slab_of_short_rows(problem: Problem) -> bool:
   """Whether one slab of short rows, or into short rows, is multiplied."""
   p = problem
-  if p.k > 64 or _has_tail(p):
+  if p.k > 64 or _has_epilogue(p):
     return False
   along_k = p.k < 64 and (p.transpose_b or not p.transpose_a)
   return (along_k or p.n < 64) and p.results <= _FEW_RESULTS_OF_SHORT_ROWS
 
 
 def _has_wide_results(problem: Problem, config: Config) -> bool:
-  """Whether float32 results of a plain product hold up the next one's sums."""
+  """Whether float32 results of a product hold up the next tile's slabs."""
   p = problem
-  if p.out_dtype != "float32" or _has_tail(p) or p.batch > 1:
+  if p.out_dtype != "float32" or _has_epilogue(p) or p.batch > 1:
     return False
-  units = plan.units_of_a_block(plan.computed(p, config), config) or 0
-  return plan.cdiv(p.k, 64) in _WIDE_SLABS and units >= _WIDE_UNITS
+  work_tiles = plan.work_tiles_of_a_block(plan.computed(p, config), config) or 0
+  return plan.cdiv(p.k, 64) in _WIDE_SLABS and work_tiles >= _WIDE_WORK_TILES
 
 
 def _of_short_rows(problem: Problem) -> float | None:
@@ -156,11 +154,11 @@ def _of_short_rows(problem: Problem) -> float | None:
   launch = _SHORT_LAUNCH
   if min(along, default=64) >= 64:
     # What follows a product, XLA computes apart if it is not cut in parts.
-    if p.k > 16 or _has_tail(p):
+    if p.k > 16 or _has_epilogue(p):
       return None
     launch = _ONE_STEP_LAUNCH
   products = 2 if p.gated else 1
   rate = _SHORT_RATE * hardware.current().dram_bytes_per_s
   a = p.m * p.k * (p.batch if p.batched_a else 1)
   b = p.n * p.k * (p.batch if p.batched_b else 1)
-  return products * (launch + 2 * (a + b + p.results) / rate) + _tail(p)
+  return products * (launch + 2 * (a + b + p.results) / rate) + _epilogue(p)

@@ -1,15 +1,16 @@
 """Which config for a problem: an analytic model of the dense Hopper kernel.
 
 `choose` predicts the time of some dozens of configs and takes the least. A
-unit of work is a tile of the result (over a part of K, if K is split); a block
-works on one unit after the other. The time has these parts:
+work tile is a tile of the result (over a part of K, if K is split); a block
+works on one after the other. The time has these parts:
 
 * **A slab of K** takes the longest of its multiplication (2048 16-bit FMAs a
   clock and SM), of what wgmma and TMA move through shared memory (128 bytes a
   clock), and of its way from L2, plus a constant for barriers.
-* **A round** is as long as a unit: its slabs, and the part of its tail that
-  the next unit does not hide. All blocks take the same number of rounds,
-  so a tile that leaves half of the SMs idle in the last round pays for it.
+* **A round** is as long as a work tile: its slabs, and the part of its epilogue
+  that the next work tile does not hide. All blocks take the same number of
+  rounds, so a tile that leaves half of the SMs idle in the last wave pays for
+  it.
 * **Device memory** must be read once and written once. How fast depends on
   how many blocks have how many bytes in flight.
 * **Split K**, of all tiles or the last, adds a kernel that reads sums back.
@@ -44,7 +45,7 @@ class _Fit:
       64 rows a consumer.
     shared: shared memory, likewise.
     writes: part of TMA's writes that gets in the way of wgmma's reads.
-    narrow: loads in pieces of 32 columns, as a multiple of those of 64.
+    narrow: loads of atoms of 32 columns, as a multiple of those of 64.
     narrow_dram, narrow_mma: the same for device memory, and for wgmma.
     swapped: multiplication and device memory where operands are swapped;
       streams: device memory with 256 columns a tile, slabs of 128, or a batch
@@ -56,28 +57,30 @@ class _Fit:
     pair_m, pair_n: a slab, where blocks with one consumer share it.
     l2: bytes a cycle and SM from L2; barrier: cycles of a slab's barriers.
     arrival: cycles until a slab that is asked for has arrived.
-    tail: microseconds until the first results leave.
+    epilogue: microseconds until the first results leave.
     store: bytes a microsecond and SM of results.
-    piece: microseconds for each piece of a consumer's tile.
-    activation, with_c: the tail with an activation and with C, as multiples;
-      by_rows: stored row by row, likewise, but what it adds is added.
-    hidden: part of the tail that the next unit does not hide.
-    packed: microseconds of the tail where results are stored beside the next
-      unit's slabs; of 128 x 256 results, besides, applied: of an activation;
-      added: of C; ahead: of C in buffers of its own; wide: of twice the bytes;
-      saved: of two results.
+    subtile: microseconds for each subtile of a consumer's tile.
+    activation, with_c: the epilogue with an activation and with C, as
+      multiples; by_rows: stored row by row, likewise, but what it adds is
+      added.
+    hidden: part of the epilogue that the next work tile does not hide.
+    packed: microseconds of the epilogue where results are stored beside the
+      next work tile's slabs; of 128 x 256 results, besides, applied: of an
+      activation; added: of C; ahead: of C in buffers of its own; wide: of twice
+      the bytes; saved: of two results.
     awaited: microseconds in which C arrives; drain: in which 128 x 256 results
-      of 16 bits leave, beside the slabs of a unit.
-    turn: microseconds of the tail of 128 x 256 results where consumers take
-      turns; turn_applied, turn_added: of an activation and of C, besides.
-    slivers: microseconds that a piece of 16 columns holds up one consumer.
+      of 16 bits leave, beside the slabs of a work tile.
+    pingpong: microseconds of the epilogue of 128 x 256 results where consumers
+      ping-pong; pingpong_applied, pingpong_added: of an activation and of C,
+      besides.
+    slivers: microseconds that a subtile of 16 columns holds up one consumer.
     latency: microseconds that a load takes.
     dram: part of the peak rate of device memory.
     blend: exponent of the sum of overlapping parts.
     launch: microseconds until the first block runs and after the last ends.
     reduce: microseconds of the kernel that sums partial products.
     reduce_rate: its bytes a microsecond.
-    even: what is lost in clock if no SM is idle in the last round.
+    even: what is lost in clock if no SM is idle in the last wave.
   """
 
   clock: float = 1650.0
@@ -101,9 +104,9 @@ class _Fit:
   l2: float = 107.0
   barrier: float = 48.09
   arrival: float = 886.1
-  tail: float = 0.1068
+  epilogue: float = 0.1068
   store: float = 119200.0
-  piece: float = 0.04543
+  subtile: float = 0.04543
   activation: float = 2.344
   with_c: float = 2.778
   by_rows: float = 7.0
@@ -116,9 +119,9 @@ class _Fit:
   saved: float = 1.3
   awaited: float = 2.2
   drain: float = 1.9
-  turn: float = 1.0
-  turn_applied: float = 2.0
-  turn_added: float = 1.6
+  pingpong: float = 1.0
+  pingpong_applied: float = 2.0
+  pingpong_added: float = 1.6
   slivers: float = 0.15
   latency: float = 0.1901
   dram: float = 0.9087
@@ -202,59 +205,67 @@ def predict(
     slab *= fit.pair_m if cfg.cluster_m > 1 else 1
     slab *= fit.pair_n if cfg.cluster_n > 1 else 1
 
-  # All units.
+  # All work tiles, in rounds.
   cluster = cfg.cluster_m * cfg.cluster_n
-  units = plan.cdiv(p.m, cfg.block_m * cfg.cluster_m)
-  units *= plan.cdiv(p.n, cfg.block_n * cfg.cluster_n) * cfg.split_k * p.batch
-  rounds = plan.cdiv(units, gpu.sm_count // cluster)
-  blocks = plan.cdiv(units, rounds) * cluster
-  slabs = plan.slabs_of_a_unit(p, cfg)
+  work_tiles = plan.cdiv(p.m, cfg.block_m * cfg.cluster_m)
+  work_tiles *= (
+    plan.cdiv(p.n, cfg.block_n * cfg.cluster_n) * cfg.split_k * p.batch
+  )
+  rounds = plan.cdiv(work_tiles, gpu.sm_count // cluster)
+  blocks = plan.cdiv(work_tiles, rounds) * cluster
+  slabs = plan.slabs_of_a_work_tile(p, cfg)
   if rounds * slabs > cfg.stages:
     # A slab is released when the next one has begun, so the loads of a ring of
     # two wait for each other.
     slab = max(slab, (slab + fit.arrival) / (cfg.stages - 1))
   stores_rows = odd is not None and odd.stores_rows
   stored = size * plan.outputs(p, cfg)  # bytes for each of the tile's results
-  pieces = plan.cdiv(cfg.block_n, cfg.epilogue_n) * bm / (cfg.consumers * 64)
-  tail = fit.tail + bm * cfg.block_n * stored / fit.store + fit.piece * pieces
+  subtiles = plan.cdiv(cfg.block_n, cfg.epilogue_n) * bm / (cfg.consumers * 64)
+  epilogue = (
+    fit.epilogue
+    + bm * cfg.block_n * stored / fit.store
+    + fit.subtile * subtiles
+  )
   slower = fit.activation if p.activation else 1
   slower *= fit.with_c if has_c else 1
   slower += fit.by_rows - 1 if stores_rows else 0
-  tail *= slower
+  epilogue *= slower
   if rounds == 1 and cfg.split_k == 1:
     leaving = p.results * stored / gpu.dram_bytes_per_s * 1e6 / fit.leaving
-    tail = max(tail, leaving)
-  between = tail if stores_rows else fit.hidden * tail
+    epilogue = max(epilogue, leaving)
+  between = epilogue if stores_rows else fit.hidden * epilogue
   area = bm * cfg.block_n / 2**15
   words = stored / 2
   product = slabs * slab / fit.clock
   least = (fit.drain * words + fit.applied * bool(p.activation)) * area
   if p.activation:
     between = max(between, least - product / 3)
-  if plan.turns(cfg) > 1 and not stores_rows:
-    applied = fit.turn_applied * bool(p.activation)
-    between = area * (fit.turn * words + applied + fit.turn_added * has_c)
+  if plan.pingpong_consumers(cfg) > 1 and not stores_rows:
+    applied = fit.pingpong_applied * bool(p.activation)
+    between = area * (
+      fit.pingpong * words + applied + fit.pingpong_added * has_c
+    )
   elif not stores_rows and (at_once := plan.stored_at_once(p, cfg)) < 1:
     between = fit.packed + fit.applied * area * bool(p.activation)
     slivers = fit.slivers if cfg.epilogue_n < 32 else 0
-    between += slivers * pieces / cfg.consumers**2
+    between += slivers * subtiles / cfg.consumers**2
     late = fit.drain * area * words - product / (3 if p.activation else 1)
     at_once *= fit.drain * area * words
     more = fit.saved if p.save_preactivation else fit.wide
     between += max(more * area * (words - 1), at_once, late, 0)
     if has_c and plan.c_in_place(p, cfg):
-      asked = min(pieces, slabs) * slab / fit.clock
+      asked = min(subtiles, slabs) * slab / fit.clock
       between += fit.added * area + max(0, fit.awaited - product + asked)
     elif has_c:
       between += max(fit.ahead * area, fit.awaited - product)
-  unit = product + between
+  work_tile = product + between
   if rounds > 1:
-    unit = max(unit, least)
-  busy = rounds * unit + tail - between
+    work_tile = max(work_tile, least)
+  busy = rounds * work_tile + epilogue - between
   if cfg.tail_columns:
     in_parts = p.m * cfg.tail_columns * bn * cfg.tail_split_k * 4
-    longest = _longest(cfg, p, gpu, unit, product)
-    busy = longest - between + bm * bn * 4 / fit.store + 2 * tail
+    longest = _longest(cfg, p, gpu, work_tile, product)
+    busy = longest - between + bm * bn * 4 / fit.store + 2 * epilogue
 
   # Device memory.
   results, moved = p.results, p.operands * 2
@@ -284,15 +295,17 @@ def predict(
   return time * 1e-6
 
 
-def _longest(config: Config, problem: Problem, gpu, unit, product) -> float:
-  """Microseconds of the slowest block; `product` is that of a whole `unit`."""
+def _longest(
+  config: Config, problem: Problem, gpu, work_tile, product
+) -> float:
+  """Microseconds of the slowest block; `product` is of a whole `work_tile`."""
   rows, columns = plan.grid(problem, config)
   whole = rows * (columns - config.tail_columns)
-  units = whole + rows * config.tail_columns * config.tail_split_k
+  work_tiles = whole + rows * config.tail_columns * config.tail_split_k
   times = []
-  # Of the blocks with as many whole tiles the first has the most units.
+  # Of the blocks with as many whole tiles the first has the most work tiles.
   for block in {0, whole % gpu.sm_count}:
     first = plan.cdiv(whole - block, gpu.sm_count)
-    parts = plan.cdiv(units - block, gpu.sm_count) - first
-    times.append(first * unit + parts * product / config.tail_split_k)
+    parts = plan.cdiv(work_tiles - block, gpu.sm_count) - first
+    times.append(first * work_tile + parts * product / config.tail_split_k)
   return max(times)

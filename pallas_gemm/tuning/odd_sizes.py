@@ -15,7 +15,7 @@ from pallas_gemm.kernels.problem import Config, Problem
 _COPY, _COPY_RATE = 1.256, 3359000.0
 # The same out of them. A thread of XLA's kernels writes as many results at a
 # time, up to four, as divide their number: 4097^2 are copied at 0.8 TB/s, 2048
-# x 50257 at 2.8 (choice-4). To add an odd number of partial sums takes longer,
+# x 50257 at 2.8 (H200). To add an odd number of partial sums takes longer,
 # too, as a multiple.
 _SLICE_RATES = {1: 840000.0, 2: 1450000.0, 4: 2900000.0}
 _ODD_SUMS = 2.0
@@ -23,7 +23,7 @@ _ODD_SUMS = 2.0
 # of those that start at odd multiples of 16, and so straddle sectors of 32:
 # four cycles each. 8192^2 x 336 NT takes 75.0 us, x 328 110.3, and 82.5 where
 # blocks of a cluster share them. Such results are written at half the rate:
-# 8192 x 8208 x 128 NT 41.8 us, 8192 x 8200 x 128 61.3 (aligned-1, -2).
+# 8192 x 8208 x 128 NT 41.8 us, 8192 x 8200 x 128 61.3 (H200).
 _MISALIGNED, _STRADDLING = 1.8, 3.0
 _STRADDLING_RESULTS = 1.9
 # Cycles that a slab takes longer where rows of a matrix that is stored along N

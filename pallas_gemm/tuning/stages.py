@@ -2,11 +2,11 @@
 
 More are not always better. A block can ask for no more slabs than it has, and
 to make a stage ready takes time: 64^3 takes 2.21 us with 12 stages, 1.89 with
-two (launch-1, H200). And where weights are streamed through a round of tiles,
-what all blocks ask for should be what memory answers at a time. Less leaves
-memory idle. More only waits, and is shared out unevenly: two SMs have one way
-to L2, so where some of these pairs have one block and some two, the lone blocks
-are done early.
+two (H200). And where weights are streamed through a round of tiles, what all
+blocks ask for should be what memory answers at a time. Less leaves memory idle.
+More only waits, and is shared out unevenly: two SMs have one way to L2, so
+where some of these pairs have one block and some two, the lone blocks are done
+early.
 
 Where all SMs have as much to do, or several rounds of tiles even it out, more
 does less harm, and a little more pays: on an H200 82 KB an SM of what no other
@@ -24,13 +24,13 @@ from pallas_gemm.kernels.problem import Config, Problem
 _MOST_STREAMED_ROWS = 128
 # Until memory has answered, in seconds: 6.7 MB on an H200. The fastest config
 # has 5.9 to 7.9 MB on its way, beside the slab that is multiplied, in 20 of 24
-# problems of 16 to 128 rows; in two more no further stage fits (dense-41).
+# problems of 16 to 128 rows; in two more no further stage fits (H200).
 # 64 x 6144 x 4096 14.5 -> 13.8 us, 128 x 8192 x 28672 113.7 -> 110.5.
 _ANSWER = 1.4e-6
 # The same where each SM has a block or more, counting what no other block asks
 # for: 82 KB an SM. Batches with all stages that find room: 64 of 512 x 64 x 512
 # 11.3 -> 10.9 us, 96 15.7 -> 15.1, 32 of 1 x 8192 x 128 (NT) 18.0 -> 17.3; the
-# worst of 35 configs is 0.8 % slower (dense-47).
+# worst of 35 configs is 0.8 % slower (H200).
 _EVEN_ANSWER = 2.27e-6
 FEWEST = 4
 
@@ -44,20 +44,21 @@ def suited(config: Config, problem: Problem, gpu: hardware.Gpu) -> Config:
     gpu: where.
   """
   p, cfg = plan.computed(problem, config), config
-  units = plan.units_of_a_block(p, cfg)
-  if units is None:
+  work_tiles = plan.work_tiles_of_a_block(p, cfg)
+  if work_tiles is None:
     return cfg
-  turns = plan.turns(cfg)
-  most = plan.cdiv(units, turns) * turns * plan.slabs_of_a_unit(p, cfg)
+  pingpong = plan.pingpong_consumers(cfg)
+  slabs = plan.slabs_of_a_work_tile(p, cfg)
+  most = plan.cdiv(work_tiles, pingpong) * pingpong * slabs
   streams = min(p.m, p.n) <= _MOST_STREAMED_ROWS and cfg.split_k == 1
   if streams and cfg.stages < most:
-    if units == 1 and _waits_unevenly(p, cfg, gpu):
+    if work_tiles == 1 and _waits_unevenly(p, cfg, gpu):
       most = min(most, max(FEWEST, round(in_one_answer(p, cfg.block_k, gpu))))
     elif 2 * _blocks(p, cfg) > gpu.sm_count:
       share = gpu.dram_bytes_per_s * _EVEN_ANSWER / gpu.sm_count
       most = min(most, max(FEWEST, 1 + round(share / _own_bytes(p, cfg))))
-  if turns > 1:  # each consumer has room for a unit
-    most = turns * max(plan.cdiv(most, turns), plan.slabs_of_a_unit(p, cfg))
+  if pingpong > 1:  # each consumer has room for a work tile
+    most = pingpong * max(plan.cdiv(most, pingpong), slabs)
   return cfg if cfg.stages <= most else _with_stages(cfg, most)
 
 

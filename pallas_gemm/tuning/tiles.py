@@ -14,7 +14,7 @@ from pallas_gemm.tuning import fitted, odd_sizes, stages
 # not come in time to where results are stored from.
 AHEAD = {(128, 128): 8, (128, 192): 8, (128, 256): 4}
 _SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-# Slabs that a part of K must have to be worth a unit of its own.
+# Slabs that a part of K must have to be worth a work tile of its own.
 _FEWEST_SLABS = 4
 # Of slabs of 128; shorter sums were not tried.
 _LEAST_DEEP_K = 2048
@@ -51,12 +51,12 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
       if not _are_too_many(tiles, config, p, sms):
         yield _in_one_strip(config, rows, columns)
   if not p.ragged:
-    yield from _in_turns(p, slabs, kind, sms)
+    yield from _pingpong(p, slabs, kind, sms)
   for config in fitted.tiles(kind):
     if config.block_m >= most_rows or config.block_n >= most_columns:
       continue
     if config.block_n % 32 and not p.transpose_b:
-      continue  # wgmma reads B along N in pieces of 32 columns or more
+      continue  # wgmma reads B along N in atoms of 32 columns or more
     tall, wide = config.cluster_m > 1, config.cluster_n > 1
     # A cluster with nobody to share with.
     if (tall or wide) and not p.ragged:
@@ -68,7 +68,7 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
     if _are_too_many(tiles, config, p, sms):
       continue
     # Of many tiles the few that hang over cost less than rows that TMA reads
-    # slowly: 4384 x 2496 x 328 NT 20.1 -> 16.5 us (aligned-2).
+    # slowly: 4384 x 2496 x 328 NT 20.1 -> 16.5 us (H200).
     is_large = straddles and min(rows, columns) >= _STRIP
     if not (is_large or _suits_cluster(config, p)):
       continue
@@ -89,9 +89,9 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
       yield _in_one_strip(config, rows, columns)
     if tall or wide:
       continue
-    tail = _with_split_tail(config, p, sms)
-    if tail is not None:
-      yield tail
+    split_last = _with_split_last_wave(config, p, sms)
+    if split_last is not None:
+      yield split_last
     if tiles > sms:
       continue
     for split in _SPLITS:
@@ -102,16 +102,16 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
         yield parts
 
 
-def _in_turns(
+def _pingpong(
   problem: Problem, slabs: int, kind: fitted.Kind, sms: int
 ) -> Iterator[Config]:
-  """Tiles of two consumers that take turns, where slabs are few.
+  """Tiles of two consumers that ping-pong, where slabs are few.
 
   One stores while the other multiplies, and neither keeps results that wait.
   """
   p = problem
-  for block_m, block_n in fitted.TURNS.get(p.out_dtype, ()):
-    config = fitted.taking_turns(block_m, block_n, slabs, kind)
+  for block_m, block_n in fitted.PINGPONG.get(p.out_dtype, ()):
+    config = fitted.pingpong(block_m, block_n, slabs, kind)
     rows, columns = plan.cdiv(p.m, block_m), plan.cdiv(p.n, block_n)
     if config is None or rows * columns * p.batch <= sms:
       continue
@@ -126,7 +126,7 @@ def _in_one_strip(config: Config, rows: int, columns: int) -> Config:
 
   Blocks that share rows of A, which is what takes time, then read them at the
   same time: 2048 x 256 x 4096 11.9 -> 9.8 us, 4096 x 128 x 2880 10.5 -> 9.1, of
-  others between 2.2 % less and 0.4 % more (dense-38). With operands swapped the
+  others between 2.2 % less and 0.4 % more (H200). With operands swapped the
   tile's rows lie along N: 8192 x 320 x 1280 13.4 -> 12.2 us.
   """
   if columns > _STRIP or rows <= 2 * columns:
@@ -139,13 +139,13 @@ def _with_strips(config: Config, raster: int, raster_dim: Side) -> Config:
   return dataclasses.replace(config, raster=raster, raster_dim=raster_dim)
 
 
-def _with_split_tail(
+def _with_split_last_wave(
   config: Config, problem: Problem, sms: int
 ) -> Config | None:
-  """The config with the tiles of a partial last round cut along K.
+  """The config with the tiles of a partial last wave cut along K.
 
   Tiles of 64 rows gain little: 192 x 6144 x 6144 27.3 -> 26.5 us, 320 x 27648
-  x 5120 137.5 -> 139.6 (dense-24).
+  x 5120 137.5 -> 139.6 (H200).
   """
   p, cfg = problem, config
   rows, columns = plan.cdiv(p.m, cfg.block_m), plan.cdiv(p.n, cfg.block_n)
@@ -178,7 +178,7 @@ def _gains_by_sharing(
 
   Bytes a slab at 59 a cycle, the rate of rows that do not start at multiples of
   128 bytes; at 32 where they straddle sectors (`odd_sizes`). What is loaded in
-  pieces of 32 columns takes longer.
+  atoms of 32 columns takes longer.
   """
   rate = 32 if straddles else 59
   columns = config.block_n * (2 if problem.gated else 1)
@@ -192,7 +192,7 @@ def _suits_cluster(config: Config, problem: Problem) -> bool:
   """Whether all tiles of a cluster lie in the matrix, and what they share.
 
   What lies outside is loaded, and slowly: 16 x 4096 x 4096 takes 15.9 us with
-  64 x 64 tiles in clusters of 1 x 2, 10.0 us without (dense-19).
+  64 x 64 tiles in clusters of 1 x 2, 10.0 us without (H200).
   """
   p, cfg = problem, config
   if cfg.cluster_m > 1:
@@ -212,7 +212,7 @@ def _suits_pairs(
   They then read their weights from L2 once. A cluster's blocks have one way to
   it, so that pairs must occupy most SMs: 128 x 10240 x 8192 43.3 -> 41.1 us,
   128 x 8192 x 28672 113.8 -> 110.5; 128 x 5120 x 5120, with 40 pairs, 16.2 ->
-  17.3 (dense-41).
+  17.3 (H200).
   """
   p, cfg = problem, config
   rows = plan.cdiv(p.m, cfg.block_m)
@@ -226,10 +226,10 @@ def _suits_deep_slabs(problem: Problem, gpu: hardware.Gpu) -> bool:
   """Whether slabs of 128 are worth half as many stages: for streamed weights.
 
   Each stage has two barriers to make ready: 16 x 4096 x 14336 29.2 -> 28.5 us
-  with nine of them, 16 x 2048 x 2048 5.3 -> 4.8 (dense-40). But where four are
+  with nine of them, 16 x 2048 x 2048 5.3 -> 4.8 (H200). But where four are
   more than memory answers at a time, six of 64 are better: 64 x 10240 x 8192
-  40.6 -> 40.0 us (dense-41). Nor do two rows of tiles gain: 128 x 8192 x 28672
-  113.4 -> 115.2 (dense-25).
+  40.6 -> 40.0 us. Nor do two rows of tiles gain: 128 x 8192 x 28672 113.4 ->
+  115.2.
   """
   p = problem
   if p.m > 64 or p.k < _LEAST_DEEP_K or p.ragged:
@@ -242,7 +242,7 @@ def _suits_deep_rounds(problem: Problem) -> bool:
 
   They are for weights that are stored [N, K], 256 bytes of a row at a time, and
   few rows: 1 x 18944 x 3584 33.7 -> 31.8 us, 8 x 28672 x 4096 56.5 -> 54.9; 64
-  x 28672 x 4096 57.7 -> 59.6 (choice-4).
+  x 28672 x 4096 57.7 -> 59.6 (H200).
   """
   p = problem
   return (
@@ -255,7 +255,8 @@ def _heights(m: int, all_of_them: bool) -> frozenset[int]:
   """Rows that a tile may have: the fewest for each number of row tiles.
 
   Of many rows, multiples of 64 are left to tiles without a swap, but where 64
-  columns give one round: wgmma reads less for 64 x 256 sums than for 256 x 64.
+  columns give one round: wgmma reads less for 64 x 256 accumulators than
+  for 256 x 64.
   """
   fewest: dict[int, int] = {}
   for height in range(plan.WGMMA_COLUMNS, 0, -fitted.ROW_STEP):

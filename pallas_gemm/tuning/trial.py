@@ -168,7 +168,7 @@ def expected(
       for name in ("b", "b_up")
       if name in operands
     ]
-    results = [_tail(case, sums)]
+    results = [_activated(case, sums)]
     if p.save_preactivation:
       results += sums
     found = found or [[] for _ in results]
@@ -211,7 +211,7 @@ def _picked(x: jax.Array, index, which, transposed: bool) -> np.ndarray:
   return np.asarray(x[:, which]).T if transposed else np.asarray(x[which])
 
 
-def _tail(case: Case, sums):
+def _activated(case: Case, sums):
   """The result in float64 and its bound, from those of the sums."""
   p = case.problem
   if case.activation is None and not p.gated:

@@ -15,7 +15,7 @@ Arrays = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tail:
+class Epilogue:
   """What is applied to the product, beside what `Problem` says of it."""
 
   alpha: float | jax.Array = 1.0
@@ -23,7 +23,7 @@ class Tail:
   activation: Callable[[jax.Array], jax.Array] | None = None
 
 
-PLAIN = Tail()
+PLAIN = Epilogue()
 
 
 def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
@@ -61,41 +61,43 @@ def operands(problem: Problem, seed: int = 0) -> Arrays:
 
 
 def run(
-  problem: Problem, config: Config, x: Arrays, tail: Tail = PLAIN
+  problem: Problem, config: Config, x: Arrays, epilogue: Epilogue = PLAIN
 ) -> tuple[jax.Array, ...]:
   """What the kernel gives."""
-  return sm90_dense.matmul(**x, problem=problem, config=config, **vars(tail))
+  return sm90_dense.matmul(
+    **x, problem=problem, config=config, **vars(epilogue)
+  )
 
 
 def assert_right(
   outs: tuple[jax.Array, ...],
   problem: Problem,
   x: Arrays,
-  tail: Tail = PLAIN,
+  epilogue: Epilogue = PLAIN,
 ) -> None:
   """Every result is within its bound of float64."""
   p = problem
   assert all(out.dtype == p.out_dtype for out in outs)
   a = jnp.swapaxes(x["a"], 1, 2) if p.transpose_a else x["a"]
-  b, *rest = (
+  b, *b_up = (
     jnp.swapaxes(x[name], 1, 2) if p.transpose_b else x[name]
     for name in ("b", "b_up")
     if name in x
   )
   if p.gated:
     out, *saved = outs
-    products.assert_gated(out, a, b, *rest, tail.activation)
-    for product, factor in zip(saved, (b, *rest)):
+    products.assert_gated(out, a, b, *b_up, epilogue.activation)
+    for product, factor in zip(saved, (b, *b_up)):
       products.assert_product(product, a, factor)
     return
-  epilogue: dict[str, Any] = {"alpha": tail.alpha, "beta": tail.beta}
+  added: dict[str, Any] = {"alpha": epilogue.alpha, "beta": epilogue.beta}
   if p.bias is not None:
-    epilogue["bias"] = x["bias"] if p.bias == "n" else x["bias"][:, None]
-  epilogue["c"] = x.get("c")
+    added["bias"] = x["bias"] if p.bias == "n" else x["bias"][:, None]
+  added["c"] = x.get("c")
   out, *saved = outs
-  products.assert_product(out, a, b, activation=tail.activation, **epilogue)
+  products.assert_product(out, a, b, activation=epilogue.activation, **added)
   for preactivation in saved:
-    products.assert_product(preactivation, a, b, **epilogue)
+    products.assert_product(preactivation, a, b, **added)
 
 
 def example(
@@ -108,11 +110,11 @@ def example(
   """
   arguments = shapes(problem)
   named = problem.activation
-  tail = Tail(activation=getattr(jax.nn, named) if named else None)
+  epilogue = Epilogue(activation=getattr(jax.nn, named) if named else None)
 
   def kernel(*args):
     values, args = args[: len(factors)], args[len(factors) :]
-    found = dataclasses.replace(tail, **dict(zip(factors, values)))
+    found = dataclasses.replace(epilogue, **dict(zip(factors, values)))
     return run(problem, config, dict(zip(arguments, args)), found)
 
   scalar = jax.ShapeDtypeStruct((), jnp.float32)

@@ -14,7 +14,7 @@ SimtConfig = contract.SimtConfig
 TensorCoreConfig = contract.TensorCoreConfig
 
 # Small enough to be interpreted, none a multiple of a tile.
-SMALL_SHAPES = suites.suite("tails") + suites.suite("primes")[1:-1]
+SMALL_SHAPES = suites.suite("edges") + suites.suite("primes")[1:-1]
 # No dimension fits any tile, and each is more than one.
 ODD = suites.Shape(129, 257, 65)
 # The same to the first rungs, whose blocks are small: the interpreter needs a
@@ -85,7 +85,7 @@ def small_configs(
 
 
 def _clusters(rung: contract.Rung) -> tuple[tuple[int, int], ...]:
-  """The rung about clusters is tested with clusters, the rest without."""
+  """The rung about clusters is tested with clusters, the others without."""
   if rung.name == "cluster_multicast":
     return ((2, 1), (1, 2))
   return ((1, 1),)
@@ -96,7 +96,7 @@ _SMALL_TENSOR_CORE = (
   TensorCoreConfig(64, 64, 64),
   TensorCoreConfig(64, 64, 64, stages=2),
   TensorCoreConfig(64, 64, 32),
-  # Two consumers that split rows, the ring as short as can be, two pieces
+  # Two consumers that split rows, the ring as short as can be, two subtiles
   # of the epilogue.
   TensorCoreConfig(128, 64, 64, stages=2, consumers=2, epilogue_n=32),
   # Three stages, so that ring and k-steps go out of step.
