@@ -20,6 +20,8 @@ from experiments.harness import (
   dense_latency,
   dense_tables,
   dense_unseen,
+  overview,
+  report,
   rows,
   suites,
   tables,
@@ -166,6 +168,66 @@ def test_all_suites_latency_plots_and_readme(run, gpu, monkeypatch, tmp_path):
   status, out = run("--update_readme")
   assert status == 0 and "nothing new for" in out
   assert (tmp_path / "README.md").read_text() == text
+
+
+def compared_row(ratio, suite="square", **fields):
+  return fields | {
+    "suite": suite,
+    "kernel": "matmul",
+    "m": 8,
+    "n": 8,
+    "k": 8,
+    "dtype": "bfloat16",
+    "epilogue": "none",
+    "ratio_to_jnp_dot": ratio,
+  }
+
+
+def test_what_a_mean_hides_is_said():
+  found = [compared_row(x) for x in (0.5, 2.0, 2.0)]
+  assert dense_tables.losses(found) == (
+    "1 of 3 cases is slower. Median 2.000x."
+  )
+  found.append(compared_row(8.0, suite="unaligned"))
+  assert dense_tables.losses(found) == (
+    "1 of 4 cases is slower. Without `unaligned`: 1.260x; median 2.000x."
+  )
+  assert dense_tables.losses(found[1:]).startswith("None of 3 cases is slower.")
+
+
+def test_wall_time_of_short_cases_is_shown(run, gpu, monkeypatch, tmp_path):
+  measure = timing.measure
+
+  def with_wall(arms, **how):
+    times = measure(arms, **how)
+    return {
+      name: dataclasses.replace(x, wall_ms=(0.09 if i == 0 else 0.06,))
+      for i, (name, x) in enumerate(times.items())
+    }
+
+  monkeypatch.setattr(timing, "measure", with_wall)
+  status, out = run("--suite=quick", "--update_readme", "--noplot")
+  assert status == 0, out
+  text = (tmp_path / "README.md").read_text()
+  assert (
+    "of these 3 cases the geomean is 2.000x by kernel time and 0.667x by wall"
+    " time, by which 3 are slower, at worst 0.667x (24x16x40)"
+  ) in text
+  assert "a call takes 90.0 us" in text and "`jnp`'s 60.0 us" in text
+  assert "None of these cases launches more kernels than `jnp`." in text
+
+
+def test_readmes_device_is_taken_where_several_have_rows(monkeypatch, tmp_path):
+  monkeypatch.setattr(rows, "RESULTS", tmp_path)
+  with pytest.raises(cli.FlagError, match="there is none"):
+    report._measured_file("dense")
+  for name in ("another", overview.DEVICES[0]):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "dense.jsonl").write_text('{"ms_median": 1.0}\n')
+    assert report._measured_file("dense").parent.name == name
+  (tmp_path / overview.DEVICES[0]).rename(tmp_path / "fourth")
+  with pytest.raises(cli.FlagError, match="want one file of timed rows"):
+    report._measured_file("dense")
 
 
 def test_random_problems_have_a_file_of_their_own(

@@ -3,9 +3,9 @@
 Each panel is one request: the 32 banks from left to right, and above each bank
 the different words that lanes want of it. A bank gives one word a clock, to
 all lanes that want it, so a stack of two takes two clocks. Above: a warp's
-load of A in rung 7's layout. Stored row by row, [m][k], the rows that the
-lanes want lie in one bank, and each takes a load of its own; transposed,
-[k][m], four rows come with one load and all lie side by side. Below: the
+load of A in rung 6's layout. Stored row by row, [m][k], the two rows that the
+lanes want lie in one bank, and each of a lane's rows takes a load of its own;
+transposed, [k][m], four rows come with one load. Below: the
 16-byte loads of B of lanes 0 to 7, which are served together, in rung 6's
 layout and in rung 7's. Numbers in boxes are lanes, the first of those that
 want the word.
@@ -32,7 +32,7 @@ def _own(name: str):
   return config, _facts.held(rung.layout(config), shape)[0]
 
 
-def words_of_a(transposed: bool, name: str = "warptiling") -> list[list[int]]:
+def words_of_a(transposed: bool, name: str = "vectorized") -> list[list[int]]:
   """Addresses of a lane's first load of A at kk = 0, a list for each lane.
 
   Row by row a load is one word, since a lane's next row is a whole row away;
@@ -111,15 +111,15 @@ def _panel(sheet, x, y, title, words, colour, notes, rows) -> None:
 @drawn
 def draw(style: Style) -> Figure:
   """A above, B below; with conflicts left, without right."""
-  sheet = Sheet(style, 45.5)
+  sheet = Sheet(style, 40.5)
   left, right = 1.6, 34.6
   _panel(
-    sheet, left, 2, "A stored [m][k]", words_of_a(False), style.a,
-    "4 loads of 4 bytes", 4,
+    sheet, left, 2, "A, rung 6, if stored [m][k]", words_of_a(False), style.a,
+    "4 loads of 4 bytes", 2,
   )  # fmt: skip
   _panel(
-    sheet, right, 2, "A stored [k][m]", words_of_a(True), style.a,
-    "1 load of 16 bytes", 4,
+    sheet, right, 2, "A, rung 6, stored [k][m]", words_of_a(True), style.a,
+    "1 load of 16 bytes", 2,
   )  # fmt: skip
   for x, name, title in (
     (left, "vectorized", "B, rung 6"),
@@ -128,5 +128,5 @@ def draw(style: Style) -> Figure:
     words = words_of_b(name)
     starts = words[1][0] - words[0][0]
     notes = f"lanes {starts} columns apart"
-    _panel(sheet, x, 28, title, words, style.b, notes, 2)
+    _panel(sheet, x, 23, title, words, style.b, notes, 2)
   return sheet.figure

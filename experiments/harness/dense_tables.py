@@ -4,9 +4,11 @@ from collections.abc import Iterable, Sequence
 import statistics
 from typing import Any
 
-from experiments.harness import tables
+from experiments.harness import tables, timing
 
 RowDict = tables.RowDict
+# The suite whose speed says more of the baseline's copies than of the op.
+UNALIGNED = "unaligned"
 NUMERIC = ("cases", "geomean", "worst", "best", "tuned", "failed")
 
 
@@ -126,11 +128,65 @@ def markdown(rows: Sequence[RowDict]) -> str:
     "Speed over the same expression in `jax.numpy` under `jax.jit`: time of"
     " the baseline over time of the op, interleaved, in one run.",
   ]
+  parts.append(losses(compared(rows)))
+  if wall := _wall(rows):
+    parts.append(wall)
   if small := _small_m(rows):
     parts.append(small)
   if latency := [row for row in rows if row.get("suite") == "latency"]:
     parts.append(_latency(latency))
   return "\n\n".join(parts)
+
+
+def losses(rows: Sequence[RowDict]) -> str:
+  """What a mean over compared cases hides, in two sentences."""
+  ratios = [row["ratio_to_jnp_dot"] for row in rows]
+  slower = sum(ratio < 1 for ratio in ratios)
+  median = f"median {tables.factor(statistics.median(ratios))}"
+  others = [r["ratio_to_jnp_dot"] for r in rows if r["suite"] != UNALIGNED]
+  if others and len(others) < len(ratios):
+    mean = tables.factor(tables.geomean(others))
+    median = f"without `{UNALIGNED}`: {mean}; {median}"
+  return (
+    f"{_few(slower)} of {len(ratios)} cases {'is' if slower < 2 else 'are'}"
+    f" slower. {median[0].upper()}{median[1:]}."
+  )
+
+
+def _few(count: int) -> str:
+  return str(count) if count else "None"
+
+
+def _wall(rows: Sequence[RowDict]) -> str:
+  """How short cases compare by the host's clock, in some sentences."""
+  rows = [row for row in compared(rows) if row.get("wall_ms_median")]
+  if not rows:
+    return ""
+  ratios = [r["baseline_wall_ms_median"] / r["wall_ms_median"] for r in rows]
+  kernels = tables.geomean([row["ratio_to_jnp_dot"] for row in rows])
+  lowest = min(ratios)
+  more = sum(
+    len(row["kernel_names"]) > len(row["baseline_kernel_names"]) for row in rows
+  )
+
+  def median(name: str) -> str:
+    return tables.duration(statistics.median(row[name] for row in rows))
+
+  return (
+    f"That is kernel time. Where one of the two takes less than"
+    f" {timing.WALL_BELOW_MS * 1e3:.0f} us, wall time is taken too, from call"
+    f" to result: of these {len(rows)} cases the geomean is"
+    f" {tables.factor(kernels)} by kernel time and"
+    f" {tables.factor(tables.geomean(ratios))} by wall time, by which"
+    f" {sum(ratio < 1 for ratio in ratios)} are slower, at worst"
+    f" {tables.factor(lowest)} ({label(rows[ratios.index(lowest)])}). At the"
+    f" median a call takes {median('wall_ms_median')} with"
+    f" {median('ms_median')} of kernels,"
+    f" `jnp`'s {median('baseline_wall_ms_median')} with"
+    f" {median('baseline_ms_median')}: the rest is the host's and the launch's."
+    f" {_few(more)} of these cases {'launches' if more < 2 else 'launch'} more"
+    f" kernels than `jnp`."
+  )
 
 
 def small_m(rows: Iterable[RowDict]) -> list[RowDict]:

@@ -65,7 +65,7 @@ def ladder() -> str:
 
 
 def ops() -> str:
-  """Five lines: what an op computes, beside what, and how much faster."""
+  """What an op computes, beside what, and how much faster; then the losses."""
   dense = dense_tables.compared(rows_lib.latest(_read(DEVICES[0], "dense")))
   grouped = ragged_tables.timed(rows_lib.latest(_read(DEVICES[0], "ragged")))
 
@@ -75,12 +75,10 @@ def ops() -> str:
   def of_dense(row: RowDict) -> float | None:
     return row["ratio_to_jnp_dot"]
 
-  def of_lax(row: RowDict) -> float | None:
-    return ragged_tables.speed_over(row, ragged_bench.LAX)
+  def over(arm: str) -> Callable[[RowDict], float | None]:
+    return lambda row: ragged_tables.speed_over(row, arm)
 
   mixtral = of(("mixtral",), grouped)
-  forward = [row for row in mixtral if row["pass"] == "forward"]
-  backward = [row for row in mixtral if row["pass"] != "forward"]
   small = dense_tables.small_m(dense)
   lines = [
     ("`matmul`, all suites", "`jnp`", dense, of_dense),
@@ -91,12 +89,24 @@ def ops() -> str:
       of_dense,
     ),
     ("`matmul`, 1 to 128 rows (Llama)", "`jnp`", small, of_dense),
-    ("`ragged_dot`, Mixtral", "`lax.ragged_dot`", forward, of_lax),
-    ("its gradients", "`lax.ragged_dot`", backward, of_lax),
+    (
+      "`ragged_dot`, Mixtral, and gradients",
+      "`lax.ragged_dot`",
+      mixtral,
+      over(ragged_bench.LAX),
+    ),
+    (
+      "`ragged_dot`, Mixtral",
+      "JAX's `ragged_dot_mgpu`",
+      mixtral,
+      over(ragged_bench.EXAMPLE),
+    ),
   ]
   header = ["op", "beside", "cases", "geomean", "worst", "best"]
   cells = [_line(*line) for line in lines]
-  return tables.markdown(header, cells, header[2:])
+  table = tables.markdown(header, cells, header[2:])
+  note = "`lax.ragged_dot` multiplies all rows with every group."
+  return f"{table}\n\n`matmul`: {dense_tables.losses(dense)} {note}"
 
 
 def _line(
