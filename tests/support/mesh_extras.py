@@ -328,7 +328,7 @@ def _not_partitioned(arm: Arm) -> None:
   run = stand_in.taking_all(lambda x, *_: [x.a @ x.b], calls)
 
   def product(a, b):
-    return run(_Pair(a, b), None, None)[0]
+    return run(_Pair(a, b), None)[0]
 
   a = AUTO.place(normal(16, 32), P("x"))
   b = AUTO.place(normal(32, 24), P())

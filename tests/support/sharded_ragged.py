@@ -89,7 +89,7 @@ def check_partitioned_by_xla(mesh, args):
   try:
     pallas_gemm.ragged_dot(x, w, SIZES, implementation="sm90")
   except NotImplementedError as error:
-    assert "jax.shard_map" in str(error)
+    assert "runs on one device" in str(error)
   else:
     raise AssertionError("the kernel was partitioned")
 
