@@ -1,11 +1,13 @@
 """pallas_gemm in the layers of Flax Linen, Flax NNX and Equinox.
 
   python -m examples.layers --library=linen
-  python -m examples.layers --library=nnx --axes=auto
+  python -m examples.layers --library=nnx_fused --axes=auto
   python -m examples.layers --library=equinox
 
-Flax's layers take a `dot_general`. Equinox's `Linear` takes none: a module of
-one's own is ten lines. Each is an MLP here, on a mesh whose axis "data" has the
+Flax's layers take a `dot_general`, which computes the product alone. A layer of
+one's own is ten lines and has bias and activation in the kernel, too: the
+libraries "_fused", and Equinox, whose `Linear` takes no `dot_general`. Each is
+an MLP here, on a mesh whose axis "data" has the
 rows and "model" the hidden features; on one device the same lines run, and
 neither specs nor `out_sharding` need be there. Weights are float32: `dtype` has
 the products run in the 16 bits that the Hopper kernel takes.
@@ -63,9 +65,48 @@ class LinenMlp(linen.Module):
     return down(linen.gelu(up(x)))
 
 
-def of_linen(key, features: int, hidden: int, dtype: Any) -> Model:
+class LinenDense(linen.Module):
+  """Linen's `Dense` with bias and activation in the kernel."""
+
+  features: int
+  activation: Callable[[jax.Array], jax.Array] | None = None
+  out_sharding: P | None = None
+  dtype: Any = jnp.bfloat16
+
+  @linen.compact
+  def __call__(self, x):
+    init = linen.initializers.lecun_normal()
+    kernel = self.param("kernel", init, (x.shape[-1], self.features))
+    bias = self.param("bias", linen.initializers.zeros, (self.features,))
+    return pallas_gemm.matmul(
+      x.astype(self.dtype),
+      kernel.astype(self.dtype),
+      bias=bias,
+      activation=self.activation,
+      out_sharding=self.out_sharding,
+    )
+
+
+class LinenFusedMlp(linen.Module):
+  """`LinenMlp` with bias and activation in the kernels."""
+
+  features: int
+  hidden: int
+  dtype: Any
+
+  @linen.compact
+  def __call__(self, x):
+    dense = functools.partial(LinenDense, dtype=self.dtype)
+    hidden = dense(self.hidden, activation=jax.nn.gelu, name="up")(x)
+    to = meshes.explicit("data", None)
+    return dense(self.features, out_sharding=to, name="down")(hidden)
+
+
+def of_linen(
+  key, features: int, hidden: int, dtype: Any, mlp: Any = LinenMlp
+) -> Model:
   """Linen's own partitioned parameters are for Auto axes; this is for both."""
-  module = LinenMlp(features, hidden, dtype)
+  module = mlp(features, hidden, dtype)
   params = jax.jit(module.init)(
     key, jnp.zeros((jax.device_count(), features), dtype)
   )
@@ -78,6 +119,8 @@ def of_linen(key, features: int, hidden: int, dtype: Any) -> Model:
 class NnxMlp(nnx.Module):
   """Flax NNX: layers have a sharding for parameters, and one for results."""
 
+  linear = nnx.Linear
+
   def __init__(self, key, features: int, hidden: int, dtype: Any):
     how = {
       "dtype": dtype,
@@ -85,14 +128,14 @@ class NnxMlp(nnx.Module):
       "rngs": nnx.Rngs(key),
     }
     kernel, bias = nnx.initializers.lecun_normal(), nnx.initializers.zeros
-    self.up = nnx.Linear(
+    self.up = self.linear(
       features,
       hidden,
       kernel_init=nnx.with_partitioning(kernel, (None, "model")),
       bias_init=nnx.with_partitioning(bias, ("model",)),
       **how,
     )
-    self.down = nnx.Linear(
+    self.down = self.linear(
       hidden,
       features,
       kernel_init=nnx.with_partitioning(kernel, ("model", None)),
@@ -104,9 +147,33 @@ class NnxMlp(nnx.Module):
     return self.down(nnx.gelu(self.up(x)), out_sharding=to)
 
 
-def of_nnx(key, features: int, hidden: int, dtype: Any) -> Model:
+class NnxLinear(nnx.Linear):
+  """NNX's `Linear` with bias, and activation, in the kernel."""
+
+  def __call__(self, x, **how):
+    return pallas_gemm.matmul(
+      x.astype(self.dtype),
+      self.kernel[...].astype(self.dtype),
+      bias=self.bias[...],
+      **how,
+    )
+
+
+class NnxFusedMlp(NnxMlp):
+  """`NnxMlp` with bias and activation in the kernels."""
+
+  linear = NnxLinear
+
+  def __call__(self, x):
+    hidden = self.up(x, activation=jax.nn.gelu)
+    return self.down(hidden, out_sharding=meshes.explicit("data", None))
+
+
+def of_nnx(
+  key, features: int, hidden: int, dtype: Any, mlp: Any = NnxMlp
+) -> Model:
   """The state of a module; `nnx.jit` and `nnx.grad` of the module do, too."""
-  definition, state = nnx.split(NnxMlp(key, features, hidden, dtype))
+  definition, state = nnx.split(mlp(key, features, hidden, dtype))
   return Model(state, lambda state, x: nnx.merge(definition, state)(x))
 
 
@@ -141,7 +208,13 @@ def of_equinox(key, features: int, hidden: int, dtype: Any) -> Model:
   return Model(Mlp(up, down), lambda model, x: model(x))
 
 
-LIBRARIES = {"linen": of_linen, "nnx": of_nnx, "equinox": of_equinox}
+LIBRARIES = {
+  "linen": of_linen,
+  "linen_fused": functools.partial(of_linen, mlp=LinenFusedMlp),
+  "nnx": of_nnx,
+  "nnx_fused": functools.partial(of_nnx, mlp=NnxFusedMlp),
+  "equinox": of_equinox,
+}
 
 
 def loss(params, x: jax.Array, target: jax.Array, *, apply) -> jax.Array:

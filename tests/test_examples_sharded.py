@@ -23,7 +23,8 @@ _XLA_FLAGS = (
 
 
 @pytest.mark.parametrize(
-  "names", ["mlp moe transformer", "linen nnx", "equinox"]
+  "names",
+  ["mlp moe transformer", "linen linen_fused nnx nnx_fused", "equinox"],
 )
 def test_on_eight_devices(names):
   if names == "equinox":

@@ -1,6 +1,7 @@
 """The programs of examples/ that run on many devices; a program.
 
-  python -m tests.support.recipes mlp moe transformer linen nnx equinox
+  python -m tests.support.recipes mlp moe transformer linen linen_fused nnx \\
+      nnx_fused equinox
 
 Needs eight devices. A check is made with Explicit and with Auto axes: result,
 loss, gradients, and what a step of training makes of the weights, are those of
@@ -282,8 +283,8 @@ def of_library(name: str, axes: str) -> Recipe:
     plain=Program(plain, plain_loss),
     on_mesh=False,
     step=functools.partial(layers.train_step, apply=model.apply),
-    # The bias of `down` follows a sum over devices.
-    shapes={(*UP, (24,)) if name == "equinox" else UP, DOWN},
+    # A fused bias is an operand; that of `down` follows a sum over devices.
+    shapes={UP if name in ("linen", "nnx") else (*UP, (24,)), DOWN},
     whole={256, 48},
     main=lambda flags: layers.main([f"--library={name}", *flags]),
   )
