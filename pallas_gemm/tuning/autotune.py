@@ -21,13 +21,13 @@ from jax.interpreters import partial_eval
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm import compat, hardware, tuning
+from pallas_gemm import compat, hardware, measure, tuning
 from pallas_gemm.kernels import sm90_legal
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.ops import implementations
 from pallas_gemm.ops.product import PRIMITIVES
 from pallas_gemm.ops.spec import Operands, Spec
-from pallas_gemm.tuning import cache, measure, trial
+from pallas_gemm.tuning import cache, trial
 from pallas_gemm.tuning.grouped_trial import GroupedTrial
 
 _NO_GPU = (
