@@ -128,9 +128,7 @@ def measure(
       arm.call()
   calls = {arm.name: arm.call for arm in arms}
   flush_call = flush and flush.call
-  launched = measure_lib.kernels(
-    calls, repeats, flush_call, tick=tick
-  )
+  launched = measure_lib.kernels(calls, repeats, flush_call, tick=tick)
   found = [
     Timing(
       ms=tuple(sum(ms for _, ms in kernels) for kernels in rounds),
