@@ -9,7 +9,13 @@ import jax.numpy as jnp
 import pytest
 
 from experiments import counters
-from experiments.harness import cli, counter_tables, ncu, rows
+from experiments.harness import (
+  cli,
+  counter_model,
+  counter_tables,
+  ncu,
+  rows,
+)
 from pallas_gemm import hardware
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract, traffic
@@ -130,7 +136,7 @@ def predicted(number):
   problem = contract.Problem(256, 256, 256, rung.dtypes[0])
   config = rung.default_config(problem)
   gpu = hardware.lookup("H200")
-  return counters.predicted(traffic.model(rung, config, problem, gpu))
+  return counter_model.predicted(traffic.model(rung, config, problem, gpu))
 
 
 def test_the_model_speaks_of_what_a_rung_does():
@@ -148,17 +154,17 @@ def test_the_model_speaks_of_what_a_rung_does():
 
 def test_differences_over_a_fifth_want_an_explanation(monkeypatch):
   reasons = {("naive", "ffma"): "because"}
-  monkeypatch.setattr(counters, "EXPLANATIONS", reasons)
+  monkeypatch.setattr(counter_model, "EXPLANATIONS", reasons)
   measured = {"x": 1.19, "ffma": 2.0, "y": 0.5, "zero": 1.0, "alone": 7.0}
   model = {"x": 1.0, "ffma": 1.0, "y": 1.0, "zero": 0.0, "missing": 1.0}
-  ratios, reasons = counters.compare("naive", measured, model)
+  ratios, reasons = counter_model.compare("naive", measured, model)
   assert ratios == {"x": 1.19, "ffma": 2.0, "y": 0.5, "zero": None}
   assert reasons == {"ffma": "because", "y": None, "zero": None}
 
 
 def test_explanations_are_of_rungs_and_counters():
   names = {rung.name for rung in ladder_lib.with_variants()}
-  for name, counter in counters.EXPLANATIONS:
+  for name, counter in counter_model.EXPLANATIONS:
     assert name in names and counter in ncu.COUNTERS
 
 

@@ -156,15 +156,6 @@ def draw(
       console.line(f"plot: {folder / name}")
 
 
-def links(
-  page: pathlib.Path, pictures: Sequence[pathlib.Path]
-) -> list[pathlib.Path]:
-  """Where a page finds those pictures that lie beside it or below it."""
-  root = page.resolve().parent
-  there = [x.resolve() for x in pictures if x.exists()]
-  return [x.relative_to(root) for x in there if x.is_relative_to(root)]
-
-
 def update_page(
   console: console_lib.Console,
   name: str,
@@ -173,30 +164,24 @@ def update_page(
 ) -> None:
   """Writes text and links to pictures between the markers of that name.
 
-  They are in README or in a page of the results.
-
   Raises:
-    cli.FlagError: no page has such markers.
+    cli.FlagError: there is no page, or none has such markers.
   """
-  page = page_of(name)
-  shown = links(page, pictures)
+  shown = links(name, pictures)
   block = [text, *(f"![{x.stem}]({x.as_posix()})" for x in shown)]
-  write(console, page, name, "\n\n".join(block))
-
-
-def write(
-  console: console_lib.Console, page: pathlib.Path, name: str, text: str
-) -> None:
-  """Writes text between a page's markers of that name.
-
-  Raises:
-    cli.FlagError: there is no such page, or it has no such markers.
-  """
+  page = page_of(name)
   try:
-    changed = tables.update_file(page, name, text)
+    changed = tables.update_file(page, name, "\n\n".join(block))
   except (OSError, ValueError) as error:
     raise cli.FlagError(f"--update_readme: {error}") from None
   console.line(f"{'rewrote' if changed else 'nothing new for'} {page}")
+
+
+def links(name: str, pictures: Sequence[pathlib.Path]) -> list[pathlib.Path]:
+  """Where the page of that name finds those pictures that lie below it."""
+  root = page_of(name).resolve().parent
+  there = [x.resolve() for x in pictures if x.exists()]
+  return [x.relative_to(root) for x in there if x.is_relative_to(root)]
 
 
 def page_of(name: str) -> pathlib.Path:
