@@ -129,7 +129,11 @@ def by_label(
 
 
 def child() -> int:
-  """Runs each rung once, to be counted; prints what ncu can't tell of it."""
+  """Runs each rung once, to be counted; prints what it was compiled to.
+
+  With registers and shared memory follows how many blocks an SM has room for:
+  what ncu says of that is the same for all rungs on an H100 and an H200.
+  """
   [shape] = cli.parse_shapes(cli.SHAPES.value)
   for rung in chosen():
     said: dict[str, Any] = {"label": rung.label}
@@ -138,7 +142,8 @@ def child() -> int:
       operands = inputs.operands(problem, cli.SEED.value)
       with compiled.capture() as found:
         jax.block_until_ready(jax.jit(rung.gemm)(*operands))
-      said |= {k: v for k, v in found.items() if k == "spill_bytes"}
+      facts = {k.removeprefix("occupancy_"): v for k, v in found.items()}
+      said |= {k: v for k, v in facts.items() if v is not None}
     except Exception as error:  # pylint: disable=broad-exception-caught
       said["error"] = contestants.first_line(error)
     print(json.dumps(said), flush=True)
@@ -187,7 +192,7 @@ def make_row(
     "kernel_name": kernel[ncu.NAME],
     "measured": counted,
     "stalls": ncu.read(kernel, ncu.STALLS),
-    "occupancy": {**said, **ncu.occupancy(kernel)},
+    "occupancy": {**said, **ncu.read(kernel, ncu.OCCUPANCY)},
     "model": model,
     "ratio": ratios,
     "explanation": reasons,

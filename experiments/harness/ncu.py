@@ -9,7 +9,6 @@ import pathlib
 import subprocess
 
 from experiments.harness import counter_tables
-from pallas_gemm import hardware
 
 # A kernel's metrics in base units (bytes, nanoseconds), and its name.
 Kernel = Mapping[str, float | str]
@@ -72,18 +71,8 @@ STALLS = {
   for reason in counter_tables.REASONS
 }
 OCCUPANCY = {
-  "registers": ("launch__registers_per_thread",),
   "threads": ("launch__block_size",),
-  "static_shared_bytes": ("launch__shared_mem_per_block_static",),
-  "dynamic_shared_bytes": ("launch__shared_mem_per_block_dynamic",),
   "warps_active_percent": (f"sm__warps_active.{_ACTIVE}",),
-}
-# Blocks that an SM has room for, by what could leave no room for more.
-LIMITS = {
-  "registers": ("launch__occupancy_limit_registers",),
-  "shared memory": ("launch__occupancy_limit_shared_mem",),
-  "threads": ("launch__occupancy_limit_warps",),
-  "blocks": ("launch__occupancy_limit_blocks",),
 }
 # From ncu's base units, nanoseconds and sectors, to those of a row.
 _SCALES = {"duration_ms": 1e-6, "l2_read_bytes": 32, "l2_write_bytes": 32}
@@ -122,9 +111,8 @@ def metrics(known: set[str] | None) -> list[str]:
     of_launch = metric.startswith("launch__")
     return known is None or of_launch or metric.split(".")[0] in known
 
-  numbers = COUNTERS, STALLS, OCCUPANCY, LIMITS
-  named = itertools.chain.from_iterable(x.values() for x in numbers)
-  return [x for names in named for x in [*filter(there, names)][:1]]
+  numbers = (COUNTERS | STALLS | OCCUPANCY).values()
+  return [x for names in numbers for x in [*filter(there, names)][:1]]
 
 
 def profile(
@@ -150,8 +138,13 @@ def profile(
   # Clocks stay as they are: the machine may be shared.
   command += ["--clock-control", "none", "--target-processes", "all"]
   command += ["--kernel-name", f"regex:^({'|'.join(names)})"]
-  # Kernels inside a CUDA graph would be profiled as one.
+  # Kernels inside a CUDA graph would be profiled as one. A compiled kernel that
+  # comes out of a cache does not say what it takes.
   xla = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_enable_command_buffer="
+  environment = {
+    "XLA_FLAGS": xla.strip(),
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+  }
   try:
     done = subprocess.run(
       [*command, "--metrics", ",".join(asked), *program],
@@ -159,7 +152,7 @@ def profile(
       text=True,
       timeout=timeout_s,
       cwd=pathlib.Path(__file__).resolve().parents[2],
-      env=os.environ | {"XLA_FLAGS": xla.strip()},
+      env=os.environ | environment,
       check=False,
     )
   except subprocess.TimeoutExpired:
@@ -204,25 +197,4 @@ def read(
   for name, names in numbers.items():
     if metric := next((x for x in names if x in kernel), None):
       found[name] = kernel[metric] * _SCALES.get(name, 1)
-  return found
-
-
-def occupancy(kernel: Kernel) -> dict[str, float | str]:
-  """What a kernel takes, how many fit on an SM, and the limit.
-
-  `warps_active_percent` is measured: warps that are there, of those that an
-  SM can hold. The others follow from the launch.
-  """
-  found: dict[str, float | str] = {**read(kernel, OCCUPANCY)}
-  shared = [found.pop(f"{x}_shared_bytes", None) for x in ("static", "dynamic")]
-  if None not in shared:
-    found["shared_bytes"] = sum(shared)
-  if room := read(kernel, LIMITS):
-    blocks = min(room.values())
-    found["blocks_per_sm"] = blocks
-    limits = (name for name, count in room.items() if count == blocks)
-    found["limit"] = " and ".join(limits)
-    if "threads" in found:
-      warps = -(-found["threads"] // hardware.WARP_THREADS)
-      found["warps_per_sm"] = blocks * warps
   return found
