@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_dense, sm90_plan
+from pallas_gemm.kernels import sm90_legal, sm90_plan
 from pallas_gemm.kernels.problem import Config, Problem
 from tests.support import dense, oldest, problems
 
@@ -522,7 +522,7 @@ def two_sms(monkeypatch):
 def _check(found: Case) -> Problem:
   m, n, k = found.shape
   problem = Problem(m=m, n=n, k=k, **found.problem)
-  assert sm90_dense.is_legal(found.config, problem) is None
+  assert sm90_legal.is_legal(found.config, problem) is None
   x = dense.operands(problem, seed=m + n + k)
   outs = dense.run(problem, found.config, x, found.epilogue)
   dense.assert_right(outs, problem, x, found.epilogue)
@@ -559,7 +559,7 @@ def test_factors_known_at_run_time(found):
   """One trace, and so one compilation, serves all their values."""
   m, n, k = found.shape
   problem = Problem(m=m, n=n, k=k, **found.problem)
-  assert sm90_dense.is_legal(found.config, problem) is None
+  assert sm90_legal.is_legal(found.config, problem) is None
   x = dense.operands(problem, seed=m + n + k)
   traces = []
 
@@ -654,7 +654,7 @@ def test_swapped_operands_have_the_same_bits():
 def test_what_a_swap_does_not_do_is_said(fields, change, reason):
   known = {"dtype": "bfloat16", "out_dtype": "bfloat16"} | fields
   problem = Problem(m=64, n=64, k=256, **known)
-  assert reason in sm90_dense.is_legal(changed(SWAPPED, **change), problem)
+  assert reason in sm90_legal.is_legal(changed(SWAPPED, **change), problem)
 
 
 @pytest.mark.parametrize(
@@ -676,7 +676,7 @@ def test_what_a_swap_does_not_do_is_said(fields, change, reason):
 def test_what_a_split_tail_does_not_do_is_said(fields, change, reason):
   known = {"m": 64, "n": 256, "dtype": "bfloat16", "out_dtype": "bfloat16"}
   problem = Problem(k=256, **known | fields)
-  assert reason in sm90_dense.is_legal(changed(LAST_WAVE, **change), problem)
+  assert reason in sm90_legal.is_legal(changed(LAST_WAVE, **change), problem)
 
 
 def test_a_split_tail_has_the_same_bits_every_time():
@@ -715,4 +715,4 @@ def test_what_is_loaded_of_a_tile():
 def test_what_pieces_a_tile_does_not_have_is_said(fields, change, reason):
   known = {"dtype": "bfloat16", "out_dtype": "bfloat16"} | fields
   problem = Problem(m=64, n=96, k=256, **known)
-  assert reason in sm90_dense.is_legal(changed(NARROW, **change), problem)
+  assert reason in sm90_legal.is_legal(changed(NARROW, **change), problem)

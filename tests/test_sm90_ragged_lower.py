@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_ragged
+from pallas_gemm.kernels import sm90_legal
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import fitted, grouped
 from tests.support import ragged_kernels
@@ -42,7 +42,7 @@ def _legal(problem: Problem) -> list[Config]:
     return [
       config
       for config in grouped.candidates(problem)
-      if sm90_ragged.is_legal(config, problem) is None
+      if sm90_legal.is_legal(config, problem) is None
     ]
 
 

@@ -14,7 +14,7 @@ import sys
 import pytest
 
 from pallas_gemm import tuning, version
-from pallas_gemm.kernels import epilogues, sm90_dense
+from pallas_gemm.kernels import epilogues, sm90_legal
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import cache, model
 
@@ -132,7 +132,9 @@ def test_another_kernel_is_not_found(monkeypatch, tmp_path):
     if text is not None:
       (tmp_path / folder).mkdir()
       for source in cache._SOURCES:
-        (tmp_path / folder / source).write_text(text)
+        path = tmp_path / folder / source
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
     with monkeypatch.context() as patch:
       patch.setattr(cache, "_KERNELS", tmp_path / folder)
       for c in caches:
@@ -149,7 +151,11 @@ def test_the_kernels_sources_are_where_the_cache_looks():
   """A source that is forgotten would leave outdated configs in use."""
   folder = pathlib.Path(epilogues.__file__).parent
   assert folder == cache._KERNELS
-  sources = {path.name for path in folder.glob("sm90_*.py")}
+  sources = {
+    str(path.relative_to(folder))
+    for pattern in ("sm90_*.py", "sm90/*.py")
+    for path in folder.glob(pattern)
+  }
   assert set(cache._SOURCES) == sources | {"epilogues.py"}
 
 
@@ -547,7 +553,7 @@ def test_resolve_in_order(modelled, warnings_):
 
 def test_a_measured_config_that_is_illegal_now(modelled, warnings_):
   illegal = Config(stages=1)
-  assert sm90_dense.is_legal(illegal, PROBLEM)
+  assert sm90_legal.is_legal(illegal, PROBLEM)
   cache.store(PROBLEM, illegal, 1e-4)
   assert tuning.resolve(PROBLEM) == Config()
   assert tuning.resolve(PROBLEM) == Config()

@@ -10,7 +10,7 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm import hardware, tuning
-from pallas_gemm.kernels import sm90_ragged
+from pallas_gemm.kernels import sm90_legal
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import autotune, cache, grouped, trial
 from pallas_gemm.tuning.grouped_trial import GroupedTrial
@@ -49,7 +49,7 @@ PROBLEMS = {
 def test_the_choice_is_legal(name):
   problem = PROBLEMS[name]
   config = tuning.resolve(problem)
-  assert sm90_ragged.is_legal(config, problem) is None
+  assert sm90_legal.is_legal(config, problem) is None
   assert config == grouped.choose(problem)
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from pallas_gemm import hardware, tuning
-from pallas_gemm.kernels import sm90_dense
+from pallas_gemm.kernels import sm90_legal
 from pallas_gemm.kernels import sm90_plan as plan
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.tuning import (
@@ -79,9 +79,9 @@ PROBLEMS = (
 @pytest.mark.parametrize("case", PROBLEMS, ids=str)
 def test_the_choice_is_legal_and_first_of_the_candidates(case):
   config = model.choose(case)
-  assert sm90_dense.is_legal(config, case) is None
+  assert sm90_legal.is_legal(config, case) is None
   legal = [
-    c for c in model.candidates(case) if sm90_dense.is_legal(c, case) is None
+    c for c in model.candidates(case) if sm90_legal.is_legal(c, case) is None
   ]
   assert config == legal[0]
   assert len(legal) == len(set(legal)) >= 1
@@ -216,7 +216,7 @@ def test_short_sums_are_stored_as_they_are():
   ids=str,
 )
 def test_consumers_ping_pong_where_sums_are_short(case):
-  """By measured times, see `sm90_dense`."""
+  """By measured times, see `sm90.launch`."""
   config = model.choose(case)
   assert config.split == "pingpong"
   assert config.stages >= 2 * plan.slabs_of_a_work_tile(case, config)
@@ -380,7 +380,7 @@ def test_a_batch_invariant_config_is_for_any_rows(n, k):
   }
   (config,) = found
   for case in (problem(m, n, k) for m in (1, 128, 512, 65536)):
-    assert sm90_dense.is_legal(config, case) is None
+    assert sm90_legal.is_legal(config, case) is None
   assert config.cluster_m == config.cluster_n == 1
 
 
@@ -457,7 +457,7 @@ def test_small_vectors_are_left_to_xlas_reduction(n, k, fields, is_left):
 @pytest.mark.parametrize("m", (1, 64, 300))
 def test_many_small_products_have_a_config(m, batch):
   case = problem(m, 64, 64, batch=batch, batched_a=batch > 1)
-  assert sm90_dense.is_legal(model.choose(case), case) is None
+  assert sm90_legal.is_legal(model.choose(case), case) is None
 
 
 def test_clusters_whose_tiles_would_lie_outside_are_not_tried():
@@ -525,7 +525,7 @@ def test_the_model_agrees_with_what_was_measured():
       key = row["run"], json.dumps(row["problem"])
       config, case = Config(**row["config"]), problem(**row["problem"])
       # What was slow may no longer be legal.
-      if config.split == "pingpong" and sm90_dense.is_legal(config, case):
+      if config.split == "pingpong" and sm90_legal.is_legal(config, case):
         continue
       measured[key].append((config, row["us"]))
       xla[key] = row["xla_us"]

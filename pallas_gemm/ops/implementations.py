@@ -174,7 +174,7 @@ def sm90_config(x: Operands, spec: Spec) -> tuning.Config:
 
 def sm90(x: Operands, spec: Spec) -> Sequence[jax.Array]:
   """The Hopper kernel; interpreted where the target is no GPU."""
-  from pallas_gemm.kernels import sm90_dense, sm90_ragged
+  from pallas_gemm.kernels.sm90 import launch
 
   how = {
     "problem": problem_of(x, spec),
@@ -185,14 +185,14 @@ def sm90(x: Operands, spec: Spec) -> Sequence[jax.Array]:
   with jax.enable_x64(False):
     if spec.ragged:
       how |= {"b_up": x.b_up, "bias": x.bias}
-      return sm90_ragged.matmul(x.a, x.b, x.offsets, **how)
+      return launch.grouped(x.a, x.b, x.offsets, **how)
     batch, m, n, _, _ = spec.sizes(x)
     if _is_column(x, spec):
       x = _as_row(x, spec)
     for name, factor in (("alpha", x.alpha), ("beta", x.beta)):
       how[name] = 1.0 if factor is None else factor
     how |= {"b_up": x.b_up, "bias": x.bias, "c": x.c}
-    outs = sm90_dense.matmul(x.a, x.b, **how)
+    outs = launch.dense(x.a, x.b, **how)
   return [out.reshape(batch, m, n) for out in outs]
 
 

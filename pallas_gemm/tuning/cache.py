@@ -50,16 +50,21 @@ FORMAT = "pallas_gemm.tuning/1"
 _KERNELS = pathlib.Path(__file__).parents[1] / "kernels"
 _SOURCES = (
   "epilogues.py",
-  "sm90_dense.py",
-  "sm90_body.py",
-  "sm90_epilogue.py",
+  "sm90/__init__.py",
+  "sm90/block.py",
+  "sm90/consumer.py",
+  "sm90/epilogue.py",
+  "sm90/groups.py",
+  "sm90/interim_plan.py",
+  "sm90/launch.py",
+  "sm90/mainloops.py",
+  "sm90/producer.py",
+  "sm90/schedule.py",
+  "sm90/stores.py",
   "sm90_legal.py",
   "sm90_memory.py",
   "sm90_plan.py",
-  "sm90_ragged.py",
-  "sm90_schedule.py",
   "sm90_scratch.py",
-  "sm90_stores.py",
 )
 
 

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm.kernels import sm90_ragged
 from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90 import launch
 from pallas_gemm.tuning import trial
 
 # Groups whose results are checked.
@@ -63,7 +63,7 @@ class GroupedTrial(trial.Trial):
 
   def _kernel(self, config: Config) -> Callable[..., trial.Results]:
     return functools.partial(
-      sm90_ragged.matmul,
+      launch.grouped,
       problem=self.case.problem,
       config=config,
       activation=self.case.activation,

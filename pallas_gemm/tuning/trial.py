@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gemm import numerics
-from pallas_gemm.kernels import sm90_dense
 from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90 import launch
 
 Results = tuple[jax.Array, ...]
 
@@ -119,7 +119,7 @@ class Trial:
 
   def _kernel(self, config: Config) -> Callable[..., Results]:
     return functools.partial(
-      sm90_dense.matmul,
+      launch.dense,
       problem=self.case.problem,
       config=config,
       alpha=self.case.alpha,

@@ -1,0 +1,1 @@
+"""The Hopper kernels; `launch.dense` and `launch.grouped` run them."""
