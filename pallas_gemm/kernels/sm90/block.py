@@ -25,17 +25,17 @@ class Operands(NamedTuple):
   """What a kernel is given: arrays, and in the kernel references to them.
 
   Attributes:
+    tables: of groups, `groups.schedule_tables`.
     a: A, of every product of a batch or of all.
     b: B likewise; of a gated product both.
-    tables: of groups, `groups.schedule_tables`.
     edges: of groups along K, `groups.edge_rows` of A and of each B.
     alpha, beta: [1]; None if there is none, or if it is compiled in.
     bias, c: None if there is none.
   """
 
+  tables: Any
   a: Any
   b: Any
-  tables: Any = ()
   edges: Any = ()
   alpha: Any = None
   beta: Any = None

@@ -115,6 +115,7 @@ def dense(
     a, b = b, a
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
   operands = Operands(
+    tables=(),
     a=_matrices(a, a_shape, p.batched_a),
     b=[_matrices(x, b_shape, p.batched_b) for x in (b, b_up) if x is not None],
   )
@@ -178,7 +179,7 @@ def grouped(
     _padded(a, a_shape),
     *(_padded(x, b_shape) for x in (b, b_up) if x is not None),
   )
-  operands = Operands(a, b, tables=groups.schedule_tables(plan, offsets))
+  operands = Operands(groups.schedule_tables(plan, offsets), a, b)
   if p.ragged == "k":
     edges = [groups.edge_rows(x, offsets, config.block_k) for x in (a, *b)]
     operands = operands._replace(edges=edges)
