@@ -16,7 +16,7 @@ from pallas_gemm import hardware
 from pallas_gemm.kernels import sm90_legal
 from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.kernels.sm90 import groups as grouped
-from pallas_gemm.kernels.sm90.interim_plan import Plan
+from pallas_gemm.kernels.sm90.plan import Plan
 from tests.support import oldest, problems, ragged_kernels
 
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)

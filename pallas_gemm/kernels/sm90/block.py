@@ -17,8 +17,8 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat
 from pallas_gemm.kernels.sm90 import groups, schedule
-from pallas_gemm.kernels.sm90.interim_plan import Plan
-from pallas_gemm.kernels.sm90_plan import WGMMA_ROWS
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.kernels.sm90.tiling import WGMMA_ROWS
 
 
 class Operands(NamedTuple):

@@ -18,7 +18,7 @@ from pallas_gemm.kernels.sm90.epilogue import Epilogue
 from pallas_gemm.kernels.sm90.mainloops import FromShared, Mainloop
 from pallas_gemm.kernels.sm90.schedule import WorkTile
 from pallas_gemm.kernels.sm90.stores import Stores
-from pallas_gemm.kernels.sm90_plan import REGISTERS
+from pallas_gemm.kernels.sm90.tiling import REGISTERS
 
 
 def consume(block: Block, compute: Callable[..., list[jax.Array]]) -> None:

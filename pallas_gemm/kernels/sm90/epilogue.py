@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from pallas_gemm.kernels.sm90.block import Block
 from pallas_gemm.kernels.sm90.schedule import WorkTile
-from pallas_gemm.kernels.sm90_plan import WGMMA_ROWS
+from pallas_gemm.kernels.sm90.tiling import WGMMA_ROWS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,7 +37,8 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.kernels.sm90.interim_plan import Plan
+from pallas_gemm.kernels.sm90.layout import ATOM_ROWS
+from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.schedule import (
   NO_SUM,
   Index,
@@ -46,7 +47,6 @@ from pallas_gemm.kernels.sm90.schedule import (
   corner,
   snake,
 )
-from pallas_gemm.kernels.sm90_plan import ATOM_ROWS
 
 # Times the mean that the largest group along K has, from which half of the
 # blocks start with the small groups. On an H200, of 256 groups the largest 42

@@ -59,14 +59,16 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.kernels import epilogues, sm90_legal
-from pallas_gemm.kernels.problem import Config, Problem
-from pallas_gemm.kernels.sm90 import groups
+from pallas_gemm.kernels import epilogues
+from pallas_gemm.kernels.sm90 import groups, legal
 from pallas_gemm.kernels.sm90.block import Block, Operands, Results, Shared
+from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.consumer import consume
-from pallas_gemm.kernels.sm90.interim_plan import Plan
+from pallas_gemm.kernels.sm90.layout import round_up
+from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.producer import produce
-from pallas_gemm.kernels.sm90_plan import DIRECT, cdiv
+from pallas_gemm.kernels.sm90.tiling import DIRECT
+from pallas_gemm.problem import Problem
 
 # A function of float32, elementwise.
 Activation = Callable[[jax.Array], jax.Array]
@@ -185,7 +187,7 @@ def grouped(
     operands = operands._replace(edges=edges)
   if bias is not None:
     step = 16 // bias.dtype.itemsize  # of strides that TMA takes
-    shape = bias.shape[0], cdiv(bias.shape[1], step) * step
+    shape = bias.shape[0], round_up(bias.shape[1], step)
     operands = operands._replace(bias=_padded(bias, shape))
   epilogue = _epilogue(plan, activation)
   is_approximate = epilogues.is_approximate(activation, p)
@@ -194,9 +196,10 @@ def grouped(
 
 
 def _legal_plan(problem: Problem, config: Config) -> Plan:
-  if reason := sm90_legal.is_legal(config, problem):
+  plan = Plan.of(problem, config)
+  if reason := legal.reason(plan):
     raise NotImplementedError(reason)
-  return Plan.of(problem, config)
+  return plan
 
 
 def _epilogue(
@@ -301,8 +304,7 @@ def _result_types(plan: Plan) -> Results:
   ]
   rows, columns = plan.grid[0] * cfg.block_m, cfg.tail_columns * cfg.block_n
   part = jax.ShapeDtypeStruct((cfg.tail_split_k, rows, columns), jnp.float32)
-  products = 2 if p.gated else 1
-  return Results(out, [part] * products if cfg.tail_columns else [])
+  return Results(out, [part] * plan.products if cfg.tail_columns else [])
 
 
 def _dense_results(plan: Plan, outs: Sequence[jax.Array]) -> list[jax.Array]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pallas_gemm.kernels.sm90 import groups
 from pallas_gemm.kernels.sm90.block import Block, on_one_warp, window
-from pallas_gemm.kernels.sm90_plan import REGISTERS
+from pallas_gemm.kernels.sm90.tiling import REGISTERS
 
 
 def produce(block: Block) -> None:

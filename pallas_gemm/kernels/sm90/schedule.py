@@ -17,9 +17,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.kernels.problem import Config
-from pallas_gemm.kernels.sm90.interim_plan import Plan
-from pallas_gemm.kernels.sm90_plan import cdiv
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.layout import cdiv
+from pallas_gemm.kernels.sm90.plan import Plan
 
 Index = int | jax.Array
 

@@ -36,7 +36,7 @@ from pallas_gemm import compat
 from pallas_gemm.kernels.sm90.block import Block, window
 from pallas_gemm.kernels.sm90.epilogue import Epilogue
 from pallas_gemm.kernels.sm90.schedule import Place, WorkTile, no_place
-from pallas_gemm.kernels.sm90_plan import DIRECT, WGMMA_ROWS
+from pallas_gemm.kernels.sm90.tiling import DIRECT, WGMMA_ROWS
 
 # Rows that are stored at a time where TMA can't.
 _ROWS_AT_ONCE = 8
