@@ -177,14 +177,12 @@ def grouped(
   """
   plan = _legal_plan(problem, config)
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
-  a, *b = (
-    _padded(a, a_shape),
-    *(_padded(x, b_shape) for x in (b, b_up) if x is not None),
-  )
-  operands = Operands(groups.schedule_tables(plan, offsets), a, b)
+  a = _padded(a, a_shape)
+  b = [_padded(x, b_shape) for x in (b, b_up) if x is not None]
+  edges = []
   if p.ragged == "k":
     edges = [groups.edge_rows(x, offsets, config.block_k) for x in (a, *b)]
-    operands = operands._replace(edges=edges)
+  operands = Operands(groups.schedule_tables(plan, offsets), a, b, edges)
   if bias is not None:
     step = 16 // bias.dtype.itemsize  # of strides that TMA takes
     shape = bias.shape[0], round_up(bias.shape[1], step)
