@@ -169,15 +169,6 @@ def test_one_work_tile_a_block(shape, epilogue):
   assert "mosaic_gpu" in _lower(problem, config), config
 
 
-def test_one_stage_is_for_one_slab_a_block():
-  """A slot that is refilled needs another, to be read in the meantime."""
-  config = dataclasses.replace(CONFIG, stages=1)
-  for k, n, want in ((64, 64, None), (65, 64, "2"), (64, 1 << 16, "2")):
-    problem = _problem((64, n, k), "nn", "bfloat16", {})
-    reason = sm90_dense.is_legal(config, problem)
-    assert reason == (want and f"stages must be at least {want}, got 1")
-
-
 @pytest.mark.parametrize("epilogue", _EPILOGUES, ids=str)
 @pytest.mark.parametrize("out_dtype", ("bfloat16", "float32"))
 @pytest.mark.parametrize("slabs", (1, 2))
@@ -192,28 +183,6 @@ def test_consumers_that_ping_pong(slabs, out_dtype, epilogue):
       if c.split == "pingpong" and sm90_dense.is_legal(c, problem) is None
     )
     assert "mosaic_gpu" in _lower(problem, config), config
-
-
-def test_which_configs_have_consumers_that_ping_pong():
-  config = dataclasses.replace(
-    CONFIG, consumers=2, split="pingpong", stages=4, tail_columns=0
-  )
-  for k, changes, want in (
-    (128, {}, None),
-    (192, {}, "with pingpong stages must be 6 or more, got 4"),
-    (64, {"stages": 3}, "a multiple of the consumers, at least two, got 3"),
-    (64, {"consumers": 1}, "at least two, got 4 and 1"),
-    (
-      128,
-      {"split_k": 2},
-      "pingpong takes no split_k and no split of the last wave",
-    ),
-    (64, {"split": "k"}, "split m, n or pingpong, got 2 and 'k'"),
-  ):
-    problem = _problem((256, 1024, k), "nn", "bfloat16", {})
-    changed = dataclasses.replace(config, **changes)
-    reason = sm90_dense.is_legal(changed, problem)
-    assert reason is None if want is None else want in reason
 
 
 @pytest.mark.parametrize("epilogue", _EPILOGUES[:3], ids=str)

@@ -11,7 +11,6 @@ import dataclasses
 import jax
 import pytest
 
-from pallas_gemm import hardware
 from pallas_gemm.kernels import (
   sm90_body,
   sm90_dense,
@@ -20,7 +19,13 @@ from pallas_gemm.kernels import (
   sm90_stores,
 )
 from pallas_gemm.kernels.problem import Config, Problem
-from tests.support import dense, interpret, mutations, ragged_kernels
+from tests.support import (
+  dense,
+  interpret,
+  mutations,
+  problems,
+  ragged_kernels,
+)
 
 BUGS = [
   bug
@@ -202,7 +207,7 @@ CLEAN = {
 @pytest.fixture(autouse=True)
 def few_sms(monkeypatch):
   """A persistent grid of fewer blocks than there are tiles."""
-  monkeypatch.setattr(hardware, "sm_count", lambda: 2)
+  problems.assume_sms(monkeypatch, 2)
 
 
 def _run(problem: Problem, config: Config) -> tuple[bool, bool]:
@@ -249,7 +254,7 @@ def test_free_of_races(name):
 
 def test_a_last_wave_of_one_work_tile_a_block_is_free_of_races(monkeypatch):
   problem, config = dataclasses.replace(LAST_WAVE[0], m=64), LAST_WAVE[1]
-  monkeypatch.setattr(hardware, "sm_count", lambda: 4)
+  problems.assume_sms(monkeypatch, 4)
   assert sm90_plan.work_tiles_of_a_block(problem, config) == 1
   assert _run(problem, config) == (True, False)
 
@@ -293,7 +298,7 @@ COMES_TO = {
 @pytest.mark.mutation
 @pytest.mark.parametrize("bug", [_parameter(bug) for bug in BUGS])
 def test_a_planted_bug_is_caught(bug, monkeypatch):
-  monkeypatch.setattr(hardware, "sm_count", lambda: 1)
+  problems.assume_sms(monkeypatch, 1)
   planted = mutations.Planted(bug, monkeypatch)
   first = COMES_TO.get((bug.module, *bug.key[:2]), EXAMPLES[0])
   for example in sorted(EXAMPLES, key=lambda x: x is not first):
@@ -331,7 +336,7 @@ REWRITES = {
 @pytest.mark.mutation
 @pytest.mark.parametrize("name", REWRITES)
 def test_a_wrong_order_is_caught(name, monkeypatch):
-  monkeypatch.setattr(hardware, "sm_count", lambda: 1)
+  problems.assume_sms(monkeypatch, 1)
   problem, rewrites = REWRITES[name]
   mutations.plant_rewrite(sm90_stores.Stores, rewrites, monkeypatch)
   # The body has a name of its own for it.

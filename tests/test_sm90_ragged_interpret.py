@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_gemm import hardware
 from pallas_gemm.kernels import sm90_plan, sm90_ragged
 from pallas_gemm.kernels.problem import Config, Problem
 from tests.support import oldest, problems, ragged_kernels
@@ -140,7 +139,7 @@ CASES = (
 @pytest.fixture(autouse=True)
 def two_sms(monkeypatch):
   """A persistent grid of fewer blocks than there are tiles."""
-  monkeypatch.setattr(hardware, "sm_count", lambda: 2)
+  problems.assume_sms(monkeypatch, 2)
 
 
 @pytest.mark.parametrize("found", oldest.every_other(CASES))
