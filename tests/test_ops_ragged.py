@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from pallas_gemm import hardware, tuning
+from pallas_gemm import tuning
 from pallas_gemm.ops import grouped
-from tests.support import products, ragged
+from tests.support import problems, products, ragged
 from tests.support.products import normal
 from tests.support.ragged import Case
 
@@ -253,8 +253,7 @@ def test_same_inputs_same_bits():
 @pytest.fixture(name="few_sms")
 def _few_sms(monkeypatch):
   """A persistent grid of few blocks."""
-  gpu = dataclasses.replace(hardware.current(), sm_count=2)
-  monkeypatch.setattr(hardware, "current", lambda: gpu)
+  problems.assume_sms(monkeypatch, 2)
 
 
 SM90 = {

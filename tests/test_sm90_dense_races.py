@@ -11,9 +11,6 @@ import dataclasses
 import jax
 import pytest
 
-from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_legal, sm90_plan
-from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.kernels.sm90 import (
   block,
   consumer,
@@ -21,7 +18,16 @@ from pallas_gemm.kernels.sm90 import (
   producer,
   stores,
 )
-from tests.support import dense, interpret, mutations, ragged_kernels
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
+from tests.support import (
+  dense,
+  interpret,
+  mutations,
+  problems,
+  ragged_kernels,
+)
 
 BUGS = [
   bug
@@ -203,12 +209,11 @@ CLEAN = {
 @pytest.fixture(autouse=True)
 def few_sms(monkeypatch):
   """A persistent grid of fewer blocks than there are tiles."""
-  monkeypatch.setattr(hardware, "sm_count", lambda: 2)
+  problems.assume_sms(monkeypatch, 2)
 
 
 def _run(problem: Problem, config: Config) -> tuple[bool, bool]:
   """Whether numbers are right, and whether races were found."""
-  assert sm90_legal.is_legal(config, problem) is None
   run, check = (_grouped if problem.ragged else _dense)(problem, config)
   with interpret.interpreted(detect_races=True) as report:
     outs = jax.block_until_ready(run())
@@ -250,8 +255,8 @@ def test_free_of_races(name):
 
 def test_a_last_wave_of_one_work_tile_a_block_is_free_of_races(monkeypatch):
   problem, config = dataclasses.replace(LAST_WAVE[0], m=64), LAST_WAVE[1]
-  monkeypatch.setattr(hardware, "sm_count", lambda: 4)
-  assert sm90_plan.work_tiles_of_a_block(problem, config) == 1
+  problems.assume_sms(monkeypatch, 4)
+  assert Plan.of(problem, config).work_tiles_of_a_block == 1
   assert _run(problem, config) == (True, False)
 
 
@@ -294,7 +299,7 @@ COMES_TO = {
 @pytest.mark.mutation
 @pytest.mark.parametrize("bug", [_parameter(bug) for bug in BUGS])
 def test_a_planted_bug_is_caught(bug, monkeypatch):
-  monkeypatch.setattr(hardware, "sm_count", lambda: 1)
+  problems.assume_sms(monkeypatch, 1)
   planted = mutations.Planted(bug, monkeypatch)
   first = COMES_TO.get((bug.module, *bug.key[:2]), EXAMPLES[0])
   for example in sorted(EXAMPLES, key=lambda x: x is not first):
@@ -332,7 +337,7 @@ REWRITES = {
 @pytest.mark.mutation
 @pytest.mark.parametrize("name", REWRITES)
 def test_a_wrong_order_is_caught(name, monkeypatch):
-  monkeypatch.setattr(hardware, "sm_count", lambda: 1)
+  problems.assume_sms(monkeypatch, 1)
   problem, rewrites = REWRITES[name]
   mutations.plant_rewrite(stores.Stores, rewrites, monkeypatch)
   # The consumer has a name of its own for it.

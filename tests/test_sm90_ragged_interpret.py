@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_legal
-from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.kernels.sm90 import groups as grouped
+from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
 from tests.support import oldest, problems, ragged_kernels
 
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)
@@ -142,13 +142,12 @@ CASES = (
 @pytest.fixture(autouse=True)
 def two_sms(monkeypatch):
   """A persistent grid of fewer blocks than there are tiles."""
-  monkeypatch.setattr(hardware, "sm_count", lambda: 2)
+  problems.assume_sms(monkeypatch, 2)
 
 
 @pytest.mark.parametrize("found", oldest.every_other(CASES))
 def test_values(found):
   p = found.problem
-  assert sm90_legal.is_legal(found.config, p) is None
   x = ragged_kernels.operands(p, seed=p.m + p.n + p.k)
   outs = ragged_kernels.run(p, found.config, x, found.offsets, found.activation)
   ragged_kernels.assert_right(outs, p, x, found.offsets, found.activation)
@@ -259,7 +258,7 @@ REFUSED = {
 def test_what_is_not_legal(name):
   problem, change, word = REFUSED[name]
   config = dataclasses.replace(SMALL, **change)
-  assert word in sm90_legal.is_legal(config, problem)
+  assert word in legal.reason(Plan.of(problem, config))
   with pytest.raises(NotImplementedError, match=word):
     x = ragged_kernels.operands(problem)
     ragged_kernels.run(problem, config, x, (0, 30, 70))

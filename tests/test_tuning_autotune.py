@@ -13,8 +13,9 @@ import pytest
 import pallas_gemm
 from pallas_gemm import compat, hardware, tuning
 from pallas_gemm.kernels import epilogues
-from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.kernels.sm90 import launch
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import autotune, cache, measure, model, trial
 
 PROBLEM = Problem(m=96, n=80, k=72, dtype="bfloat16", out_dtype="bfloat16")

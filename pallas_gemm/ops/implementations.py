@@ -141,10 +141,10 @@ def _in_words(x: Operands, spec: Spec) -> str:
 
 
 def _sm90_refuses(spec: Spec, x: Operands) -> str | None:
-  from pallas_gemm.kernels import sm90_legal
+  from pallas_gemm.kernels.sm90 import legal
 
   dtypes = x.a.dtype.name, x.b.dtype.name, jnp.dtype(spec.out_dtype).name
-  return sm90_legal.refuses(*dtypes, spec.precision)
+  return legal.refuses(*dtypes, spec.precision)
 
 
 def sm90_config(x: Operands, spec: Spec) -> tuning.Config:
@@ -154,14 +154,15 @@ def sm90_config(x: Operands, spec: Spec) -> tuning.Config:
     NotImplementedError: it can't, or XLA is expected to be faster.
     ValueError: the user's config is not legal.
   """
-  from pallas_gemm.kernels import sm90_legal
+  from pallas_gemm.kernels.sm90 import legal
+  from pallas_gemm.kernels.sm90.plan import Plan
   from pallas_gemm.tuning import left_to_xla
 
   problem = problem_of(x, spec)
-  if reason := sm90_legal.wrong_gpu():
+  if reason := legal.wrong_gpu():
     raise NotImplementedError(reason)
   if isinstance(spec.config, tuning.Config):
-    if reason := sm90_legal.is_legal(spec.config, problem):
+    if reason := legal.reason(Plan.of(problem, spec.config)):
       raise ValueError(f"config can't compute this product: {reason}")
     return spec.config
   config = tuning.resolve(problem, batch_invariant=spec.batch_invariant)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pallas_gemm import compat, numerics
-from pallas_gemm.kernels.problem import Side
+from pallas_gemm.problem import Side
 
 _UNSHARDED = PartitionSpec()
 # For dimensions that have no letter of their own: those of a folded or grouped

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.kernels.sm90 import launch
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.problem import Problem
 from tests.support import products
 
 Arrays = dict[str, jax.Array]

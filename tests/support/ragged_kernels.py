@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm.kernels.problem import Config, Problem
 from pallas_gemm.kernels.sm90 import launch
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.problem import Problem
 from tests.support import products
 
 Arrays = dict[str, jax.Array]

@@ -57,7 +57,7 @@ class Barrier(NamedTuple):
   over: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Plan(Tiling):
   """A tiling and what the kernel has in memory.
 
@@ -126,7 +126,6 @@ class Plan(Tiling):
     """
     return (
       self.problem.c_dtype == self.problem.out_dtype
-      and not self.by_rows
       and len(self.subtiles) <= self.config.epilogue_buffers
       and self.has_room_to_defer
     )

@@ -48,7 +48,7 @@ class Extent(NamedTuple):
   start: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Tiling:
   """How a problem is cut up; properties are computed when first read.
 
@@ -267,9 +267,12 @@ class Tiling:
 
   @functools.cached_property
   def _subtiles_with_room(self) -> int:
-    """A consumer's subtiles with room beside the next tile's accumulators."""
+    """A consumer's subtiles that can wait beside the next tile's accumulators.
+
+    None if TMA can't store them.
+    """
     cfg = self.config
-    if self.pingpong > 1 or cfg.split_k > 1:
+    if self.pingpong > 1 or cfg.split_k > 1 or self.by_rows:
       return 0
     accumulators = cfg.block_m * cfg.block_n // (THREADS * cfg.consumers)
     room = REGISTERS[cfg.consumers][1] - _OTHER_REGISTERS
@@ -300,12 +303,11 @@ class Tiling:
   def deferred(self) -> int:
     """Subtiles of a consumer that wait until the next work tile is under way.
 
-    The last ones, in registers. None if no work tile follows, or if TMA can't
-    store them.
+    The last ones, in registers. None if no work tile follows.
     """
-    if self.work_tiles_of_a_block == 1 or self.by_rows:
+    if self.work_tiles_of_a_block == 1 or self.stored_at_once == 1:
       return 0
-    return self._subtiles_with_room if self.stored_at_once < 1 else 0
+    return self._subtiles_with_room
 
 
 # The cost model asks for dozens of configs.
