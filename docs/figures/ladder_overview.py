@@ -7,8 +7,8 @@ its own. The dashed line is what jnp.dot does in the same precision.
 from matplotlib.figure import Figure
 
 from docs.figures.style import SMALL, Style, chart, drawn
+from experiments.harness import ladder_tables, tables
 from experiments.harness import rows as rows_lib
-from experiments.harness import tables
 from pallas_gemm import ladder
 
 SIZE = 4096
@@ -16,7 +16,7 @@ SIZE = 4096
 
 def speeds() -> list[tuple[str, list[tuple[ladder.Rung, float]], float]]:
   """(precision, [(rung, TFLOP/s)], jnp.dot's TFLOP/s) of both halves."""
-  rows = tables.newest(
+  rows = ladder_tables.newest(
     rows_lib.read(rows_lib.RESULTS / "nvidia_h200/ladder.jsonl")
   )
   found = []

@@ -14,8 +14,8 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from docs.figures.style import SMALL, Style, chart, drawn
+from experiments.harness import ladder_tables
 from experiments.harness import rows as rows_lib
-from experiments.harness import tables
 from pallas_gemm import hardware, ladder
 from pallas_gemm import roofline as roofline_lib
 from pallas_gemm.ladder import contract, traffic
@@ -39,7 +39,7 @@ _PLACES = {
 
 def measured() -> list[tuple[ladder.Rung, float, float]]:
   """(rung, FLOP/byte modelled, TFLOP/s measured) of the twelve."""
-  rows = tables.newest(
+  rows = ladder_tables.newest(
     rows_lib.read(rows_lib.RESULTS / "nvidia_h200/ladder.jsonl")
   )
   gpu = hardware.lookup(GPU)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import os
 from typing import Any
 
-from experiments.harness import counter_tables, plots, tables
+from experiments.harness import counter_tables, ladder_tables, plots, tables
 
 RowDict = Mapping[str, Any]
 Path = str | os.PathLike[str]
@@ -181,7 +181,7 @@ def _stack(
 
 def _name_rungs(ax, rows: Sequence[RowDict]) -> None:
   """Rungs along the shared axis, the first on top."""
-  names = [f"{counter_tables.label(row)}  {row['kernel']}" for row in rows]
+  names = [f"{ladder_tables.label(row)}  {row['kernel']}" for row in rows]
   ax.set_yticks(range(len(rows)), names)
   ax.set_ylim(len(rows) - 0.4, -0.6)
 

@@ -67,7 +67,7 @@ def histogram(
         left, count, width=right - left, align="edge", color=colour,
         edgecolor=page, linewidth=0.8,
     )  # fmt: skip
-  device = tables.short_name(found[0]["device"])
+  device = tables.short_name(found[0])
   ax.set(xscale="log", ylabel="cases", xlabel=f"speed over jnp.dot, {device}")
   marks = [0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4, 6, 10]
   ax.xaxis.set_major_locator(ticker.FixedLocator(marks))
@@ -123,7 +123,7 @@ def small_m(rows: Sequence[RowDict], path: str | os.PathLike[str]) -> None:
     ValueError: no such case was timed.
     ImportError: matplotlib is not installed.
   """
-  groups = tables.by_suite(dense_tables.small_m(rows))
+  groups = tables.grouped(dense_tables.small_m(rows), tables.suite)
   if not groups:
     raise ValueError("no small batch was timed; there is nothing to draw")
   plt = plots.pyplot()

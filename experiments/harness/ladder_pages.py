@@ -3,13 +3,20 @@
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import functools
-import itertools
 import pathlib
 from typing import Any
 
-from experiments.harness import cli, plots, report, suites, tables
+from experiments.harness import (
+  cli,
+  ladder_tables,
+  plots,
+  report,
+  suites,
+  tables,
+)
 from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
+from experiments.harness.tables import RowDict
 from pallas_gemm import hardware
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract, traffic
@@ -19,15 +26,12 @@ SWEEP = "sweep"
 
 
 def print_table(
-  console: console_lib.Console, title: str, rows: Sequence[dict[str, Any]]
+  console: console_lib.Console, title: str, rows: Sequence[RowDict]
 ) -> None:
   """Prints the rungs of one problem, then of the next."""
-  problems = map(tables.ordered, tables.problems(rows))
-  header, cells = tables.summary(list(itertools.chain.from_iterable(problems)))
+  header, cells = ladder_tables.summary(rows)
   console.line()
-  console.table(
-    title, header, cells, [name for name in header if name not in tables.WORDS]
-  )
+  console.table(title, header, cells, tables.numeric(header))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +43,15 @@ class Device:
   sweep: list[dict[str, Any]]
 
   @classmethod
-  def of(cls, folder: pathlib.Path, rows: Sequence[dict[str, Any]]) -> "Device":
+  def of(cls, folder: pathlib.Path, rows: Sequence[RowDict]) -> "Device":
     """Of rows of both experiments."""
     swept = [row for row in rows if row["experiment"] == SWEEP]
     others = [row for row in rows if row["experiment"] != SWEEP]
-    return cls(folder, tables.newest(others), tables.newest(swept, failed=True))
+    return cls(
+      folder,
+      ladder_tables.newest(others),
+      ladder_tables.newest(swept, failed=True),
+    )
 
   @classmethod
   def read(cls, folder: pathlib.Path) -> "Device":
@@ -66,29 +74,27 @@ class Device:
   @property
   def figures(self) -> dict[str, Callable[[pathlib.Path], None]]:
     """What draws each plot, by the name of its file."""
-    rows = self.ladder + self.sweep
     try:
-      gpu = hardware.lookup(cli.GPU.value or rows[0]["device"])
+      name = cli.GPU.value or (self.ladder + self.sweep)[0]["device"]
+      gpu = hardware.lookup(name)
     except ValueError:
       gpu = hardware.current()
     counted = rows_lib.read(self.folder / "counters.jsonl")
     moved = functools.partial(bytes_read, counted=counted, gpu=gpu)
-    found = {}
-    if self.ladder:
-      found["ladder.png"] = functools.partial(plots.ladder, self.ladder, gpu)
-      found["roofline.png"] = functools.partial(
-        plots.roofline, self.ladder, gpu, moved
-      )
-    if self.sweep:
-      found["sweep.png"] = functools.partial(plots.sweep, self.sweep)
-    return found
+    draws = {
+      "ladder.png": (plots.ladder, self.ladder, gpu),
+      "roofline.png": (plots.roofline, self.ladder, gpu, moved),
+      "sweep.png": (plots.sweep, self.sweep),
+    }
+    return {
+      name: functools.partial(draw, rows, *more)
+      for name, (draw, rows, *more) in draws.items()
+      if rows
+    }
 
 
 def bytes_read(
-  row: dict[str, Any],
-  level: str,
-  counted: Sequence[dict[str, Any]],
-  gpu: hardware.Gpu,
+  row: RowDict, level: str, counted: Sequence[RowDict], gpu: hardware.Gpu
 ) -> tuple[float | None, bool]:
   """Bytes that a row's kernel read, and whether they were counted.
 
@@ -103,9 +109,7 @@ def bytes_read(
   same = {f: row[f] for f in (*rows_lib.PROBLEM_FIELDS, "config")}
   if counter := rows_lib.find(counted, **same):
     return counter["measured"].get(f"{level}_read_bytes"), True
-  problem = contract.Problem(
-    *(row[f] for f in rows_lib.PROBLEM_FIELDS if f != "kernel")
-  )
+  problem = contract.Problem(*ladder_tables.problem(row))
   try:
     [rung] = cli.parse_rungs(row["kernel"], ladder_lib.LADDER)
     config = rung.config_type(**row["config"])
@@ -147,11 +151,8 @@ def show(console: console_lib.Console, devices: Sequence[Device]) -> None:
   """
   devices = [device for device in devices if device.ladder + device.sweep]
   if not devices:
-    raise cli.FlagError(
-      "no timed rows in"
-      f" {cli.FROM_ROWS.value or cli.OUTPUT_DIR.value or rows_lib.RESULTS};"
-      " measure on a GPU first"
-    )
+    place = cli.FROM_ROWS.value or cli.OUTPUT_DIR.value or rows_lib.RESULTS
+    raise cli.FlagError(f"no timed rows in {place}; measure on a GPU first")
   if cli.PLOT.value:
     for device in devices:
       cli.check_folder(device.folder)
@@ -170,16 +171,15 @@ def update_tables(
   Raises:
     cli.FlagError: no page has such markers.
   """
-  tabled = own_rows(devices)
-  if tabled:
-    text = tables.ladder_markdown(list(tabled.values()))
+  if tabled := own_rows(devices):
+    text = ladder_tables.markdown(list(tabled.values()))
     names = "ladder.png", "roofline.png"
     pictures = [folder / name for folder in tabled for name in names]
     report.update_page(console, EXPERIMENT, text, pictures)
   else:
     sizes = ", ".join(map(str, own_problems()))
     console.line(f"no table of the ladder: none of its rows is of {sizes}")
-  report.update_page(console, "published", tables.published_markdown())
+  report.update_page(console, "published", ladder_tables.published_markdown())
 
 
 def own_problems() -> tuple[suites.Shape, ...]:
@@ -213,6 +213,6 @@ def update_sweep(
     return
   parts = []
   for rows in swept.values():
-    parts += [f"### {rows[0]['device']}", tables.sweep_markdown(rows)]
+    parts += [f"### {rows[0]['device']}", ladder_tables.sweep_markdown(rows)]
   pictures = [folder / "sweep.png" for folder in swept]
   report.update_page(console, SWEEP, "\n\n".join(parts), pictures)

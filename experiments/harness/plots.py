@@ -11,7 +11,7 @@ import os
 import pathlib
 from typing import Any
 
-from experiments.harness import tables
+from experiments.harness import ladder_tables, tables
 from pallas_gemm import hardware
 from pallas_gemm import roofline as roofline_lib
 
@@ -91,7 +91,7 @@ def one_problem_each_kind(
   timed = [row for row in rows if row["tflops"] is not None]
   groups = [
     group
-    for group in tables.problems(timed)
+    for group in ladder_tables.problems(timed)
     if any(row["number"] is not None for row in group)
   ]
   found: list[list[RowDict]] = []
@@ -130,7 +130,7 @@ def ladder(
     raise ValueError("no rung was timed; there is nothing to draw")
   plt = pyplot()
   counts = [
-    sum(not tables.is_dot(row["kernel"]) for row in group) for group in groups
+    sum(not ladder_tables.is_dot(row) for row in group) for group in groups
   ]
   with plt.rc_context(STYLE):
     fig, axes = plt.subplots(
@@ -155,11 +155,11 @@ def ladder(
 
 def _bars(ax, group: Sequence[RowDict], gpu: hardware.Gpu) -> None:
   """One panel: horizontal bars, so that names can be read."""
-  bars = [row for row in group if not tables.is_dot(row["kernel"])]
-  dots = [row for row in group if tables.is_dot(row["kernel"])]
+  bars = [row for row in group if not ladder_tables.is_dot(row)]
+  dots = [row for row in group if ladder_tables.is_dot(row)]
 
   def share(row: RowDict) -> float:
-    return 1e14 * row["tflops"] / tables.peak_flops(row, gpu)
+    return 1e14 * row["tflops"] / ladder_tables.peak_flops(row, gpu)
 
   for line, row in enumerate(bars):
     ax.barh(line, share(row), height=0.74, color=_tone(row))
@@ -192,8 +192,8 @@ def _bars(ax, group: Sequence[RowDict], gpu: hardware.Gpu) -> None:
   first = group[0]
   wide = first["dtype"] == "float32"
   ax.set_title(
-    f"{first['dtype']}, {tables.expression(first)}, {tables.shape(first)};"
-    f" 100 % are {roofline_lib.peak_flops(gpu, first['dtype']) / 1e12:.0f}"
+    f"{first['dtype']}, {ladder_tables.expression(first)},"
+    f" {tables.shape(first)}; 100 % are {roofline_lib.peak_flops(gpu, first['dtype']) / 1e12:.0f}"
     f" TFLOP/s of the {'CUDA' if wide else 'tensor'} cores",
     fontsize=10,
     loc="left",
@@ -214,7 +214,7 @@ def _tone(row: RowDict) -> tuple[float, ...]:
 
 
 def _name(row: RowDict) -> str:
-  return f"{tables.label(row)}  {row['kernel']}".strip()
+  return f"{ladder_tables.label(row)}  {row['kernel']}".strip()
 
 
 def roofline(
@@ -282,8 +282,8 @@ def roofline(
         " squares 16 bits; hollow where bytes are modelled, not counted",
         x=0.01, ha="left", fontsize=11,
     )  # fmt: skip
-    drawn = {tables.label(row): row for _, _, ps in panels for row, _, _ in ps}
-    names = [_name(row) for row in rungs if tables.label(row) in drawn]
+    drawn = {_name(row) for _, _, points in panels for row, _, _ in points}
+    names = [_name(row) for row in rungs if _name(row) in drawn]
     deep = math.ceil(len(names) / (2 * len(panels)))
     fig.supxlabel(
       "\n".join(
@@ -382,7 +382,7 @@ def _label_points(ax, points) -> None:
     for ((x, y), row), height in zip(cluster, heights):
       _label(
         ax,
-        tables.label(row),
+        ladder_tables.label(row),
         (xs[row["kernel"]], row["tflops"]),
         (right - x, height - lower - y),
         GREY,
@@ -478,7 +478,7 @@ def _is_16_bits(dtype: str) -> bool:
 def _over_size(plt, ax, rows: Sequence[RowDict]) -> None:
   """One precision: a line for each kernel, darker for later rungs."""
   lines_: dict[str, list[RowDict]] = {}
-  for row in tables.ordered(rows):
+  for row in ladder_tables.ordered(rows):
     lines_.setdefault(row["kernel"], []).append(row)
   numbers = sorted({row["number"] for row in rows if row["number"] is not None})
   shades = plt.get_cmap("viridis_r")

@@ -74,7 +74,7 @@ def _figure(
   if not rows:
     raise ValueError("no such case was timed; there is nothing to draw")
   plt = plots.pyplot()
-  columns = list(plots.columns(tables.by_suite(rows), _COLUMNS))
+  columns = list(plots.columns(tables.grouped(rows, tables.suite), _COLUMNS))
   height = max(map(plots.lines, columns))
   limit = 1.08 * max(
     x
