@@ -8,8 +8,8 @@ from typing import Any
 
 from experiments.harness import (
   cli,
+  ladder_plots,
   ladder_tables,
-  plots,
   report,
   suites,
   tables,
@@ -82,9 +82,9 @@ class Device:
     counted = rows_lib.read(self.folder / "counters.jsonl")
     moved = functools.partial(bytes_read, counted=counted, gpu=gpu)
     draws = {
-      "ladder.png": (plots.ladder, self.ladder, gpu),
-      "roofline.png": (plots.roofline, self.ladder, gpu, moved),
-      "sweep.png": (plots.sweep, self.sweep),
+      "ladder.png": (ladder_plots.ladder, self.ladder, gpu),
+      "roofline.png": (ladder_plots.roofline, self.ladder, gpu, moved),
+      "sweep.png": (ladder_plots.sweep, self.sweep),
     }
     return {
       name: functools.partial(draw, rows, *more)
