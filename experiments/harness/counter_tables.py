@@ -9,14 +9,19 @@ from experiments.harness import rows as rows_lib
 from experiments.harness.tables import RowDict
 
 # Why a warp does not issue an instruction, in ncu's words, and what it waits
-# for. A warp that is "selected" issues one.
+# for. A warp that is "selected" issues one. Samples by instruction (an H100's
+# waits.jsonl) say what the names stand for in rungs whose threads load nothing:
+# "long_scoreboard" is the wait at an mbarrier, "barrier" also that for wgmma.
 REASONS = {
-  "long_scoreboard": "a value from global memory, or from L2",
+  "long_scoreboard": (
+    "a value from global memory, or from L2 (where TMA loads, an mbarrier: a"
+    " slab, or room for one)"
+  ),
   "short_scoreboard": "a value from shared memory",
   "mio_throttle": "room in the queue to shared memory",
   "lg_throttle": "room in the queue to global memory",
   "tex_throttle": "room in the queue to the texture unit",
-  "barrier": "the other warps at a barrier",
+  "barrier": "the other warps at a barrier, or the end of wgmma",
   "membar": "a memory fence",
   "wait": "the fixed latency of its last instruction",
   "math_pipe_throttle": "an arithmetic pipe that is busy",
