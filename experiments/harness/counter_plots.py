@@ -1,4 +1,7 @@
-"""The two figures of experiments.counters: counts, and what warps wait for."""
+"""The two figures of experiments.counters: counts, and what warps wait for.
+
+Their rows are as `counter_tables.newest` gives them.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,30 +26,22 @@ _PANELS = (
   ("tensor pipe busy, %", "tensor_pipe_percent", 1, False),
   ("issue slots used, %", "issue_active_percent", 1, False),
 )
-_COLUMNS = 4
 
 
 @plots.drawn
 def counters(rows: Sequence[RowDict]):
-  """Draws counters as small multiples: a panel each, a bar a rung.
-
-  Args:
-    rows: as `counter_tables.newest` gives them.
-
-  Raises:
-    ValueError: there are no rows.
-  """
+  """Counters as small multiples: a panel each, a bar a rung."""
   if not rows:
     raise ValueError("no rung was counted; there is nothing to draw")
-  shape = {"nrows": len(_PANELS) // _COLUMNS, "ncols": _COLUMNS}
-  height = 2 * (1.0 + 0.22 * len(rows))
-  fig, axes = plots.panels(13, height, sharey=True, **shape)
+  fig, axes = plots.panels(
+    13, 2 * (1.0 + 0.22 * len(rows)), nrows=2, ncols=4, sharey=True
+  )
   colours = [plots.COLOURS[row["dtype"]] for row in rows]
-  for ax, (title, name, scale, log) in zip(axes.flat, _PANELS, strict=True):
+  for ax, (title, name, scale, log) in zip(axes, _PANELS, strict=True):
     values = [row["measured"].get(name, 0.0) * scale for row in rows]
     _panel(ax, values, colours, log)
-    ax.set_title(title, loc="left", fontsize=10)
-  plots.lines(axes[0, 0], _names(rows))
+    ax.set_title(title)
+  plots.lines(axes[0], _names(rows))
   note = ": fp32 in blue, 16-bit in vermillion"
   plots.title(fig, f"Counters on {_what(rows)}{note}")
   return fig
@@ -73,16 +68,10 @@ def _panel(ax, values: list[float], colours: Sequence[str], log: bool) -> None:
 
 @plots.drawn
 def stalls(rows: Sequence[RowDict]):
-  """Draws what warps wait for: each rung's shares, and how much it is.
+  """What warps wait for: each rung's shares, and how much it is.
 
   Sums differ by a factor of a hundred, so they have a log axis of their own
   beside the shares.
-
-  Args:
-    rows: as `counter_tables.newest` gives them.
-
-  Raises:
-    ValueError: no row tells of stalls.
   """
   shown = counter_tables.largest(rows)
   waits = [counter_tables.grouped(row, shown) for row in rows]
@@ -91,18 +80,18 @@ def stalls(rows: Sequence[RowDict]):
   if not waits:
     raise ValueError("no row tells of stalls; there is nothing to draw")
   totals = [sum(found.values()) for found in waits]
-  height = 1.9 + 0.34 * len(rows)
-  shape = {"ncols": 2, "width_ratios": (3, 1)}
-  fig, (left, right) = plots.panels(12, height, sharey=True, **shape)
+  fig, (left, right) = plots.panels(
+    12, 1.9 + 0.34 * len(rows), ncols=2, sharey=True, width_ratios=(3, 1)
+  )
   _stack(left, waits, totals)
   plots.lines(left, _names(rows))
   _panel(right, totals, [plots.GREY] * len(rows), log=True)
-  left.set_title("share of the stalls, %", loc="left", fontsize=10)
+  left.set_title("share of the stalls, %")
   title = "warps stalled for each\ninstruction issued"
-  right.set_title(title, loc="left", fontsize=10)
+  right.set_title(title)
   fig.legend(
     *left.get_legend_handles_labels(), loc="outside lower center", ncols=5,
-    frameon=False, fontsize=9,
+    fontsize=9,
   )  # fmt: skip
   plots.title(fig, f"What warps wait for on {_what(rows)}")
   return fig

@@ -16,14 +16,7 @@ _LINES = (plots.BLUE, plots.VERMILLION, plots.GREEN, plots.INK)
 
 @plots.drawn
 def ratios(rows: Sequence[RowDict]):
-  """Draws how often an op is so much faster than its baseline, and the worst.
-
-  Args:
-    rows: of one device.
-
-  Raises:
-    ValueError: no case was timed.
-  """
+  """How often an op is so much faster than its baseline, and the worst."""
   if not dense_tables.compared(rows):
     raise ValueError("no case was timed; there is nothing to draw")
   fig, axes = plots.panels(7.6, 7.0, nrows=2, height_ratios=(1, 0.86))
@@ -103,24 +96,17 @@ def bins(speeds: Sequence[float]) -> list[float]:
 
 @plots.drawn
 def small_m(rows: Sequence[RowDict]):
-  """Draws the GB/s of Llama's weights times few tokens, over the tokens.
-
-  Args:
-    rows: of one device.
-
-  Raises:
-    ValueError: no such case was timed.
-  """
+  """The GB/s of Llama's weights times few tokens, over the tokens."""
   groups = tables.grouped(dense_tables.small_m(rows), tables.suite)
   if not groups:
     raise ValueError("no small batch was timed; there is nothing to draw")
-  shape = {"ncols": len(groups), "squeeze": False}
-  fig, axes = plots.panels(6.4 * len(groups), 4.6, sharey=True, **shape)
-  for ax, (name, group) in zip(axes[0], groups.items()):
+  width = 6.4 * len(groups)
+  fig, axes = plots.panels(width, 4.6, ncols=len(groups), sharey=True)
+  for ax, (name, group) in zip(axes, groups.items()):
     _curves(ax, group)
-    ax.set_title(name, loc="left", fontsize=10)
-  axes[0][0].set_ylim(bottom=0)  # of all: they share it
-  axes[0][0].set_ylabel("GB/s: operands and result once / time")
+    ax.set_title(name)
+  axes[0].set_ylim(bottom=0)  # of all: they share it
+  axes[0].set_ylabel("GB/s: operands and result once / time")
   return fig
 
 
@@ -153,5 +139,5 @@ def _curves(ax, rows: Sequence[RowDict]) -> None:
   ax.set_xscale("log", base=2)
   ax.set_xticks(ticks, map(str, ticks))
   ax.set_xlabel("tokens M (dashed: jnp.dot)")
-  ax.legend(fontsize=8, loc="lower center", frameon=False)
+  ax.legend(fontsize=8, loc="lower center")
   ax.grid()

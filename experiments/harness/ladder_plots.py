@@ -36,17 +36,10 @@ def one_problem_each_kind(rows: Sequence[RowDict]) -> list[list[RowDict]]:
 
 @plots.drawn
 def ladder(rows: Sequence[RowDict], gpu: hardware.Gpu):
-  """Draws the rungs as bars, in per cent of the peak; jnp.dot as a line.
+  """The rungs as bars, in per cent of the peak of a GPU; jnp.dot as a line.
 
   fp32 and 16-bit rungs have a panel each, one above the other on one axis:
   they compute on different units, and each is measured against its own.
-
-  Args:
-    rows: of one device.
-    gpu: whose peaks count.
-
-  Raises:
-    ValueError: no row of a rung was timed.
   """
   groups = one_problem_each_kind(rows)
   if not groups:
@@ -57,13 +50,12 @@ def ladder(rows: Sequence[RowDict], gpu: hardware.Gpu):
     1.4 + 0.31 * sum(counts) + 0.7 * len(groups),
     nrows=len(groups),
     sharex=True,
-    squeeze=False,
     height_ratios=[count + 0.4 for count in counts],
   )
-  for ax, group in zip(axes[:, 0], groups):
+  for ax, group in zip(axes, groups):
     _bars(ax, group, gpu)
-  axes[-1, 0].set_xlabel("% of the peak of the unit that computes")
-  axes[-1, 0].set_xlim(0, 100)
+  axes[-1].set_xlabel("% of the peak of the unit that computes")
+  axes[-1].set_xlim(0, 100)
   plots.title(fig, f"The ladder on {groups[0][0]['device']}")
   return fig
 
@@ -98,8 +90,6 @@ def _bars(ax, group: Sequence[RowDict], gpu: hardware.Gpu) -> None:
     f"{first['dtype']}, {ladder_tables.expression(first)},"
     f" {tables.shape(first)}; 100 % are {peak:.0f} TFLOP/s of the"
     f" {'CUDA' if first['dtype'] == 'float32' else 'tensor'} cores",
-    fontsize=10,
-    loc="left",
   )
   ax.grid(axis="x")
 
@@ -124,7 +114,7 @@ def roofline(
   gpu: hardware.Gpu,
   bytes_read: Callable[[RowDict, str], tuple[float | None, bool]],
 ):
-  """Draws each rung's throughput over what it reads from L2, and from DRAM.
+  """Each rung's throughput over what it reads from L2, and from DRAM.
 
   A panel for each level of the memory, with the roof of that level.
 
@@ -133,9 +123,6 @@ def roofline(
     gpu: whose roofs to draw.
     bytes_read: (row, "l2" or "dram") -> bytes that the kernel read from there,
       and whether they were counted (else modelled); None leaves the row out.
-
-  Raises:
-    ValueError: no row of a rung was timed, or nothing is known of its bytes.
   """
   rungs = [
     row
@@ -158,11 +145,11 @@ def roofline(
       panels.append((name, bandwidth, points))
   if not panels:
     raise ValueError("no rung was timed; there is nothing to draw")
-  shape = {"ncols": len(panels), "squeeze": False}
-  fig, axes = plots.panels(6.4 * len(panels), 6.8, sharey=True, **shape)
-  for ax, panel in zip(axes[0], panels):
+  width = 6.4 * len(panels)
+  fig, axes = plots.panels(width, 6.8, ncols=len(panels), sharey=True)
+  for ax, panel in zip(axes, panels):
     _roofs(ax, *panel, gpu)
-  axes[0, 0].set_ylabel("TFLOP/s (measured)")
+  axes[0].set_ylabel("TFLOP/s (measured)")
   sizes = dict.fromkeys(map(tables.shape, rungs))
   fig.suptitle(
       f"Roofline of {rows[0]['device']}, {', '.join(sizes)}\ncircles float32,"
@@ -176,7 +163,7 @@ def roofline(
   font = {"family": "monospace", "fontsize": 8}
   fig.supxlabel("\n".join(legend), ha="left", x=0.06, **font)
   fig.canvas.draw()  # now it is known where points are on the page
-  for ax, (_, _, points) in zip(axes[0], panels):
+  for ax, (_, _, points) in zip(axes, panels):
     _label_points(ax, points)
   return fig
 
@@ -251,8 +238,8 @@ def _label_points(ax, points: Sequence[Point]) -> None:
     for ((x, y), row), height in zip(cluster, heights):
       at = xs[row["kernel"]], row["tflops"]
       offset = right - x, height - lower - y
-      font = {"fontweight": "bold"}
-      _label(ax, ladder_tables.label(row), at, offset, GREY, **font)
+      name = ladder_tables.label(row)
+      _label(ax, name, at, offset, GREY, fontweight="bold")
 
 
 def _place(ax, x: float, y: float) -> tuple[float, float]:
@@ -295,27 +282,19 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
 
 @plots.drawn
 def sweep(rows: Sequence[RowDict]):
-  """Draws the throughput of each kernel over the size of the product.
-
-  Args:
-    rows: of one device, of square products.
-
-  Raises:
-    ValueError: no row was timed.
-  """
+  """The throughput of each kernel over the size of square products."""
   timed = [row for row in rows if row["tflops"] is not None]
   if not timed:
     raise ValueError("no kernel was timed; there is nothing to draw")
   by_dtype = tables.grouped(timed, lambda row: row["dtype"])
   dtypes = sorted(by_dtype, key=lambda dtype: dtype != "float32")
-  shape = {"ncols": len(dtypes), "squeeze": False}
-  fig, axes = plots.panels(7 * len(dtypes), 6, **shape)
-  for ax, dtype in zip(axes[0], dtypes):
+  fig, axes = plots.panels(7 * len(dtypes), 6, ncols=len(dtypes))
+  for ax, dtype in zip(axes, dtypes):
     _over_size(ax, by_dtype[dtype])
-  axes[0, 0].set_ylabel("TFLOP/s")
+  axes[0].set_ylabel("TFLOP/s")
   plots.title(fig, f"Throughput over size on {timed[0]['device']}")
   fig.canvas.draw()
-  for ax in axes[0]:
+  for ax in axes:
     _label_ends(ax)
   return fig
 
@@ -347,7 +326,7 @@ def _over_size(ax, rows: Sequence[RowDict]) -> None:
   ax.set_xticks(sizes, [str(size) for size in sizes])
   ax.minorticks_off()
   ax.yaxis.set_major_formatter("{x:g}")
-  ax.set_title(rows[0]["dtype"], loc="left", fontsize=11)
+  ax.set_title(rows[0]["dtype"], fontsize=11)
   ax.grid()
   # Room for the names at the lines' ends.
   ax.set_ylim(top=3 * max(row["tflops"] for row in rows))

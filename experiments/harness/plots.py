@@ -1,8 +1,10 @@
 """How the figures look, and what they have in common.
 
+A figure is drawn of the rows of one device, to a path. It raises ValueError if
+none of them was measured, and ImportError if matplotlib is not installed.
+
 Colours are Okabe and Ito's, which stay apart for colour-blind readers; what
 tells kinds apart is also said in words or by shape, never by colour alone.
-matplotlib is needed only when a figure is drawn.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,21 +24,23 @@ STYLE = {
   "axes.spines.right": False,
   "axes.edgecolor": GREY,
   "axes.labelcolor": INK,
+  "axes.titlelocation": "left",
+  "axes.titlesize": 10,
   "text.color": INK,
   "xtick.color": INK,
   "ytick.color": INK,
   "grid.color": "#E3E3E3",
   "grid.linewidth": 0.8,
   "figure.facecolor": "white",
+  "legend.frameon": False,
 }
 _DPI = 160
 
 
 def drawn(draw: Callable[..., Any]) -> Callable[..., None]:
-  """Has a function that returns a figure write it as PNG: the last argument.
+  """Has a function that returns a figure write it, to its last argument.
 
-  The function is called in the style of this module. Raises ImportError where
-  matplotlib is not installed.
+  The function is called in the style of this module.
   """
 
   @functools.wraps(draw)
@@ -51,21 +55,21 @@ def drawn(draw: Callable[..., Any]) -> Callable[..., None]:
 
 
 def save(figure, path: str | os.PathLike[str]) -> None:
-  """Writes a figure: the same rows give the same bytes."""
+  """Writes a figure as PNG: the same rows give the same bytes."""
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(path, dpi=_DPI, metadata={"Software": None})
 
 
 def panels(width: float, height: float, **subplots: Any):
-  """A figure of so many inches, laid out to fit its words, and its axes."""
+  """A figure of so many inches, and its axes; both leave room for words."""
   # pylint: disable=g-import-not-at-top
   from matplotlib.backends import backend_agg
   from matplotlib.figure import Figure
 
   figure = Figure(figsize=(width, height), layout="constrained")
   backend_agg.FigureCanvasAgg(figure)
-  return figure, figure.subplots(**subplots)
+  return figure, [*figure.subplots(squeeze=False, **subplots).flat]
 
 
 def title(figure, words: str) -> None:

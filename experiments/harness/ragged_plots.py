@@ -21,14 +21,7 @@ _COLUMNS = 2
 
 @plots.drawn
 def throughput(rows: Sequence[RowDict]):
-  """Draws the TFLOP/s of each arm, a dense product's marked.
-
-  Args:
-    rows: of one device.
-
-  Raises:
-    ValueError: no case was timed.
-  """
+  """The TFLOP/s of each arm, a dense product's marked."""
   found = ragged_tables.timed(rows)
   found = [row for row in found if row["suite"] != ragged_tables.DECODE]
 
@@ -40,14 +33,7 @@ def throughput(rows: Sequence[RowDict]):
 
 @plots.drawn
 def decode(rows: Sequence[RowDict]):
-  """Draws the GB/s of each arm where groups have few rows.
-
-  Args:
-    rows: of one device.
-
-  Raises:
-    ValueError: no such case was timed.
-  """
+  """The GB/s of each arm where groups have few rows."""
   found = ragged_tables.decoding(rows)
 
   def rate(row: RowDict, arm: str) -> float | None:
@@ -68,14 +54,10 @@ def _figure(
   height = max(map(_lines, columns))
   rates = (rate(row, arm) for row in rows for arm in row["arms"])
   limit = 1.08 * max(x for x in rates if x is not None)
-  fig, axes = plots.panels(
-    6 * len(columns),
-    1.8 + 0.32 * height,
-    ncols=len(columns),
-    squeeze=False,
-  )
+  width = 6 * len(columns)
+  fig, axes = plots.panels(width, 1.8 + 0.32 * height, ncols=len(columns))
   handles = {}
-  for ax, column in zip(axes[0], columns):
+  for ax, column in zip(axes, columns):
     _bars(ax, column, rate)
     ax.set(xlim=(0, max([limit, *copied])), ylim=(height - 0.5, -1))
     ax.set_xlabel(what)
@@ -88,7 +70,6 @@ def _figure(
       handles.setdefault(name, handle)
   fig.legend(
     handles.values(), handles, loc="outside lower center", ncols=5,
-    frameon=False,
   )  # fmt: skip
   plots.title(fig, f"Grouped products, {rows[0]['device']}")
   return fig
