@@ -93,29 +93,32 @@ def test_durations_have_three_digits_and_a_fitting_unit(ms, text):
 
 def test_speed_over_the_rung_before_is_of_the_same_problem():
   found = ladder_rows()
-  assert ladder_tables.over_rung_before(found[3], found) == pytest.approx(10)
-  assert ladder_tables.over_rung_before(found[2], found) is None  # the first
-  assert ladder_tables.over_rung_before(found[0], found) is None  # no rung
-  other = make_row(number=2, m=1, ms_median=1.0)
-  assert ladder_tables.over_rung_before(other, found) is None
+
+  def before(row, rows=found):
+    return ladder_tables.relative(rows)["x before"](row)
+
+  # None of the baselines, of the first, and of rung 9: rung 8 is float32.
+  texts = [before(row) for row in found]
+  assert texts == ["-", "-", "-", "10.0x", "-", "-", "2.000x"]
+  assert before(make_row(number=2, m=1, ms_median=1.0)) == "-"
   # A variant is compared with its rung, and nothing with a variant.
-  assert ladder_tables.over_rung_before(found[6], found) == pytest.approx(2)
   after = make_row(**found[5] | {"number": 10, "ms_median": 0.15625})
-  assert ladder_tables.over_rung_before(after, found) == pytest.approx(2)
-  assert ladder_tables.over_rung_before(after, found[6:]) is None
+  assert before(after) == "2.000x"
+  assert before(after, found[6:]) == "-"
 
 
 def test_cumulative_speed_goes_on_from_float32_to_16_bits():
   found = ladder_rows()
-  first, ninth = ladder_tables.starts()
-  assert (first.number, ninth.number) == (1, 9)
-  assert ladder_tables.starts({"float32"}) == [first]
-  assert ladder_tables.starts({"float16"}) == [first, ninth]
-  speeds = [ladder_tables.over_start(row, found, first) for row in found]
-  assert speeds == pytest.approx([100, 800, 1, 10, 1600, 640, 1280])
-  assert ladder_tables.over_start(found[6], found, ninth) == pytest.approx(2)
-  assert ladder_tables.over_start(found[3], found, ninth) is None  # float32
-  assert ladder_tables.over_start(make_row(m=1), found, first) is None
+  starts = ladder_tables.starts()
+  assert [rung.number for rung in starts] == [1, 9]
+  assert ladder_tables.starts({"float32"}) == starts[:1]
+  assert ladder_tables.starts({"float16"}) == starts
+  _, first, ninth = ladder_tables.relative(found, starts).values()
+  texts = ["100x", "800x", "1.000x", "10.0x", "1600x", "640x", "1280x"]
+  assert [first(row) for row in found] == texts
+  assert ninth(found[6]) == "2.000x"
+  assert ninth(found[3]) == "-"  # float32
+  assert first(make_row(m=1)) == "-"
 
 
 @pytest.mark.parametrize(
@@ -208,36 +211,32 @@ def test_problems_with_most_rungs_come_first():
   assert [len(group) for group in groups] == [2, 1]
 
 
-def test_blocks_between_markers():
-  text = "a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb\n"
-  once = tables.between_markers(text, "x", "\nnew\n")
-  assert once == "a\n<!-- x:begin -->\n\nnew\n\n<!-- x:end -->\nb\n"
-  assert tables.between_markers(once, "x", "new") == once
+def test_blocks_between_markers(tmp_path):
+  path = tmp_path / "page.md"
+  path.write_text("a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb\n")
+  assert tables.update_file(path, "x", "\nnew\n")
+  new = "a\n<!-- x:begin -->\n\nnew\n\n<!-- x:end -->\nb\n"
+  assert path.read_text() == new
+  assert not tables.update_file(path, "x", "new")
+  assert path.read_text() == new
 
 
 @pytest.mark.parametrize(
-  "text",
+  "text, said",
   [
-    "",
-    "<!-- x:begin -->",
-    "<!-- x:end --><!-- x:begin -->",
-    "<!-- x:begin --><!-- x:begin --><!-- x:end -->",
+    (None, "there is no"),
+    ("", "want one line"),
+    ("<!-- x:begin -->", "want one line"),
+    ("<!-- x:end --><!-- x:begin -->", "must come after"),
+    ("<!-- x:begin --><!-- x:begin --><!-- x:end -->", "want one line"),
   ],
 )
-def test_markers_that_are_not_a_pair(text):
-  with pytest.raises(ValueError, match="x:"):
-    tables.between_markers(text, "x", "new")
-
-
-def test_update_file_says_whether_it_changed(tmp_path):
-  path = tmp_path / "README.md"
-  with pytest.raises(ValueError, match="there is no"):
+def test_markers_that_are_not_a_pair(tmp_path, text, said):
+  path = tmp_path / "page.md"
+  if text is not None:
+    path.write_text(text)
+  with pytest.raises(ValueError, match=rf"page\.md.*{said}|{said}.*page\.md"):
     tables.update_file(path, "x", "new")
-  path.write_text("<!-- x:begin --><!-- x:end -->")
-  assert tables.update_file(path, "x", "new")
-  assert not tables.update_file(path, "x", "new")
-  with pytest.raises(ValueError, match=r"README\.md: want one line"):
-    tables.update_file(path, "y", "new")
 
 
 def test_published_figures():
@@ -260,7 +259,7 @@ def test_published_figures():
 def test_the_page_has_the_published_figures():
   text = (ROOT / "experiments/results/ladder.md").read_text()
   table = ladder_tables.published_markdown()
-  assert tables.between_markers(text, "published", table) == text
+  assert f"<!-- published:begin -->\n\n{table}\n\n<!-- published:end" in text
   for said in ("naive 22.3", "DRAM-coalesced 0.518", "60.56x in all"):
     assert said in table
 

@@ -37,8 +37,8 @@ def rung(text: str) -> str:
     "tflops": lambda row: f"{tables.TFLOPS(row)} TFLOP/s",
     "peak": lambda row: f"{ladder_tables.of_peak(row)} %",
     "jnp": tables.RATIO,
-    "before": results.over_rung_before,
-    "first": results.over_first_rung,
+    "before": lambda row: results.relative(row, "x before"),
+    "first": lambda row: results.relative(row, "x rung 1"),
   }
   if field in figures:
     found = figures[field](row)

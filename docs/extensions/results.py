@@ -125,15 +125,10 @@ def kernel(
   )
 
 
-def over_rung_before(row: dict[str, Any]) -> str:
-  """A row's speed over the rung before; "-" if there is none."""
-  return tables.factor(ladder_tables.over_rung_before(row, _beside(row)))
-
-
-def over_first_rung(row: dict[str, Any]) -> str:
-  """A row's speed over the first rung; "-" if that was not timed."""
-  first = ladder_tables.starts()[0]
-  return tables.factor(ladder_tables.over_start(row, _beside(row), first))
+def relative(row: dict[str, Any], name: str) -> str:
+  """A row's speed over another rung: "x before", "x rung 1"; or "-"."""
+  first = ladder_tables.starts()[:1]
+  return ladder_tables.relative(_beside(row), first)[name](row)
 
 
 def _beside(row: dict[str, Any]) -> Sequence[dict[str, Any]]:

@@ -43,8 +43,8 @@ def _times(timed: Sequence[RowDict]) -> str:
     "TFLOP/s": tables.TFLOPS,
     "% of peak": ladder_tables.of_peak,
     "x jnp.dot": tables.RATIO,
-    "x before": results.over_rung_before,
-    "x rung 1": results.over_first_rung,
+    "x before": lambda row: results.relative(row, "x before"),
+    "x rung 1": lambda row: results.relative(row, "x rung 1"),
   }
   header, cells = tables.pivot(timed, columns)
   return tables.markdown(header, cells, header[3:])

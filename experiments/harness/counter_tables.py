@@ -1,6 +1,6 @@
 """Rows of experiments.counters as tables: occupancy, counts, stalls."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import math
 from typing import Any
 
@@ -128,7 +128,7 @@ def warps(x: float) -> str:
   return "0" if x < 0.005 else tables.rate(x)
 
 
-def _field(part: str, name: str, text: Callable[[Any], str]):
+def _field(part: str, name: str, text: tables.Text) -> tables.Text:
   """What a column has of a row: a field of one of its parts."""
   return lambda row: text(row[part].get(name))
 
@@ -173,7 +173,7 @@ def stalls(rows: Sequence[RowDict]) -> tables.Table:
   """Header and cells of what warps wait for; no cells if no row says."""
   shown = largest(rows)
 
-  def wait(name: str) -> Callable[[RowDict], str]:
+  def wait(name: str) -> tables.Text:
     return lambda row: warps(grouped(row, shown)[name])
 
   columns = {name.replace("_", " "): wait(name) for name in (*shown, OTHERS)}

@@ -1,6 +1,6 @@
 """Rows of the dense ops as tables: by suite, and what the host waits for."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 import statistics
 
 from experiments.harness import tables, timing
@@ -36,8 +36,8 @@ def compared(rows: Iterable[RowDict]) -> list[RowDict]:
   return [r for r in cases(rows) if r["ratio_to_jnp_dot"] is not None]
 
 
-def ratio(row: RowDict) -> float:
-  """The baseline's time over the op's."""
+def ratio(row: RowDict) -> float | None:
+  """The baseline's time over the op's; None if they were not timed."""
   return row["ratio_to_jnp_dot"]
 
 
@@ -55,24 +55,17 @@ def summary(rows: Sequence[RowDict]) -> tables.Table:
   if len(suites) > 1:
     suites.append(rows)
 
-  def at(place: int, text: Callable[[RowDict], str]):
-    def of_suite(suite: Sequence[RowDict]) -> str:
-      timed = sorted(compared(suite), key=ratio)
-      return text(timed[place]) if timed else tables.EMPTY
-
-    return of_suite
-
   columns = {
     "suite": lambda suite: "all" if suite is rows else tables.suite(suite[0]),
     "cases": lambda suite: str(len(suite)),
-    "geomean": tables.mean(ratio),
-    "worst": at(0, tables.RATIO),
-    "worst case": at(0, label),
-    "best": at(-1, tables.RATIO),
-    "best case": at(-1, label),
+    "geomean": tables.summarized(tables.geomean, ratio),
+    "worst": tables.summarized(min, ratio),
+    "worst case": tables.extreme(min, ratio, label),
+    "best": tables.summarized(max, ratio),
+    "best case": tables.extreme(max, ratio, label),
   }
   if any(tuned_ratio(row) is not None for row in rows):
-    columns["tuned"] = tables.mean(tuned_ratio)
+    columns["tuned"] = tables.summarized(tables.geomean, tuned_ratio)
   return tables.pivot(suites, columns | {"failed": tables.failed})
 
 
@@ -159,7 +152,7 @@ def _wall(rows: Sequence[RowDict]) -> str:
   if not rows:
     return ""
   ratios = [r["baseline_wall_ms_median"] / r["wall_ms_median"] for r in rows]
-  kernels = tables.geomean(map(ratio, rows))
+  kernels = tables.geomean([*map(ratio, rows)])
   lowest = min(ratios)
   more = sum(
     len(row["kernel_names"]) > len(row["baseline_kernel_names"]) for row in rows

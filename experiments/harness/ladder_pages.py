@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import functools
 import pathlib
-from typing import Any
 
 from experiments.harness import (
   cli,
@@ -39,8 +38,8 @@ class Device:
   """A folder of results: the timed rows of its newest commit, and its plots."""
 
   folder: pathlib.Path
-  ladder: list[dict[str, Any]]
-  sweep: list[dict[str, Any]]
+  ladder: list[RowDict]
+  sweep: list[RowDict]
 
   @classmethod
   def of(cls, folder: pathlib.Path, rows: Sequence[RowDict]) -> "Device":
@@ -158,28 +157,37 @@ def show(console: console_lib.Console, devices: Sequence[Device]) -> None:
       cli.check_folder(device.folder)
       report.draw(console, device.folder, device.figures)
   if cli.UPDATE_README.value:
-    update_tables(console, devices)
-    update_sweep(console, devices)
-    report.update_readme(console)
+    _update_pages(console, devices)
 
 
-def update_tables(
+def _update_pages(
   console: console_lib.Console, devices: Sequence[Device]
 ) -> None:
-  """Writes the tables of the ladder's own problems, and published ones.
+  """Writes the tables of own problems, published ladders, sizes, and README's.
 
   Raises:
     cli.FlagError: no page has such markers.
   """
-  if tabled := own_rows(devices):
-    text = ladder_tables.markdown(list(tabled.values()))
+  if own := own_rows(devices):
+    text = ladder_tables.markdown(list(own.values()))
     names = "ladder.png", "roofline.png"
-    pictures = [folder / name for folder in tabled for name in names]
+    pictures = [folder / name for folder in own for name in names]
     report.update_page(console, EXPERIMENT, text, pictures)
   else:
     sizes = ", ".join(map(str, own_problems()))
     console.line(f"no table of the ladder: none of its rows is of {sizes}")
   report.update_page(console, "published", ladder_tables.published_markdown())
+  if swept := [device for device in devices if device.sweep]:
+    text = "\n\n".join(
+      f"### {device.sweep[0]['device']}\n\n"
+      + ladder_tables.sweep_markdown(device.sweep)
+      for device in swept
+    )
+    pictures = [device.folder / "sweep.png" for device in swept]
+    report.update_page(console, SWEEP, text, pictures)
+  else:
+    console.line("no tables over sizes: there are no rows of --sweep")
+  report.update_readme(console)
 
 
 def own_problems() -> tuple[suites.Shape, ...]:
@@ -187,9 +195,7 @@ def own_problems() -> tuple[suites.Shape, ...]:
   return suites.suite("ladder") + suites.suite("large")
 
 
-def own_rows(
-  devices: Iterable[Device],
-) -> dict[pathlib.Path, list[dict[str, Any]]]:
+def own_rows(devices: Iterable[Device]) -> dict[pathlib.Path, list[RowDict]]:
   """Rows of the ladder's own problems by folder, of devices that have some."""
   own = own_problems()
   return {
@@ -197,22 +203,3 @@ def own_rows(
     for device in devices
     if (rows := [x for x in device.ladder if (x["m"], x["n"], x["k"]) in own])
   }
-
-
-def update_sweep(
-  console: console_lib.Console, devices: Sequence[Device]
-) -> None:
-  """Writes the tables and plots over sizes, of every device.
-
-  Raises:
-    cli.FlagError: no page has such markers.
-  """
-  swept = {device.folder: device.sweep for device in devices if device.sweep}
-  if not swept:
-    console.line("no tables over sizes: there are no rows of --sweep")
-    return
-  parts = []
-  for rows in swept.values():
-    parts += [f"### {rows[0]['device']}", ladder_tables.sweep_markdown(rows)]
-  pictures = [folder / "sweep.png" for folder in swept]
-  report.update_page(console, SWEEP, "\n\n".join(parts), pictures)

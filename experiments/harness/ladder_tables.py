@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 import functools
+import itertools
 
 from experiments.harness import published, tables
 from experiments.harness import rows as rows_lib
@@ -56,55 +57,17 @@ def of_peak(row: RowDict) -> str:
   return f"{1e14 * row['tflops'] / peak_flops(row, gpu):.1f}"
 
 
-def over_rung_before(row: RowDict, rows: Iterable[RowDict]) -> float | None:
-  """How many times faster than the rung before on the same problem.
-
-  A variant is compared with the rung that it belongs to. None if either was
-  not timed; also from rung 8 to 9, where the arithmetic changes and with it
-  the dtype.
-  """
-  if row["number"] is None:
-    return None
-  number = row["number"] - (0 if row.get("variant") else 1)
-  return _over(row, rows, number, row["dtype"])
-
-
 def starts(dtypes: Iterable[str] | None = None) -> list[contract.Rung]:
   """Rungs that speeds count from: the first, and the first of a precision.
 
   Args:
     dtypes: leaves out those of precisions that none of these belong to.
   """
-  first = ladder_lib.LADDER[0]
-  found = {rung.dtypes: rung for rung in reversed(ladder_lib.LADDER)}
-  return [
-    rung
-    for rung in reversed(found.values())
-    if dtypes is None or rung is first or set(dtypes) & set(rung.dtypes)
+  first, *_ = ladder = ladder_lib.LADDER
+  found = [b for a, b in itertools.pairwise(ladder) if a.dtypes != b.dtypes]
+  return [first] + [
+    rung for rung in found if dtypes is None or set(dtypes) & set(rung.dtypes)
   ]
-
-
-def over_start(
-  row: RowDict, rows: Iterable[RowDict], start: contract.Rung
-) -> float | None:
-  """How many times faster than one of `starts` at the same size.
-
-  The first rung computes in its own dtype, whatever the row's.
-  """
-  if row["dtype"] in start.dtypes:
-    return _over(row, rows, start.number, row["dtype"])
-  if start is ladder_lib.LADDER[0]:
-    return _over(row, rows, start.number, start.dtypes[0])
-  return None
-
-
-def _over(row, rows, number: int, dtype: str) -> float | None:
-  """Speed over a rung (none of its variants) on the same sizes."""
-  same = {name: row[name] for name in PROBLEM} | {"dtype": dtype}
-  other = rows_lib.find(rows, number=number, variant=None, **same)
-  if other is None or None in (other["ms_median"], row["ms_median"]):
-    return None
-  return other["ms_median"] / row["ms_median"]
 
 
 def ordered(rows: Iterable[RowDict]) -> list[RowDict]:
@@ -158,18 +121,37 @@ KERNEL: tables.Columns = {"#": label, "kernel": tables.field("kernel")}
 
 
 def relative(
-  rows: Sequence[RowDict], first: Iterable[contract.Rung]
+  rows: Iterable[RowDict], first: Iterable[contract.Rung] = ()
 ) -> tables.Columns:
-  """Columns of speeds over other rungs' rows: the one before, and `first`."""
+  """Columns of speeds over other rungs at the same size.
+
+  Args:
+    rows: of the other rungs. The rung before a variant is the one that it
+      belongs to. There is none before rung 9, where the arithmetic changes and
+      with it the dtype.
+    first: also over these, of `starts`. The first rung computes in its own
+      dtype, whatever a row's.
+  """
+
+  def over(row: RowDict, number: int, dtype: str) -> str:
+    same = {name: row[name] for name in PROBLEM} | {"dtype": dtype}
+    other = rows_lib.find(rows, number=number, variant=None, **same)
+    if other is None or None in (other["ms_median"], row["ms_median"]):
+      return tables.EMPTY
+    return tables.factor(other["ms_median"] / row["ms_median"])
 
   def before(row: RowDict) -> str:
-    return tables.factor(over_rung_before(row, rows))
+    if row["number"] is None:
+      return tables.EMPTY
+    return over(row, row["number"] - (not row.get("variant")), row["dtype"])
 
-  def over(rung: contract.Rung, row: RowDict) -> str:
-    return tables.factor(over_start(row, rows, rung))
+  def over_start(rung: contract.Rung, row: RowDict) -> str:
+    is_first = rung is ladder_lib.LADDER[0]
+    return over(row, rung.number, rung.dtypes[0] if is_first else row["dtype"])
 
   return {"x before": before} | {
-    f"x rung {rung.label}": functools.partial(over, rung) for rung in first
+    f"x rung {rung.label}": functools.partial(over_start, rung)
+    for rung in first
   }
 
 

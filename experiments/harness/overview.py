@@ -4,7 +4,6 @@ Every program with --update_readme writes them anew; the pages beside the rows
 have all cases.
 """
 
-from collections.abc import Iterable
 import pathlib
 from typing import Any
 
@@ -73,39 +72,28 @@ def ops() -> str:
   dense = dense_tables.compared(rows_lib.latest(_read(DEVICES[0], "dense")))
   ragged = ragged_tables.timed(rows_lib.latest(_read(DEVICES[0], "ragged")))
 
-  def over_jnp(rows: Iterable[RowDict]) -> list[float]:
-    return [row["ratio_to_jnp_dot"] for row in rows]
+  fused = [row for row in dense if row["suite"] in ("epilogues", "models")]
+  small = dense_tables.small_m(dense)
+  over_jnp = [[*map(dense_tables.ratio, x)] for x in (dense, fused, small)]
 
   def over(arm: str) -> list[float]:
     mixtral = (row for row in ragged if row["suite"] == "mixtral")
     speeds = (ragged_tables.speed_over(row, arm) for row in mixtral)
     return [speed for speed in speeds if speed is not None]
 
-  fused = [row for row in dense if row["suite"] in ("epilogues", "models")]
-  small = dense_tables.small_m(dense)
+  lax, example = over(ragged_bench.LAX), over(ragged_bench.EXAMPLE)
   lines = [
-    ("`matmul`, all suites", "`jnp`", over_jnp(dense)),
-    ("`matmul` with bias, C, activation", "`jnp`", over_jnp(fused)),
-    ("`matmul`, 1 to 128 rows (Llama)", "`jnp`", over_jnp(small)),
-    (
-      "`ragged_dot`, Mixtral, and gradients",
-      "`lax.ragged_dot`",
-      over(ragged_bench.LAX),
-    ),
-    (
-      "`ragged_dot`, Mixtral",
-      "JAX's `ragged_dot_mgpu`",
-      over(ragged_bench.EXAMPLE),
-    ),
+    ("`matmul`, all suites", "`jnp`", over_jnp[0]),
+    ("`matmul` with bias, C, activation", "`jnp`", over_jnp[1]),
+    ("`matmul`, 1 to 128 rows (Llama)", "`jnp`", over_jnp[2]),
+    ("`ragged_dot`, Mixtral, and gradients", "`lax.ragged_dot`", lax),
+    ("`ragged_dot`, Mixtral", "JAX's `ragged_dot_mgpu`", example),
   ]
-  columns = {
-    "op": lambda line: line[0],
-    "beside": lambda line: line[1],
-    "cases": lambda line: str(len(line[2])),
-    "geomean": lambda line: tables.factor(tables.geomean(line[2])),
-    "worst": lambda line: tables.factor(min(line[2])),
-    "best": lambda line: tables.factor(max(line[2])),
-  }
-  table = tables.markdown(*tables.pivot(lines, columns))
+  header = ["op", "beside", "cases", "geomean", "worst", "best"]
+  cells = []
+  for op, beside, speeds in lines:
+    figures = tables.geomean(speeds), min(speeds), max(speeds)
+    cells.append([op, beside, str(len(speeds)), *map(tables.factor, figures)])
+  table = tables.markdown(header, cells)
   note = "`lax.ragged_dot` multiplies all rows with every group."
   return f"{table}\n\n`matmul`: {dense_tables.losses(dense)} {note}"

@@ -1,6 +1,7 @@
 """Rows of grouped products as tables: by suite and pass, and by group sizes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+import operator
 import statistics
 
 from experiments.harness import ragged_bench, ragged_cases, tables
@@ -87,30 +88,22 @@ def summary(rows: Sequence[RowDict]) -> tables.Table:
   """Header and cells: geometric means of each suite and pass."""
   rows = cases(rows)
 
-  def over(arm: str) -> Callable[[RowDict], float | None]:
+  def over(arm: str) -> tables.Value:
     return lambda row: speed_over(row, arm)
 
-  of_dense = over(ragged_bench.DENSE)
-
-  def worst(text: Callable[[RowDict], str]):
-    def of_group(group: Sequence[RowDict]) -> str:
-      found = [row for row in group if of_dense(row) is not None]
-      return text(min(found, key=of_dense)) if found else tables.EMPTY
-
-    return of_group
-
+  of_dense, tflops = over(ragged_bench.DENSE), operator.itemgetter("tflops")
   columns = {
     "suite": lambda group: tables.suite(group[0]),
     "pass": lambda group: group[0]["pass"],
     "cases": lambda group: str(len(group)),
-    "TFLOP/s": tables.mean(lambda row: row["tflops"], tables.rate),
+    "TFLOP/s": tables.summarized(tables.geomean, tflops, tables.rate),
   }
   for arm in OTHERS:
     if any(arm in row["arms"] for row in rows):
-      columns[f"x {arm}"] = tables.mean(over(arm))
+      columns[f"x {arm}"] = tables.summarized(tables.geomean, over(arm))
   columns |= {
-    "worst": worst(lambda row: tables.factor(of_dense(row))),
-    "worst case": worst(label),
+    "worst": tables.summarized(min, of_dense),
+    "worst case": tables.extreme(min, of_dense, label),
     "failed": tables.failed,
   }
   # Suites as they appear, and so the passes of each.

@@ -6,18 +6,19 @@ import statistics
 from typing import Any
 
 RowDict = Mapping[str, Any]
+# What is taken of a row, or of several: words, or a number if there is one.
+Text = Callable[[Any], str]
+Value = Callable[[Any], float | None]
 # Columns of a table: by heading, what one has of a row.
-Columns = Mapping[str, Callable[[Any], str]]
+Columns = Mapping[str, Text]
 # A header and the cells below it.
 Table = tuple[list[str], list[list[str]]]
 EMPTY = "-"
 # Columns of words; the others hold numbers, flush right.
-WORDS = frozenset(
-  {
+WORDS = (
     "kernel", "MxNxK", "dtype", "check", "suite", "pass", "worst case",
     "best case", "host time", "speed over even groups", "few rows a group",
     "limit", "rung", "what it adds", "op", "beside",
-  }
 )  # fmt: skip
 
 
@@ -87,9 +88,7 @@ def grouped(
   return found
 
 
-def field(
-  name: str, text: Callable[[Any], str] = str
-) -> Callable[[RowDict], str]:
+def field(name: str, text: Text = str) -> Text:
   """What a column has of a row: one of its fields."""
   return lambda row: text(row[name])
 
@@ -122,7 +121,7 @@ def factor(x: float | None) -> str:
   return f"{_digits(x)}x" if x >= 10 else f"{x:.3f}x"
 
 
-def formatted(spec: str) -> Callable[[float | None], str]:
+def formatted(spec: str) -> Text:
   """What writes numbers in one of Python's formats: ".1f", ".0%"."""
   return lambda x: EMPTY if x is None else format(x, spec)
 
@@ -133,18 +132,31 @@ GBYTES = field("gbytes_per_s", rate)
 RATIO = field("ratio_to_jnp_dot", factor)
 
 
-def geomean(ratios: Iterable[float | None]) -> float | None:
-  """The geometric mean of those that there are; None of nothing."""
-  found = [x for x in ratios if x is not None]
-  return statistics.geometric_mean(found) if found else None
+def geomean(ratios: Sequence[float]) -> float | None:
+  """The geometric mean; None of nothing."""
+  return statistics.geometric_mean(ratios) if ratios else None
 
 
-def mean(
-  value: Callable[[RowDict], float | None],
-  text: Callable[[float | None], str] = factor,
-) -> Callable[[Iterable[RowDict]], str]:
-  """What a column has of several rows: the geometric mean of a value."""
-  return lambda rows: text(geomean(map(value, rows)))
+def summarized(
+  how: Callable[[list[float]], float | None], value: Value, text: Text = factor
+) -> Text:
+  """What a column has of several rows: their values' mean, min, or max."""
+
+  def of_rows(rows: Iterable[RowDict]) -> str:
+    values = [x for row in rows if (x := value(row)) is not None]
+    return text(how(values)) if values else EMPTY
+
+  return of_rows
+
+
+def extreme(end: Callable[..., RowDict], value: Value, text: Text) -> Text:
+  """What a column has of several rows: the words of the min or max of them."""
+
+  def of_rows(rows: Iterable[RowDict]) -> str:
+    found = [row for row in rows if value(row) is not None]
+    return text(end(found, key=value)) if found else EMPTY
+
+  return of_rows
 
 
 def failed(rows: Iterable[RowDict]) -> str:
@@ -198,37 +210,25 @@ def provenance_line(rows: Sequence[RowDict]) -> str:
   )
 
 
-def between_markers(text: str, name: str, block: str) -> str:
-  """`text` with what stands between two marker lines replaced.
+def update_file(path: pathlib.Path, name: str, block: str) -> bool:
+  """Rewrites what stands between two lines of a page; whether it changed.
 
-  The markers are `<!-- name:begin -->` and `<!-- name:end -->`; they stay.
+  The lines are `<!-- name:begin -->` and `<!-- name:end -->`; they stay.
 
   Raises:
-    ValueError: the markers are not there, once each and in order.
+    ValueError: there is no such file, or not one such pair of lines in it.
   """
   begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-  if text.count(begin) != 1 or text.count(end) != 1:
-    raise ValueError(f"want one line {begin} and one line {end}")
-  head, rest = text.split(begin)
-  if end not in rest:
-    raise ValueError(f"{end} must come after {begin}")
-  _, tail = rest.split(end)
-  return f"{head}{begin}\n\n{block.strip()}\n\n{end}{tail}"
-
-
-def update_file(path: pathlib.Path, name: str, block: str) -> bool:
-  """Rewrites the block of that name in a file; whether it changed.
-
-  Raises:
-    ValueError: there is no such file, or no such block in it.
-  """
   if not path.exists():
     raise ValueError(f"there is no {path}")
   old = path.read_text()
-  try:
-    new = between_markers(old, name, block)
-  except ValueError as error:
-    raise ValueError(f"{path}: {error}") from None
+  if old.count(begin) != 1 or old.count(end) != 1:
+    raise ValueError(f"{path}: want one line {begin} and one line {end}")
+  head, _, rest = old.partition(begin)
+  if end not in rest:
+    raise ValueError(f"{path}: {end} must come after {begin}")
+  tail = rest[rest.index(end) :]
+  new = f"{head}{begin}\n\n{block.strip()}\n\n{tail}"
   if new != old:
     path.write_text(new)
   return new != old
