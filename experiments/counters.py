@@ -54,6 +54,7 @@ from experiments.harness import (
   contestants,
   counter_plots,
   counter_tables,
+  ladder_tables,
   modelled,
   provenance,
   report,
@@ -544,7 +545,7 @@ def make_row(
 
 def show(console: console_lib.Console, row: Mapping[str, Any]) -> None:
   """A rung's counts, in lines."""
-  label = counter_tables.label(row)
+  label = ladder_tables.label(row)
   console.line(f"{label:>3} {row['kernel']} ({row['kernel_name']})")
   for name, value in row["measured"].items():
     text = f"   {name:<28} {value:>14,.6g}"
@@ -567,7 +568,7 @@ def show(console: console_lib.Console, row: Mapping[str, Any]) -> None:
 def unexplained(row: Mapping[str, Any]) -> list[str]:
   """A line for each count that is off and not explained."""
   return [
-    f"{counter_tables.label(row)} {row['kernel']}, {name}:"
+    f"{ladder_tables.label(row)} {row['kernel']}, {name}:"
     f" {row['ratio'][name] if row['ratio'][name] is not None else 'inf'}"
     f" of the model at {tables.shape(row)} {row['dtype']}"
     for name, reason in row["explanation"].items()

@@ -54,7 +54,6 @@ EXPERIMENT = "dense"
 REPORT = report.Report(
   experiment=EXPERIMENT,
   summary=dense_tables.summary,
-  numeric=dense_tables.NUMERIC,
   timed=dense_tables.compared,
   markdown=dense_tables.markdown,
   figures={

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from experiments import counters
-from experiments.harness import cli, counter_tables, rows
+from experiments.harness import cli, counter_tables, ladder_tables, rows
 from pallas_gemm import hardware
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract, traffic
@@ -361,7 +361,7 @@ def test_tables_are_of_what_was_counted_last():
       made_up(1, wait=2.0),
     ]
   )
-  assert [counter_tables.label(row) for row in found] == ["1", "9", "9a"]
+  assert [ladder_tables.label(row) for row in found] == ["1", "9", "9a"]
   assert found[0]["stalls"] == {"wait": 2.0}
 
 
