@@ -1,10 +1,5 @@
 """Transformations of the grouped ops, against the same thing in jnp."""
 
-import os
-from pathlib import Path
-import subprocess
-import sys
-
 import jax
 from jax import export
 import jax.numpy as jnp
@@ -346,19 +341,3 @@ def test_sm90_vmap():
     )(many)
     for lhs, out in zip(many, outs):
       case.assert_right(out, x | {"lhs": lhs})
-
-
-def test_sharding():
-  """On four devices, which JAX must know of before it starts."""
-  environment = os.environ | {
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-  }
-  done = subprocess.run(
-    [sys.executable, "-W", "error", "-m", "tests.support.sharded_ragged"],
-    cwd=Path(__file__).parent.parent,
-    env=environment,
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 0, done.stderr

@@ -1,10 +1,5 @@
 """Transformations of the ops, against those of the same thing in jnp."""
 
-import os
-from pathlib import Path
-import subprocess
-import sys
-
 import jax
 from jax import export
 import jax.numpy as jnp
@@ -323,19 +318,3 @@ def test_sm90_gradients(activation, dtype, with_c):
   with jax.enable_x64(False):
     how = {"implementation": "sm90"}
     gradients.assert_right((72, 80, 40), dtype, activation, with_c, **how)
-
-
-def test_sharding():
-  """On four devices, which JAX must know of before it starts."""
-  environment = os.environ | {
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-  }
-  done = subprocess.run(
-    [sys.executable, "-W", "error", "-m", "tests.support.sharded_products"],
-    cwd=Path(__file__).parent.parent,
-    env=environment,
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 0, done.stderr
