@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import os
-import stat
 import sys
 
 import jax
@@ -11,20 +9,22 @@ import jax.numpy as jnp
 import pytest
 
 from experiments import counters
-from experiments.harness import cli, counter_tables, ladder_tables, rows
+from experiments.harness import (
+  cli,
+  counter_model,
+  counter_tables,
+  ladder_tables,
+  ncu,
+  rows,
+)
 from pallas_gemm import hardware
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract, traffic
 from tests.support import programs
 
 LADDER = ladder_lib.LADDER
-GROUPS = (
-  counters.COUNTERS,
-  counters.STALLS,
-  counters.OCCUPANCY,
-  counters.LIMITS,
-)
-FIRST = [c.names[0] for group in GROUPS for c in group.values()]
+GROUPS = ncu.COUNTERS, ncu.STALLS, ncu.OCCUPANCY, ncu.LIMITS
+FIRST = [names[0] for group in GROUPS for names in group.values()]
 CANNED = """\
 hello from the program
 ==PROF== Connected to process 42 (/usr/bin/python3)
@@ -42,7 +42,7 @@ hello from the program
 
 
 def test_parse_reads_names_units_and_thousands():
-  [kernel] = counters.parse(CANNED)
+  [kernel] = ncu.kernels(CANNED)
   assert kernel["Kernel Name"] == 'naive(int, "x")'
   assert kernel["dram__bytes_read.sum"] == 134217728
   assert kernel["dram__bytes_write.sum"] == pytest.approx(67108864)
@@ -50,8 +50,8 @@ def test_parse_reads_names_units_and_thousands():
 
 
 def test_counters_take_the_name_that_is_there_and_scale():
-  [kernel] = counters.parse(CANNED)
-  assert counters.read(kernel, counters.COUNTERS) == {
+  [kernel] = ncu.kernels(CANNED)
+  assert ncu.read(kernel, ncu.COUNTERS) == {
     "duration_ms": pytest.approx(1.5),
     "dram_read_bytes": 134217728,
     "dram_write_bytes": pytest.approx(67108864),
@@ -76,7 +76,7 @@ LAUNCH = {
 
 
 def test_occupancy_from_the_launch():
-  found = counters.occupancy(LAUNCH)
+  found = ncu.occupancy(LAUNCH)
   assert found == {
     "registers": 168,
     "threads": 384,
@@ -92,31 +92,31 @@ def test_occupancy_from_the_launch():
   )
   assert found["blocks_per_sm"] == worked_out.blocks
   assert found["limit"] == worked_out.limit
-  assert counters.occupancy({}) == {}
+  assert ncu.occupancy({}) == {}
 
 
 def test_units_of_launch_facts_are_read():
   name = "launch__shared_mem_per_block_dynamic"
   text = f'"ID","Kernel Name","{name}"\n"","","Kbyte/block"\n"0","x","8.2"\n'
-  assert counters.parse(text)[0][name] == pytest.approx(8200)
+  assert ncu.kernels(text)[0][name] == pytest.approx(8200)
 
 
 @pytest.mark.parametrize("text", ["", "==WARNING== No kernels were profiled."])
 def test_parse_of_nothing(text):
-  assert counters.parse(text) == []
+  assert ncu.kernels(text) == []
 
 
 def test_several_kernels_and_output_after_them():
   lines = CANNED.splitlines()
   text = "\n".join([*lines, lines[-1].replace("naive", "other"), "bye", ""])
-  names = [kernel["Kernel Name"] for kernel in counters.parse(text)]
+  names = [kernel["Kernel Name"] for kernel in ncu.kernels(text)]
   assert names == ['naive(int, "x")', 'other(int, "x")']
 
 
 def test_metrics_are_one_a_counter_of_those_known():
-  assert counters.metrics(None) == FIRST
+  assert ncu.metrics(None) == FIRST
   launch = [name for name in FIRST if name.startswith("launch__")]
-  assert counters.metrics(set()) == launch and len(launch) == 8
+  assert ncu.metrics(set()) == launch and len(launch) == 8
   stalled = "smsp__average_warps_issue_stalled_gmma_per_issue_active"
   known = {
     "smsp__issue_active",
@@ -125,7 +125,7 @@ def test_metrics_are_one_a_counter_of_those_known():
     stalled,
   }
   percent = "avg.pct_of_peak_sustained_active"
-  assert set(counters.metrics(known)) - set(launch) == {
+  assert set(ncu.metrics(known)) - set(launch) == {
     "dram__bytes_read.sum",
     f"sm__issue_active.{percent}",
     f"{stalled}.ratio",
@@ -137,7 +137,7 @@ def predicted(number):
   problem = contract.Problem(256, 256, 256, rung.dtypes[0])
   config = rung.default_config(problem)
   gpu = hardware.lookup("H200")
-  return counters.predicted(traffic.model(rung, config, problem, gpu))
+  return counter_model.predicted(traffic.model(rung, config, problem, gpu))
 
 
 def test_the_model_speaks_of_what_a_rung_does():
@@ -155,18 +155,18 @@ def test_the_model_speaks_of_what_a_rung_does():
 
 def test_differences_over_a_fifth_want_an_explanation(monkeypatch):
   reasons = {("naive", "ffma"): "because"}
-  monkeypatch.setattr(counters, "EXPLANATIONS", reasons)
+  monkeypatch.setattr(counter_model, "EXPLANATIONS", reasons)
   measured = {"x": 1.19, "ffma": 2.0, "y": 0.5, "zero": 1.0, "alone": 7.0}
   model = {"x": 1.0, "ffma": 1.0, "y": 1.0, "zero": 0.0, "missing": 1.0}
-  ratios, reasons = counters.compare("naive", measured, model)
+  ratios, reasons = counter_model.compare("naive", measured, model)
   assert ratios == {"x": 1.19, "ffma": 2.0, "y": 0.5, "zero": None}
   assert reasons == {"ffma": "because", "y": None, "zero": None}
 
 
 def test_explanations_are_of_rungs_and_counters():
   names = {rung.name for rung in ladder_lib.with_variants()}
-  for name, counter in counters.EXPLANATIONS:
-    assert name in names and counter in counters.COUNTERS
+  for name, counter in counter_model.EXPLANATIONS:
+    assert name in names and counter in ncu.COUNTERS
 
 
 FAKE = """#!{python}
@@ -194,8 +194,8 @@ def run(monkeypatch, tmp_path, capsys):
   log = tmp_path / "log"
 
   def call(*args, says=SAID + BOTH, status=0):
-    ncu = tmp_path / "ncu"
-    ncu.write_text(
+    program = tmp_path / "ncu"
+    program.write_text(
       FAKE.format(
         python=sys.executable,
         names=FIRST,
@@ -204,8 +204,8 @@ def run(monkeypatch, tmp_path, capsys):
         status=status,
       )
     )
-    os.chmod(ncu, ncu.stat().st_mode | stat.S_IEXEC)
-    places = f"--ncu={ncu}", f"--output_dir={tmp_path}"
+    program.chmod(0o755)
+    places = f"--ncu={program}", f"--output_dir={tmp_path}"
     got = programs.call(counters.main, [*places, *args])
     calls = log.read_text().splitlines() if log.exists() else []
     return got, capsys.readouterr().out, calls
@@ -340,7 +340,7 @@ def made_up(number, variant="", m=4096, commit="b" * 40, **stalls):
     **dataclasses.asdict(problem),
     "measured": {"dram_read_bytes": 2.5e9, "fma_pipe_percent": 61.25},
     "stalls": stalls,
-    "occupancy": {"spill_bytes": 0, **counters.occupancy(LAUNCH)},
+    "occupancy": {"spill_bytes": 0, **ncu.occupancy(LAUNCH)},
     "device": "NVIDIA H200",
     "driver": "580",
     "cuda": "13.0",
@@ -437,5 +437,5 @@ def test_a_page_without_markers_is_an_error(run, tmp_path):
 
 
 def test_reasons_are_metrics_of_ncu():
-  assert list(counters.STALLS) == list(counter_tables.REASONS)
-  assert len(counters.STALLS) == 19
+  assert list(ncu.STALLS) == list(counter_tables.REASONS)
+  assert len(ncu.STALLS) == 19

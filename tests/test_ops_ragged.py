@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from pallas_gemm import tuning
+from pallas_gemm import report, tuning
 from pallas_gemm.ops import grouped
 from tests.support import problems, products, ragged
 from tests.support.products import normal

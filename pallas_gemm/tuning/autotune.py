@@ -21,7 +21,7 @@ from jax.interpreters import partial_eval
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm import compat, hardware, tuning
+from pallas_gemm import compat, hardware, measure, tuning
 from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
@@ -29,7 +29,7 @@ from pallas_gemm.ops import implementations
 from pallas_gemm.ops.product import PRIMITIVES
 from pallas_gemm.ops.spec import Operands, Spec
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import cache, measure, trial
+from pallas_gemm.tuning import cache, trial
 from pallas_gemm.tuning.grouped_trial import GroupedTrial
 
 _NO_GPU = (
