@@ -54,10 +54,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.harness import bench as bench_lib
 from experiments.harness import cli, provenance, rows, tables, timing
 from experiments.harness import console as console_lib
 from experiments.harness import memory_kernels as kernels
+from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
 from pallas_gemm import compat, hardware
 from pallas_gemm.hardware import KIB, MIB
@@ -362,7 +362,7 @@ def _differences(a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.sum(a != b)
 
 
-def measure(probe: Probe, bench: bench_lib.Bench, buffer_bytes: int) -> dict:
+def measure(probe: Probe, bench: run_lib.Bench, buffer_bytes: int) -> dict:
   """The row of a probe; a result that is wrong is not timed.
 
   Raises:
@@ -388,7 +388,7 @@ def make_row(
   calls: Calls,
   timings: dict[str, timing.Timing],
   load: provenance.Load,
-  bench: bench_lib.Bench,
+  bench: run_lib.Bench,
 ) -> dict[str, Any]:
   """A row of the times of a probe's calls; of none if there are no times."""
   short = timings.get(calls.short.name) if calls.short else None

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.harness import (
   dense_tables,
-  ragged_bench,
+  ragged_cases,
   ragged_tables,
   tables,
 )
@@ -93,13 +93,13 @@ def ops() -> str:
       "`ragged_dot`, Mixtral, and gradients",
       "`lax.ragged_dot`",
       mixtral,
-      over(ragged_bench.LAX),
+      over(ragged_cases.LAX),
     ),
     (
       "`ragged_dot`, Mixtral",
       "JAX's `ragged_dot_mgpu`",
       mixtral,
-      over(ragged_bench.EXAMPLE),
+      over(ragged_cases.EXAMPLE),
     ),
   ]
   header = ["op", "beside", "cases", "geomean", "worst", "best"]

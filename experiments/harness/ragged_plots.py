@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 import os
 
-from experiments.harness import plots, ragged_bench, ragged_tables, tables
-from experiments.harness.case_bench import OURS
+from experiments.harness import plots, ragged_cases, ragged_tables, tables
+from experiments.harness.case import OURS
 
 RowDict = tables.RowDict
 Rate = Callable[[RowDict, str], float | None]
@@ -12,9 +12,9 @@ _COLUMNS = 2
 # Bars of a case, from the top; also told apart by their order.
 _COLOURS = {
   OURS: plots.BLUE,
-  ragged_bench.TWO: plots.GREEN,
-  ragged_bench.EXAMPLE: plots.VERMILLION,
-  ragged_bench.LAX: plots.GREY,
+  ragged_cases.TWO: plots.GREEN,
+  ragged_cases.EXAMPLE: plots.VERMILLION,
+  ragged_cases.LAX: plots.GREY,
 }
 _THICKNESS = 0.84
 
@@ -57,7 +57,7 @@ def decode(rows: Sequence[RowDict], path: str | os.PathLike[str]) -> None:
 
   def rate(row: RowDict, arm: str) -> float | None:
     # A dense product reads one weight, so its rate says nothing here.
-    if arm not in row["arms"] or arm == ragged_bench.DENSE:
+    if arm not in row["arms"] or arm == ragged_cases.DENSE:
       return None
     return (
       row["gbytes_per_s"] * row["ms_median"] / row["arms"][arm]["ms_median"]
@@ -151,12 +151,12 @@ def _case(ax, row: RowDict, line: int, rate: Rate) -> None:
       color=_COLOURS[arm],
       label=arm,
     )
-  if (ceiling := rate(row, ragged_bench.DENSE)) is not None:
+  if (ceiling := rate(row, ragged_cases.DENSE)) is not None:
     half = _THICKNESS / 2
     ax.plot(
       [ceiling] * 2,
       [line - half, line + half],
       color=plots.INK,
       linewidth=1.5,
-      label=f"{ragged_bench.DENSE}, dense",
+      label=f"{ragged_cases.DENSE}, dense",
     )

@@ -4,16 +4,16 @@ from collections.abc import Iterable, Sequence
 import statistics
 from typing import Any
 
-from experiments.harness import ragged_bench, ragged_cases, tables
+from experiments.harness import ragged_cases, tables
 
 RowDict = tables.RowDict
 DECODE = "decode"
 # What the op is compared with, in the order of columns.
 OTHERS = (
-  ragged_bench.LAX,
-  ragged_bench.EXAMPLE,
-  ragged_bench.TWO,
-  ragged_bench.DENSE,
+  ragged_cases.LAX,
+  ragged_cases.EXAMPLE,
+  ragged_cases.TWO,
+  ragged_cases.DENSE,
 )
 NUMERIC = (
     "cases", "TFLOP/s", *(f"x {name}" for name in OTHERS), "worst", "failed",
@@ -50,7 +50,7 @@ def speed_over(row: RowDict, arm: str) -> float | None:
   """
   if row["ms_median"] is None or arm not in row["arms"]:
     return None
-  if row["suite"] == DECODE and arm == ragged_bench.DENSE:
+  if row["suite"] == DECODE and arm == ragged_cases.DENSE:
     return None
   return row["arms"][arm]["ms_median"] / row["ms_median"]
 
@@ -115,7 +115,7 @@ def summary(rows: Sequence[RowDict]) -> tuple[list[str], list[list[str]]]:
     of_dense = {
       label(row): speed
       for row in group
-      if (speed := speed_over(row, ragged_bench.DENSE)) is not None
+      if (speed := speed_over(row, ragged_cases.DENSE)) is not None
     }
     worst = min(of_dense, key=of_dense.__getitem__, default=None)
     cell += [tables.factor(of_dense.get(worst)), worst or tables.EMPTY]
@@ -134,7 +134,7 @@ def markdown(rows: Sequence[RowDict]) -> str:
     tables.provenance_line(timed(rows)),
     tables.markdown(*summary(rows), NUMERIC),
     "TFLOP/s count the rows in groups. *x*: time of the other over time of the"
-    f" op, interleaved, in one run; `{ragged_bench.DENSE}` is one dense"
+    f" op, interleaved, in one run; `{ragged_cases.DENSE}` is one dense"
     " product of the same FLOPs (the MLP of one expert beside a layer), the"
     " *worst* case the one furthest from it. Geometric means.",
   ]

@@ -10,10 +10,11 @@ from typing import Any
 
 from absl import flags, logging
 
-from experiments.harness import bench as bench_lib
-from experiments.harness import cli, contestants, provenance, tables, timing
+from experiments.harness import case as case_lib
+from experiments.harness import cli, provenance, tables, timing
 from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
+from experiments.harness import run as run_lib
 from pallas_gemm import hardware
 
 RowDict = dict[str, Any]
@@ -148,7 +149,7 @@ class Session:
     except Exception as error:  # pylint: disable=broad-exception-caught
       if self.interrupt.pressed:  # inside a kernel Ctrl-C comes in disguise
         raise KeyboardInterrupt from None
-      reason = contestants.first_line(error)
+      reason = case_lib.first_line(error)
       self.failures.append(name)
       self.console.line(f"{name}  can't run here: {reason}", bad=True)
       return None
@@ -195,15 +196,14 @@ def start(
   return Session(console, path, device, on_gpu, **fields)
 
 
-def bench(experiment: str, on_gpu: bool) -> bench_lib.Bench:
+def bench(experiment: str, on_gpu: bool) -> run_lib.Bench:
   """Measures as the flags say."""
-  return bench_lib.Bench(
+  return run_lib.Bench(
     experiment=experiment,
     seed=cli.SEED.value,
     warmup=cli.WARMUP.value,
     repeats=cli.REPEATS.value,
     timed=on_gpu,
-    measure=timing.measure,
     flush=timing.l2_flush(hardware.current().l2_bytes) if on_gpu else None,
   )
 
