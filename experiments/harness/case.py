@@ -54,9 +54,11 @@ class Case(Protocol):
     suite: the list that it is of; those of a suite are compiled together.
     program: what compiled arms depend on; cases of equal ones share them.
     baseline: the arm whose time over that of the first is the row's ratio.
+    may_skip: whether arms beside the first may be left out.
   """
 
   suite: str
+  may_skip: bool
 
   @property
   def program(self) -> Any: ...

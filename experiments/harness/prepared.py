@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 import dataclasses
+import functools
 import os
 from typing import Any
 
@@ -25,7 +26,7 @@ class Prepared:
       function of the case's operands is compiled, and gives it.
     skipped: why an arm that the case has is not there.
     facts: optional fields of the row.
-    error: why the first arm can't run; None if it can.
+    error: why the case can't run; None if it can.
   """
 
   case: Case
@@ -59,6 +60,26 @@ def prepare(
     yield dataclasses.replace(programs[case.program], case=case)
 
 
+def uncompiled(case: Case, **facts: Any) -> Prepared:
+  """A case whose arms are compiled by their first calls.
+
+  Raises:
+    Exception: why an arm can't run.
+  """
+  arms = {
+    name: [
+      Candidate(functools.partial(_same, jax.jit(fn)), config)
+      for fn, config in arm()
+    ]
+    for name, arm in case.arms().items()
+  }
+  return Prepared(case, arms, facts=facts)
+
+
+def _same(x: Call) -> Call:
+  return x
+
+
 def _prepare(
   case: Case, implementation: str | None, pool: futures.Executor
 ) -> Prepared:
@@ -76,7 +97,7 @@ def _prepare(
         lowered = [(text, config)]
         facts = {"implementation": ran, "config_origin": origin}
     except Exception as error:  # pylint: disable=broad-exception-caught
-      if not arms:
+      if not arms or not case.may_skip:
         return Prepared(case, error=error)  # it must not cost the others
       skipped[name] = reason(error)
     else:

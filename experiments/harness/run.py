@@ -68,15 +68,16 @@ class Bench:
   def measure(self, prepared: Prepared) -> dict[str, Any]:
     """Checks a case, times its arms side by side, and makes its row.
 
-    A result that is wrong is not timed. An arm beside the first that can't run
-    is left out.
+    A result that is wrong is not timed.
 
     Raises:
-      Exception: what kept the first arm from being compiled or run.
+      Exception: what kept an arm from being compiled or run; one beside the
+        first only where the case may not skip it.
     """
     if prepared.error is not None:
       raise prepared.error
-    case, operands = prepared.case, prepared.case.draw(self.seed)
+    case = prepared.case
+    operands = jax.block_until_ready(case.draw(self.seed))
     first, *others = prepared.arms
     arms = {first: self._fastest(prepared.arms[first], operands)}
     check = case.check(arms[first].fn(**operands), operands, self.seed)
@@ -86,6 +87,8 @@ class Bench:
         try:
           arms[name] = self._beside(case, prepared.arms[name], operands)
         except Exception as error:  # pylint: disable=broad-exception-caught
+          if not case.may_skip:
+            raise
           skipped[name] = reason(error)  # most likely no memory
       if self.timed:
         with provenance.Monitor() as monitor:
