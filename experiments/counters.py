@@ -43,10 +43,10 @@ from typing import Any
 from absl import flags
 import jax
 
+from experiments.harness import case as case_lib
 from experiments.harness import (
   cli,
   compiled,
-  contestants,
   counter_model,
   counter_plots,
   counter_tables,
@@ -141,7 +141,7 @@ def child() -> int:
         jax.block_until_ready(jax.jit(rung.gemm)(*operands))
       said |= {k: v for k, v in found.items() if k == "spill_bytes"}
     except Exception as error:  # pylint: disable=broad-exception-caught
-      said["error"] = contestants.first_line(error)
+      said["error"] = case_lib.first_line(error)
     print(json.dumps(said), flush=True)
   return 0
 

@@ -10,7 +10,7 @@ from typing import Any
 from experiments.harness import (
   dense_tables,
   ladder_tables,
-  ragged_bench,
+  ragged_cases,
   ragged_tables,
   tables,
 )
@@ -81,7 +81,7 @@ def ops() -> str:
     speeds = (ragged_tables.speed_over(row, arm) for row in mixtral)
     return [speed for speed in speeds if speed is not None]
 
-  lax, example = over(ragged_bench.LAX), over(ragged_bench.EXAMPLE)
+  lax, example = over(ragged_cases.LAX), over(ragged_cases.EXAMPLE)
   lines = [
     ("`matmul`, all suites", "`jnp`", over_jnp[0]),
     ("`matmul` with bias, C, activation", "`jnp`", over_jnp[1]),

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from experiments.harness import plots, ragged_bench, ragged_tables, tables
-from experiments.harness.case_bench import OURS
+from experiments.harness import plots, ragged_cases, ragged_tables, tables
+from experiments.harness.case import OURS
 from experiments.harness.tables import RowDict
 
 Rate = Callable[[RowDict, str], float | None]
@@ -11,9 +11,9 @@ Groups = dict[str, Sequence[RowDict]]
 # Bars of a case, from the top; also told apart by their order.
 _COLOURS = {
   OURS: plots.BLUE,
-  ragged_bench.TWO: plots.GREEN,
-  ragged_bench.EXAMPLE: plots.VERMILLION,
-  ragged_bench.LAX: plots.GREY,
+  ragged_cases.TWO: plots.GREEN,
+  ragged_cases.EXAMPLE: plots.VERMILLION,
+  ragged_cases.LAX: plots.GREY,
 }
 _THICKNESS = 0.84
 _COLUMNS = 2
@@ -120,8 +120,8 @@ def _case(ax, row: RowDict, line: int, rate: Rate) -> None:
       top + (i + 0.5) * thickness, rate(row, arm), height=thickness,
       color=_COLOURS[arm], label=arm,
     )  # fmt: skip
-  if (ceiling := rate(row, ragged_bench.DENSE)) is not None:
+  if (ceiling := rate(row, ragged_cases.DENSE)) is not None:
     ax.plot(
       [ceiling] * 2, [top, bottom], color=plots.INK, linewidth=1.5,
-      label=f"{ragged_bench.DENSE}, dense",
+      label=f"{ragged_cases.DENSE}, dense",
     )  # fmt: skip

@@ -4,16 +4,16 @@ from collections.abc import Iterable, Sequence
 import operator
 import statistics
 
-from experiments.harness import ragged_bench, ragged_cases, tables
+from experiments.harness import ragged_cases, tables
 from experiments.harness.tables import RowDict
 
 DECODE = "decode"
 # What the op is compared with, in the order of columns.
 OTHERS = (
-  ragged_bench.LAX,
-  ragged_bench.EXAMPLE,
-  ragged_bench.TWO,
-  ragged_bench.DENSE,
+  ragged_cases.LAX,
+  ragged_cases.EXAMPLE,
+  ragged_cases.TWO,
+  ragged_cases.DENSE,
 )
 
 
@@ -46,7 +46,7 @@ def speed_over(row: RowDict, arm: str) -> float | None:
   """
   if row["ms_median"] is None or arm not in row["arms"]:
     return None
-  if row["suite"] == DECODE and arm == ragged_bench.DENSE:
+  if row["suite"] == DECODE and arm == ragged_cases.DENSE:
     return None
   return row["arms"][arm]["ms_median"] / row["ms_median"]
 
@@ -91,7 +91,7 @@ def summary(rows: Sequence[RowDict]) -> tables.Table:
   def over(arm: str) -> tables.Value:
     return lambda row: speed_over(row, arm)
 
-  of_dense, tflops = over(ragged_bench.DENSE), operator.itemgetter("tflops")
+  of_dense, tflops = over(ragged_cases.DENSE), operator.itemgetter("tflops")
   columns = {
     "suite": lambda group: tables.suite(group[0]),
     "pass": lambda group: group[0]["pass"],
@@ -125,7 +125,7 @@ def markdown(rows: Sequence[RowDict]) -> str:
     tables.provenance_line(timed(rows)),
     tables.markdown(*summary(rows)),
     "TFLOP/s count the rows in groups. *x*: time of the other over time of the"
-    f" op, interleaved, in one run; `{ragged_bench.DENSE}` is one dense"
+    f" op, interleaved, in one run; `{ragged_cases.DENSE}` is one dense"
     " product of the same FLOPs (the MLP of one expert beside a layer), the"
     " *worst* case the one furthest from it. Geometric means.",
   ]

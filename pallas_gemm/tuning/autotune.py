@@ -30,7 +30,6 @@ from pallas_gemm.ops.product import PRIMITIVES
 from pallas_gemm.ops.spec import Operands, Spec
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import cache, trial
-from pallas_gemm.tuning.grouped_trial import GroupedTrial
 
 _NO_GPU = (
   "tuning needs a Hopper GPU (compute capability 9.0), JAX sees none here;"
@@ -311,8 +310,7 @@ def tune(
   chosen = tuning.model_of(problem).choose(problem)
   configs = _candidates(problem, chosen, top)
   doing(f"{name}: compiling {len(configs)} configs")
-  kind = GroupedTrial if problem.ragged else trial.Trial
-  calls, reasons = _prepare(kind(case), configs)
+  calls, reasons = _prepare(trial.Trial(case), configs)
   doing(f"{name}: measuring {len(calls)} configs")
   seconds = dict(zip(calls, measure.seconds(list(calls.values()))))
   for config, reason in reasons.items():
