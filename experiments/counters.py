@@ -43,14 +43,15 @@ from typing import Any
 from absl import flags
 import jax
 
+from experiments.harness import case as case_lib
 from experiments.harness import (
   cli,
   compiled,
-  contestants,
   counter_model,
   counter_plots,
   counter_tables,
   inputs,
+  ladder_tables,
   modelled,
   ncu,
   provenance,
@@ -145,7 +146,7 @@ def child() -> int:
       facts = {k.removeprefix("occupancy_"): v for k, v in found.items()}
       said |= {k: v for k, v in facts.items() if v is not None}
     except Exception as error:  # pylint: disable=broad-exception-caught
-      said["error"] = contestants.first_line(error)
+      said["error"] = case_lib.first_line(error)
     print(json.dumps(said), flush=True)
   return 0
 
@@ -204,7 +205,7 @@ def make_row(
 
 def show(console: console_lib.Console, row: Mapping[str, Any]) -> None:
   """A rung's counts, in lines."""
-  label = counter_tables.label(row)
+  label = ladder_tables.label(row)
   console.line(f"{label:>3} {row['kernel']} ({row['kernel_name']})")
   for name, value in row["measured"].items():
     text = f"   {name:<28} {value:>14,.6g}"
@@ -227,7 +228,7 @@ def show(console: console_lib.Console, row: Mapping[str, Any]) -> None:
 def unexplained(row: Mapping[str, Any]) -> list[str]:
   """A line for each count that is off and not explained."""
   return [
-    f"{counter_tables.label(row)} {row['kernel']}, {name}:"
+    f"{ladder_tables.label(row)} {row['kernel']}, {name}:"
     f" {row['ratio'][name] if row['ratio'][name] is not None else 'inf'}"
     f" of the model at {tables.shape(row)} {row['dtype']}"
     for name, reason in row["explanation"].items()

@@ -32,29 +32,37 @@ be carried out; 130 after Ctrl-C.
 """
 
 from collections.abc import Sequence
+import contextlib
 import dataclasses
+import functools
+import os
+import tempfile
+from typing import Any
 
 from absl import flags
+import jax
 
 from experiments.harness import (
   cli,
-  dense_bench,
   dense_cases,
   dense_latency,
   dense_plots,
   dense_tables,
   dense_unseen,
+  ops_program,
+  prepared,
   report,
 )
 from experiments.harness import console as console_lib
+from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
 from pallas_gemm import compat
+from pallas_gemm.tuning import autotune, cache
 
 EXPERIMENT = "dense"
 REPORT = report.Report(
   experiment=EXPERIMENT,
   summary=dense_tables.summary,
-  numeric=dense_tables.NUMERIC,
   timed=dense_tables.compared,
   markdown=dense_tables.markdown,
   figures={
@@ -113,31 +121,20 @@ def chosen(on_gpu: bool) -> tuple[list[dense_cases.Case], bool]:
   Raises:
     cli.FlagError: no such suite or shape, or not without a GPU.
   """
-  dtype = cli.DTYPE.value or "bfloat16"
-  if dtype == "float32":
-    raise cli.FlagError("--dtype: the dense ops are compared in 16 bits")
-  shapes = cli.parse_shapes(cli.SHAPES.value)
-  names = list(dict.fromkeys(name.strip() for name in _SUITE.value))
+  dtype, shapes = (
+    cli.DTYPE.value or "bfloat16",
+    cli.parse_shapes(cli.SHAPES.value),
+  )
+  names = ops_program.suites(_SUITE.value)
   if _UNSEEN.value:
     _check_unseen(on_gpu, bool(names or shapes))
     drawn = dense_unseen.draw(cli.SEED.value, _UNSEEN.value, dtype)
     return list(dict.fromkeys(drawn)), False
   if not names and not shapes:
     names = ["quick" if on_gpu else "interpret"]
-  large = [name for name in names if name not in _ON_HOST and name in _NAMES]
-  if large and not on_gpu:
-    raise cli.FlagError(
-      f"--suite={','.join(large)}: too large without an NVIDIA GPU; there are"
-      f" {', '.join(_ON_HOST)} and --shapes"
-    )
+  suites = [name for name in names if name != dense_latency.SUITE]
   cases = dense_cases.plain(shapes, dtype)
-  for name in names:
-    if name == dense_latency.SUITE:
-      continue
-    try:
-      cases += dense_cases.suite(name, dtype)
-    except ValueError as error:
-      raise cli.FlagError(f"--suite: {error}") from None
+  cases += ops_program.cases(suites, dense_cases.suite, _ON_HOST, on_gpu)
   # A suite that is named beside "all" is measured once.
   latency = "all" in names or dense_latency.SUITE in names
   return list(dict.fromkeys(cases)), latency
@@ -157,6 +154,60 @@ def _check_unseen(on_gpu: bool, others: bool) -> None:
     raise cli.FlagError("--update_readme: has no section for --unseen")
 
 
+def measure(
+  session: session_lib.Session, bench: run_lib.Bench, case: prepared.Prepared
+) -> dict[str, Any]:
+  """The row of a case, compared with its baseline.
+
+  Raises:
+    Exception: what kept either from being compiled or run.
+  """
+  del session
+  if _TUNED.value and case.facts.get("implementation") == "sm90":
+    arms = dict(case.arms) | {dense_cases.TUNED: [tuned(case.case)]}
+    case = dataclasses.replace(case, arms=arms)
+  return bench.measure(case)
+
+
+def tuned(case: dense_cases.Case) -> run_lib.Candidate:
+  """A case with the config that `autotune` finds; others don't get it."""
+  operands = case.operands()
+  fn = dense_cases.ours(case, _IMPLEMENTATION.value)
+  with tempfile.TemporaryDirectory() as folder, _cache_in(folder):
+    autotune.autotune(fn, **operands)
+    config, _ = prepared.config_of(fn, operands)
+    compiled = jax.jit(fn).lower(**operands).compile()
+  return run_lib.Candidate(lambda: compiled, config)
+
+
+@contextlib.contextmanager
+def _cache_in(folder: str):
+  """What is tuned inside is kept in a folder, and nowhere else."""
+  before = os.environ.get(cache.FOLDER_VARIABLE)
+  os.environ[cache.FOLDER_VARIABLE] = folder
+  cache.clear()
+  try:
+    yield
+  finally:
+    if before is None:
+      del os.environ[cache.FOLDER_VARIABLE]
+    else:
+      os.environ[cache.FOLDER_VARIABLE] = before
+    cache.clear()
+
+
+def _measure_latency(
+  session: session_lib.Session, bench: run_lib.Bench
+) -> None:
+  rows = functools.partial(
+    dense_latency.rows,
+    bench,
+    cli.DTYPE.value or "bfloat16",
+    _IMPLEMENTATION.value,
+  )
+  session.host_rows(dense_latency.SUITE, rows, dense_tables.host_line)
+
+
 def _report() -> report.Report:
   return UNSEEN if _UNSEEN.value else REPORT
 
@@ -165,36 +216,18 @@ def run(console: console_lib.Console) -> int:
   """Measures what the flags say."""
   on_gpu = compat.targets_gpu()
   cases, latency = chosen(on_gpu)
-  found = _report()
-  session = session_lib.start(console, found.experiment, on_gpu)
-  bench = dense_bench.DenseBench(
-    session_lib.bench(found.experiment, on_gpu),
-    tuned=_TUNED.value,
+  return ops_program.run(
+    console,
+    _report(),
+    cases,
+    on_gpu=on_gpu,
+    title="The dense ops on {}, relative to jnp",
     implementation=_IMPLEMENTATION.value,
+    measure=measure,
+    label=dense_tables.label,
+    parts=dense_tables.measured_parts,
+    last=_measure_latency if latency else None,
   )
-  with session.measuring(len(cases)):
-    if on_gpu:
-      session.host_rows(
-        "bandwidth", bench.measure_bandwidth, dense_tables.host_line
-      )
-    session.suites(
-      cases,
-      lambda suite: dense_bench.prepare(suite, bench.implementation),
-      bench.measure,
-      dense_tables.label,
-      dense_tables.measured_parts,
-    )
-    if latency:
-      dtype = cli.DTYPE.value or "bfloat16"
-      session.host_rows(
-        dense_latency.SUITE,
-        lambda: dense_latency.rows(bench, dtype),
-        dense_tables.host_line,
-      )
-  title = f"The dense ops on {session.device}, relative to jnp"
-  found.table(console, title, session.rows)
-  folder = session.path.parent
-  return session.finish(lambda rows: found.show(console, rows, folder))
 
 
 def main(argv: Sequence[str]) -> int:

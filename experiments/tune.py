@@ -38,6 +38,7 @@ from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
 import pallas_gemm
 from pallas_gemm import compat, tuning
+from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.tuning import autotune, cache
 
 EXPERIMENT = "tune"
@@ -170,7 +171,7 @@ def rows_of(tuned: autotune.Tuned) -> list[dict[str, Any]]:
       "config": dataclasses.asdict(config),
       "ms_median": None if seconds is None else 1e3 * seconds,
       "ms_model": 1e3
-      * tuning.model_of(tuned.problem).predict(config, tuned.problem),
+      * tuning.model_of(tuned.problem).predict(Plan.of(tuned.problem, config)),
       "fastest": config == tuned.config,
       "chosen_by_model": config == tuned.model_config,
       "failed": reason,

@@ -59,6 +59,7 @@ class Check:
     error_bound: the bound at the element where error / bound is largest.
     worst_ratio: the largest error / bound; at most 1 when passed.
     checked: how many elements were compared.
+    worst: that element's row and column; () if nothing was compared.
   """
 
   passed: bool
@@ -66,6 +67,7 @@ class Check:
   error_bound: float
   worst_ratio: float
   checked: int
+  worst: tuple[int, ...] = ()
 
 
 def reference(
@@ -139,8 +141,8 @@ def error_bound(
     TypeError: out_dtype is none of the three.
   """
   dtype = jnp.dtype(a.dtype if out_dtype is None else out_dtype)
-  before, size = _bound_before_rounding(a, b, c, alpha, beta, tf32)
-  return _after_rounding(before, size, dtype)
+  before = bound_of_sum(a, b, c, alpha, beta, tf32=tf32)
+  return after_rounding(before, reference(a, b, c, alpha, beta), dtype)
 
 
 def check(
@@ -200,7 +202,7 @@ def check(
   _unit_roundoff(dtype)
   if sample is not None and sample < 1:
     raise ValueError(f"sample must be None or at least 1, got {sample}")
-  stray = 0
+  stray, rows, columns = 0, np.arange(m), np.arange(n)
   if sample is not None and (sample < m or sample < n):
     rng = np.random.default_rng(seed)
     rows, columns = _stratified(m, sample, rng), _stratified(n, sample, rng)
@@ -210,10 +212,36 @@ def check(
     # checked travels to the host.
     out, a, b = out[rows][:, columns], a[rows], b[:, columns]
     c = None if c is None or beta == 0 else c[rows][:, columns]
-  got = _float64(out)
   want = reference(a, b, c, alpha, beta)
-  before, size = _bound_before_rounding(a, b, c, alpha, beta, tf32)
-  bound = _after_rounding(before, size, dtype)
+  found = compare(out, want, bound_of_sum(a, b, c, alpha, beta, tf32=tf32))
+  if found.worst:
+    row, column = found.worst
+    worst = int(rows[row]), int(columns[column])
+    found = dataclasses.replace(found, worst=worst)
+  if not stray:
+    return found
+  return dataclasses.replace(
+    found, passed=False, max_error=np.inf, worst_ratio=np.inf
+  )
+
+
+def compare(out: Any, want: np.ndarray, before: np.ndarray) -> Check:
+  """Compares a result with a reference, given each element's bound.
+
+  NaN and infinities pass where `check` says.
+
+  Args:
+    out: [M, N]; float32, float16 or bfloat16.
+    want: [M, N], the reference in float64.
+    before: [M, N], what a correct kernel may be off before it rounds the
+      result to its dtype, as `bound_of_sum` says.
+
+  Raises:
+    TypeError: a dtype of out that is none of the three.
+  """
+  dtype = jnp.dtype(out.dtype)
+  bound = after_rounding(before, want, dtype)
+  got = _float64(out)
   if got.size == 0:
     return Check(True, 0.0, 0.0, 0.0, 0)
   with np.errstate(all="ignore"):
@@ -231,13 +259,13 @@ def check(
     ratio = np.where(~same & ~np.isfinite(want), np.inf, ratio)
     ratio = np.where(np.isnan(ratio), np.inf, ratio)
   worst = np.unravel_index(np.argmax(ratio), ratio.shape)
-  worst_ratio = np.inf if stray else float(ratio[worst])
   return Check(
-    passed=worst_ratio <= 1,
-    max_error=np.inf if stray else float(error.max()),
+    passed=bool(ratio[worst] <= 1),
+    max_error=float(error.max()),
     error_bound=float(bound[worst]),
-    worst_ratio=worst_ratio,
+    worst_ratio=float(ratio[worst]),
     checked=got.size,
+    worst=tuple(map(int, worst)),
   )
 
 
@@ -255,8 +283,16 @@ def gamma(roundings: int, unit: float) -> float:
   return roundings * unit / (1 - roundings * unit)
 
 
-def _bound_before_rounding(a, b, c, alpha, beta, tf32):
-  """(bound of the float32 result before its last rounding, |reference|)."""
+def bound_of_sum(
+  a: Any,
+  b: Any,
+  c: Any | None = None,
+  alpha: float = 1.0,
+  beta: float = 0.0,
+  *,
+  tf32: bool = False,
+) -> np.ndarray:
+  """`error_bound` of the float32 sum, before it is rounded to a dtype."""
   m, n, k = _check_shapes(a, b, c, beta)
   widest = max(jnp.dtype(a.dtype).itemsize, jnp.dtype(b.dtype).itemsize)
   u = _U_TRUNCATED if widest < 4 or tf32 else _U_FLOAT32
@@ -280,12 +316,17 @@ def _bound_before_rounding(a, b, c, alpha, beta, tf32):
       z = np.abs(_float64(c))
       before += abs(beta) * gamma(_EPILOGUE_ROUNDINGS + 1, u) * z
       before += abs(beta) * (_subnormal(z) + tiny)
-    size = np.abs(reference(a, b, c, alpha, beta))
-  return before + tiny, size
+  return before + tiny
 
 
-def _after_rounding(before, size, dtype) -> np.ndarray:
-  """Adds the rounding of the result to its dtype."""
+def after_rounding(
+  before: np.ndarray, want: np.ndarray, dtype: Any
+) -> np.ndarray:
+  """A bound to which the rounding of the result, `want`, to a dtype is added.
+
+  Raises:
+    TypeError: the dtype is not float32, float16 or bfloat16.
+  """
   # float16 has gradual underflow on every device; half a unit of its
   # smallest subnormal is lost. The others may be flushed.
   if dtype == jnp.float16:
@@ -293,7 +334,7 @@ def _after_rounding(before, size, dtype) -> np.ndarray:
   else:
     floor = float(jnp.finfo(dtype).smallest_normal)
   with np.errstate(all="ignore"):
-    return before + _unit_roundoff(dtype) * (size + before) + floor
+    return before + _unit_roundoff(dtype) * (np.abs(want) + before) + floor
 
 
 def _unit_roundoff(dtype) -> float:

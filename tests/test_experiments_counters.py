@@ -15,6 +15,7 @@ from experiments.harness import (
   compiled,
   counter_model,
   counter_tables,
+  ladder_tables,
   ncu,
   rows,
 )
@@ -363,7 +364,7 @@ def test_tables_are_of_what_was_counted_last():
       made_up(1, wait=2.0),
     ]
   )
-  assert [counter_tables.label(row) for row in found] == ["1", "9", "9a"]
+  assert [ladder_tables.label(row) for row in found] == ["1", "9", "9a"]
   assert found[0]["stalls"] == {"wait": 2.0}
 
 

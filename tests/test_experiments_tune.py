@@ -9,7 +9,7 @@ import pytest
 from experiments import tune
 from experiments.harness import cli, rows, suites
 from pallas_gemm import compat
-from pallas_gemm.kernels.problem import Config
+from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.tuning import autotune, cache, model
 from tests.support import programs
 

@@ -11,8 +11,10 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm import compat, hardware, measure, tuning
-from pallas_gemm.kernels import epilogues, sm90_dense
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels import epilogues
+from pallas_gemm.kernels.sm90 import launch
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import autotune, cache, model, trial
 
 PROBLEM = Problem(m=96, n=80, k=72, dtype="bfloat16", out_dtype="bfloat16")
@@ -73,7 +75,7 @@ def kernel(monkeypatch):
     call.config = config
     return call
 
-  monkeypatch.setattr(sm90_dense, "matmul", matmul)
+  monkeypatch.setattr(launch, "dense", matmul)
   monkeypatch.setattr(trial.Trial, "compile", compile_marked)
   monkeypatch.setattr(
     measure, "seconds", lambda calls: [SECONDS[c.config] for c in calls]

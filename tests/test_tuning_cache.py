@@ -14,8 +14,11 @@ import sys
 import pytest
 
 from pallas_gemm import tuning, version
-from pallas_gemm.kernels import epilogues, sm90_dense
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels import epilogues
+from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import cache, model
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -132,7 +135,9 @@ def test_another_kernel_is_not_found(monkeypatch, tmp_path):
     if text is not None:
       (tmp_path / folder).mkdir()
       for source in cache._SOURCES:
-        (tmp_path / folder / source).write_text(text)
+        path = tmp_path / folder / source
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
     with monkeypatch.context() as patch:
       patch.setattr(cache, "_KERNELS", tmp_path / folder)
       for c in caches:
@@ -149,7 +154,7 @@ def test_the_kernels_sources_are_where_the_cache_looks():
   """A source that is forgotten would leave outdated configs in use."""
   folder = pathlib.Path(epilogues.__file__).parent
   assert folder == cache._KERNELS
-  sources = {path.name for path in folder.glob("sm90_*.py")}
+  sources = {str(x.relative_to(folder)) for x in folder.glob("sm90/*.py")}
   assert set(cache._SOURCES) == sources | {"epilogues.py"}
 
 
@@ -194,7 +199,8 @@ package = types.ModuleType("pallas_gemm")
 package.__path__ = [sys.argv[1]]
 sys.modules["pallas_gemm"] = package
 from pallas_gemm.tuning import cache
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.problem import Problem
 assert "jax" not in sys.modules
 print("ready", flush=True)
 sys.stdin.readline()
@@ -547,7 +553,7 @@ def test_resolve_in_order(modelled, warnings_):
 
 def test_a_measured_config_that_is_illegal_now(modelled, warnings_):
   illegal = Config(stages=1)
-  assert sm90_dense.is_legal(illegal, PROBLEM)
+  assert legal.reason(Plan.of(PROBLEM, illegal))
   cache.store(PROBLEM, illegal, 1e-4)
   assert tuning.resolve(PROBLEM) == Config()
   assert tuning.resolve(PROBLEM) == Config()

@@ -10,10 +10,11 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm import hardware, tuning
-from pallas_gemm.kernels import sm90_ragged
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import autotune, cache, grouped, trial
-from pallas_gemm.tuning.grouped_trial import GroupedTrial
 from tests.support import products
 
 DTYPES = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
@@ -49,7 +50,7 @@ PROBLEMS = {
 def test_the_choice_is_legal(name):
   problem = PROBLEMS[name]
   config = tuning.resolve(problem)
-  assert sm90_ragged.is_legal(config, problem) is None
+  assert legal.reason(Plan.of(problem, config)) is None
   assert config == grouped.choose(problem)
 
 
@@ -61,7 +62,7 @@ def test_few_rows_get_low_tiles_and_many_get_high_ones():
 @pytest.mark.parametrize("problem", [ROWS, SLABS], ids=["rows", "slabs"])
 def test_predicted_is_no_faster_than_the_tensor_cores(problem):
   gpu = hardware.lookup("NVIDIA H200")
-  seconds = grouped.predict(grouped.choose(problem), problem, gpu)
+  seconds = grouped.predict(Plan(problem, grouped.choose(problem), gpu))
   flops = 2 * problem.m * problem.n * problem.k
   assert 0.3 < flops / seconds / gpu.bf16_flops < 1
 
@@ -69,7 +70,8 @@ def test_predicted_is_no_faster_than_the_tensor_cores(problem):
 def test_larger_groups_take_longer():
   half = dataclasses.replace(ROWS, m=ROWS.m // 2)
   config = grouped.choose(ROWS)
-  assert grouped.predict(config, half) < grouped.predict(config, ROWS)
+  shorter = grouped.predict(Plan.of(half, config))
+  assert shorter < grouped.predict(Plan.of(ROWS, config))
 
 
 def test_choosing_takes_milliseconds():
@@ -110,7 +112,7 @@ TRIALS = {
 def test_a_right_result_passes_and_a_wrong_one_does_not(name):
   problem, has_activation = TRIALS[name]
   activation = jax.nn.silu if has_activation else None
-  attempt = GroupedTrial(trial.Case(problem, activation))
+  attempt = trial.Trial(trial.Case(problem, activation))
   results = attempt.compile(SMALL)()
   assert attempt.error(results) is None
   last = results[-1]

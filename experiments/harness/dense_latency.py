@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.harness import dense_bench, inputs, suites
+from experiments.harness import inputs, suites
+from experiments.harness import run as run_lib
 import pallas_gemm
 from pallas_gemm import hardware
 from pallas_gemm.tuning import Problem, model
@@ -27,29 +28,28 @@ EAGER_CALLS = 200
 SUITE = "latency"
 
 
-def rows(bench: dense_bench.DenseBench, dtype: str) -> Iterator[dict[str, Any]]:
+def rows(
+  bench: run_lib.Bench, dtype: str, implementation: str | None
+) -> Iterator[dict[str, Any]]:
   """Measures, and yields a row as each is done."""
-  implementation = bench.implementation
 
   def op(a, b):
     return pallas_gemm.matmul(a, b, implementation=implementation)
 
-  first_calls(FIRST_CALLS[0], dtype, op, bench.bench.seed)
+  def row(kernel: str, shape: suites.Shape, found, repeats: int):
+    fields = shape._asdict() | found
+    made = bench.row(suite=SUITE, kernel=kernel, dtype=dtype, **fields)
+    return made | {"repeats": repeats}
+
+  first_calls(FIRST_CALLS[0], dtype, op, bench.seed)
   for shape in FIRST_CALLS[1:]:
-    found = first_calls(shape, dtype, op, bench.bench.seed)
-    yield _row(bench, "first_call", shape, dtype, found, 1)
-  found = eager_calls(op, dtype, bench.bench.seed)
-  yield _row(bench, "eager_call", TINY, dtype, found, EAGER_CALLS)
+    found = first_calls(shape, dtype, op, bench.seed)
+    yield row("first_call", shape, found, 1)
+  found = eager_calls(op, dtype, bench.seed)
+  yield row("eager_call", TINY, found, EAGER_CALLS)
   shapes = suites.suite("llama_70b")
   found = {"choose_us": choosing(shapes, dtype)}
-  yield _row(bench, "model.choose", shapes[0], dtype, found, len(shapes))
-
-
-def _row(bench, kernel, shape, dtype, found, repeats) -> dict[str, Any]:
-  row = bench.row(
-    suite=SUITE, kernel=kernel, dtype=dtype, **shape._asdict(), **found
-  )
-  return row | {"repeats": repeats}
+  yield row("model.choose", shapes[0], found, len(shapes))
 
 
 def first_calls(

@@ -22,7 +22,6 @@ class Report:
   Attributes:
     experiment: its name: of its rows' file and of the page's markers.
     summary: header and cells of the table.
-    numeric: columns of it that hold numbers.
     timed: which of some rows are of cases that were timed.
     markdown: the text of the page.
     figures: by the name of a file, what draws it: (rows, path).
@@ -30,7 +29,6 @@ class Report:
 
   experiment: str
   summary: Callable[[Rows], tuple[list[str], list[list[str]]]]
-  numeric: Sequence[str]
   timed: Callable[[Rows], Rows]
   markdown: Callable[[Rows], str]
   figures: Mapping[str, Callable[[Rows, pathlib.Path], None]]
@@ -38,7 +36,8 @@ class Report:
   def table(self, console: console_lib.Console, title: str, rows: Rows) -> None:
     """Prints the table."""
     console.line()
-    console.table(title, *self.summary(rows), self.numeric)
+    header, cells = self.summary(rows)
+    console.table(title, header, cells, tables.numeric(header))
 
   def show(
     self, console: console_lib.Console, rows: Rows, folder: pathlib.Path

@@ -141,10 +141,10 @@ def _in_words(x: Operands, spec: Spec) -> str:
 
 
 def _sm90_refuses(spec: Spec, x: Operands) -> str | None:
-  from pallas_gemm.kernels import sm90_legal
+  from pallas_gemm.kernels.sm90 import legal
 
   dtypes = x.a.dtype.name, x.b.dtype.name, jnp.dtype(spec.out_dtype).name
-  return sm90_legal.refuses(*dtypes, spec.precision)
+  return legal.refuses(*dtypes, spec.precision)
 
 
 def sm90_config(x: Operands, spec: Spec) -> tuning.Config:
@@ -154,14 +154,15 @@ def sm90_config(x: Operands, spec: Spec) -> tuning.Config:
     NotImplementedError: it can't, or XLA is expected to be faster.
     ValueError: the user's config is not legal.
   """
-  from pallas_gemm.kernels import sm90_legal
+  from pallas_gemm.kernels.sm90 import legal
+  from pallas_gemm.kernels.sm90.plan import Plan
   from pallas_gemm.tuning import left_to_xla
 
   problem = problem_of(x, spec)
-  if reason := sm90_legal.wrong_gpu():
+  if reason := legal.wrong_gpu():
     raise NotImplementedError(reason)
   if isinstance(spec.config, tuning.Config):
-    if reason := sm90_legal.is_legal(spec.config, problem):
+    if reason := legal.reason(Plan.of(problem, spec.config)):
       raise ValueError(f"config can't compute this product: {reason}")
     return spec.config
   config = tuning.resolve(problem, batch_invariant=spec.batch_invariant)
@@ -174,7 +175,7 @@ def sm90_config(x: Operands, spec: Spec) -> tuning.Config:
 
 def sm90(x: Operands, spec: Spec) -> Sequence[jax.Array]:
   """The Hopper kernel; interpreted where the target is no GPU."""
-  from pallas_gemm.kernels import sm90_dense, sm90_ragged
+  from pallas_gemm.kernels.sm90 import launch
 
   how = {
     "problem": problem_of(x, spec),
@@ -185,14 +186,14 @@ def sm90(x: Operands, spec: Spec) -> Sequence[jax.Array]:
   with jax.enable_x64(False):
     if spec.ragged:
       how |= {"b_up": x.b_up, "bias": x.bias}
-      return sm90_ragged.matmul(x.a, x.b, x.offsets, **how)
+      return launch.grouped(x.a, x.b, x.offsets, **how)
     batch, m, n, _, _ = spec.sizes(x)
     if _is_column(x, spec):
       x = _as_row(x, spec)
     for name, factor in (("alpha", x.alpha), ("beta", x.beta)):
       how[name] = 1.0 if factor is None else factor
     how |= {"b_up": x.b_up, "bias": x.bias, "c": x.c}
-    outs = sm90_dense.matmul(x.a, x.b, **how)
+    outs = launch.dense(x.a, x.b, **how)
   return [out.reshape(batch, m, n) for out in outs]
 
 

@@ -7,7 +7,8 @@ config, `cache` remembers what `autotune` measured, and `resolve` picks.
 import dataclasses
 from types import ModuleType
 
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import cache
 from pallas_gemm.tuning.generation import generation
 
@@ -60,7 +61,8 @@ def resolve(
   if config is not None:
     return config
   # Here, because both import this package for `Problem`.
-  from pallas_gemm.kernels import sm90_legal
+  from pallas_gemm.kernels.sm90 import legal
+  from pallas_gemm.kernels.sm90.plan import Plan
 
   model = model_of(problem)
   # Groups along K have no rows of their own, and a K of any size.
@@ -77,7 +79,7 @@ def resolve(
     return model.choose(nominal, any_rows=True)
   measured = cache.lookup(problem)
   if measured is not None:
-    reason = sm90_legal.is_legal(measured, problem)
+    reason = legal.reason(Plan.of(problem, measured))
     if reason is None:
       return measured
     cache.warn_once(f"tuning cache: {measured} is not used: {reason}")

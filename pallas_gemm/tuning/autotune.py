@@ -22,13 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gemm import compat, hardware, measure, tuning
-from pallas_gemm.kernels import sm90_legal
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.ops import implementations
 from pallas_gemm.ops.product import PRIMITIVES
 from pallas_gemm.ops.spec import Operands, Spec
+from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import cache, trial
-from pallas_gemm.tuning.grouped_trial import GroupedTrial
 
 _NO_GPU = (
   "tuning needs a Hopper GPU (compute capability 9.0), JAX sees none here;"
@@ -309,8 +310,7 @@ def tune(
   chosen = tuning.model_of(problem).choose(problem)
   configs = _candidates(problem, chosen, top)
   doing(f"{name}: compiling {len(configs)} configs")
-  kind = GroupedTrial if problem.ragged else trial.Trial
-  calls, reasons = _prepare(kind(case), configs)
+  calls, reasons = _prepare(trial.Trial(case), configs)
   doing(f"{name}: measuring {len(calls)} configs")
   seconds = dict(zip(calls, measure.seconds(list(calls.values()))))
   for config, reason in reasons.items():
@@ -332,14 +332,14 @@ def tune(
 def _candidates(problem: Problem, chosen: Config, top: int) -> list[Config]:
   """The model's choice, what else it ranks first, what was measured before."""
 
-  def legal(config: Config | None) -> bool:
-    return config is not None and not sm90_legal.is_legal(config, problem)
+  def is_legal(config: Config | None) -> bool:
+    return config is not None and not legal.reason(Plan.of(problem, config))
 
   candidates = tuning.model_of(problem).candidates(problem)
-  ranked = filter(legal, dict.fromkeys((chosen, *candidates)))
+  ranked = filter(is_legal, dict.fromkeys((chosen, *candidates)))
   found = list(itertools.islice(ranked, top))
   measured = cache.lookup(problem)
-  if legal(measured) and measured not in found:
+  if is_legal(measured) and measured not in found:
     found.append(measured)
   return found
 

@@ -37,7 +37,8 @@ from absl import logging
 import platformdirs
 
 from pallas_gemm import version
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.problem import Problem
 from pallas_gemm.tuning.generation import bump
 
 try:
@@ -50,16 +51,21 @@ FORMAT = "pallas_gemm.tuning/1"
 _KERNELS = pathlib.Path(__file__).parents[1] / "kernels"
 _SOURCES = (
   "epilogues.py",
-  "sm90_dense.py",
-  "sm90_body.py",
-  "sm90_epilogue.py",
-  "sm90_legal.py",
-  "sm90_memory.py",
-  "sm90_plan.py",
-  "sm90_ragged.py",
-  "sm90_schedule.py",
-  "sm90_scratch.py",
-  "sm90_stores.py",
+  "sm90/__init__.py",
+  "sm90/block.py",
+  "sm90/config.py",
+  "sm90/consumer.py",
+  "sm90/epilogue.py",
+  "sm90/groups.py",
+  "sm90/launch.py",
+  "sm90/layout.py",
+  "sm90/legal.py",
+  "sm90/mainloops.py",
+  "sm90/plan.py",
+  "sm90/producer.py",
+  "sm90/schedule.py",
+  "sm90/stores.py",
+  "sm90/tiling.py",
 )
 
 

@@ -3,9 +3,11 @@
 import dataclasses
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_memory
-from pallas_gemm.kernels import sm90_plan as plan
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90 import layout
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.layout import cdiv
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import model
 
 # What rows of odd lengths may cost where XLA has a kernel for them. Small
@@ -67,7 +69,7 @@ def why(config: Config, problem: Problem) -> str | None:
   4096 x 512: 28.9 us, this kernel 31.2).
   """
   p = problem
-  time = model.predict(config, problem)
+  time = model.predict(Plan.of(p, config))
   if p.m == 1 and p.transpose_b and not p.gated:
     rate = _VECTOR_RATE * hardware.current().dram_bytes_per_s
     matrices = p.batch if p.batched_b else 1
@@ -88,7 +90,7 @@ def why(config: Config, problem: Problem) -> str | None:
     return "XLA's kernel starts sooner, and rows are shorter than 128 bytes"
   if _has_wide_results(p, config):
     return "float32 results of sums of this length would take longer to store"
-  a, b = sm90_memory.operand_shapes(p)
+  a, b = layout.operand_shapes(p)
   if any(width % 8 for width in (a[1], b[1], p.n)):
     flops = 2.0 * p.batch * p.m * p.n * p.k * (2 if p.gated else 1)
     theirs = _LAUNCH + _PER_K * p.k + flops / _FLOPS_PER_S + _epilogue(p)
@@ -100,11 +102,11 @@ def why(config: Config, problem: Problem) -> str | None:
     )
   whole = dataclasses.replace(
     p,
-    m=plan.cdiv(p.m, 64) * 64,
-    n=plan.cdiv(p.n, 64) * 64,
-    k=plan.cdiv(p.k, 64) * 64,
+    m=cdiv(p.m, 64) * 64,
+    n=cdiv(p.n, 64) * 64,
+    k=cdiv(p.k, 64) * 64,
   )
-  least = model.predict(model.choose(whole), whole)
+  least = model.predict(Plan.of(whole, model.choose(whole)))
   if time <= _MOST * least + _MOST_BESIDE + _epilogue(p):
     return None
   return (
@@ -143,8 +145,8 @@ def _has_wide_results(problem: Problem, config: Config) -> bool:
   p = problem
   if p.out_dtype != "float32" or _has_epilogue(p) or p.batch > 1:
     return False
-  work_tiles = plan.work_tiles_of_a_block(plan.computed(p, config), config) or 0
-  return plan.cdiv(p.k, 64) in _WIDE_SLABS and work_tiles >= _WIDE_WORK_TILES
+  work_tiles = Plan.of(p, config).work_tiles_of_a_block or 0
+  return cdiv(p.k, 64) in _WIDE_SLABS and work_tiles >= _WIDE_WORK_TILES
 
 
 def _of_short_rows(problem: Problem) -> float | None:

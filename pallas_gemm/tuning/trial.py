@@ -1,35 +1,33 @@
 """One problem, ready to be run with any config, and what its result must be.
 
 A config that makes the kernel wrong must never be remembered, however fast.
-Each result is compared with a float64 reference on a grid of rows and columns
-that is fine enough to meet the tiles of all but the largest results, against
-the elementwise bound of `numerics`. An activation maps an interval of that
-width around the exact sum to an interval of results; that one is the bound.
+Each result is compared with float64 (see `check`) on a grid of rows and columns
+that is fine enough to meet the tiles of all but the largest results.
+
+How large groups are is not part of a problem. Here they are between half and
+one and a half times as large as each other would make them: none ends with a
+tile, and no config can win by suiting sizes that are all the same.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 import dataclasses
 import functools
-import itertools
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm import numerics
-from pallas_gemm.kernels import sm90_dense
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm import check
+from pallas_gemm.kernels.sm90 import launch
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.problem import Problem
 
+Arrays = dict[str, jax.Array]
 Results = tuple[jax.Array, ...]
 
-# Rows, and columns, of which results are checked.
-_SAMPLE = 256
-# What evaluating an activation may be off, relative to the larger of its
-# argument and its value: bfloat16 results use approximate instructions, good
-# to 2^-11.
-_ACTIVATION_ERROR = {"bfloat16": 2.0**-10}
-_EXACT_ACTIVATION_ERROR = 2.0**-20
+# Rows, and columns, of which results are checked; and of how many groups.
+_SAMPLE, _GROUPS = 256, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,36 +46,34 @@ class Case:
   beta: float = 1.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Expected:
-  """Part of one result: output[index][rows][:, columns].
+class _Part(NamedTuple):
+  """Rows and columns of one matrix of the results, and what they must be.
 
   Attributes:
-    index: of the matrix in the batch.
+    matrix: its index in a batch or among groups; () where there is one.
     rows, columns: which of it.
-    want: [rows, columns], float64.
-    bound: the largest error of each.
+    expected: of each result.
   """
 
-  index: int
+  matrix: tuple[int, ...]
   rows: np.ndarray
   columns: np.ndarray
-  want: np.ndarray
-  bound: np.ndarray
+  expected: tuple[check.Expected, ...]
 
-  def error(self, output: jax.Array) -> str | None:
-    """None, or where and how much an output is wrong."""
-    got = output[self.index][self.rows][:, self.columns]
-    error = np.abs(np.asarray(got).astype(np.float64) - self.want)
-    ratio = np.where(np.isnan(error), np.inf, error / self.bound)
-    if np.max(ratio) <= 1:
-      return None
-    i, j = np.unravel_index(np.argmax(ratio), ratio.shape)
-    return (
-      f"wrong result: element [{self.index}, {self.rows[i]},"
-      f" {self.columns[j]}] is off by {error[i, j]:.3g}, at most"
-      f" {self.bound[i, j]:.3g} is rounding"
-    )
+  def error(self, results: Results) -> str | None:
+    """None, or where and how much a result is wrong."""
+    at = *self.matrix, self.rows[:, None], self.columns
+    for out, expected in zip(results, self.expected):
+      found = expected.check(out[at])
+      if not found.passed:
+        i, j = found.worst
+        element = [*self.matrix, int(self.rows[i]), int(self.columns[j])]
+        return (
+          f"wrong result: element {element} is off by"
+          f" {found.worst_ratio * found.error_bound:.3g}, at most"
+          f" {found.error_bound:.3g} is rounding"
+        )
+    return None
 
 
 class Trial:
@@ -89,8 +85,10 @@ class Trial:
 
   def __init__(self, case: Case):
     self.case = case
-    self._operands = self._make_operands()
-    self._expected = self._make_expected()
+    self._operands = _operands(case.problem)
+    self._parts = [
+      _part(case, *matrix) for matrix in _matrices(case.problem, self._operands)
+    ]
 
   def compile(self, config: Config) -> Callable[[], Results]:
     """A call that runs the kernel with a config, compiled.
@@ -98,144 +96,119 @@ class Trial:
     Raises:
       Exception: whatever stops the config from being compiled.
     """
-    compiled = jax.jit(self._kernel(config)).lower(**self._operands).compile()
+    case = self.case
+    kernel, factors = launch.grouped, {}
+    if not case.problem.ragged:
+      kernel = launch.dense
+      factors = {"alpha": case.alpha, "beta": case.beta}
+    run = functools.partial(
+      kernel,
+      problem=case.problem,
+      config=config,
+      activation=case.activation,
+      **factors,
+    )
+    compiled = jax.jit(run).lower(**self._operands).compile()
     return functools.partial(compiled, **self._operands)
 
   def error(self, results: Results) -> str | None:
     """None if the results are right, or what is wrong."""
-    for output, parts in zip(results, self._expected, strict=True):
-      if not bool(jnp.isfinite(output).all()):
-        return "wrong result: not all of it is finite"
-      for part in parts:
-        if reason := part.error(output):
-          return reason
-    return None
-
-  def _make_operands(self) -> dict[str, jax.Array]:
-    return operands(self.case.problem)
-
-  def _make_expected(self) -> "list[list[Expected]]":
-    return expected(self.case, self._operands)
-
-  def _kernel(self, config: Config) -> Callable[..., Results]:
-    return functools.partial(
-      sm90_dense.matmul,
-      problem=self.case.problem,
-      config=config,
-      alpha=self.case.alpha,
-      beta=self.case.beta,
-      activation=self.case.activation,
-    )
+    if not all(bool(jnp.isfinite(x).all()) for x in results):
+      return "wrong result: not all of it is finite"
+    return next(filter(None, (x.error(results) for x in self._parts)), None)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def normal(key, shape: tuple[int, ...], dtype: str, scale: float):
-  """N(0, 1), scaled."""
+def _normal(key, shape: tuple[int, ...], dtype: str, scale: float):
   return (scale * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
 
 
-def operands(problem: Problem) -> dict[str, jax.Array]:
+def _operands(p: Problem) -> Arrays:
   """What the kernel takes, by the name of its argument."""
-  p = problem
   a = (p.k, p.m) if p.transpose_a else (p.m, p.k)
   b = (p.n, p.k) if p.transpose_b else (p.k, p.n)
+  if not p.ragged:
+    a = (p.batch if p.batched_a else 1, *a)
+    b = (p.batch if p.batched_b else 1, *b)
+  elif p.ragged == "m":
+    b = (p.groups, *b)
   # A power of two: the bits of the significands are those of N(0, 1).
   scale = 2.0 ** -round(np.log2(p.k) / 2)
-  wanted = {"a": ((p.batch if p.batched_a else 1, *a), p.dtype, 1.0)}
-  wanted["b"] = ((p.batch if p.batched_b else 1, *b), p.dtype, scale)
+  wanted = {"a": (a, p.dtype, 1.0), "b": (b, p.dtype, scale)}
   if p.gated:
     wanted["b_up"] = wanted["b"]
   if p.bias:
-    wanted["bias"] = ((p.n if p.bias == "n" else p.m,), p.dtype, 1.0)
+    size = (p.n if p.bias == "n" else p.m,)
+    wanted["bias"] = ((p.groups, *size) if p.ragged else size, p.dtype, 1.0)
   if p.c_dtype:
     wanted["c"] = ((p.batch, p.m, p.n), p.c_dtype, 1.0)
   keys = jax.random.split(jax.random.key(0), len(wanted))
-  return {
-    name: normal(key, *how) for key, (name, how) in zip(keys, wanted.items())
+  found = {
+    name: _normal(key, *how) for key, (name, how) in zip(keys, wanted.items())
   }
-
-
-def expected(
-  case: Case, operands: Mapping[str, jax.Array]
-) -> list[list[Expected]]:
-  """Of each result, what is checked: parts of the first and last matrix."""
-  p = case.problem
-  rows, columns = _spread(p.m), _spread(p.n)
-  found: list[list[Expected]] = []
-  for index in sorted({0, p.batch - 1}):
-    sums = [
-      _sum(case, operands, name, index, rows, columns)
-      for name in ("b", "b_up")
-      if name in operands
-    ]
-    results = [_activated(case, sums)]
-    if p.save_preactivation:
-      results += sums
-    found = found or [[] for _ in results]
-    for parts, (want, bound) in zip(found, results):
-      bound = _rounded(want, bound, p.out_dtype)
-      parts.append(Expected(index, rows, columns, want, bound))
+  if p.ragged:
+    rows = p.m if p.ragged == "m" else p.k
+    found["offsets"] = jnp.asarray(_offsets(rows, p.groups))
   return found
 
 
-def _spread(size: int) -> np.ndarray:
-  """At most `_SAMPLE` indices, the first and the last among them."""
-  return np.unique(np.linspace(0, size - 1, _SAMPLE).astype(np.int64))
+def _offsets(rows: int, groups: int) -> np.ndarray:
+  """[groups + 1]: where groups of different sizes start, without a gap."""
+  weights = np.random.default_rng(0).uniform(0.5, 1.5, groups)
+  ends = np.cumsum(weights) / weights.sum() * rows
+  return np.concatenate([[0], np.round(ends)]).astype(np.int32)
 
 
-def _sum(case, operands, name, index, rows, columns):
-  """alpha * A @ B + beta * C + bias in float64, and its bound in float32."""
+def _matrices(
+  p: Problem, x: Arrays
+) -> Iterator[tuple[tuple[int, ...], int, Arrays]]:
+  """(index, first row, operands) of each matrix whose results are checked.
+
+  The first and the last of a batch; of groups the first, the last and some
+  between them, but for empty ones.
+  """
+  if not p.ragged:
+    shared = {"bias": x["bias"]} if p.bias else {}
+    for i in sorted({0, p.batch - 1}):
+      stacked = {k: v[min(i, len(v) - 1)] for k, v in x.items()}
+      yield (i,), 0, stacked | shared
+    return
+  offsets = np.asarray(x["offsets"])
+  for group in _spread(p.groups, _GROUPS).tolist():
+    start, end = offsets[group : group + 2]
+    if start == end:
+      continue
+    if p.ragged == "k":
+      yield (group,), 0, {name: x[name][start:end] for name in ("a", "b")}
+    else:
+      of_group = {k: x[k][group] for k in ("b", "b_up", "bias") if k in x}
+      yield (), start, {"a": x["a"][start:end]} | of_group
+
+
+def _spread(size: int, count: int = _SAMPLE) -> np.ndarray:
+  """At most `count` indices, the first and the last among them."""
+  return np.unique(np.linspace(0, size - 1, count).astype(int))
+
+
+def _part(case: Case, matrix: tuple[int, ...], first: int, x: Arrays) -> _Part:
+  """What some rows and columns of a matrix must be."""
   p = case.problem
-  a = _picked(operands["a"], index, rows, p.transpose_a)
-  b = _picked(operands[name], index, columns, not p.transpose_b).T
-  added, size = np.zeros((len(rows), len(columns))), 0.0
-  if p.c_dtype:
-    c = operands["c"][index][rows][:, columns]
-    added = case.beta * np.asarray(c).astype(np.float64)
-    size = np.abs(added)
+  rows = _spread(x["a"].shape[1 if p.transpose_a else 0])
+  columns = _spread(p.n)
+  picked = {"a": x["a"][:, rows].T if p.transpose_a else x["a"][rows]}
+  for name in x.keys() & {"b", "b_up"}:
+    b = x[name]
+    picked[name] = b[columns].T if p.transpose_b else b[:, columns]
   if p.bias:
-    bias = np.asarray(operands["bias"]).astype(np.float64)
-    bias = bias[columns] if p.bias == "n" else bias[rows][:, None]
-    added, size = added + bias, size + np.abs(bias)
-  want = numerics.reference(a, b, added, case.alpha, 1.0)
-  # Terms of different signs cancel in the sum, their errors do not.
-  bound = numerics.error_bound(
-    a, b, np.zeros_like(added) + size, case.alpha, 1.0, jnp.float32
+    bias = x["bias"]
+    picked["bias"] = bias[columns] if p.bias == "n" else bias[rows][:, None]
+  if p.c_dtype:
+    picked["c"] = x["c"][rows][:, columns]
+  expected = check.expected(
+    **picked,
+    alpha=case.alpha,
+    beta=case.beta,
+    activation=case.activation,
+    out_dtype=p.out_dtype,
   )
-  return want, bound
-
-
-def _picked(x: jax.Array, index, which, transposed: bool) -> np.ndarray:
-  """Rows of one matrix of a batch, or columns, which come as rows."""
-  x = x[index if x.shape[0] > 1 else 0]
-  return np.asarray(x[:, which]).T if transposed else np.asarray(x[which])
-
-
-def _activated(case: Case, sums):
-  """The result in float64 and its bound, from those of the sums."""
-  p = case.problem
-  if case.activation is None and not p.gated:
-    return sums[0]
-
-  def apply(offsets) -> np.ndarray:
-    shifted = [
-      jnp.asarray(want + offset * bound, jnp.float32)
-      for offset, (want, bound) in zip(offsets, sums)
-    ]
-    out = case.activation(shifted[0])
-    out = out * shifted[1] if p.gated else out
-    return np.asarray(out).astype(np.float64)
-
-  want = apply([0] * len(sums))
-  corners = itertools.product((-1, 1), repeat=len(sums))
-  spread = np.max([np.abs(apply(x) - want) for x in corners], axis=0)
-  size = np.prod([np.abs(argument) for argument, _ in sums], axis=0)
-  inexact = _ACTIVATION_ERROR.get(p.out_dtype, _EXACT_ACTIVATION_ERROR)
-  return want, spread + inexact * np.maximum(size, np.abs(want))
-
-
-def _rounded(want, bound, dtype: Any) -> np.ndarray:
-  """The bound after the result was rounded to its dtype."""
-  info = jnp.finfo(dtype)
-  unit = float(info.eps) / 2
-  return bound + unit * (np.abs(want) + bound) + float(info.smallest_normal)
+  return _Part(matrix, rows + first, columns, expected)

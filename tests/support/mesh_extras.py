@@ -13,9 +13,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pallas_gemm
-from tests.support import mesh_cases, mesh_checks, stand_in
-from tests.support.mesh_cases import CASES, SIZES
-from tests.support.mesh_checks import AUTO, EXPLICIT, MIXED, PARTIAL, Arm, Mode
+from tests.support import mesh_calls, mesh_checks, ragged, stand_in
+from tests.support.mesh_calls import AUTO, EXPLICIT, MIXED, PARTIAL, Mode
+from tests.support.mesh_cases import CASES
+from tests.support.mesh_checks import Arm
+from tests.support.mesh_ops import ROWS, SIZES, SUMS
 from tests.support.products import normal
 
 _ALL = ("default", "kernel", "reference")
@@ -58,7 +60,7 @@ def _compare(arm: Arm, mode: Mode, ours, plain, args, specs, typed=True):
     specs: how they are sharded.
     typed: `plain` runs under the mesh; else on one device, for values alone.
   """
-  call = mesh_checks.Call(lambda f: f, args, specs, None)
+  call = mesh_calls.Call(lambda f: f, args, specs, None)
   if typed:
     want = mesh_checks.run(mode, call, plain).results
   else:
@@ -124,7 +126,7 @@ def _experts_layer(how, h, w):
 
 def _plain_experts_layer(how, h, w):
   del how
-  return mesh_cases.ragged.plain(h, w, jnp.asarray(SIZES), activation=jnp.tanh)
+  return ragged.plain(h, w, jnp.asarray(SIZES), activation=jnp.tanh)
 
 
 _LAYERS = {
@@ -282,30 +284,93 @@ def _named_axis(arm: Arm) -> None:
 _register("matmul: vmap with spmd_axis_name | auto", _named_axis)
 
 
-def _experts(arm: Arm) -> None:
+def _experts(op: str, check_vma: bool, arm: Arm) -> None:
   """`group_offset` in `jax.shard_map`: each device has its own groups."""
+  sizes = jnp.asarray(SIZES)
+  of_groups = {"group_sizes": sizes, "activation": jnp.tanh}
 
-  def local(x, w):
+  def local(x, w, bias):
+    how = of_groups | {"group_offset": lax.axis_index("x") * len(w)} | arm.how
+    if op == "ragged_dot":
+      out = pallas_gemm.ragged_dot(x, w, bias=bias, **how)
+    else:
+      out = pallas_gemm.gated_ragged_dot(x, w, w, **how)
+    return lax.psum(out, "x")
+
+  def plain(x, w, bias):
+    if op == "ragged_dot":
+      return ragged.plain(x, w, sizes, bias, activation=jnp.tanh)
+    out = ragged.plain(x, w, sizes)
+    return jnp.tanh(out) * out
+
+  at = P("x", None, None), P("x", None)
+  sharded = jax.shard_map(
+    local, in_specs=(P(), *at), out_specs=P(), check_vma=check_vma
+  )
+  args = normal(32, 16) / 4, normal(8, 16, 24) / 4, normal(8, 24)
+  ours, want = _gradients(sharded, 3), _gradients(plain, 3)
+  _compare(arm, AUTO, ours, want, args, (P(), *at), typed=False)
+
+
+for _op in ("ragged_dot", "gated_ragged_dot"):
+  for _vma in (True, False):
+    _register(
+      f"{_op}: groups by group_offset | shard_map{', no VMA' * (not _vma)}",
+      functools.partial(_experts, _op, _vma),
+    )
+
+
+# The kernel itself, not its stand-in.
+
+
+def _lowered_in_shard_map(arm: Arm) -> None:
+  """For CUDA, ahead of time: a kernel for each product, with gradients."""
+  del arm
+  how = {"implementation": "sm90"}
+
+  def dense(x, w):
+    return pallas_gemm.matmul(x, w, activation=jnp.tanh, **how)
+
+  def grouped(x, w):
     offset = lax.axis_index("x") * len(w)
     out = pallas_gemm.ragged_dot(
-      x, w, jnp.asarray(SIZES), group_offset=offset, **arm.how
+      x, w, jnp.asarray(SIZES), group_offset=offset, **how
     )
     return lax.psum(out, "x")
 
-  sharded = jax.shard_map(
-    local, in_specs=(P(), P("x", None, None)), out_specs=P()
-  )
+  at = P("x"), P()
+  for local, shape, specs, out in (
+    (dense, (128, 256), at, at[0]),
+    (grouped, (8, 128, 256), at[::-1], at[1]),
+  ):
+    f = jax.shard_map(local, mesh=AUTO.mesh, in_specs=specs, out_specs=out)
+    shapes = [jax.ShapeDtypeStruct(s, "bfloat16") for s in ((1024, 128), shape)]
+    loss = lambda *x, f=f: f(*x).astype("float32").sum()  # noqa: E731
+    step = jax.jit(jax.value_and_grad(loss, (0, 1))).trace(*shapes)
+    text = step.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @mosaic_gpu") == 3, text
 
-  def plain(x, w):
-    return mesh_cases.ragged.plain(x, w, jnp.asarray(SIZES))
 
-  args = normal(32, 16) / 4, normal(8, 16, 24) / 4
-  specs = P(), P("x", None, None)
-  ours = _gradients(sharded, 2)
-  _compare(arm, AUTO, ours, _gradients(plain, 2), args, specs, typed=False)
+def _interpreted_runs_on_one_device(arm: Arm) -> None:
+  """XLA can't partition it: its own product runs if it may, or none."""
+  del arm
+  x = AUTO.place(normal(32, 16, dtype="bfloat16"), P("x"))
+  w, sizes = normal(8, 16, 24, dtype="bfloat16"), jnp.asarray(SIZES)
+  out = pallas_gemm.matmul(x, w[0], implementation=("sm90", "xla"))
+  assert out.sharding.spec == P("x"), out.sharding
+  for op, args in (
+    (pallas_gemm.matmul, (x, w[0])),
+    (pallas_gemm.ragged_dot, (x, w, sizes)),
+  ):
+    error = _raised(op, args, {"implementation": "sm90"})
+    assert isinstance(error, NotImplementedError), repr(error)
+    assert "runs on one device" in str(error), error
 
 
-_register("ragged_dot: groups by group_offset | shard_map", _experts)
+_register("sm90: lowered in shard_map", _lowered_in_shard_map, ("default",))
+_register(
+  "sm90: interpreted | auto", _interpreted_runs_on_one_device, ("default",)
+)
 
 
 # What the checks rest on.
@@ -376,8 +441,8 @@ def _export(mode, arm):
 def _left_to_xla(key: str, mode: Mode, arm: Arm) -> None:
   """XLA's product and a warning; of "sm90" alone an error, both with advice."""
   case = _BY_KEY[key]
-  unit = mesh_checks.Unit(case, mode, "jit")
-  call = mesh_checks.TRANSFORMATIONS["jit"](case)
+  unit = mesh_calls.Unit(case, mode, "jit")
+  call = mesh_calls.TRANSFORMATIONS["jit"](case)
 
   def run(names):
     # `dot_general` has no such argument: what it tries first is patched.
@@ -416,7 +481,7 @@ for _mode in (PARTIAL, MIXED):
     "gated_ragged_dot: rows, N",
     "ragged_dot_general: sums over rows; M, N",
   ):
-    if _mode is MIXED or _key in mesh_checks.LOCAL:
+    if _mode is MIXED or _key in mesh_calls.LOCAL:
       _register(
         f"{_key} | {_mode.name} | left to XLA",
         functools.partial(_left_to_xla, _key, _mode),
@@ -521,8 +586,8 @@ for _op in _REFUSED:
 def _grouped_calls():
   """Calls that have no type, as their dense product has none."""
   sizes, whole = jnp.asarray(SIZES), (8, 16, 24)
-  rows = {"ragged_dot_dimension_numbers": mesh_cases.ROWS}
-  sums = {"ragged_dot_dimension_numbers": mesh_cases.SUMS}
+  rows = {"ragged_dot_dimension_numbers": ROWS}
+  sums = {"ragged_dot_dimension_numbers": SUMS}
   inner = _place((32, 16), None, "x"), _place(whole, None, "x", None)
   crossed = _place((32, 16), "x", None), _place(whole, None, None, "x")
   summed = _place((32, 16), "x", None), _place((32, 24), "x", None)
