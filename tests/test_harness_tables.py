@@ -91,6 +91,20 @@ def test_durations_have_three_digits_and_a_fitting_unit(ms, text):
   assert tables.duration(ms) == text
 
 
+def test_a_line_is_a_row_or_what_columns_say_of_an_index():
+  found = [
+    make_row(m=m, passed=p) for m, p in ((1, True), (2, None), (1, False))
+  ]
+  size, check = {"M": tables.field("m")}, {"check": tables.verdict}
+  _, cells = tables.pivot(found, size | check)
+  assert cells == [["1", "PASSED"], ["2", "not judged"], ["1", "FAILED"]]
+  columns = [("", found, check), ("x", found[1:2], check)]
+  assert tables.pivot(found, size, columns) == (
+    ["M", "check", "x check"],
+    [["1", "FAILED", "-"], ["2", "not judged", "not judged"]],
+  )
+
+
 def test_speed_over_the_rung_before_is_of_the_same_problem():
   found = ladder_rows()
 

@@ -250,14 +250,12 @@ def _place(ax, x: float, y: float) -> tuple[float, float]:
 
 def _label(ax, text, point, offset, colour, **font) -> None:
   """A text beside a point, and a thin line from one to the other."""
-  ax.annotate(
-    text, point, xytext=offset, textcoords="offset points", va="center",
-    fontsize=9, zorder=5, **font,
-    arrowprops={
-      "arrowstyle": "-", "color": colour, "lw": 0.6, "shrinkA": 0, "shrinkB": 0,
-      "relpos": (0, 0.5),
-    },
-  ).set_in_layout(False)  # fmt: skip
+  line = {
+    "arrowstyle": "-", "color": colour, "lw": 0.6, "shrinkA": 0, "shrinkB": 0,
+    "relpos": (0, 0.5),
+  }  # fmt: skip
+  font |= {"va": "center", "fontsize": 9, "zorder": 5, "arrowprops": line}
+  plots.note(ax, text, point, offset, **font).set_in_layout(False)
 
 
 def spread(places: Sequence[float], gap: float) -> list[float]:
@@ -303,9 +301,8 @@ def _over_size(ax, rows: Sequence[RowDict]) -> None:
   """One precision: a line for each kernel, darker for later rungs."""
   import matplotlib  # pylint: disable=g-import-not-at-top
 
-  kernels = tables.grouped(
-    ladder_tables.ordered(rows), lambda row: row["kernel"]
-  )
+  by_number = ladder_tables.ordered(rows)
+  kernels = tables.grouped(by_number, lambda row: row["kernel"])
   numbers = sorted({row["number"] for row in rows if row["number"] is not None})
   shades = matplotlib.colormaps["viridis_r"]
   for group in kernels.values():

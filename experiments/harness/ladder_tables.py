@@ -121,7 +121,7 @@ KERNEL: tables.Columns = {"#": label, "kernel": tables.field("kernel")}
 
 
 def relative(
-  rows: Iterable[RowDict], first: Iterable[contract.Rung] = ()
+  rows: Sequence[RowDict], first: Iterable[contract.Rung] = ()
 ) -> tables.Columns:
   """Columns of speeds over other rungs at the same size.
 
@@ -248,10 +248,11 @@ def sweep_markdown(rows: Sequence[RowDict]) -> str:
   """
   timed = [row for row in rows if row["ms_median"] is not None]
   parts = [tables.provenance_line(timed)]
-  precisions = tables.grouped(
-    rows, lambda row: f"{expression(row)}, {row['dtype']}"
-  )
-  for name, group in precisions.items():
+
+  def precision(row: RowDict) -> str:
+    return f"{expression(row)}, {row['dtype']}"
+
+  for name, group in tables.grouped(rows, precision).items():
     # Speed over the first rung of the same precision.
     start = starts({group[0]["dtype"]})[-1]
     *_, over = relative(rows, [start]).values()
@@ -262,8 +263,8 @@ def sweep_markdown(rows: Sequence[RowDict]) -> str:
       f"speed over rung {start.label}, {start.name}": over,
     }
     for quantity, text in quantities.items():
-      table = _over_sizes(group, text)
-      parts += [f"**{name}: {quantity}**", tables.markdown(*table)]
+      parts.append(f"**{name}: {quantity}**")
+      parts.append(tables.markdown(*_over_sizes(group, text)))
   parts.append(
     "*GB/s*: A and B read once and the result written once, over the time;"
     " what a kernel moves beyond that does not count. -: left out, since one"
@@ -273,7 +274,7 @@ def sweep_markdown(rows: Sequence[RowDict]) -> str:
   return "\n\n".join(parts)
 
 
-def _over_sizes(rows: Sequence[RowDict], text) -> tables.Table:
+def _over_sizes(rows: Sequence[RowDict], text: tables.Text) -> tables.Table:
   """A line for each kernel, a column for each size."""
 
   def shown(row: RowDict) -> str:

@@ -79,9 +79,10 @@ def title(figure, words: str) -> None:
 
 def note(
   ax, words: str, at: tuple[Any, Any], beside: tuple[float, float], **font: Any
-) -> None:
-  """Words so many points right of and above a place in an axis' data."""
-  ax.annotate(words, at, xytext=beside, textcoords="offset points", **font)
+):
+  """Writes words so many points right of and above a place in the data."""
+  offset = {"xytext": beside, "textcoords": "offset points"}
+  return ax.annotate(words, at, **offset, **font)
 
 
 def lines(ax, names: Sequence[str], top: float = -0.6) -> None:
