@@ -481,12 +481,6 @@ def test_rungs_by_label_by_name_and_by_number(label):
     assert model(rung.number, problem) == t
 
 
-@pytest.mark.parametrize("rung", [0, 13, -1, "fast", "8c", 1.5, None, True])
-def test_no_such_rung(rung):
-  with pytest.raises(ValueError, match=r"rung must be .* 1 naive, 2 coa"):
-    traffic.model(rung, CONFIGS["1"], SMALL, H200)
-
-
 @pytest.mark.parametrize(("label", "other"), [("1", "9"), ("8a", "9a")])
 def test_config_of_the_other_kind(label, other):
   for rung, config in ((label, other), (other, label)):
