@@ -18,7 +18,7 @@ import numpy as np
 from experiments.harness import case as case_lib
 from experiments.harness import inputs, sampled, suites
 import pallas_gemm
-from pallas_gemm import numerics
+from pallas_gemm import numerics, sampling
 
 BASELINE, TUNED = "jnp", "tuned"
 
@@ -148,13 +148,10 @@ class Case:
     """Compares samples of each product with float64; see `sampled`."""
     rng = np.random.default_rng(seed)
     activation = ACTIVATIONS.get(self.activation)
-    found = [
-      check
-      for out, x, layout in self._products(results, operands)
-      for check in sampled.checks(
-        out, x, sampled.of_batch(out, rng), layout, activation
-      )
-    ]
+    found = []
+    for out, x, layout in self._products(results, operands):
+      parts = sampling.of_batch(out.shape, *sampled.BATCH, rng)
+      found += sampled.checks(out, x, parts, layout, activation)
     return sampled.worst_of(found, results)
 
   def _products(self, results, operands) -> Iterator[tuple[Any, Any, str]]:

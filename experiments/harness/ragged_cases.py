@@ -21,7 +21,7 @@ from experiments.harness import inputs, peers, sampled, suites
 from experiments.harness.case import OURS, Call, only
 from experiments.harness.group_sizes import DISTRIBUTIONS
 import pallas_gemm
-from pallas_gemm import numerics
+from pallas_gemm import numerics, sampling
 
 Operands = dict[str, Any]
 
@@ -195,11 +195,9 @@ class Case:
     x = {"a": operands[a], "b": operands[b]}
     if self.pass_ == "gated":
       x["b_up"] = operands["rhs_up"]
-    parts = sampled.of_sums if self.pass_ == "dw" else sampled.of_rows
     activation = jax.nn.silu if self.pass_ == "gated" else None
-    found = list(
-      sampled.checks(results, x, parts(results, sizes, rng), layout, activation)
-    )
+    parts = sampling.of_groups(results.shape, sizes, *sampled.GROUPS, rng)
+    found = [*sampled.checks(results, x, parts, layout, activation)]
     if self.pass_ != "dw" and sizes.sum() < self.m:
       found.append(sampled.zeros(results, sizes.sum()))
     return sampled.worst_of(found, results)
