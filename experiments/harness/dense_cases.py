@@ -33,7 +33,7 @@ _PRODUCTS = {"matmul": 1, "gated_matmul": 2, "matmul_vjp": 3}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(case_lib.Case):
   """One expression on one shape; A is [M, K] and B [K, N] unless transposed.
 
   Attributes:
@@ -59,12 +59,7 @@ class Case:
   epilogue: str = "none"
   batch: int = 1
   out_dtype: str | None = None
-  baseline, may_skip = BASELINE, False
-
-  @property
-  def program(self) -> "Case":
-    """What the compiled arms depend on."""
-    return self
+  baseline = BASELINE
 
   @property
   def parts(self) -> tuple[str, ...]:
@@ -125,13 +120,11 @@ class Case:
 
   def flops(self, seed: int = 0) -> int:
     """2*M*N*K for each product."""
-    del seed
     products = _PRODUCTS[self.kernel] * self.batch
     return 2 * products * self.m * self.n * self.k
 
   def least_bytes(self, seed: int = 0) -> int:
     """Bytes if each operand is read once and each result written once."""
-    del seed
     operands = self.operands()
     read = sum(x.size * x.dtype.itemsize for x in operands.values())
     written = self.batch * self.m * self.n

@@ -36,7 +36,7 @@ _KERNELS = {"gated": "gated_ragged_dot", "layer": "moe", "layer_grad": "moe"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(case_lib.Case):
   """One pass over groups of rows; lhs is [M, K], rhs [G, K, N].
 
   Attributes:
@@ -90,10 +90,6 @@ class Case:
     return DISTRIBUTIONS[self.sizes](
       self.m, self.groups, np.random.default_rng(seed)
     ).astype(np.int32)
-
-  def operands(self) -> Operands:
-    """Shapes and dtypes of the arguments, by name."""
-    return jax.eval_shape(functools.partial(self.draw, 0))
 
   def draw(self, seed: int) -> Operands:
     """The arguments, N(0, 1), on the device; a layer's weights are smaller."""
