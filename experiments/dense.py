@@ -32,7 +32,6 @@ be carried out; 130 after Ctrl-C.
 """
 
 from collections.abc import Sequence
-import contextlib
 import dataclasses
 import functools
 import os
@@ -49,18 +48,18 @@ from experiments.harness import (
   dense_plots,
   dense_tables,
   dense_unseen,
-  ops_program,
   prepared,
-  report,
 )
 from experiments.harness import console as console_lib
+from experiments.harness import report as report_lib
 from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
+from experiments.harness.case import Candidate
 from pallas_gemm import compat
 from pallas_gemm.tuning import autotune, cache
 
 EXPERIMENT = "dense"
-REPORT = report.Report(
+REPORT = report_lib.Report(
   experiment=EXPERIMENT,
   summary=dense_tables.summary,
   timed=dense_tables.compared,
@@ -76,8 +75,6 @@ UNSEEN = dataclasses.replace(
   experiment="dense_unseen",
   figures={"dense_unseen.png": dense_plots.ratios},
 )
-# Without a GPU: what is small enough to be interpreted.
-_ON_HOST = ("interpret", dense_latency.SUITE)
 _NAMES = (*dense_cases.NAMES, dense_latency.SUITE)
 
 for _name in ("shapes", "dtype", "seed", "output_dir", *cli.TIMED):
@@ -125,16 +122,19 @@ def chosen(on_gpu: bool) -> tuple[list[dense_cases.Case], bool]:
     cli.DTYPE.value or "bfloat16",
     cli.parse_shapes(cli.SHAPES.value),
   )
-  names = ops_program.suites(_SUITE.value)
+  names = [name.strip() for name in _SUITE.value]
   if _UNSEEN.value:
     _check_unseen(on_gpu, bool(names or shapes))
     drawn = dense_unseen.draw(cli.SEED.value, _UNSEEN.value, dtype)
     return list(dict.fromkeys(drawn)), False
   if not names and not shapes:
     names = ["quick" if on_gpu else "interpret"]
-  suites = [name for name in names if name != dense_latency.SUITE]
   cases = dense_cases.plain(shapes, dtype)
-  cases += ops_program.cases(suites, dense_cases.suite, _ON_HOST, on_gpu)
+  cases += cli.parse_suites(
+    [name for name in names if name != dense_latency.SUITE],
+    dense_cases.suite,
+    None if on_gpu else ("interpret", dense_latency.SUITE),
+  )
   # A suite that is named beside "all" is measured once.
   latency = "all" in names or dense_latency.SUITE in names
   return list(dict.fromkeys(cases)), latency
@@ -154,80 +154,67 @@ def _check_unseen(on_gpu: bool, others: bool) -> None:
     raise cli.FlagError("--update_readme: has no section for --unseen")
 
 
-def measure(
-  session: session_lib.Session, bench: run_lib.Bench, case: prepared.Prepared
-) -> dict[str, Any]:
-  """The row of a case, compared with its baseline.
+def measure(bench: run_lib.Bench, case: prepared.Prepared) -> dict[str, Any]:
+  """The row of a case.
 
   Raises:
-    Exception: what kept either from being compiled or run.
+    Exception: what kept the op or its baseline from being compiled or run.
   """
-  del session
   if _TUNED.value and case.facts.get("implementation") == "sm90":
     arms = dict(case.arms) | {dense_cases.TUNED: [tuned(case.case)]}
     case = dataclasses.replace(case, arms=arms)
   return bench.measure(case)
 
 
-def tuned(case: dense_cases.Case) -> run_lib.Candidate:
-  """A case with the config that `autotune` finds; others don't get it."""
+def tuned(case: dense_cases.Case) -> Candidate:
+  """A case with the config that `autotune` finds, and then forgets."""
   operands = case.operands()
   fn = dense_cases.ours(case, _IMPLEMENTATION.value)
-  with tempfile.TemporaryDirectory() as folder, _cache_in(folder):
-    autotune.autotune(fn, **operands)
-    config, _ = prepared.config_of(fn, operands)
-    compiled = jax.jit(fn).lower(**operands).compile()
-  return run_lib.Candidate(lambda: compiled, config)
-
-
-@contextlib.contextmanager
-def _cache_in(folder: str):
-  """What is tuned inside is kept in a folder, and nowhere else."""
   before = os.environ.get(cache.FOLDER_VARIABLE)
-  os.environ[cache.FOLDER_VARIABLE] = folder
-  cache.clear()
-  try:
-    yield
-  finally:
-    if before is None:
-      del os.environ[cache.FOLDER_VARIABLE]
-    else:
-      os.environ[cache.FOLDER_VARIABLE] = before
+  with tempfile.TemporaryDirectory() as folder:
+    os.environ[cache.FOLDER_VARIABLE] = folder
     cache.clear()
-
-
-def _measure_latency(
-  session: session_lib.Session, bench: run_lib.Bench
-) -> None:
-  rows = functools.partial(
-    dense_latency.rows,
-    bench,
-    cli.DTYPE.value or "bfloat16",
-    _IMPLEMENTATION.value,
-  )
-  session.host_rows(dense_latency.SUITE, rows, dense_tables.host_line)
-
-
-def _report() -> report.Report:
-  return UNSEEN if _UNSEEN.value else REPORT
+    try:
+      autotune.autotune(fn, **operands)
+      config, _ = prepared.config_of(fn, operands)
+      compiled = jax.jit(fn).lower(**operands).compile()
+    finally:
+      del os.environ[cache.FOLDER_VARIABLE]
+      if before is not None:
+        os.environ[cache.FOLDER_VARIABLE] = before
+      cache.clear()
+  return Candidate(lambda: compiled, config)
 
 
 def run(console: console_lib.Console) -> int:
   """Measures what the flags say."""
-  on_gpu = compat.targets_gpu()
+  on_gpu, report, how = compat.targets_gpu(), _report(), _IMPLEMENTATION.value
   cases, latency = chosen(on_gpu)
-  return ops_program.run(
-    console,
-    _report(),
-    cases,
-    on_gpu=on_gpu,
-    title="The dense ops on {}, relative to jnp",
-    implementation=_IMPLEMENTATION.value,
-    measure=measure,
-    label=dense_tables.label,
-    parts=dense_tables.measured_parts,
-    last=_measure_latency if latency else None,
-  )
+  session = session_lib.start(console, report.experiment, on_gpu)
+  bench = session_lib.bench(report.experiment, on_gpu)
+  line = dense_tables.host_line
+  with session.measuring(len(cases)):
+    if on_gpu:
+      session.host_rows("bandwidth", bench.measure_bandwidth, line)
+    session.suites(
+      cases,
+      functools.partial(prepared.prepare, implementation=how),
+      functools.partial(measure, bench),
+      dense_tables.label,
+      dense_tables.measured_parts,
+    )
+    if latency:
+      dtype = cli.DTYPE.value or "bfloat16"
+      rows = functools.partial(dense_latency.rows, bench, dtype, how)
+      session.host_rows(dense_latency.SUITE, rows, line)
+  title = f"The dense ops on {session.device}, relative to jnp"
+  report.table(console, title, session.rows)
+  folder = session.path.parent
+  return session.finish(lambda rows: report.show(console, rows, folder))
+
+
+def _report() -> report_lib.Report:
+  return UNSEEN if _UNSEEN.value else REPORT
 
 
 def main(argv: Sequence[str]) -> int:

@@ -30,13 +30,14 @@ be carried out; 130 after Ctrl-C.
 """
 
 from collections.abc import Sequence
+import functools
 from typing import Any
 
 from absl import flags
 
 from experiments.harness import (
   cli,
-  ops_program,
+  dense_tables,
   prepared,
   ragged_cases,
   ragged_plots,
@@ -96,16 +97,17 @@ def chosen(on_gpu: bool) -> list[ragged_cases.Case]:
   Raises:
     cli.FlagError: no such suite or pass, none left, or not without a GPU.
   """
-  passes = ops_program.suites(_PASSES.value)
+  passes = [name.strip() for name in _PASSES.value]
   if unknown := [x for x in passes if x not in ragged_cases.PASSES]:
     raise cli.FlagError(
       f"--passes: no pass {unknown[0]!r}; there are"
       f" {', '.join(ragged_cases.PASSES)}"
     )
-  names = ops_program.suites(_SUITE.value)
+  names = [name.strip() for name in _SUITE.value]
   names = names or ["quick" if on_gpu else "interpret"]
-  small = ("interpret",)
-  cases = ops_program.cases(names, ragged_cases.suite, small, on_gpu)
+  cases = cli.parse_suites(
+    names, ragged_cases.suite, None if on_gpu else ["interpret"]
+  )
   # A suite that is named beside "all" is measured once.
   found = [x for x in dict.fromkeys(cases) if not passes or x.pass_ in passes]
   if not found:
@@ -124,10 +126,13 @@ def measure(
     Exception: what kept the op from being compiled or run.
   """
   row = bench.measure(case)
-  same = {"passed": True, "group_sizes": "even"}
-  for name in ("m", "n", "k", "dtype", "groups", "pass", "top_k"):
-    same[name] = row.get(name)
-  even = rows_lib.find([*session.rows, row], **same)
+  same = ("m", "n", "k", "dtype", "groups", "pass", "top_k")
+  even = rows_lib.find(
+    [*session.rows, row],
+    passed=True,
+    group_sizes="even",
+    **{name: row.get(name) for name in same},
+  )
   if even is not None and row["ms_median"] and even["ms_median"]:
     row["ratio_to_even"] = even["ms_median"] / row["ms_median"]
   return row
@@ -135,19 +140,25 @@ def measure(
 
 def run(console: console_lib.Console) -> int:
   """Measures what the flags say."""
-  on_gpu = compat.targets_gpu()
-  return ops_program.run(
-    console,
-    REPORT,
-    chosen(on_gpu),
-    on_gpu=on_gpu,
-    title="Grouped products on {}",
-    implementation=_IMPLEMENTATION.value,
-    measure=measure,
-    label=ragged_tables.label,
-    parts=ragged_tables.measured_parts,
-    name_width=66,
-  )
+  on_gpu, how = compat.targets_gpu(), _IMPLEMENTATION.value
+  cases = chosen(on_gpu)
+  session = session_lib.start(console, EXPERIMENT, on_gpu, name_width=66)
+  bench = session_lib.bench(EXPERIMENT, on_gpu)
+  with session.measuring(len(cases)):
+    if on_gpu:
+      line = dense_tables.host_line
+      session.host_rows("bandwidth", bench.measure_bandwidth, line)
+    session.suites(
+      cases,
+      functools.partial(prepared.prepare, implementation=how),
+      functools.partial(measure, session, bench),
+      ragged_tables.label,
+      ragged_tables.measured_parts,
+    )
+  title = f"Grouped products on {session.device}"
+  REPORT.table(console, title, session.rows)
+  folder = session.path.parent
+  return session.finish(lambda rows: REPORT.show(console, rows, folder))
 
 
 def main(argv: Sequence[str]) -> int:

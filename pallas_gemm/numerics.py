@@ -42,6 +42,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_gemm import sampling
+
 _U_FLOAT32 = 2.0**-24
 _U_TRUNCATED = 2.0**-23
 _TF32_OPERAND = 2.0**-10
@@ -205,7 +207,10 @@ def check(
   stray, rows, columns = 0, np.arange(m), np.arange(n)
   if sample is not None and (sample < m or sample < n):
     rng = np.random.default_rng(seed)
-    rows, columns = _stratified(m, sample, rng), _stratified(n, sample, rng)
+    rows, columns = (
+      sampling.stratified(m, sample, rng),
+      sampling.stratified(n, sample, rng),
+    )
     if _cannot_overflow(a, b, c, alpha, beta, dtype):
       stray = m * n - int(_count_finite(out))
     # Indexing stays on the device that holds the arrays; only what is
@@ -362,16 +367,6 @@ def _check_shapes(a, b, c, beta) -> tuple[int, int, int]:
   if beta != 0 and tuple(c.shape) != (m, n):
     raise ValueError(f"c must have shape {(m, n)}, got {tuple(c.shape)}")
   return m, n, k
-
-
-def _stratified(size: int, count: int, rng) -> np.ndarray:
-  """First, last, and a random index of each of `count` stripes."""
-  if count >= size:
-    return np.arange(size)
-  edges = np.linspace(0, size, count + 1).astype(np.int64)
-  picked = rng.integers(edges[:-1], edges[1:])
-  picked[0], picked[-1] = 0, size - 1
-  return np.unique(picked)
 
 
 def _cannot_overflow(a, b, c, alpha, beta, dtype) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from experiments import dense
+from experiments.harness import case as case_lib
 from experiments.harness import (
   cli,
   dense_cases,
@@ -256,7 +257,7 @@ def test_tuned_is_a_third_arm(run, gpu, monkeypatch, tmp_path):
   monkeypatch.setattr(prepared, "_choice", lambda *args: choice)
 
   def tuned(case):
-    return run_lib.Candidate(
+    return case_lib.Candidate(
       lambda: dense_cases.baseline(case), {"block_m": 128}
     )
 

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 from typing import Any, NamedTuple, Protocol
+
+import jax
 
 from experiments.harness import timing
 from pallas_gemm import numerics
@@ -52,25 +55,27 @@ class Case(Protocol):
 
   Attributes:
     suite: the list that it is of; those of a suite are compiled together.
-    program: what compiled arms depend on; cases of equal ones share them.
     baseline: the arm whose time over that of the first is the row's ratio.
     may_skip: whether arms beside the first may be left out.
   """
 
   suite: str
-  may_skip: bool
-
-  @property
-  def program(self) -> Any: ...
+  may_skip: bool = False
 
   @property
   def baseline(self) -> str: ...
+
+  @property
+  def program(self) -> Any:
+    """What compiled arms depend on; cases of equal ones share them."""
+    return self
 
   def fields(self) -> dict[str, Any]:
     """What a row says of the case."""
 
   def operands(self) -> dict[str, Any]:
     """Shapes and dtypes of the arguments, by name."""
+    return jax.eval_shape(functools.partial(self.draw, 0))
 
   def draw(self, seed: int) -> dict[str, Any]:
     """The arguments, N(0, 1), on the device."""
@@ -78,19 +83,20 @@ class Case(Protocol):
   def arms(self, implementation: str | None = None) -> dict[str, Arm]:
     """What is timed side by side; the first is what the row is of."""
 
-  def flops(self, seed: int) -> int:
+  def flops(self, seed: int = 0) -> int:
     """Operations of a call."""
 
-  def least_bytes(self, seed: int) -> int:
+  def least_bytes(self, seed: int = 0) -> int:
     """Bytes if each operand is read once and each result written once."""
 
   def check(
-    self, results: Any, operands: dict[str, Any], seed: int
+    self, results: Any, operands: dict[str, Any], seed: int = 0
   ) -> numerics.Check:
     """Compares results with float64; `passed` is None of what isn't judged."""
 
   def measured(self, found: Measured) -> dict[str, Any]:
     """What a row says of the arms beside the first one's time and the ratio."""
+    return {}
 
 
 def first_line(error: BaseException, limit: int = 300) -> str:

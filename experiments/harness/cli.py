@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import tempfile
+from typing import Any
 
 from absl import app, flags
 
@@ -151,6 +152,36 @@ def gpu() -> hardware.Gpu:
     return hardware.lookup(GPU.value) if GPU.value else hardware.current()
   except ValueError as error:
     raise FlagError(f"--gpu: {error}") from None
+
+
+def parse_suites(
+  names: Sequence[str],
+  suite: Callable[[str, str], list[Any]],
+  interpreted: Sequence[str] | None,
+) -> list[Any]:
+  """The cases of `--suite`, in 16 bits.
+
+  Args:
+    names: of the suites.
+    suite: the cases of a name and a dtype.
+    interpreted: without a GPU, the names of what is small enough; else None.
+
+  Raises:
+    FlagError: no such suite, one that is too large, or float32.
+  """
+  if DTYPE.value == "float32":
+    raise FlagError("--dtype: the ops are compared in 16 bits")
+  try:
+    dtype = DTYPE.value or "bfloat16"
+    found = [case for name in names for case in suite(name, dtype)]
+  except ValueError as error:
+    raise FlagError(f"--suite: {error}") from None
+  if interpreted is not None and not set(names) <= set(interpreted):
+    raise FlagError(
+      f"--suite={','.join(names)}: too large without an NVIDIA GPU, where there"
+      f" is {' and '.join(interpreted)}"
+    )
+  return found
 
 
 def check_folder(folder: pathlib.Path) -> None:

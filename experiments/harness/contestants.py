@@ -29,7 +29,7 @@ PEERS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Contestant:
+class Contestant(case_lib.Case):
   """A case of the ladder.
 
   Attributes:
@@ -48,12 +48,7 @@ class Contestant:
   tf32: bool = False
   judged: bool = True
 
-  suite, may_skip = "ladder", False
-
-  @property
-  def program(self) -> "Contestant":
-    """What the compiled arms depend on."""
-    return self
+  suite = "ladder"
 
   @property
   def baseline(self) -> str:
@@ -67,17 +62,12 @@ class Contestant:
     variant = {"variant": (rung and rung.variant) or None}
     return dataclasses.asdict(self.problem) | found | variant
 
-  def operands(self) -> dict[str, Any]:
-    """Shapes and dtypes of a, b and c."""
-    return jax.eval_shape(functools.partial(self.draw, 0))
-
   def draw(self, seed: int) -> dict[str, jax.Array | None]:
     """Matrices a, b and c."""
     return dict(zip("abc", inputs.operands(self.problem, seed)))
 
   def arms(self, implementation: str | None = None) -> dict[str, case_lib.Arm]:
     """The kernel, and jnp.dot."""
-    del implementation
     return {
       self.kernel: self.arm,
       self.baseline: baselines(self.problem)[0].arm,
@@ -85,12 +75,10 @@ class Contestant:
 
   def flops(self, seed: int = 0) -> int:
     """2*M*N*K."""
-    del seed
     return 2 * self.problem.m * self.problem.n * self.problem.k
 
   def least_bytes(self, seed: int = 0) -> int:
     """Bytes if each operand is read once and the result written once."""
-    del seed
     p = self.problem
     outputs = 2 if p.beta != 0 else 1
     return p.itemsize * (p.m * p.k + p.k * p.n + outputs * p.m * p.n)
@@ -109,11 +97,6 @@ class Contestant:
       tf32=self.tf32,
     )
     return found if self.judged else dataclasses.replace(found, passed=None)
-
-  def measured(self, found: case_lib.Measured) -> dict[str, Any]:
-    """Nothing but the times and the ratio."""
-    del found
-    return {}
 
 
 def jnp_dot(problem: contract.Problem, precision: str | None = None):

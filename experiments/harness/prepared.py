@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 import dataclasses
-import functools
 import os
 from typing import Any
 
 import jax
 
-from experiments.harness.case import Call, Candidate, Case, Config, reason
+from experiments.harness.case import Call, Candidate, Case, Config
 from pallas_gemm.tuning import autotune, cache, resolve
 
 # Compiling leaves Python for most of its time.
@@ -23,19 +22,14 @@ class Prepared:
   Attributes:
     case: what it computes.
     arms: by name, the first one first, candidates whose `fn` waits until the
-      function of the case's operands is compiled, and gives it.
-    skipped: why an arm that the case has is not there.
+      function of the case's operands is compiled, and gives it or raises what
+      kept it from that.
     facts: optional fields of the row.
-    error: why the case can't run; None if it can.
   """
 
   case: Case
-  arms: Mapping[str, Sequence[Candidate]] = dataclasses.field(
-    default_factory=dict
-  )
-  skipped: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  error: Exception | None = None
+  arms: Mapping[str, Sequence[Candidate]]
+  facts: Mapping[str, Any]
 
 
 def prepare(
@@ -60,81 +54,64 @@ def prepare(
     yield dataclasses.replace(programs[case.program], case=case)
 
 
-def uncompiled(case: Case, **facts: Any) -> Prepared:
-  """A case whose arms are compiled by their first calls.
+def uncompiled(case: Case) -> Prepared:
+  """A case whose arms are compiled when they are first called.
 
   Raises:
-    Exception: why an arm can't run.
+    NotImplementedError: why an arm can't run.
   """
   arms = {
-    name: [
-      Candidate(functools.partial(_same, jax.jit(fn)), config)
-      for fn, config in arm()
-    ]
+    name: [Candidate(_giving(jax.jit(fn)), config) for fn, config in arm()]
     for name, arm in case.arms().items()
   }
-  return Prepared(case, arms, facts=facts)
-
-
-def _same(x: Call) -> Call:
-  return x
+  return Prepared(case, arms, {})
 
 
 def _prepare(
   case: Case, implementation: str | None, pool: futures.Executor
 ) -> Prepared:
   operands = case.operands()
-  arms, skipped, facts = {}, {}, {}
+  arms: dict[str, list[Candidate]] = {}
+  facts = {}
   for name, arm in case.arms(implementation).items():
+    arms[name] = []
     try:
       candidates = arm()
-      lowered = _lowered(candidates, operands)
-      if not arms:
-        [(text, _)] = lowered
-        ran, config, origin = _choice(
-          candidates[0].fn, operands, text.as_text(), implementation
-        )
-        lowered = [(text, config)]
+    except NotImplementedError as error:
+      candidates = [Candidate(_raising(error))]
+    for fn, config in candidates:
+      text, compiled = _compiling(fn, operands, pool)
+      if text and len(arms) == 1:
+        ran, config, origin = _choice(fn, operands, text, implementation)
         facts = {"implementation": ran, "config_origin": origin}
-    except Exception as error:  # pylint: disable=broad-exception-caught
-      if not arms or not case.may_skip:
-        return Prepared(case, error=error)  # it must not cost the others
-      skipped[name] = reason(error)
-    else:
-      arms[name] = [
-        Candidate(_compiling(text, pool), config) for text, config in lowered
-      ]
-  return Prepared(case, arms, skipped, facts)
+      arms[name].append(Candidate(compiled, config))
+  return Prepared(case, arms, facts)
 
 
-def _lowered(
-  candidates: Sequence[Candidate], operands: dict[str, Any]
-) -> list[tuple[Any, Config]]:
-  """Of the candidates that take the operands: what to compile, the config.
-
-  Raises:
-    Exception: why none does.
-  """
-  found, refused = [], None
-  for fn, config in candidates:
-    try:
-      found.append((jax.jit(fn).lower(**operands), config))
-    except Exception as error:  # pylint: disable=broad-exception-caught
-      refused = refused or error
-  if found:
-    return found
-  if len(candidates) > 1:
-    refused = NotImplementedError(f"no config fits: {reason(refused)}")
-  raise refused
-
-
-def _compiling(lowered: Any, pool: futures.Executor) -> Callable[[], Call]:
-  """Waits for what is compiled in a thread."""
+def _compiling(
+  fn: Call, operands: dict[str, Any], pool: futures.Executor
+) -> tuple[str, Callable[[], Call]]:
+  """A function as XLA gets it, "" if it can't be; and what waits for it."""
+  try:
+    lowered = jax.jit(fn).lower(**operands)
+  except Exception as error:  # pylint: disable=broad-exception-caught
+    return "", _raising(error)  # it must not cost the others
   text = lowered.as_text()
   future = pool.submit(lowered.compile)
   if "mosaic_gpu" not in text or "dot_general" in text:
     future.exception()  # XLA's: nothing else may run until it is done
-  return future.result
+  return text, future.result
+
+
+def _giving(fn: Call) -> Callable[[], Call]:
+  return lambda: fn
+
+
+def _raising(error: Exception) -> Call:
+  def fn(**_):
+    raise error
+
+  return fn
 
 
 def _choice(

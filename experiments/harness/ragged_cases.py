@@ -21,7 +21,7 @@ from experiments.harness import inputs, peers, sampled, suites
 from experiments.harness.case import OURS, Call, only
 from experiments.harness.group_sizes import DISTRIBUTIONS
 import pallas_gemm
-from pallas_gemm import numerics
+from pallas_gemm import numerics, sampling
 
 Operands = dict[str, Any]
 
@@ -36,7 +36,7 @@ _KERNELS = {"gated": "gated_ragged_dot", "layer": "moe", "layer_grad": "moe"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(case_lib.Case):
   """One pass over groups of rows; lhs is [M, K], rhs [G, K, N].
 
   Attributes:
@@ -90,10 +90,6 @@ class Case:
     return DISTRIBUTIONS[self.sizes](
       self.m, self.groups, np.random.default_rng(seed)
     ).astype(np.int32)
-
-  def operands(self) -> Operands:
-    """Shapes and dtypes of the arguments, by name."""
-    return jax.eval_shape(functools.partial(self.draw, 0))
 
   def draw(self, seed: int) -> Operands:
     """The arguments, N(0, 1), on the device; a layer's weights are smaller."""
@@ -195,11 +191,9 @@ class Case:
     x = {"a": operands[a], "b": operands[b]}
     if self.pass_ == "gated":
       x["b_up"] = operands["rhs_up"]
-    parts = sampled.of_sums if self.pass_ == "dw" else sampled.of_rows
     activation = jax.nn.silu if self.pass_ == "gated" else None
-    found = list(
-      sampled.checks(results, x, parts(results, sizes, rng), layout, activation)
-    )
+    parts = sampling.of_groups(results.shape, sizes, *sampled.GROUPS, rng)
+    found = [*sampled.checks(results, x, parts, layout, activation)]
     if self.pass_ != "dw" and sizes.sum() < self.m:
       found.append(sampled.zeros(results, sizes.sum()))
     return sampled.worst_of(found, results)

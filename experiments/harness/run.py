@@ -74,14 +74,12 @@ class Bench:
       Exception: what kept an arm from being compiled or run; one beside the
         first only where the case may not skip it.
     """
-    if prepared.error is not None:
-      raise prepared.error
     case = prepared.case
     operands = jax.block_until_ready(case.draw(self.seed))
     first, *others = prepared.arms
     arms = {first: self._fastest(prepared.arms[first], operands)}
     check = case.check(arms[first].fn(**operands), operands, self.seed)
-    skipped, times, load, wall = dict(prepared.skipped), {}, None, {}
+    skipped, times, load, wall = {}, {}, None, {}
     if check.passed is not False:
       for name in others:
         try:
@@ -94,8 +92,8 @@ class Bench:
         with provenance.Monitor() as monitor:
           times = self.times(_timed(arms, operands))
         load = monitor.load
-      elif self.host_calls:
-        wall = self._wall(arms, first, case.baseline, operands)
+      else:
+        wall = self._wall(arms, case.baseline, operands)
     mine, flops = times.get(first), case.flops(self.seed)
     configs = {name: arm.config for name, arm in arms.items()}
     found = case_lib.Measured(times, configs, skipped, flops)
@@ -158,15 +156,11 @@ class Bench:
     return arm
 
   def _wall(
-    self,
-    arms: dict[str, Candidate],
-    first: str,
-    baseline: str,
-    operands: dict[str, Any],
+    self, arms: dict[str, Candidate], baseline: str, operands: dict[str, Any]
   ) -> dict[str, float]:
-    """Host times, in ms: medians of a few calls."""
+    """Host times of the first arm and its baseline, in ms: medians."""
     found = {}
-    for name, prefix in ((first, ""), (baseline, "baseline_")):
+    for name, prefix in ((next(iter(arms)), ""), (baseline, "baseline_")):
       calls = []
       for _ in range(self.host_calls if name in arms else 0):
         start = time.perf_counter()

@@ -1,15 +1,14 @@
 """Is the result of a case right? Rows and columns of it, against float64.
 
-Of a batch some matrices are checked, of groups some, and of each some rows and
-columns, with K in full; what each element may be off says `pallas_gemm.check`.
+What is checked says `pallas_gemm.sampling`, and what each element may be off
+`pallas_gemm.check`.
 Of a layer some tokens are followed through all of it: the bound of the first
 products is carried through the last one and the weighted sum.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
-import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,85 +16,21 @@ import numpy as np
 
 from examples import moe
 from pallas_gemm import check as check_lib
-from pallas_gemm import numerics
+from pallas_gemm import numerics, sampling
 
-# Rows, and columns, of a matrix; matrices of a batch; groups; tokens.
-SAMPLE, MATRICES, GROUPS, TOKENS = 64, 3, 8, 8
+# Rows, and columns, that are checked of each matrix; matrices of a batch,
+# groups, and tokens of a layer.
+LINES, TOKENS = 64, 8
+BATCH, GROUPS = (LINES, 3), (LINES, 8)
 _U_FLOAT32 = 2.0**-24
 
 Activation = Callable[[jax.Array], jax.Array] | None
 
 
-class Part(NamedTuple):
-  """What is checked of a result.
-
-  Attributes:
-    matrix: index of the matrix, where there are several.
-    rows, columns: which of it.
-    k: the part of the operands' K that is summed up.
-  """
-
-  matrix: int
-  rows: np.ndarray
-  columns: np.ndarray
-  k: slice = slice(None)
-
-
-def of_batch(out: jax.Array, rng: np.random.Generator) -> Iterator[Part]:
-  """Parts of some matrices of [batch, M, N], or of one matrix."""
-  rows, columns = (some(size, SAMPLE, rng) for size in out.shape[-2:])
-  batch = out.shape[0] if out.ndim == 3 else 1
-  for matrix in some(batch, MATRICES, rng):
-    yield Part(matrix, rows, columns)
-
-
-def of_rows(
-  out: jax.Array, sizes: np.ndarray, rng: np.random.Generator
-) -> Iterator[Part]:
-  """Parts of [M, N], whose rows are those of one group after the other."""
-  starts = np.cumsum(sizes) - sizes
-  columns = some(out.shape[1], SAMPLE, rng)
-  for group in _groups(sizes, rng):
-    rows = some(sizes[group], SAMPLE, rng)
-    # Of one length for all groups, so that what picks them is compiled once.
-    yield Part(group, starts[group] + np.resize(rows, SAMPLE), columns)
-
-
-def of_sums(
-  out: jax.Array, sizes: np.ndarray, rng: np.random.Generator
-) -> Iterator[Part]:
-  """Parts of [G, M, N], each the sum over the rows of a group.
-
-  One that is empty has a sum too: zeros.
-  """
-  starts = np.cumsum(sizes) - sizes
-  rows, columns = (some(size, SAMPLE, rng) for size in out.shape[1:])
-  empty = np.flatnonzero(sizes == 0)[:1]
-  for group in [*_groups(sizes, rng), *empty]:
-    k = slice(starts[group], starts[group] + sizes[group])
-    yield Part(group, rows, columns, k)
-
-
-def _groups(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  """Groups to check: the first, the last, the largest, the smallest, some."""
-  filled = np.flatnonzero(sizes)
-  picked = some(len(filled), GROUPS, rng)
-  extremes = filled[[sizes[filled].argmin(), sizes[filled].argmax()]]
-  return np.unique([*filled[picked], *extremes])
-
-
-def some(size: int, count: int, rng: np.random.Generator) -> np.ndarray:
-  """Up to `count` indices: the first, the last, and others at random."""
-  if count >= size:
-    return np.arange(size)
-  inner = rng.choice(np.arange(1, size - 1), count - 2, replace=False)
-  return np.sort([0, *inner, size - 1])
-
-
 def checks(
   out: jax.Array,
-  operands: dict[str, jax.Array],
-  parts: Iterable[Part],
+  arrays: dict[str, jax.Array],
+  parts: Iterable[sampling.Part],
   layout: str = "NN",
   activation: Activation = None,
 ) -> Iterator[numerics.Check]:
@@ -103,34 +38,18 @@ def checks(
 
   Args:
     out: the result.
-    operands: "a" and "b", and what else `check.expected` takes, on the device.
+    arrays: what it is made of; see `sampling.Part.operands`.
     parts: what is checked.
-    layout: how A and B are stored: "N" as they are, "T" transposed.
+    layout: how A and B are stored.
     activation: see `check.expected`.
   """
-  for matrix, rows, columns, k in parts:
-    arrays = {"out": out, **operands}
-    x = jax.device_get(_pick(arrays, matrix, rows, columns, layout))
-    got, x["a"], x["b"] = x.pop("out"), x["a"][:, k], x["b"][k]
+  for part in parts:
     want, *_ = check_lib.expected(
-      **x, activation=activation, out_dtype=got.dtype
+      **part.operands(arrays, layout),
+      activation=activation,
+      out_dtype=out.dtype,
     )
-    yield want.check(got)
-
-
-@functools.partial(jax.jit, static_argnums=4)
-def _pick(arrays, matrix, rows, columns, layout):
-  # Indexed where the arrays are: only what is checked travels to the host.
-  found = {}
-  for name, x in arrays.items():
-    x = x[matrix] if x.ndim == 3 else x
-    if name == "a":
-      found[name] = x[rows] if layout[0] == "N" else x[:, rows].T
-    elif name in ("b", "b_up"):
-      found[name] = x[:, columns] if layout[1] == "N" else x[columns].T
-    else:
-      found[name] = x[columns] if name == "bias" else x[rows[:, None], columns]
-  return found
+    yield want.check(part.of(out))
 
 
 def worst_of(found: Sequence[numerics.Check], results: Any) -> numerics.Check:
@@ -177,7 +96,7 @@ def layer(
   chosen = experts[rng.integers(len(experts))]
   same = (np.sort(experts) == np.sort(chosen)).all(axis=1)
   tokens = np.flatnonzero(same)[:TOKENS]
-  columns = some(out.shape[1], SAMPLE, rng)
+  columns = sampling.stratified(out.shape[1], LINES, rng)
   rows = np.asarray(x[tokens])
   want = np.zeros((len(tokens), len(columns)))
   size, bound = want.copy(), want.copy()
