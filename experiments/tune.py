@@ -247,7 +247,7 @@ def main(argv: Sequence[str]) -> int:
   if not compat.targets_gpu():
     console.line("no NVIDIA GPU here: interpreted, and nothing was remembered")
   elif any(t.config is not None for t in done):
-    console.line(f"remembered in {cache.path_of(done[0].problem.device)}")
+    console.line(f"remembered in {cache.path_of()}")
   if path is not None and done:
     console.line(f"rows: {path}")
   if interrupt.pressed:
