@@ -18,7 +18,8 @@ from pallas_gemm.tuning import trial
 
 _NO_GPU = (
   "tuning needs a Hopper GPU (compute capability 9.0), JAX sees none here;"
-  ' products with implementation="sm90" are tuned in the interpreter'
+  f' products with implementation="{implementations.HOPPER}" are tuned in the'
+  " interpreter"
 )
 # What a product computes, and of what.
 _Product = tuple[Spec, tuple[jax.ShapeDtypeStruct, ...]]

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import importlib
 
 import jax
 from jax import lax
@@ -96,6 +97,11 @@ def case(**fields):
   if "activation" in given:
     fields["activation"] = "named"
   return trial.Case(dataclasses.replace(PROBLEM, **fields), **given)
+
+
+def test_its_classes_are_where_users_import_them_from():
+  module = importlib.import_module("pallas_gemm.tuning.autotune")
+  assert module is tuning.autotune is autotuning
 
 
 # What is remembered.

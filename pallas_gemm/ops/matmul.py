@@ -50,7 +50,7 @@ def matmul(
   capability 9.0, everything else is XLA's; `explain` tells which, and why. It
   works under all of JAX's transformations and on meshes, where results and
   their shardings are those of `jnp.matmul`. The same inputs give the same bits.
-  As in BLAS, nothing is read that has a factor of zero. The rest is in docs/ops.
+  As in BLAS, nothing is read that has a factor of zero. See docs/ops for more.
 
   Numerics: 16-bit operands are multiplied exactly and added in float32; alpha,
   C, bias and activation are applied in float32; one rounding to `out_dtype`

@@ -53,7 +53,7 @@ class Faster(NamedTuple):
   """XLA's product where it is expected to be faster than the Hopper kernel.
 
   Attributes:
-    why: the reason, in words that go on after "not sm90:".
+    why: the reason, in words; "it" is the kernel.
     seconds: about how long it takes; None if only the difference is known.
   """
 
