@@ -253,6 +253,11 @@ MATMUL = {
     "activation must not close over an array",
     activation=lambda x: x * A[0, :1],
   ),
+  "activation array that does not broadcast": case(
+    TypeError,
+    "activation must not close over an array",
+    activation=lambda x: x * A[0, :3],
+  ),
   "out_dtype": case(
     TypeError, "out_dtype must be a dtype", out_dtype="float31"
   ),

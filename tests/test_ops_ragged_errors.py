@@ -160,6 +160,11 @@ RAGGED_DOT = {
     "activation must not close over an array",
     activation=lambda x: x * LHS[0, :1],
   ),
+  "activation array that does not broadcast": case(
+    TypeError,
+    "activation must not close over an array",
+    activation=lambda x: x * LHS[0, :3],
+  ),
   "activation of integers": case(
     TypeError, "activation must keep", *INTS, activation=jnp.tanh
   ),

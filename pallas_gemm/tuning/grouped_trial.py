@@ -55,7 +55,7 @@ class GroupedTrial(trial.Trial):
         p, ragged=None, groups=0, **{p.ragged: int(end - start)}
       )
       case = dataclasses.replace(self.case, problem=dense)
-      part = _of_group(self._operands, p, group, slice(start, end))
+      part = _of_group(self.operands, p, group, slice(start, end))
       results = trial.expected(case, part)
       found = found or [[] for _ in results]
       for parts, of_group in zip(found, results):

@@ -86,11 +86,12 @@ class Trial:
 
   Attributes:
     case: what is run.
+    operands: by the names that they have in `ops.spec.Operands`.
   """
 
   def __init__(self, case: Case):
     self.case = case
-    self._operands = self._make_operands()
+    self.operands = self._make_operands()
     self._expected = self._make_expected()
 
   def compile(self, config: Config) -> Callable[[], Results]:
@@ -99,8 +100,8 @@ class Trial:
     Raises:
       Exception: whatever stops the config from being compiled.
     """
-    compiled = jax.jit(self._kernel(config)).lower(**self._operands).compile()
-    return functools.partial(compiled, **self._operands)
+    compiled = jax.jit(self._kernel(config)).lower(**self.operands).compile()
+    return functools.partial(compiled, **self.operands)
 
   def error(self, results: Results) -> str | None:
     """None if the results are right, or what is wrong."""
@@ -116,7 +117,7 @@ class Trial:
     return operands(self.case.problem)
 
   def _make_expected(self) -> "list[list[Expected]]":
-    return expected(self.case, self._operands)
+    return expected(self.case, self.operands)
 
   def _kernel(self, config: Config) -> Callable[..., Results]:
     return functools.partial(

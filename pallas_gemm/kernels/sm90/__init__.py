@@ -7,7 +7,8 @@ producer    the warp that loads
 block       what the warpgroups of a block share
 groups      work tiles of grouped products; schedule: of all others
 legal       why a config can't run a problem
-plan        everything that follows from a problem and a config
+plan        everything that follows from a problem and a config; what is of
+            tiles and subtiles: tiling
 layout      how matrices lie in memory
 config      what tuning chooses
 """
