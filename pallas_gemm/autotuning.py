@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gemm import compat, tuning
+from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.ops import sm90, xla
