@@ -5,6 +5,7 @@
   python -m experiments.tune --shapes=4096x14336x4096 --epilogue=bias_gelu
   python -m experiments.tune --shapes=4096x4096x4096 --layout=nt
   python -m experiments.tune --shapes=8192x14336x4096 --groups=8
+  python -m experiments.tune --freeze=pallas_gemm/tuning/table/nvidia_h200.jsonl
 
 For each shape the configs that the cost model ranks first, and the one that
 was remembered so far, are compiled, checked against a float64 product, and
@@ -27,17 +28,25 @@ out; 130 after Ctrl-C.
 from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
+import pathlib
 from typing import Any
 
 from absl import flags
 import jax
 import jax.numpy as jnp
 
-from experiments.harness import cli, dense_cases, provenance, suites, tables
+from experiments.harness import (
+  cli,
+  dense_cases,
+  freeze,
+  provenance,
+  suites,
+  tables,
+)
 from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
 import pallas_gemm
-from pallas_gemm import compat, tuning
+from pallas_gemm import compat, hardware, tuning
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.tuning import autotune, cache
 
@@ -75,6 +84,12 @@ _GROUPS = flags.DEFINE_integer(
   "Of this many groups of rows, the product for each with a matrix of its own"
   " (ragged_dot), and its derivatives.",
   lower_bound=1,
+)
+_FREEZE = flags.DEFINE_string(
+  "freeze",
+  None,
+  "Measures nothing: writes to this file what is chosen today for the problems"
+  " of all published suites, as pallas_gemm/tuning/table has it.",
 )
 _EPILOGUE = flags.DEFINE_enum(
   "epilogue",
@@ -218,6 +233,10 @@ def main(argv: Sequence[str]) -> int:
     raise cli.FlagError(
       f"--dtype={cli.DTYPE.value}: the kernel takes {' and '.join(_DTYPES)}"
     )
+  if _FREEZE.value:
+    text = freeze.table_of(hardware.current().name)
+    pathlib.Path(_FREEZE.value).write_text(text)
+    return 0
   console = console_lib.Console()
   shapes = shapes_of_flags()
   path = None
@@ -245,7 +264,7 @@ def main(argv: Sequence[str]) -> int:
   if not compat.targets_gpu():
     console.line("no NVIDIA GPU here: interpreted, and nothing was remembered")
   elif any(t.config is not None for t in done):
-    console.line(f"remembered in {cache.path_of(done[0].problem.device)}")
+    console.line(f"remembered in {cache.path_of()}")
   if path is not None and done:
     console.line(f"rows: {path}")
   if interrupt.pressed:

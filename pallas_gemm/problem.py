@@ -45,7 +45,6 @@ class Problem:
     groups: of a ragged product; 0 of a dense one.
     save_preactivation: also writes what the activation is applied to (both
       products if gated), in out_dtype.
-    device: the GPU, as the driver names it.
   """
 
   m: int
@@ -65,7 +64,6 @@ class Problem:
   ragged: Literal["m", "k"] | None = None
   groups: int = 0
   save_preactivation: bool = False
-  device: str = "NVIDIA H200"
 
   @functools.cached_property
   def operands(self) -> int:

@@ -7,10 +7,10 @@ import jax
 import pytest
 
 from experiments import tune
-from experiments.harness import cli, rows, suites
-from pallas_gemm import compat
+from experiments.harness import cli, freeze, rows, suites
+from pallas_gemm import compat, tuning
 from pallas_gemm.kernels.sm90.config import Config
-from pallas_gemm.tuning import autotune, cache, model
+from pallas_gemm.tuning import autotune, cache, model, table
 from tests.support import programs
 
 CHOSEN = Config(block_m=64, block_n=64, consumers=1, stages=2, epilogue_n=64)
@@ -25,9 +25,7 @@ def small_model(tmp_path, monkeypatch):
   monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
   monkeypatch.setattr(model, "candidates", lambda problem: [CHOSEN, FASTER])
   monkeypatch.setattr(
-    model,
-    "predict",
-    lambda config, problem, gpu=None: 1e-6 * config.epilogue_n,
+    model, "predict", lambda plan: 1e-6 * plan.config.epilogue_n
   )
   monkeypatch.setattr(model, "choose", lambda problem: CHOSEN)
   cache.clear()
@@ -175,6 +173,24 @@ def test_epilogues(run, tuned, epilogue):
   )
   assert case.activation is activation
   assert case.problem.out_dtype == "float32"
+
+
+def test_freeze(run, monkeypatch, tmp_path):
+  """A line a problem, which the shipped table reads."""
+  whole = freeze.table_of
+  some = lambda device: whole(device, suite="interpret")  # noqa: E731
+  monkeypatch.setattr(freeze, "table_of", some)
+  path = tmp_path / "nvidia_h200.jsonl"
+  assert run(f"--freeze={path}") == (0, "")
+  monkeypatch.setattr(table, "_FOLDER", tmp_path)
+  table._known.cache_clear()
+  known = table._known("NVIDIA H200")
+  table._known.cache_clear()
+  assert len(known) == len(path.read_text().splitlines()) > 10
+  assert {p.ragged for p in known} == {None, "m", "k"}
+  for problem, entry in known.items():
+    how = next(tuning.ranked(problem)).how
+    assert entry.config == (None if how == "xla" else how)
 
 
 def test_top(run, tuned, tmp_path):

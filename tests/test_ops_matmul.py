@@ -9,7 +9,7 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm import tuning
-from pallas_gemm.ops import implementations
+from pallas_gemm.ops import sm90
 from tests.support import products
 from tests.support.calls import Call
 from tests.support.products import normal
@@ -246,10 +246,10 @@ def test_columns_that_share_a_matrix_are_rows_of_one_product(side):
   )
   out = jax.jit(jax.vmap(f))(b, epilogue["c"])
   products.assert_product(out, a, b, **epilogue)
-  x = implementations.Operands(a[None], b)
-  words = implementations.Operands("bmk", "bkn")
-  spec = implementations.Spec(words=words, out="bmn", out_dtype=jnp.bfloat16)
-  problem = implementations.problem_of(x, spec)
+  x = sm90.Operands(a[None], b)
+  words = sm90.Operands("bmk", "bkn")
+  spec = sm90.Spec(words=words, out="bmn", out_dtype=jnp.bfloat16)
+  problem = sm90.problem_of(x, spec)
   assert (problem.batch, problem.m, problem.n, problem.k) == (1, 5, 70, 40)
 
 

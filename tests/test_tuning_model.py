@@ -18,12 +18,12 @@ from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import (
   bounds,
   fitted,
-  left_to_xla,
   model,
   odd_sizes,
   stages,
   tiles,
 )
+from pallas_gemm.tuning import xla as xla_lib
 
 ROWS = (
   pathlib.Path(__file__).parents[1]
@@ -54,6 +54,13 @@ def problem(m, n, k, **fields):
 
 def refusal(case: Problem, config: Config) -> str | None:
   return legal.reason(Plan.of(case, config))
+
+
+def why_xla(case):
+  """Why XLA's product is expected to be faster; None if it is not."""
+  config = model.choose(case)
+  found = xla_lib.faster(config, case, model.predict(Plan.of(case, config)))
+  return found and found.why
 
 
 BATCHED = {"batched_a": True, "batched_b": True}
@@ -152,14 +159,14 @@ def test_a_choice_takes_little_time():
   ids=str,
 )
 def test_rows_that_suit_xla_better_are_left_to_it(case):
-  assert "128 bytes" in left_to_xla.why(model.choose(case), case)
+  assert "128 bytes" in why_xla(case)
 
 
 def test_small_products_of_odd_rows_are_left_to_xla_where_copies_cost_more():
   """By both kernels' measured times: 4.1 and 8.7 us, 46.7 and 21.9 us."""
   small, large = problem(4579, 83, 93), problem(1247, 995, 1711)
-  assert "16 bytes" in left_to_xla.why(model.choose(small), small)
-  assert left_to_xla.why(model.choose(large), large) is None
+  assert "16 bytes" in why_xla(small)
+  assert why_xla(large) is None
 
 
 @pytest.mark.parametrize(
@@ -199,7 +206,7 @@ def test_small_products_of_odd_rows_are_left_to_xla_where_copies_cost_more():
 )
 def test_what_is_left_to_xla(case, is_left):
   """By the times of both on an H200."""
-  assert bool(left_to_xla.why(model.choose(case), case)) == is_left
+  assert bool(why_xla(case)) == is_left
 
 
 def test_short_sums_are_stored_as_they_are():
@@ -259,8 +266,8 @@ def test_c_of_short_sums_has_buffers_of_its_own():
   ids=str,
 )
 def test_float32_results_that_are_left_to_xla(case, is_left):
-  """By both kernels' times, see `left_to_xla.why`."""
-  reason = left_to_xla.why(model.choose(case), case) or ""
+  """By both kernels' times, see `xla.faster`."""
+  reason = why_xla(case) or ""
   assert ("float32" in reason) == is_left
 
 
@@ -329,7 +336,7 @@ def test_results_that_straddle_sectors_are_written_slowly():
   """8192 x 8208 x 128: 41.8 us, x 8200: 61.3, and XLA 60.4."""
   for n, is_left in ((8208, False), (8200, True)):
     case = problem(8192, n, 128, transpose_b=True)
-    assert bool(left_to_xla.why(model.choose(case), case)) == is_left
+    assert bool(why_xla(case)) == is_left
 
 
 def test_narrow_subtiles_are_worth_it_where_tiles_divide_a_matrix():
@@ -452,9 +459,9 @@ def test_k_is_split_for_few_tiles_of_a_gated_product_too():
   ),
 )
 def test_small_vectors_are_left_to_xlas_reduction(n, k, fields, is_left):
-  """By both kernels' measured times, see `left_to_xla`."""
+  """By both kernels' measured times, see `xla`."""
   case = problem(1, n, k, **{"transpose_b": True} | fields)
-  reason = left_to_xla.why(model.choose(case), case)
+  reason = why_xla(case)
   assert (reason is not None and "reduction" in reason) == is_left
 
 
@@ -515,7 +522,7 @@ def test_a_ring_of_two_stages_is_known_to_be_slow():
 )
 def test_what_xla_does_not_read_fast_either_is_kept(sizes):
   case = problem(*sizes)
-  assert left_to_xla.why(model.choose(case), case) is None
+  assert why_xla(case) is None
 
 
 def test_the_model_agrees_with_what_was_measured():
@@ -539,7 +546,7 @@ def test_the_model_agrees_with_what_was_measured():
     case = problem(**json.loads(key[1]))
     _, picked = min(timed, key=lambda x: model.predict(Plan.of(case, x[0])))
     best = min(us for _, us in timed)
-    reason = left_to_xla.why(model.choose(case), case) or ""
+    reason = why_xla(case) or ""
     if "shorter" in reason and case.n > 1:  # the op computes columns as rows
       picked, best = xla[key], min(best, xla[key])
     ratios.append(best / picked)

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec
 from pallas_gemm import compat
 from pallas_gemm.ops import sharding
 from pallas_gemm.ops import spec as spec_lib
+from pallas_gemm.ops.implementations import HOPPER
 from pallas_gemm.ops.spec import Operands, Spec
 
 # One primitive under two objects: JAX tells the lowering of the second which
@@ -57,7 +58,7 @@ def _abstract_eval(*avals, spec: Spec):
   shape = spec.shape(spec.named(avals))
   out = compat.shaped_like(avals, shape, spec.out_dtype, spec.parts)
   interpreted = (
-    "sm90" in (spec.implementation or ())
+    HOPPER in (spec.implementation or ())
     and avals[0].dtype.itemsize == 2
     and not compat.targets_gpu()
   )

@@ -50,13 +50,14 @@ class Trial:
 
   Attributes:
     case: what is run.
+    operands: by the names that they have in `ops.spec.Operands`.
   """
 
   def __init__(self, case: Case):
     self.case = case
-    self._operands = _operands(case.problem)
+    self.operands = _operands(case.problem)
     self._expected = [
-      (part, self._of(part)) for part in _parts(case.problem, self._operands)
+      (part, self._of(part)) for part in _parts(case.problem, self.operands)
     ]
 
   def compile(self, config: Config) -> Callable[[], Results]:
@@ -77,8 +78,8 @@ class Trial:
       activation=case.activation,
       **factors,
     )
-    compiled = jax.jit(run).lower(**self._operands).compile()
-    return functools.partial(compiled, **self._operands)
+    compiled = jax.jit(run).lower(**self.operands).compile()
+    return functools.partial(compiled, **self.operands)
 
   def error(self, results: Results) -> str | None:
     """None if the results are right, or what is wrong."""
@@ -101,7 +102,7 @@ class Trial:
   def _of(self, part: sampling.Part) -> tuple[check.Expected, ...]:
     """What a part of each result must be."""
     case, p = self.case, self.case.problem
-    arrays = {k: v for k, v in self._operands.items() if k != "offsets"}
+    arrays = {k: v for k, v in self.operands.items() if k != "offsets"}
     if p.bias == "m":
       arrays["bias"] = arrays["bias"][:, None]
     elif p.bias and p.ragged:

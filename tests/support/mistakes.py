@@ -162,6 +162,7 @@ NO_ACTIVATIONS: dict[str, dict[str, Any]] = {
     "array": lambda x: x * _ARRAY,
     "array of one": lambda x: x * _ARRAY[:1, :1],
     "NumPy array": lambda x: x * np.ones((8, 1), np.float32),
+    "array that does not broadcast": lambda x: x * _ARRAY[0, :3],
   },
   "keep shape and dtype of its argument, float32[": {
     "sum": jnp.sum,
