@@ -23,7 +23,7 @@ import traceback
 
 import jax
 
-from tests.support import mesh_calls, mesh_checks, mesh_extras
+from tests.support import mesh_calls, mesh_checks, mesh_errors
 
 
 def main() -> int:
@@ -41,7 +41,7 @@ def main() -> int:
       for unit in units
       if mesh_calls.needed(unit, name, flags.full)
     ]
-    found += mesh_extras.checks(name)
+    found += mesh_errors.checks(name)
     # Neighbours go to different shards: they take about as long.
     found = [pair for pair in found if flags.filter in pair[0]]
     arm = mesh_checks.Arm(name)
