@@ -5,7 +5,8 @@
   python -m experiments.sanitize --ops=all            the ops' Hopper kernels
 
 Each rung computes 0.5 * A @ B - C once in a process of its own, each op its
-plain product. Rows go to experiments/results/<device>/sanitize.jsonl, one a
+plain product; ragged_dot also its derivatives, with empty groups and with rows
+that no group has. Rows go to experiments/results/<device>/sanitize.jsonl, one a
 kernel: the tool's own error count, and whether the result passed the float64
 check under it. racecheck does not follow TMA and mbarriers: what it says of
 rungs 8-12 and of the ops is kept in the row and is no verdict.
@@ -27,13 +28,18 @@ from typing import Any, NamedTuple
 
 from absl import flags
 import jax
-import numpy as np
 
-from experiments.harness import cli, inputs, provenance, suites
+from experiments.harness import case as case_lib
+from experiments.harness import (
+  cli,
+  contestants,
+  dense_cases,
+  provenance,
+  ragged_cases,
+  suites,
+)
 from experiments.harness import rows as rows_lib
-import pallas_gemm
 from pallas_gemm import ladder as ladder_lib
-from pallas_gemm import numerics
 from pallas_gemm.ladder import contract
 
 EXPERIMENT = "sanitize"
@@ -68,66 +74,45 @@ class Subject(NamedTuple):
   Attributes:
     name: of the rung or the op.
     flag: what names it to this program.
-    passes: runs it once on a shape; whether the result is right.
+    cases: what it computes, by shape.
     fields: what else its row says.
   """
 
   name: str
   flag: str
-  passes: Callable[[suites.Shape], bool]
+  cases: Callable[[suites.Shape], Sequence[case_lib.Case]]
   fields: dict[str, Any]
 
 
-def _rung(rung: contract.Rung, shape: suites.Shape) -> bool:
+def _rung(rung: contract.Rung, shape: suites.Shape) -> list[case_lib.Case]:
   problem = contract.Problem(*shape, rung.dtypes[0], **FACTORS)
-  a, b, c = inputs.operands(problem, cli.SEED.value)
-  out = jax.jit(lambda *x: rung.gemm(*x, **FACTORS))(a, b, c)
-  return numerics.check(out, a, b, c, **FACTORS).passed
+  return [contestants.rung(rung, problem)]
 
 
-def _matmul(shape: suites.Shape) -> bool:
-  a, b = _normal(0, shape.m, shape.k), _normal(1, shape.k, shape.n)
-  out = jax.jit(functools.partial(pallas_gemm.matmul, implementation="sm90"))
-  return numerics.check(out(a, b), a, b).passed
+def _matmul(shape: suites.Shape) -> list[case_lib.Case]:
+  return [dense_cases.Case(suite=EXPERIMENT, **shape._asdict())]
 
 
-def _ragged_dot(shape: suites.Shape) -> bool:
-  """The result and both derivatives; a group is empty, some rows in none."""
-  m, n, k = shape
-  sizes = np.array([m // 8, 0, m // 2, m // 5], np.int32)
-  lhs, rhs = _normal(0, m, k), _normal(1, len(sizes), k, n)
-  ct = _normal(2, m, n)
-
-  @jax.jit
-  def compute(lhs, rhs, ct):
-    dot = functools.partial(
-      pallas_gemm.ragged_dot, group_sizes=sizes, implementation="sm90"
-    )
-    out, vjp = jax.vjp(dot, lhs, rhs)
-    return out, *vjp(ct)
-
-  out, dlhs, drhs = compute(lhs, rhs, ct)
-  ends = np.cumsum(sizes).tolist()
-  right = not (np.any(out[ends[-1] :]) or np.any(dlhs[ends[-1] :]))
-  for g, (start, end) in enumerate(itertools.pairwise((0, *ends))):
-    if start == end:
-      right &= not np.any(drhs[g])
-      continue
-    rows = slice(start, end)
-    for got, a, b in (
-      (out[rows], lhs[rows], rhs[g]),
-      (dlhs[rows], ct[rows], rhs[g].T),
-      (drhs[g], lhs[rows].T, ct[rows]),
-    ):
-      right &= numerics.check(got, a, b).passed
-  return right
-
-
-def _normal(index: int, *shape: int) -> jax.Array:
-  return inputs.normal(cli.SEED.value, index, shape, dtype="bfloat16")
+def _ragged_dot(shape: suites.Shape) -> list[case_lib.Case]:
+  case = functools.partial(
+    ragged_cases.Case, suite=EXPERIMENT, groups=4, **shape._asdict()
+  )
+  passes, sizes = ("forward", "dx", "dw"), ("half_empty", "padded")
+  return [
+    case(pass_=pass_, sizes=how)
+    for pass_, how in itertools.product(passes, sizes)
+  ]
 
 
 OPS = {"matmul": _matmul, "ragged_dot": _ragged_dot}
+
+
+def passes(case: case_lib.Case) -> bool:
+  """Runs a case once on the Hopper kernel; whether the result is right."""
+  [(fn, _)] = next(iter(case.arms("sm90").values()))()
+  operands = case.draw(cli.SEED.value)
+  results = jax.jit(fn)(**operands)
+  return bool(case.check(results, operands, cli.SEED.value).passed)
 
 
 def subjects() -> list[Subject]:
@@ -201,7 +186,7 @@ def main(argv: Sequence[str]) -> int:
   found = subjects()
   shapes = cli.parse_shapes(cli.SHAPES.value) or (DEFAULT_SHAPE,)
   if _UNDER.value:
-    return 0 if found[0].passes(shapes[0]) else 1
+    return 0 if all(map(passes, found[0].cases(shapes[0]))) else 1
   if shutil.which("compute-sanitizer") is None:
     raise cli.FlagError("compute-sanitizer is not on PATH")
   facts = provenance.versions() | {"utc": provenance.utc()}
