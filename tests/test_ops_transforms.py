@@ -82,8 +82,13 @@ def test_forward_mode(op):
   products.assert_same((out, tangents(*dots)), want)
 
 
-@pytest.mark.parametrize("op", (MATMUL, RAGGED), ids=("matmul", "ragged_dot"))
+@pytest.mark.parametrize(
+  "op",
+  (MATMUL, RAGGED, OPS["gated_matmul"], OPS["gated_ragged_dot"]),
+  ids=("matmul", "ragged_dot", "gated_matmul", "gated_ragged_dot"),
+)
 def test_linear_transpose(op):
+  """Of the last argument: gated products are linear in it."""
   *args, last = op.args()
   ct = op.ours(*args, last)
   f = functools.partial(op.ours, *args)
