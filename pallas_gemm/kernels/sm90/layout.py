@@ -85,6 +85,8 @@ def operand_paddings(
     _aligned(shape, padding(shape, columns, box, p.dtype), p.dtype)
     for shape, box in zip(operand_shapes(p), boxes)
   )
+  if p.ragged == "k":  # copies start, and end, at any row
+    return (p.k, a[1]), (p.k, b[1])
   return a, b
 
 
