@@ -23,7 +23,6 @@ from experiments.harness import (
   prepared,
   report,
   rows,
-  sampled,
   suites,
   tables,
   timing,
@@ -488,19 +487,3 @@ def test_help_is_for_newcomers():
       "tuned", "implementation", "plot", "update_readme", "from_rows",
   ):  # fmt: skip
     assert re.search(rf"--\[?(no\])?{flag}:", out), flag
-
-
-def test_rows_that_can_not_be_written_are_told_before_a_run(run, tmp_path):
-  folder = tmp_path / "README.md" / "below"
-  with pytest.raises(cli.FlagError, match=f"--output_dir: want .*{folder}"):
-    run(f"--output_dir={folder}")
-
-
-def test_a_run_without_rows_names_no_file(run, monkeypatch, tmp_path):
-  def interrupted(*args):
-    raise KeyboardInterrupt
-
-  monkeypatch.setattr(sampled, "checks", interrupted)
-  status, out = run(f"--output_dir={tmp_path / 'new'}")
-  assert status == 130 and str(tmp_path) not in out
-  assert not (tmp_path / "new").exists()

@@ -226,15 +226,6 @@ def test_timed_run_compares_with_jnp_dot(run, gpu, tmp_path):
   assert (tmp_path / "roofline.png").stat().st_size > 10_000
 
 
-def test_a_wrong_result_is_never_timed(run, gpu, monkeypatch, tmp_path):
-  bad = (stub("naive", wrong), LADDER[1])
-  monkeypatch.setattr(ladder_lib, "LADDER", bad, raising=False)
-  status, _ = run("--sizes=32", "--nopeers", "--noplot")
-  assert status == 1
-  row = rows.find(stored(tmp_path), kernel="naive")
-  assert row["passed"] is False and row["ms_median"] is None
-
-
 def test_peers_that_can_not_run_are_named_with_their_reason(
   run, gpu, monkeypatch, tmp_path
 ):

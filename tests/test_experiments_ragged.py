@@ -16,7 +16,6 @@ from experiments.harness import (
   ragged_cases,
   ragged_tables,
   rows,
-  sampled,
   timing,
 )
 from experiments.harness import run as run_lib
@@ -155,22 +154,6 @@ def test_all_suites_plots_and_readme(run, gpu, tmp_path):
     run("--update_readme")
 
 
-def test_a_wrong_result_is_never_timed_and_the_run_goes_on(
-  run, gpu, monkeypatch, tmp_path
-):
-  def wrong(real, lhs, rhs, group_sizes, **kwargs):
-    out = real(lhs, rhs, group_sizes, **kwargs)
-    return out.at[0].add(jnp.where(group_sizes[0] == 4, 8, 0).astype(out.dtype))
-
-  replaces_ragged_dot(monkeypatch, wrong)
-  status, out = run("--suite=quick", "--noplot")
-  assert status == 1
-  *_, even, one_hot, dw = stored(tmp_path)
-  assert [r["passed"] for r in (even, one_hot, dw)] == [False, True, True]
-  assert even["ms_median"] is None and even["arms"] == {}
-  assert "FAILED (1): quick 12x16x8 in 3 even, forward bfloat16" in out
-
-
 def test_what_can_not_run_costs_no_other(run, monkeypatch, tmp_path):
   def broken(real, lhs, rhs, group_sizes, **kwargs):
     if isinstance(rhs, jax.core.Tracer) and rhs.shape[0] == 3:
@@ -197,20 +180,6 @@ def test_an_arm_beside_the_op_may_fail(run, gpu, monkeypatch, tmp_path):
   assert list(row["arms"]) == ["pallas_gemm"]
   assert row["skipped"]["lax.ragged_dot"].startswith("MemoryError: RESOURCE")
   assert row["ratio_to_jnp_dot"] is None
-
-
-def test_interrupt_keeps_finished_rows(run, monkeypatch, tmp_path):
-  real = ragged_cases.Case.check
-
-  def check(case, *args):
-    if case.sizes != "even":
-      raise KeyboardInterrupt
-    return real(case, *args)
-
-  monkeypatch.setattr(ragged_cases.Case, "check", check)
-  status, out = run()
-  assert status == 130 and "interrupted: 1 finished rows were kept" in out
-  assert len(stored(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(
@@ -453,19 +422,3 @@ def test_summary_gives_means_of_each_suite_and_pass():
     ["qwen", "dx", "1", "0.25", "0.250x", "0.250x", "48x40x24 in 8 even, dx",
      "0"],
   ]  # fmt: skip
-
-
-def test_rows_that_can_not_be_written_are_told_before_a_run(run, tmp_path):
-  folder = tmp_path / "README.md" / "below"
-  with pytest.raises(cli.FlagError, match=f"--output_dir: want .*{folder}"):
-    run(f"--output_dir={folder}")
-
-
-def test_a_run_without_rows_names_no_file(run, monkeypatch, tmp_path):
-  def interrupted(*args):
-    raise KeyboardInterrupt
-
-  monkeypatch.setattr(sampled, "checks", interrupted)
-  status, out = run(f"--output_dir={tmp_path / 'new'}")
-  assert status == 130 and str(tmp_path) not in out
-  assert not (tmp_path / "new").exists()

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
-import math
 import statistics
 import time
 from typing import Any
@@ -202,7 +201,7 @@ class Bench:
       ms_p75=mine and mine.p75,
       baseline_ms_median=theirs and theirs.median,
       ratio_to_jnp_dot=mine and theirs and theirs.median / mine.median,
-      max_error=check and worst_error(check),
+      max_error=check and float(check.worst_error),
       error_bound=check and float(check.error_bound),
       repeats=mine.repeats if mine else 0,
       warmup=mine.warmup if mine else 0,
@@ -247,14 +246,3 @@ def _timed(
     timing.Arm(name, functools.partial(arm.fn, **operands))
     for name, arm in arms.items()
   ]
-
-
-def worst_error(check: numerics.Check) -> float:
-  """|result - reference| where it is the largest part of its bound.
-
-  The bound differs from element to element, so an error says something beside
-  its own bound alone: `check` passed exactly if this is <= check.error_bound.
-  """
-  if math.isfinite(check.worst_ratio):
-    return check.worst_ratio * check.error_bound
-  return float(check.max_error)

@@ -91,11 +91,10 @@ class Trial:
         if not found.passed:
           i, j = found.worst
           at = part.matrix, part.rows[i], part.columns[j]
-          element = [*map(int, at)]
           return (
-            f"wrong result: element {element[-out.ndim :]} is off by"
-            f" {found.worst_ratio * found.error_bound:.3g}, at most"
-            f" {found.error_bound:.3g} is rounding"
+            f"wrong result: element {[*map(int, at)][-out.ndim :]} is off by"
+            f" {found.worst_error:.3g}, at most {found.error_bound:.3g} is"
+            " rounding"
           )
     return None
 
