@@ -252,20 +252,10 @@ def problem_of(shape: suites.Shape, dtype: str) -> contract.Problem:
   return contract.Problem(*shape, dtype, alpha=_ALPHA.value, beta=_BETA.value)
 
 
-def model_gpu() -> hardware.Gpu:
-  """The GPU that the traffic model describes."""
-  try:
-    return (
-      hardware.lookup(cli.GPU.value) if cli.GPU.value else hardware.current()
-    )
-  except ValueError as error:
-    raise cli.FlagError(f"--gpu: {error}") from None
-
-
 def explain(name: str, console: console_lib.Console) -> int:
   """Prints a rung's page and the model's numbers."""
   rungs = cli.parse_rungs(name, ladder_lib.LADDER)
-  gpu = model_gpu()
+  gpu = cli.gpu()
   shapes = cli.parse_shapes(cli.SHAPES.value, _SIZES.value)
   for dtype, chosen in by_dtype(rungs, cli.DTYPE.value).items():
     for rung in chosen:
@@ -304,7 +294,7 @@ def run(console: console_lib.Console) -> int:
   shapes = cli.parse_shapes(cli.SHAPES.value, _SIZES.value)
   experiment = SWEEP if _SWEEP.value else EXPERIMENT
   shapes = shapes or suites.suite(experiment if on_gpu else "interpret")
-  gpu = model_gpu()
+  gpu = cli.gpu()
   cases = [
     case
     for shape in shapes
