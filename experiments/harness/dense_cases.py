@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.harness import case as case_lib
-from experiments.harness import inputs, sampled, suites
+from experiments.harness import case_check, inputs, suites
 import pallas_gemm
 from pallas_gemm import numerics, sampling
 
@@ -138,14 +138,14 @@ class Case(case_lib.Case):
     operands: dict[str, jax.Array],
     seed: int = 0,
   ) -> numerics.Check:
-    """Compares samples of each product with float64; see `sampled`."""
+    """Compares samples of each product with float64; see `case_check`."""
     rng = np.random.default_rng(seed)
     activation = ACTIVATIONS.get(self.activation)
     found = []
     for out, x, layout in self._products(results, operands):
-      parts = sampling.of_batch(out.shape, *sampled.BATCH, rng)
-      found += sampled.checks(out, x, parts, layout, activation)
-    return sampled.worst_of(found, results)
+      parts = sampling.of_batch(out.shape, *case_check.BATCH, rng)
+      found += case_check.of_parts(out, x, parts, layout, activation)
+    return case_check.worst_of(found, results)
 
   def _products(self, results, operands) -> Iterator[tuple[Any, Any, str]]:
     """(result, operands, layout) of each product."""
