@@ -62,7 +62,6 @@ EXPERIMENT = "dense"
 REPORT = report_lib.Report(
   experiment=EXPERIMENT,
   summary=dense_tables.summary,
-  numeric=dense_tables.NUMERIC,
   timed=dense_tables.compared,
   markdown=dense_tables.markdown,
   figures={

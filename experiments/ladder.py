@@ -44,6 +44,7 @@ from experiments.harness import (
   compiled,
   contestants,
   ladder_pages,
+  ladder_tables,
   modelled,
   prepared,
   provenance,
@@ -221,9 +222,10 @@ def measured_parts(
     f"{tables.rate(row['gbytes_per_s']):>5} GB/s",
     f"{tables.factor(row['ratio_to_jnp_dot']):>6} of jnp.dot",
   ]
-  if (before := tables.over_rung_before(row, rows)) is not None:
+  before = ladder_tables.relative(rows)["x before"](row)
+  if before != tables.EMPTY:
     rung = row["number"] - (0 if row.get("variant") else 1)
-    parts.append(f"{tables.factor(before):>6} of rung {rung}")
+    parts.append(f"{before:>6} of rung {rung}")
   if (wall := row.get("wall_ms_median")) is not None:
     parts.append(f"wall {tables.duration(wall)}")
   return parts

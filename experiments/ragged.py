@@ -54,7 +54,6 @@ EXPERIMENT = "ragged"
 REPORT = report.Report(
   experiment=EXPERIMENT,
   summary=ragged_tables.summary,
-  numeric=ragged_tables.NUMERIC,
   timed=ragged_tables.timed,
   markdown=ragged_tables.markdown,
   figures={

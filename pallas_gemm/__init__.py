@@ -1,15 +1,17 @@
 """GEMM kernels for JAX on NVIDIA GPUs."""
 
 import importlib
+import sys
 import types
 
+from pallas_gemm import autotuning, tuning
+from pallas_gemm.autotuning import autotune
 from pallas_gemm.explanation import explain
 from pallas_gemm.ops.general import dot_general, ragged_dot_general
 from pallas_gemm.ops.grouped import gated_ragged_dot, ragged_dot
 from pallas_gemm.ops.invariance import batch_invariant
 from pallas_gemm.ops.matmul import gated_matmul, matmul
 from pallas_gemm.serving import Buckets, export_buckets
-from pallas_gemm.tuning.autotune import autotune
 from pallas_gemm.version import __version__ as __version__
 
 __all__ = [
@@ -25,6 +27,9 @@ __all__ = [
   "ragged_dot",
   "ragged_dot_general",
 ]
+
+# Where users import `Tuned` and `Result` from.
+tuning.autotune = sys.modules["pallas_gemm.tuning.autotune"] = autotuning
 
 
 def __getattr__(name: str) -> types.ModuleType:

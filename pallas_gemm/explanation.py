@@ -10,6 +10,14 @@ import numpy as np
 from pallas_gemm import compat, report
 from pallas_gemm.report import Ran
 
+# Where a config comes from, in words behind it.
+_ORIGINS = {
+  "user": ", as given",
+  "measured": ", measured by autotune",
+  "shipped": ", of the shipped table",
+  "model": ", by the cost model",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
@@ -37,7 +45,7 @@ class Explanation:
       shapes = " x ".join(str(list(shape)) for shape in ran.shapes)
       lines.append(f"  runs on {ran.implementation!r}, a device reads {shapes}")
       if ran.config is not None:
-        lines.append(f"  {ran.config}")
+        lines.append(f"  {ran.config}{_ORIGINS.get(ran.source, '')}")
       if ran.why:
         lines.append(f"  because {ran.why}")
       if ran.around:
@@ -65,9 +73,9 @@ def explain(
   """What computes each product in fn(*args, **kwargs); prints and returns it.
 
   The function is compiled, not run. For each of its products: dtypes, sizes and
-  layout as one device has them, whether the kernel (and with which config) or
-  XLA computes it and why, the shapes that a device reads, and the mesh axes and
-  collectives around it.
+  layout as one device has them, whether the kernel (with which config, and who
+  chose it) or XLA computes it and why, the shapes that a device reads, and the
+  mesh axes and collectives around it.
 
   Args:
     fn: any function that `jax.jit` takes, or one that is jitted.

@@ -25,6 +25,8 @@ class Ran:
     shapes: of the operands that a device reads.
     around: the mesh axes it is sharded over and the collectives beside it; ""
       on one device.
+    source: where the config comes from: "user" (the call), "measured" (by
+      `autotune`), "shipped" (with the package), "model"; "" without a config.
   """
 
   product: str
@@ -33,6 +35,7 @@ class Ran:
   why: str = ""
   shapes: tuple[tuple[int, ...], ...] = ()
   around: str = ""
+  source: str = ""
 
 
 def log_once(message: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from pallas_gemm import check, sampling
 from pallas_gemm.kernels import epilogues
-from pallas_gemm.kernels.problem import Problem
+from pallas_gemm.problem import Problem
 from tests.support.products import normal
 
 

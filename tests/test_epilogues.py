@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pallas_gemm.kernels import epilogues
-from pallas_gemm.kernels.problem import Problem
+from pallas_gemm.problem import Problem
 
 ROUNDED = Problem(m=64, n=64, k=64, dtype="bfloat16", out_dtype="bfloat16")
 FINE = Problem(m=64, n=64, k=64, dtype="float16", out_dtype="float16")

@@ -472,7 +472,10 @@ def test_rows_that_differ_in_a_variant_are_kept_apart():
   found = [make_row(1.0, layout=layout) for layout in ("NN", "NT", "NN")]
   assert [r["layout"] for r in rows.latest(found)] == ["NN", "NT"]
   found.append(make_row(1.0, dtype="float16"))
-  assert list(tables.by_suite(found)) == ["square", "square float16"]
+  assert list(tables.grouped(found, tables.suite)) == [
+    "square",
+    "square float16",
+  ]
 
 
 def test_help_is_for_newcomers():

@@ -16,10 +16,10 @@ from experiments.harness import (
   cli,
   contestants,
   inputs,
+  ladder_tables,
   report,
   rows,
   suites,
-  tables,
   timing,
 )
 from pallas_gemm import compat, hardware
@@ -251,7 +251,7 @@ def test_readme_is_rewritten_between_markers_and_only_once(
   assert "old" not in text
   assert "| 1 | naive | " in text and "| 9b | tensor_cores_pipelined" in text
   assert "jnp.dot HIGHEST" in text and "![ladder](ladder.png)" in text
-  assert tables.published_markdown() in text  # others' figures
+  assert ladder_tables.published_markdown() in text  # others' figures
   count = len(stored(tmp_path))
   # Alone, it measures nothing and finds nothing new.
   status, out = run("--update_readme")

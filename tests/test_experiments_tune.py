@@ -2,17 +2,20 @@
 
 import signal
 
+from absl import flags
+import jax
 import pytest
 
 from experiments import tune
-from experiments.harness import cli, rows, suites
-from pallas_gemm import compat
-from pallas_gemm.kernels.problem import Config
-from pallas_gemm.tuning import autotune, cache, model
+from experiments.harness import cli, freeze, rows, suites
+from pallas_gemm import compat, tuning
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.tuning import autotune, cache, model, table
 from tests.support import programs
 
 CHOSEN = Config(block_m=64, block_n=64, consumers=1, stages=2, epilogue_n=64)
 FASTER = Config(block_m=64, block_n=64, consumers=1, stages=2, epilogue_n=32)
+ACTIVATIONS = "relu", "gelu", "silu"
 PROVENANCE = {"device", "driver", "cuda", "jax", "jaxlib", "commit", "utc"}
 
 
@@ -22,9 +25,7 @@ def small_model(tmp_path, monkeypatch):
   monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
   monkeypatch.setattr(model, "candidates", lambda problem: [CHOSEN, FASTER])
   monkeypatch.setattr(
-    model,
-    "predict",
-    lambda config, problem, gpu=None: 1e-6 * config.epilogue_n,
+    model, "predict", lambda plan: 1e-6 * plan.config.epilogue_n
   )
   monkeypatch.setattr(model, "choose", lambda problem: CHOSEN)
   cache.clear()
@@ -97,10 +98,10 @@ def test_table(run, tuned):
 def test_what_is_left_to_xla_does_not_end_a_suite(run, tuned, monkeypatch):
   find = autotune.find
 
-  def some(fn, a, *args, **kwargs):
+  def some(fn, a, **operands):
     if a.shape == (8, 8):
       raise ValueError("rows are short")
-    return find(fn, a, *args, **kwargs)
+    return find(fn, a=a, **operands)
 
   monkeypatch.setattr(autotune, "find", some)
   status, out = run("--shapes=8x8x8,40x24x32")
@@ -159,15 +160,37 @@ def test_groups(run, tuned, epilogue, tmp_path):
   assert all(row["ms_model"] > 0 for row in found)
 
 
-@pytest.mark.parametrize("epilogue", tune.EPILOGUES)
+@pytest.mark.parametrize("epilogue", flags.FLAGS["epilogue"].parser.enum_values)
 def test_epilogues(run, tuned, epilogue):
-  run("--shapes=40x24x32", f"--epilogue={epilogue}")
+  run("--shapes=40x24x32", f"--epilogue={epilogue}", "--out_dtype=float32")
   (case,) = tuned
-  fields = tune.EPILOGUES[epilogue]
-  assert (case.problem.bias == "n") == ("bias" in fields)
-  assert (case.problem.c_dtype is not None) == ("c" in fields)
-  assert case.problem.gated == (epilogue == "gated_silu")
-  assert (case.activation is None) == ("activation" not in fields)
+  parts = epilogue.split("_")
+  assert (case.problem.bias == "n") == ("bias" in parts)
+  assert (case.problem.c_dtype is not None) == ("residual" in parts)
+  assert case.problem.gated == ("gated" in parts)
+  activation = next(
+    (getattr(jax.nn, x) for x in parts if x in ACTIVATIONS), None
+  )
+  assert case.activation is activation
+  assert case.problem.out_dtype == "float32"
+
+
+def test_freeze(run, monkeypatch, tmp_path):
+  """A line a problem, which the shipped table reads."""
+  whole = freeze.table_of
+  some = lambda device: whole(device, suite="interpret")  # noqa: E731
+  monkeypatch.setattr(freeze, "table_of", some)
+  path = tmp_path / "nvidia_h200.jsonl"
+  assert run(f"--freeze={path}") == (0, "")
+  monkeypatch.setattr(table, "_FOLDER", tmp_path)
+  table._known.cache_clear()
+  known = table._known("NVIDIA H200")
+  table._known.cache_clear()
+  assert len(known) == len(path.read_text().splitlines()) > 10
+  assert {p.ragged for p in known} == {None, "m", "k"}
+  for problem, entry in known.items():
+    how = next(tuning.ranked(problem)).how
+    assert entry.config == (None if how == "xla" else how)
 
 
 def test_top(run, tuned, tmp_path):

@@ -45,7 +45,7 @@ def test_config_of_the_user():
   config = tuning.Config(block_m=128, block_n=128)
   product = functools.partial(pallas_gemm.matmul, config=config)
   ran = _only(product, *LARGE, platform="cuda")
-  assert ran.config == config
+  assert (ran.config, ran.source) == (config, "user")
 
 
 def test_why_xla_computes_float32():
@@ -179,7 +179,7 @@ def test_text(capsys):
     "on cuda:",
     "matmul bfloat16 to bfloat16, batch 1, M 4096, N 4096, K 4096, NN",
     "  runs on 'sm90', a device reads [1, 4096, 4096] x [1, 4096, 4096]",
-    f"  {found.products[0].config}",
+    f"  {found.products[0].config}, by the cost model",
   ]
 
 

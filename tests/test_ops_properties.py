@@ -1,11 +1,8 @@
 """Tier A: random calls of the ops, on the Hopper kernel, interpreted."""
 
-import dataclasses
-
 import pytest
 
-from pallas_gemm import hardware
-from tests.support import calls
+from tests.support import calls, problems
 
 hypothesis = pytest.importorskip("hypothesis")
 st = pytest.importorskip("hypothesis.strategies")
@@ -27,8 +24,7 @@ _FEW = hypothesis.settings(
 @pytest.fixture(autouse=True)
 def two_sms(monkeypatch):
   """A persistent grid of few blocks, and large tiles to go with it."""
-  gpu = dataclasses.replace(hardware.current(), sm_count=2)
-  monkeypatch.setattr(hardware, "current", lambda: gpu)
+  problems.assume_sms(monkeypatch, 2)
 
 
 @pytest.mark.timeout(600, method="thread")

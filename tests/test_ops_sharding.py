@@ -17,7 +17,7 @@ import pytest
 
 from pallas_gemm import tuning
 from pallas_gemm.kernels import activations
-from pallas_gemm.ops import sharding
+from pallas_gemm.ops import mesh_plan, sharding
 from pallas_gemm.ops.spec import Operands, Spec
 
 MESH = {"x": 4, "y": 2}
@@ -38,7 +38,7 @@ SUMS = Spec(
 
 
 def _plan(spec, out, *have, mesh=MESH, **size):
-  return sharding.plan(spec, spec.named(have), out, mesh, SIZE | size)
+  return mesh_plan.plan_of(spec, spec.named(have), out, mesh, SIZE | size)
 
 
 def _dense(a, b, out, **how):
@@ -193,7 +193,7 @@ def test_every_dense_plan_is_one(size):
   sizes = SIZE | size
   for a, b, out in itertools.product(_PAIRS, repeat=3):
     read_a, read_b, plan = _dense(a, b, out, **size)
-    m, k, k_of_b, n = map(sharding._axes, (*read_a, *read_b))
+    m, k, k_of_b, n = map(mesh_plan._axes, (*read_a, *read_b))
     said = f"{a} x {b} -> {out}: {plan}"
     assert k == k_of_b, said
     assert len({*m, *k, *n}) == len(m + k + n), said  # an axis once
@@ -203,7 +203,7 @@ def test_every_dense_plan_is_one(size):
     assert {*scattered} <= {*k}, said
     for letter, axes, want in (("m", m, out[0]), ("n", n, out[1])):
       hit = plan.scatter.get(letter, ())
-      assert axes + hit == sharding._axes(want), said
+      assert axes + hit == mesh_plan._axes(want), said
       if hit:
         assert sizes[letter] % math.prod(MESH[x] for x in hit) == 0, said
 

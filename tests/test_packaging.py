@@ -36,6 +36,9 @@ def wheel(repository, tmp_path_factory):
   for name in ("pallas_gemm", "experiments", "examples", "tests"):
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(repository / name, source / name, ignore=ignored)
+  table = source / "pallas_gemm/tuning/table/some_gpu.jsonl"
+  table.parent.mkdir(exist_ok=True)
+  table.touch()
   folder = tmp_path_factory.mktemp("wheel")
   done = subprocess.run(
     [sys.executable, "-c", _BUILD, str(folder)],
@@ -54,6 +57,7 @@ def test_the_wheel_holds_the_package_alone(wheel, repository):
     "pallas_gemm",
     f"pallas_gemm-{pallas_gemm.__version__}.dist-info",
   }
+  assert "pallas_gemm/tuning/table/some_gpu.jsonl" in names
   modules = {name for name in names if name.endswith(".py")}
   assert modules == {
     path.relative_to(repository).as_posix()

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_dense, sm90_plan
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
 from tests.support import dense, oldest, problems
 
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)
@@ -516,30 +516,28 @@ FACTOR_CASES = (
 @pytest.fixture(autouse=True)
 def two_sms(monkeypatch):
   """A persistent grid of fewer blocks than there are tiles."""
-  monkeypatch.setattr(hardware, "sm_count", lambda: 2)
+  problems.assume_sms(monkeypatch, 2)
 
 
-def _check(found: Case) -> Problem:
+def _check(found: Case) -> Plan:
   m, n, k = found.shape
   problem = Problem(m=m, n=n, k=k, **found.problem)
-  assert sm90_dense.is_legal(found.config, problem) is None
   x = dense.operands(problem, seed=m + n + k)
   outs = dense.run(problem, found.config, x, found.epilogue)
   dense.assert_right(outs, problem, x, found.epilogue)
-  return problem
+  return Plan.of(problem, found.config)
 
 
 @pytest.mark.parametrize(
   "found", oldest.every_other((*CASES, *LAST_WAVE_CASES))
 )
 def test_values(found):
-  problem = sm90_plan.computed(_check(found), found.config)
-  assert not sm90_plan.stores_rows(problem, found.config)
+  assert not _check(found).by_rows
 
 
 @pytest.mark.parametrize("found", DIRECT_CASES)
 def test_rows_that_tma_can_not_address(found):
-  assert sm90_plan.stores_rows(_check(found), found.config)
+  assert _check(found).by_rows
 
 
 @pytest.fixture(scope="module")
@@ -559,7 +557,6 @@ def test_factors_known_at_run_time(found):
   """One trace, and so one compilation, serves all their values."""
   m, n, k = found.shape
   problem = Problem(m=m, n=n, k=k, **found.problem)
-  assert sm90_dense.is_legal(found.config, problem) is None
   x = dense.operands(problem, seed=m + n + k)
   traces = []
 
@@ -640,79 +637,8 @@ def test_swapped_operands_have_the_same_bits():
   np.testing.assert_array_equal(problems.bits(got), problems.bits(want))
 
 
-@pytest.mark.parametrize(
-  ("fields", "change", "reason"),
-  (
-    ({"gated": True, "activation": "silu"}, {}, "gated"),
-    ({"out_dtype": "float32"}, {}, "float32"),
-    ({"c_dtype": "float32"}, {}, "C of 16 bits, got float32"),
-    ({}, {"split_k": 2}, "split_k"),
-    # Stored [K, M], A is read in atoms of 32 columns or more.
-    ({"transpose_a": True}, {}, "32 columns"),
-  ),
-)
-def test_what_a_swap_does_not_do_is_said(fields, change, reason):
-  known = {"dtype": "bfloat16", "out_dtype": "bfloat16"} | fields
-  problem = Problem(m=64, n=64, k=256, **known)
-  assert reason in sm90_dense.is_legal(changed(SWAPPED, **change), problem)
-
-
-@pytest.mark.parametrize(
-  ("fields", "change", "reason"),
-  (
-    ({"c_dtype": "bfloat16"}, {}, "no C"),
-    ({"batch": 2}, {}, "no batch"),
-    ({"save_preactivation": True, "activation": "silu"}, {}, "pre-activation"),
-    ({"n": 131}, {"block_n": 128, "epilogue_n": 64}, "results that TMA stores"),
-    ({}, {"cluster_m": 2}, "no cluster"),
-    ({}, {"swap_ab": True}, "no swap_ab"),
-    ({}, {"split_k": 2}, "no split_k"),
-    ({}, {"tail_columns": 4}, "in 1..3, got 4"),
-    ({}, {"tail_columns": 0}, "in 1..3, got 0"),
-    ({}, {"tail_split_k": 1}, "4 slabs of K in parts, got 1"),
-    ({}, {"tail_split_k": 3}, "4 slabs of K in parts, got 3"),
-  ),
-)
-def test_what_a_split_tail_does_not_do_is_said(fields, change, reason):
-  known = {"m": 64, "n": 256, "dtype": "bfloat16", "out_dtype": "bfloat16"}
-  problem = Problem(k=256, **known | fields)
-  assert reason in sm90_dense.is_legal(changed(LAST_WAVE, **change), problem)
-
-
 def test_a_split_tail_has_the_same_bits_every_time():
   problem = Problem(m=66, n=128, k=270, dtype="bfloat16", out_dtype="float32")
   x = dense.operands(problem)
   runs = [dense.run(problem, LAST_WAVE, x)[0] for _ in range(2)]
   np.testing.assert_array_equal(*map(problems.bits, runs))
-
-
-def test_what_is_loaded_of_a_tile():
-  """Rows in steps of 8, of the last tile too, unless it is shared."""
-  rows = Problem(m=200, n=64, k=64, dtype="bfloat16", out_dtype="bfloat16")
-  few = dataclasses.replace(rows, m=9)
-  assert sm90_plan.loaded_rows(rows, SMALL) == (64, 8, 192)
-  assert sm90_plan.loaded_rows(few, SMALL) == (16, 16, 0)
-  shared = changed(SMALL, cluster_n=2)
-  assert sm90_plan.loaded_rows(rows, shared) == (64, 64, 0)
-  # Stored along K: columns of a tile are no part of shared memory by itself.
-  assert sm90_plan.loaded_columns(few, SMALL) == (64, 64, 0)
-  along_n = dataclasses.replace(rows, n=70, transpose_b=True)
-  assert sm90_plan.loaded_columns(along_n, SMALL) == (64, 8, 64)
-
-
-@pytest.mark.parametrize(
-  ("fields", "change", "reason"),
-  (
-    ({}, {"epilogue_n": 128}, "must divide 96, or be less"),
-    ({}, {"epilogue_n": 8}, "must divide 96"),
-    ({}, {"epilogue_n": 48}, "must be 16, 32 or a multiple of 64, got 48"),
-    # 256 bytes of a row are two swizzle atoms, which do not start anywhere.
-    ({"out_dtype": "float32"}, {"epilogue_n": 64}, "128 bytes"),
-    ({"c_dtype": "float32"}, {"epilogue_n": 64}, "128 bytes"),
-    ({}, {"epilogue_n": 64, "split_k": 2}, "128 bytes"),
-  ),
-)
-def test_what_pieces_a_tile_does_not_have_is_said(fields, change, reason):
-  known = {"dtype": "bfloat16", "out_dtype": "bfloat16"} | fields
-  problem = Problem(m=64, n=96, k=256, **known)
-  assert reason in sm90_dense.is_legal(changed(NARROW, **change), problem)

@@ -19,8 +19,11 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm import compat, hardware
-from pallas_gemm.kernels import epilogues, sm90_dense, sm90_plan
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels import epilogues
+from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import fitted, model
 from tests.support import dense
 
@@ -73,7 +76,7 @@ def _some_problem_with(tile) -> tuple[Problem, Config]:
       c
       for c in model.candidates(problem)
       if (c.block_m, c.block_n, c.consumers, c.split) == tile
-      and sm90_dense.is_legal(c, problem) is None
+      and legal.reason(Plan.of(problem, c)) is None
     ]
     if found:
       return problem, found[_hash(tile, "config") % len(found)]
@@ -102,7 +105,7 @@ def test_swapped_operands(shape, layout, epilogue):
   found = {
     (c.block_n, c.cluster_m): c
     for c in model.candidates(problem)
-    if c.swap_ab and sm90_dense.is_legal(c, problem) is None
+    if c.swap_ab and legal.reason(Plan.of(problem, c)) is None
   }
   assert len(found) > 3
   for config in list(found.values())[:: max(1, len(found) // 3)]:
@@ -133,7 +136,7 @@ def test_clusters(cluster, layout):
 def test_a_split_last_wave(shape, epilogue, out_dtype):
   problem = _problem(shape, "nn", out_dtype, epilogue)
   split = (c for c in model.candidates(problem) if c.tail_columns)
-  config = next(c for c in split if sm90_dense.is_legal(c, problem) is None)
+  config = next(c for c in split if legal.reason(Plan.of(problem, c)) is None)
   assert "mosaic_gpu" in _lower(problem, config), config
 
 
@@ -147,8 +150,9 @@ def test_a_split_last_wave_of_one_work_tile_a_block(
 ):
   problem = _problem((50, 64 * columns, 256), "nn", out_dtype, epilogue)
   config = dataclasses.replace(CONFIG, tail_columns=1, tail_split_k=4)
-  assert sm90_dense.is_legal(config, problem) is None
-  assert sm90_plan.work_tiles_of_a_block(problem, config) == 1
+  plan = Plan.of(problem, config)
+  assert legal.reason(plan) is None
+  assert plan.work_tiles_of_a_block == 1
   assert "mosaic_gpu" in _lower(problem, config)
 
 
@@ -161,21 +165,12 @@ def test_one_work_tile_a_block(shape, epilogue):
   config = next(
     c
     for c in model.candidates(problem)
-    if sm90_plan.work_tiles_of_a_block(problem, c) == 1
-    and sm90_dense.is_legal(c, problem) is None
+    if Plan.of(problem, c).work_tiles_of_a_block == 1
+    and legal.reason(Plan.of(problem, c)) is None
   )
   in_cluster = config.cluster_m * config.cluster_n > 1
-  assert sm90_plan.refills_ring(problem, config) == in_cluster
+  assert Plan.of(problem, config).refills == in_cluster
   assert "mosaic_gpu" in _lower(problem, config), config
-
-
-def test_one_stage_is_for_one_slab_a_block():
-  """A slot that is refilled needs another, to be read in the meantime."""
-  config = dataclasses.replace(CONFIG, stages=1)
-  for k, n, want in ((64, 64, None), (65, 64, "2"), (64, 1 << 16, "2")):
-    problem = _problem((64, n, k), "nn", "bfloat16", {})
-    reason = sm90_dense.is_legal(config, problem)
-    assert reason == (want and f"stages must be at least {want}, got 1")
 
 
 @pytest.mark.parametrize("epilogue", _EPILOGUES, ids=str)
@@ -189,31 +184,9 @@ def test_consumers_that_ping_pong(slabs, out_dtype, epilogue):
     config = next(
       c
       for c in model.candidates(problem)
-      if c.split == "pingpong" and sm90_dense.is_legal(c, problem) is None
+      if c.split == "pingpong" and legal.reason(Plan.of(problem, c)) is None
     )
     assert "mosaic_gpu" in _lower(problem, config), config
-
-
-def test_which_configs_have_consumers_that_ping_pong():
-  config = dataclasses.replace(
-    CONFIG, consumers=2, split="pingpong", stages=4, tail_columns=0
-  )
-  for k, changes, want in (
-    (128, {}, None),
-    (192, {}, "with pingpong stages must be 6 or more, got 4"),
-    (64, {"stages": 3}, "a multiple of the consumers, at least two, got 3"),
-    (64, {"consumers": 1}, "at least two, got 4 and 1"),
-    (
-      128,
-      {"split_k": 2},
-      "pingpong takes no split_k and no split of the last wave",
-    ),
-    (64, {"split": "k"}, "split m, n or pingpong, got 2 and 'k'"),
-  ):
-    problem = _problem((256, 1024, k), "nn", "bfloat16", {})
-    changed = dataclasses.replace(config, **changes)
-    reason = sm90_dense.is_legal(changed, problem)
-    assert reason is None if want is None else want in reason
 
 
 @pytest.mark.parametrize("epilogue", _EPILOGUES[:3], ids=str)
@@ -223,8 +196,9 @@ def test_work_tiles_of_one_slab(epilogue):
     problem, batch=512, batched_a=True, batched_b=True
   )
   config = model.choose(problem)
-  assert sm90_plan.work_tiles_of_a_block(problem, config) > 1
-  assert not sm90_plan.refills_ring(problem, config)
+  plan = Plan.of(problem, config)
+  assert plan.work_tiles_of_a_block > 1
+  assert not plan.refills
   assert "mosaic_gpu" in _lower(problem, config), config
 
 
@@ -263,7 +237,7 @@ def test_factors_known_at_run_time(way, factors):
   problem = _problem((2048, 4096, 1024), "nt", "bfloat16", {})
   problem = dataclasses.replace(problem, **fields)
   config = dataclasses.replace(CONFIG, **changes)
-  assert sm90_dense.is_legal(config, problem) is None
+  assert legal.reason(Plan.of(problem, config)) is None
   assert "mosaic_gpu" in _lower(problem, config, factors)
 
 

@@ -11,20 +11,27 @@ import dataclasses
 import jax
 import pytest
 
-from pallas_gemm import hardware
-from pallas_gemm.kernels import (
-  sm90_body,
-  sm90_dense,
-  sm90_epilogue,
-  sm90_plan,
-  sm90_stores,
+from pallas_gemm.kernels.sm90 import (
+  block,
+  consumer,
+  epilogue,
+  producer,
+  stores,
 )
-from pallas_gemm.kernels.problem import Config, Problem
-from tests.support import dense, interpret, mutations, ragged_kernels
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
+from tests.support import (
+  dense,
+  interpret,
+  mutations,
+  problems,
+  ragged_kernels,
+)
 
 BUGS = [
   bug
-  for module in (sm90_body, sm90_stores, sm90_epilogue)
+  for module in (block, producer, consumer, stores, epilogue)
   for bug in mutations.bugs_of(module.__name__)
 ]
 
@@ -33,17 +40,17 @@ _ONE_THREAD = "to the interpreter, a warpgroup is one thread"
 _PACE = "what is stored are zeros that nothing overwrites: it sets the pace"
 _OUTLIVED = "waited for so that shared memory outlives its readers, on the chip"
 UNSEEN = {
-  (sm90_body.__name__, "plgpu.barrier_wait", 1, "left out"): (
+  (producer.__name__, "plgpu.barrier_wait", 1, "left out"): (
     "the last releases are waited for so that no block leaves a cluster while"
     " its peers may still arrive; a fault on the chip alone"
   ),
   **{
-    (sm90_body.__name__, "plgpu.wait_smem_to_gmem", i, kind): reason
+    (producer.__name__, "plgpu.wait_smem_to_gmem", i, kind): reason
     for i, reason in enumerate((_PACE, _OUTLIVED))
     for kind in ("left out", "too weak")
   },
-  (sm90_stores.__name__, "plgpu.commit_smem", 2, "left out"): _ONE_THREAD,
-  (sm90_stores.__name__, "plgpu.commit_smem", 3, "left out"): _ONE_THREAD,
+  (stores.__name__, "plgpu.commit_smem", 2, "left out"): _ONE_THREAD,
+  (stores.__name__, "plgpu.commit_smem", 3, "left out"): _ONE_THREAD,
 }
 
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1, epilogue_n=32)
@@ -202,12 +209,11 @@ CLEAN = {
 @pytest.fixture(autouse=True)
 def few_sms(monkeypatch):
   """A persistent grid of fewer blocks than there are tiles."""
-  monkeypatch.setattr(hardware, "sm_count", lambda: 2)
+  problems.assume_sms(monkeypatch, 2)
 
 
 def _run(problem: Problem, config: Config) -> tuple[bool, bool]:
   """Whether numbers are right, and whether races were found."""
-  assert sm90_dense.is_legal(config, problem) is None
   run, check = (_grouped if problem.ragged else _dense)(problem, config)
   with interpret.interpreted(detect_races=True) as report:
     outs = jax.block_until_ready(run())
@@ -249,8 +255,8 @@ def test_free_of_races(name):
 
 def test_a_last_wave_of_one_work_tile_a_block_is_free_of_races(monkeypatch):
   problem, config = dataclasses.replace(LAST_WAVE[0], m=64), LAST_WAVE[1]
-  monkeypatch.setattr(hardware, "sm_count", lambda: 4)
-  assert sm90_plan.work_tiles_of_a_block(problem, config) == 1
+  problems.assume_sms(monkeypatch, 4)
+  assert Plan.of(problem, config).work_tiles_of_a_block == 1
   assert _run(problem, config) == (True, False)
 
 
@@ -279,21 +285,21 @@ EXAMPLES = (
 )
 # Calls that few examples come to, and one that does.
 COMES_TO = {
-  (sm90_body.__name__, "plgpu.commit_smem", 0): EXAMPLES[5],
-  (sm90_body.__name__, "plgpu.wait_smem_to_gmem", 0): EXAMPLES[5],
-  (sm90_body.__name__, "plgpu.wait_smem_to_gmem", 1): EXAMPLES[5],
-  (sm90_stores.__name__, "plgpu.wait_smem_to_gmem", 0): EXAMPLES[4],
-  (sm90_stores.__name__, "plgpu.wait_smem_to_gmem", 3): EXAMPLES[3],
-  (sm90_stores.__name__, "plgpu.commit_smem", 1): EXAMPLES[3],
-  (sm90_stores.__name__, "plgpu.commit_smem", 2): EXAMPLES[2],
-  (sm90_stores.__name__, "plgpu.commit_smem", 3): EXAMPLES[2],
+  (producer.__name__, "plgpu.commit_smem", 0): EXAMPLES[5],
+  (producer.__name__, "plgpu.wait_smem_to_gmem", 0): EXAMPLES[5],
+  (producer.__name__, "plgpu.wait_smem_to_gmem", 1): EXAMPLES[5],
+  (stores.__name__, "plgpu.wait_smem_to_gmem", 0): EXAMPLES[4],
+  (stores.__name__, "plgpu.wait_smem_to_gmem", 3): EXAMPLES[3],
+  (stores.__name__, "plgpu.commit_smem", 1): EXAMPLES[3],
+  (stores.__name__, "plgpu.commit_smem", 2): EXAMPLES[2],
+  (stores.__name__, "plgpu.commit_smem", 3): EXAMPLES[2],
 }
 
 
 @pytest.mark.mutation
 @pytest.mark.parametrize("bug", [_parameter(bug) for bug in BUGS])
 def test_a_planted_bug_is_caught(bug, monkeypatch):
-  monkeypatch.setattr(hardware, "sm_count", lambda: 1)
+  problems.assume_sms(monkeypatch, 1)
   planted = mutations.Planted(bug, monkeypatch)
   first = COMES_TO.get((bug.module, *bug.key[:2]), EXAMPLES[0])
   for example in sorted(EXAMPLES, key=lambda x: x is not first):
@@ -312,9 +318,9 @@ REWRITES = {
     WITH_C,
     (
       (
-        "        for staged, result in zip(self.staging, results(subtile)):\n",
+        "        for staged, result in zip(staging, results(subtile)):\n",
         "        self.epilogue.load_next_c(work_tile, subtile)\n"
-        "        for staged, result in zip(self.staging, results(subtile)):\n",
+        "        for staged, result in zip(staging, results(subtile)):\n",
       ),
       (
         "          )\n        self.epilogue.load_next_c(work_tile, subtile)\n",
@@ -331,11 +337,11 @@ REWRITES = {
 @pytest.mark.mutation
 @pytest.mark.parametrize("name", REWRITES)
 def test_a_wrong_order_is_caught(name, monkeypatch):
-  monkeypatch.setattr(hardware, "sm_count", lambda: 1)
+  problems.assume_sms(monkeypatch, 1)
   problem, rewrites = REWRITES[name]
-  mutations.plant_rewrite(sm90_stores.Stores, rewrites, monkeypatch)
-  # The body has a name of its own for it.
-  monkeypatch.setattr(sm90_body, "Stores", sm90_stores.Stores)
+  mutations.plant_rewrite(stores.Stores, rewrites, monkeypatch)
+  # The consumer has a name of its own for it.
+  monkeypatch.setattr(consumer, "Stores", stores.Stores)
   problem = dataclasses.replace(problem, n=96)
   config = dataclasses.replace(SMALL, block_n=96)
   assert mutations.comes_to_light(lambda: _run(problem, config))

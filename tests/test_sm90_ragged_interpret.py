@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_plan, sm90_ragged
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90 import groups as grouped
+from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
 from tests.support import oldest, problems, ragged_kernels
 
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)
@@ -140,13 +142,12 @@ CASES = (
 @pytest.fixture(autouse=True)
 def two_sms(monkeypatch):
   """A persistent grid of fewer blocks than there are tiles."""
-  monkeypatch.setattr(hardware, "sm_count", lambda: 2)
+  problems.assume_sms(monkeypatch, 2)
 
 
 @pytest.mark.parametrize("found", oldest.every_other(CASES))
 def test_values(found):
   p = found.problem
-  assert sm90_ragged.is_legal(found.config, p) is None
   x = ragged_kernels.operands(p, seed=p.m + p.n + p.k)
   outs = ragged_kernels.run(p, found.config, x, found.offsets, found.activation)
   ragged_kernels.assert_right(outs, p, x, found.offsets, found.activation)
@@ -205,8 +206,9 @@ def test_the_config_does_not_change_the_bits(problem):
 def test_row_tiles_cover_each_row_once_but_in_the_last_tile(sizes):
   problem = dataclasses.replace(ROWS, m=200, groups=3)
   offsets = jnp.asarray(np.cumsum((4, *sizes)), jnp.int32)
-  tiles, count = sm90_ragged._row_tiles(offsets, problem, SMALL)
-  assert len(tiles) == sm90_plan.row_tiles(problem, SMALL) >= count[0]
+  plan = Plan.of(problem, SMALL)
+  tiles, count = grouped.schedule_tables(plan, offsets)
+  assert len(tiles) == plan.row_tiles >= count[0]
   groups = np.full(200, -2)
   for row, rows, group in np.asarray(tiles[: count[0]]):
     assert 0 < rows <= SMALL.block_m
@@ -229,8 +231,8 @@ def test_row_tiles_cover_each_row_once_but_in_the_last_tile(sizes):
 def test_groups_along_k_by_size(sizes, order, facts):
   problem = dataclasses.replace(SLABS, k=200, groups=len(sizes))
   offsets = np.cumsum((4, *sizes))
-  groups, found = sm90_ragged._by_size(
-    jnp.asarray(offsets, jnp.int32), problem, SMALL
+  groups, found = grouped.schedule_tables(
+    Plan.of(problem, SMALL), jnp.asarray(offsets, jnp.int32)
   )
   want = [(offsets[g], offsets[g + 1], g) for g in order]
   np.testing.assert_array_equal(groups, want)
@@ -256,7 +258,7 @@ REFUSED = {
 def test_what_is_not_legal(name):
   problem, change, word = REFUSED[name]
   config = dataclasses.replace(SMALL, **change)
-  assert word in sm90_ragged.is_legal(config, problem)
+  assert word in legal.reason(Plan.of(problem, config))
   with pytest.raises(NotImplementedError, match=word):
     x = ragged_kernels.operands(problem)
     ragged_kernels.run(problem, config, x, (0, 30, 70))

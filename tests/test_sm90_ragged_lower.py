@@ -6,8 +6,10 @@ import jax
 import pytest
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_ragged
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import fitted, grouped
 from tests.support import ragged_kernels
 
@@ -42,7 +44,7 @@ def _legal(problem: Problem) -> list[Config]:
     return [
       config
       for config in grouped.candidates(problem)
-      if sm90_ragged.is_legal(config, problem) is None
+      if legal.reason(Plan.of(problem, config)) is None
     ]
 
 

@@ -1,8 +1,8 @@
 """autotune: finds the products, measures, and remembers what is right."""
 
-import contextlib
 import dataclasses
 import functools
+import importlib
 
 import jax
 from jax import lax
@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from pallas_gemm import compat, hardware, tuning
-from pallas_gemm.kernels import epilogues, sm90_dense
-from pallas_gemm.kernels.problem import Config, Problem
-from pallas_gemm.tuning import autotune, cache, measure, model, trial
+from pallas_gemm import autotuning, compat, hardware, measure, tuning
+from pallas_gemm.kernels import epilogues
+from pallas_gemm.kernels.sm90 import launch
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.problem import Problem
+from pallas_gemm.tuning import cache, model, trial
+from pallas_gemm.tuning.entries import Entry
 
 PROBLEM = Problem(m=96, n=80, k=72, dtype="bfloat16", out_dtype="bfloat16")
 # In the order of the model; the second is the fastest.
@@ -22,7 +25,7 @@ CONFIGS = tuple(
   Config(block_m=64, block_n=64, consumers=1, stages=2, epilogue_n=n)
   for n in (64, 32, 16)
 )
-SECONDS = dict(zip(CONFIGS, (2e-4, 1e-4, 3e-4)))
+SECONDS = dict(zip((*CONFIGS, "xla"), (2e-4, 1e-4, 3e-4, 5e-4)))
 
 
 @pytest.fixture(autouse=True)
@@ -67,17 +70,21 @@ def kernel(monkeypatch):
     outs = tuple(x.astype(p.out_dtype) for x in outs)
     return tampering.get(config, lambda outs: outs)(outs)
 
-  compile_ = trial.Trial.compile
+  def marked(compile_, how):
+    def compile_marked(*args):
+      call = compile_(*args)
+      call.how = how or args[1]
+      return call
 
-  def compile_marked(self, config):
-    call = compile_(self, config)
-    call.config = config
-    return call
+    return compile_marked
 
-  monkeypatch.setattr(sm90_dense, "matmul", matmul)
-  monkeypatch.setattr(trial.Trial, "compile", compile_marked)
+  monkeypatch.setattr(launch, "dense", matmul)
+  kernel = marked(trial.Trial.compile, None)
+  monkeypatch.setattr(trial.Trial, "compile", kernel)
+  by_xla = marked(autotuning._compile_xla, "xla")
+  monkeypatch.setattr(autotuning, "_compile_xla", by_xla)
   monkeypatch.setattr(
-    measure, "seconds", lambda calls: [SECONDS[c.config] for c in calls]
+    measure, "seconds", lambda calls: [SECONDS[c.how] for c in calls]
   )
   return tampering
 
@@ -93,22 +100,56 @@ def case(**fields):
   return trial.Case(dataclasses.replace(PROBLEM, **fields), **given)
 
 
+def test_its_classes_are_where_users_import_them_from():
+  module = importlib.import_module("pallas_gemm.tuning.autotune")
+  assert module is tuning.autotune is autotuning
+
+
 # What is remembered.
 
 
 def test_the_fastest_is_remembered(kernel):
   before = tuning.generation()
-  found = autotune.tune(case())
+  found = autotuning.tune(case())
   assert found.config == tuning.resolve(PROBLEM) == CONFIGS[1]
   assert found.seconds == SECONDS[CONFIGS[1]]
   assert found.model_config == CONFIGS[0]
   assert found.model_seconds == SECONDS[CONFIGS[0]]
   assert found.tried == tuple((c, SECONDS[c], None) for c in CONFIGS)
+  assert found.xla_seconds == SECONDS["xla"]
   assert tuning.generation() > before
 
 
+@pytest.fixture
+def fast_xla(kernel, monkeypatch):
+  """XLA's product is the fastest."""
+  monkeypatch.setitem(SECONDS, "xla", 5e-5)
+
+
+def test_xlas_product_may_win(fast_xla):
+  found = autotuning.tune(case())
+  assert found.entry == Entry(CONFIGS[1], 1e-4, 5e-5)
+  assert "XLA's product: 50.0 us; it is left to XLA" in str(found)
+  first, second, *_ = tuning.ranked(PROBLEM)
+  assert (first.how, first.seconds, first.source) == ("xla", 5e-5, "measured")
+  assert first.why == "it takes 100.0 us, XLA's product 50.0 (measured)"
+  # Where XLA is not asked for, the fastest config is still the best.
+  assert second.how == tuning.resolve(PROBLEM) == CONFIGS[1]
+
+
+def test_xlas_product_may_fail(fast_xla, monkeypatch):
+  def run_out_of_memory(*_):
+    raise RuntimeError("RESOURCE_EXHAUSTED: so many bytes")
+
+  monkeypatch.setattr(autotuning, "_compile_xla", run_out_of_memory)
+  found = autotuning.tune(case())
+  assert found.entry == Entry(CONFIGS[1], 1e-4, None)
+  assert "failed: xla: RuntimeError: RESOURCE_EXHAUSTED" in str(found)
+  assert "XLA's product" not in str(found)
+
+
 def test_interpreted_times_do_not_go_to_disk(kernel):
-  autotune.tune(case())
+  autotuning.tune(case())
   assert not cache.folder().exists()
 
 
@@ -120,19 +161,19 @@ def h200(monkeypatch):
 
 
 def test_times_of_a_gpu_go_to_disk(kernel, h200):
-  autotune.tune(case())
+  autotuning.tune(case())
   cache.clear()
-  assert cache.lookup(PROBLEM) == CONFIGS[1]
+  assert cache.lookup(PROBLEM) == Entry(CONFIGS[1], 1e-4, 5e-4)
 
 
 def test_the_model_decides_what_is_tried(kernel):
-  tried = autotune.tune(case(), top=2).tried
+  tried = autotuning.tune(case(), top=2).tried
   assert [config for config, *_ in tried] == [*CONFIGS[:2]]
 
 
 def test_what_was_remembered_is_tried_again(kernel):
-  cache.store(PROBLEM, CONFIGS[2], 1e-9, persist=False)
-  tried = autotune.tune(case(), top=1).tried
+  cache.store(PROBLEM, Entry(CONFIGS[2], 1e-9), persist=False)
+  tried = autotuning.tune(case(), top=1).tried
   assert [config for config, *_ in tried] == [CONFIGS[0], CONFIGS[2]]
   assert tuning.resolve(PROBLEM) == CONFIGS[0]
 
@@ -142,8 +183,8 @@ def test_illegal_configs_are_not_tried(kernel, monkeypatch):
   monkeypatch.setattr(
     model, "candidates", lambda problem: [illegal, CONFIGS[1], CONFIGS[2]]
   )
-  cache.store(PROBLEM, illegal, 1e-9, persist=False)
-  tried = autotune.tune(case(), top=2).tried
+  cache.store(PROBLEM, Entry(illegal, 1e-9), persist=False)
+  tried = autotuning.tune(case(), top=2).tried
   assert [config for config, *_ in tried] == [*CONFIGS[:2]]
 
 
@@ -166,10 +207,10 @@ WRONG = {
 def test_a_wrong_config_is_never_remembered(kernel, monkeypatch, tamper):
   logged = []
   monkeypatch.setattr(
-    autotune.logging, "warning", lambda m, *args: logged.append(m % args)
+    autotuning.logging, "warning", lambda m, *args: logged.append(m % args)
   )
   kernel[CONFIGS[1]] = tamper
-  found = autotune.tune(case())
+  found = autotuning.tune(case())
   assert tuning.resolve(PROBLEM) == found.config == CONFIGS[0]
   (_, _, reason) = found.tried[1]
   assert found.tried[1] == (CONFIGS[1], None, reason)
@@ -181,18 +222,26 @@ def test_a_wrong_config_is_never_remembered(kernel, monkeypatch, tamper):
 
 def test_none_works(kernel):
   kernel.update(dict.fromkeys(CONFIGS, fails))
-  found = autotune.tune(case())
+  found = autotuning.tune(case())
   assert found.config is found.seconds is found.model_seconds is None
   assert all(reason for *_, reason in found.tried)
   assert "no config worked" in str(found)
-  assert cache.lookup(PROBLEM) is None
+  assert cache.lookup(PROBLEM) == Entry(None, None, SECONDS["xla"])
+  assert next(tuning.ranked(PROBLEM)).how == "xla"
+
+
+def test_nothing_works(kernel, monkeypatch):
+  kernel.update(dict.fromkeys(CONFIGS, fails))
+  monkeypatch.setattr(autotuning, "_compile_xla", fails)
+  found = autotuning.tune(case())
+  assert found.entry is None and cache.lookup(PROBLEM) is None
 
 
 def test_a_remembered_config_that_became_wrong_is_replaced(kernel):
-  cache.store(PROBLEM, CONFIGS[1], 1e-9, persist=False)
+  cache.store(PROBLEM, Entry(CONFIGS[1], 1e-9), persist=False)
   kernel[CONFIGS[1]] = WRONG["shifted"]
-  autotune.tune(case())
-  assert cache.lookup(PROBLEM) == CONFIGS[0]
+  autotuning.tune(case())
+  assert cache.lookup(PROBLEM).config == CONFIGS[0]
 
 
 # What counts as right, with everything that a kernel may do to a product.
@@ -235,6 +284,8 @@ def test_right_results_pass_and_wrong_ones_do_not(kernel, name, out_dtype):
   attempt = trial.Trial(case(**fields))
   outs = attempt.compile(CONFIGS[0])()
   assert attempt.error(outs) is None
+  by_xla = autotuning._compile_xla(attempt.case, attempt.operands)
+  assert attempt.error(by_xla()) is None
   last = (-1, -1, -1)
   for i, out in enumerate(outs):
     changed = [*outs]
@@ -251,14 +302,14 @@ def test_an_operand_that_is_not_read_is_seen(kernel, name):
     "b_up": {"gated": True, "activation": jax.nn.silu},
   }[name]
   attempt = trial.Trial(case(**fields))
-  attempt._operands[name] = jnp.zeros_like(attempt._operands[name])
+  attempt.operands[name] = jnp.zeros_like(attempt.operands[name])
   assert "wrong result" in attempt.error(attempt.compile(CONFIGS[0])())
 
 
 def test_operands_are_normal_and_results_of_their_size(kernel):
   attempt = trial.Trial(case(k=1024))
   (out,) = attempt.compile(CONFIGS[0])()
-  assert 0.9 < np.std(attempt._operands["a"].astype("float32")) < 1.1
+  assert 0.9 < np.std(attempt.operands["a"].astype("float32")) < 1.1
   assert 0.5 < float(jnp.std(out.astype(jnp.float32))) < 2
 
 
@@ -284,8 +335,8 @@ SQUARE = array(48, 48)
 
 def names(fn, *args, **kwargs):
   return [
-    autotune.describe(found.problem)
-    for found in autotune.find(fn, *args, **kwargs)
+    autotuning.describe(found.problem)
+    for found in autotuning.find(fn, *args, **kwargs)
   ]
 
 
@@ -346,11 +397,11 @@ def test_what_is_no_array_is_not_traced(kernel):
     return product(**arrays, activation=activation, out_dtype=out_dtype)
 
   arrays = {"a": np.ones((48, 72), "float16"), "b": array(72, 40, dtype="f2")}
-  (found,) = autotune.find(
+  (found,) = autotuning.find(
     fn, arrays, (1, 2), activation=jax.nn.relu, out_dtype=np.float32
   )
   assert found.activation is jax.nn.relu
-  name = autotune.describe(found.problem)
+  name = autotuning.describe(found.problem)
   assert name.startswith("48x40x72 float16 out_dtype=float32 activation=")
 
 
@@ -358,7 +409,7 @@ def test_what_a_case_needs_is_found(kernel):
   def fn(a, b):
     return product(a, b, alpha=0.5, activation=jnp.tanh)
 
-  (found,) = autotune.find(fn, A, B)
+  (found,) = autotuning.find(fn, A, B)
   assert (found.alpha, found.beta, found.activation) == (0.5, 1.0, jnp.tanh)
 
 
@@ -372,6 +423,16 @@ def test_ops_on_a_gpu_ask_for_the_kernel_by_themselves(kernel, h200):
   assert gated.startswith(plain) and gated.endswith("gated")
 
 
+def test_what_the_model_leaves_to_xla_is_tuned(kernel, h200):
+  a = jax.ShapeDtypeStruct((64, 64), A.dtype)
+  (found,) = autotuning.find(pallas_gemm.matmul, a, a)
+  assert next(tuning.ranked(found.problem)).how == "xla"
+  autotuning.tune(found)
+  first = next(tuning.ranked(found.problem))
+  assert (first.how, first.source) == (CONFIGS[1], "measured")
+  assert cache.path_of().exists()
+
+
 def test_the_ops_use_what_was_found(kernel):
   used = []
   for config in CONFIGS:
@@ -380,7 +441,7 @@ def test_the_ops_use_what_was_found(kernel):
   op = functools.partial(pallas_gemm.matmul, implementation="sm90")
   op(a, b)
   assert set(used) == {CONFIGS[0]}
-  autotune.autotune(op, a, b)
+  autotuning.autotune(op, a, b)
   used.clear()
   op(a, b)
   assert set(used) == {CONFIGS[1]}
@@ -408,7 +469,7 @@ NOTHING = {
 @pytest.mark.parametrize("fn, reason", NOTHING.values(), ids=NOTHING)
 def test_nothing_to_tune(kernel, fn, reason):
   with pytest.raises(ValueError, match=reason):
-    autotune.autotune(fn, A, B)
+    autotuning.autotune(fn, A, B)
 
 
 def test_needs_a_gpu(kernel):
@@ -416,32 +477,32 @@ def test_needs_a_gpu(kernel):
     return product(a, b, implementation=None)
 
   with pytest.raises(RuntimeError, match="needs a Hopper GPU"):
-    autotune.autotune(fn, A, B)
+    autotuning.autotune(fn, A, B)
 
 
 def test_needs_a_hopper_gpu(kernel, monkeypatch):
   a100 = hardware.lookup("A100-SXM4-80GB")
   monkeypatch.setattr(hardware, "current", lambda: a100)
   with pytest.raises(RuntimeError, match=r"Hopper.*A100"):
-    autotune.autotune(product, A, B)
+    autotuning.autotune(product, A, B)
 
 
 @pytest.mark.parametrize("top", [0, -1, 2.0, True, "8", None])
 def test_top_is_a_positive_integer(top):
   with pytest.raises(ValueError, match="top must be a positive integer"):
-    autotune.autotune(product, A, B, top=top)
+    autotuning.autotune(product, A, B, top=top)
 
 
 def test_not_while_tracing(kernel):
   with pytest.raises(TypeError, match="outside of jit"):
-    jax.jit(lambda a: autotune.autotune(product, a, a))(jnp.ones((8, 8)))
+    jax.jit(lambda a: autotuning.autotune(product, a, a))(jnp.ones((8, 8)))
 
 
 def test_result(kernel):
   def fn(a, b):
     return product(a, b), product(a, b, out_dtype=jnp.float32)
 
-  result = autotune.autotune(fn, A, B, top=2)
+  result = autotuning.autotune(fn, A, B, top=2)
   assert [t.config for t in result.problems] == [CONFIGS[1]] * 2
   with pytest.raises(dataclasses.FrozenInstanceError):
     result.problems = ()
@@ -451,93 +512,6 @@ def test_result(kernel):
   assert "epilogue_n=32" in text
 
 
-# Measuring: a GPU and its profiler, played.
-
-
-class Profiler:
-  """Launches kernels (name, ms), and tells what was launched."""
-
-  def __init__(self):
-    self.now = None
-    self.calls = []
-
-  @contextlib.contextmanager
-  def session(self):
-    self.now, events = [], []
-    yield events
-    events.extend(self.now)
-    self.now = None
-
-  def call(self, name, *kernels):
-    def run():
-      self.calls.append(name)
-      if self.now is not None:
-        self.now.extend((f"{name}{i}", ms) for i, ms in enumerate(kernels))
-      return ()
-
-    return run
-
-
-@pytest.fixture
-def profiler(monkeypatch):
-  fake = Profiler()
-  monkeypatch.setattr(compat, "targets_gpu", lambda: True)
-  monkeypatch.setattr(compat, "cupti_session", fake.session)
-  monkeypatch.setattr(
-    measure, "_l2_flush", lambda: fake.call("flush", 7.0, 9.0)
-  )
-  return fake
-
-
-def test_kernel_times_are_summed_and_flushes_left_out(profiler):
-  calls = [profiler.call("a", 1.0), profiler.call("b", 0.5, 0.25)]
-  assert measure.seconds(calls) == [1e-3, 0.75e-3]
-  # In turns, each after a flush.
-  assert profiler.calls[-4:] == ["flush", "a", "flush", "b"]
-
-
-def test_medians(profiler):
-  times = iter([0.0] + [1.0, 2.0, 90.0] * measure._REPEATS)
-
-  def run():
-    if profiler.now is not None:
-      profiler.now.append(("k", next(times)))
-    return ()
-
-  assert measure.seconds([run]) == [2e-3]
-
-
-def test_kernels_of_something_else_are_noticed(profiler):
-  counts = iter(range(100))
-
-  def run():
-    if profiler.now is not None:
-      profiler.now.extend([("k", 1.0)] * (2 if next(counts) == 5 else 1))
-    return ()
-
-  with pytest.raises(RuntimeError, match="something else"):
-    measure.seconds([run])
-
-
-def test_without_cupti_the_hosts_clock(profiler, monkeypatch):
-  def none():
-    raise RuntimeError("CUPTI needs the jax CUDA plugin")
-
-  monkeypatch.setattr(compat, "cupti_session", none)
-  calls = [profiler.call("a"), profiler.call("b")]
-  found = measure.seconds(calls)
-  assert len(found) == 2 and min(found) > 0
-  assert profiler.calls[-4:] == ["flush", "a", "flush", "b"]
-
-
-def test_interpreted_calls_run_once():
-  calls = []
-  found = measure.seconds(
-    [lambda: calls.append("a"), lambda: calls.append("b")]
-  )
-  assert calls == ["a", "b"] and min(found) > 0
-
-
 # The kernel itself.
 
 
@@ -545,19 +519,19 @@ def test_the_interpreted_kernel():
   def fn(a, b):
     return product(a, b, activation=jax.nn.gelu)
 
-  (found,) = autotune.autotune(fn, A, B, top=2).problems
+  (found,) = autotuning.autotune(fn, A, B, top=2).problems
   assert [reason for *_, reason in found.tried] == [None, None]
-  assert found.config == cache.lookup(found.problem)
+  assert found.entry == cache.lookup(found.problem)
   assert found.seconds > 0
 
 
 @pytest.mark.gpu
 def test_on_the_gpu():
-  (found,) = autotune.autotune(
+  (found,) = autotuning.autotune(
     product, array(512, 256), array(256, 384)
   ).problems
   assert [reason for *_, reason in found.tried] == [None] * len(CONFIGS)
   assert found.seconds == min(seconds for _, seconds, _ in found.tried)
   assert 1e-6 < found.seconds < 1e-3
   cache.clear()
-  assert cache.lookup(found.problem) == found.config  # from disk
+  assert cache.lookup(found.problem) == found.entry  # from disk

@@ -1,5 +1,6 @@
 """The tuning cache: nothing is lost, and nothing in it breaks a computation."""
 
+import ast
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -7,16 +8,18 @@ import errno
 import json
 import os
 import pathlib
+import shutil
 import stat
 import subprocess
 import sys
 
 import pytest
 
-from pallas_gemm import tuning, version
-from pallas_gemm.kernels import epilogues, sm90_dense
-from pallas_gemm.kernels.problem import Config, Problem
-from pallas_gemm.tuning import cache, model
+from pallas_gemm import hardware, tuning, version
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.problem import Problem
+from pallas_gemm.tuning import cache, entries
+from pallas_gemm.tuning.entries import Entry
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROBLEM = Problem(
@@ -24,7 +27,8 @@ PROBLEM = Problem(
 )
 OTHER = dataclasses.replace(PROBLEM, m=1, activation="jax.nn.gelu", bias="n")
 CONFIG = Config(block_m=64, consumers=1, epilogue_n=32)
-FASTER = Config(block_n=128, cluster_m=2)
+FIRST = Entry(CONFIG, 1e-4, xla_seconds=3e-4)
+SECOND = Entry(Config(block_n=128, cluster_m=2), 2e-4)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +46,7 @@ def warnings_(tmp_path, monkeypatch):
 
 @pytest.fixture
 def path():
-  found = cache.path_of(PROBLEM.device)
+  found = cache.path_of()
   found.parent.mkdir()
   return found
 
@@ -66,25 +70,25 @@ def test_unknown_problem(warnings_):
 
 
 def test_what_is_stored_is_found():
-  cache.store(PROBLEM, CONFIG, 1e-4)
-  cache.store(OTHER, FASTER, 2e-4)
+  cache.store(PROBLEM, FIRST)
+  cache.store(OTHER, SECOND)
   for _ in range(2):
-    assert cache.lookup(PROBLEM) == CONFIG
-    assert cache.lookup(OTHER) == FASTER
+    assert cache.lookup(PROBLEM) == FIRST
+    assert cache.lookup(OTHER) == SECOND
     cache.clear()  # and again from disk
 
 
 def test_a_later_config_replaces_the_earlier():
-  cache.store(PROBLEM, CONFIG, 2e-4)
-  cache.store(PROBLEM, FASTER, 1e-4)
-  assert cache.lookup(PROBLEM) == FASTER
+  cache.store(PROBLEM, FIRST)
+  cache.store(PROBLEM, SECOND)
+  assert cache.lookup(PROBLEM) == SECOND
   cache.clear()
-  assert cache.lookup(PROBLEM) == FASTER
+  assert cache.lookup(PROBLEM) == SECOND
 
 
 @pytest.mark.parametrize("field", dataclasses.fields(Problem))
 def test_every_field_of_a_problem_counts(field):
-  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(PROBLEM, FIRST)
   value = getattr(PROBLEM, field.name)
   other = not value if isinstance(value, bool) else f"{value}1"
   if isinstance(value, int) and not isinstance(value, bool):
@@ -94,12 +98,27 @@ def test_every_field_of_a_problem_counts(field):
   )
 
 
+def test_a_key_holds_what_is_no_default():
+  """So that a field which is added later changes no key that there is."""
+  key = json.loads(cache._key(OTHER))
+  assert key.keys() - {"kernel", "version"} == {
+    "m",
+    "n",
+    "k",
+    "dtype",
+    "out_dtype",
+    "activation",
+    "bias",
+  }
+
+
 def test_each_gpu_has_its_file():
-  h100 = dataclasses.replace(PROBLEM, device="NVIDIA H100 80GB HBM3")
-  cache.store(PROBLEM, CONFIG, 1e-4)
-  cache.store(h100, FASTER, 1e-4)
-  assert cache.lookup(PROBLEM) == CONFIG
-  assert cache.lookup(h100) == FASTER
+  cache.store(PROBLEM, FIRST)
+  with hardware.assume("NVIDIA H100 80GB HBM3"):
+    assert cache.lookup(PROBLEM) is None
+    cache.store(PROBLEM, SECOND)
+    assert cache.lookup(PROBLEM) == SECOND
+  assert cache.lookup(PROBLEM) == FIRST
   names = {p.name for p in cache.folder().glob("*.json")}
   assert names == {"nvidia_h200.json", "nvidia_h100_80gb_hbm3.json"}
   assert cache.path_of("../..").parent == cache.folder()
@@ -113,57 +132,126 @@ def test_without_the_variable_it_is_the_users_folder(monkeypatch):
 
 
 def test_another_version_is_not_found_and_not_lost(monkeypatch, path):
-  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(PROBLEM, FIRST)
   monkeypatch.setattr(version, "__version__", "0.0.1")
   cache._key.cache_clear()
   cache.clear()
   assert cache.lookup(PROBLEM) is None
-  cache.store(PROBLEM, FASTER, 1e-4)
-  assert cache.lookup(PROBLEM) == FASTER
+  cache.store(PROBLEM, SECOND)
+  assert cache.lookup(PROBLEM) == SECOND
   assert len(stored(path)) == 2
   monkeypatch.undo()
   cache._key.cache_clear()
 
 
-def test_another_kernel_is_not_found(monkeypatch, tmp_path):
-  cache.store(PROBLEM, CONFIG, 1e-4)
-  caches = cache._key, cache._kernel_hash
-  for folder, text in (("changed", "# one more"), ("missing", None)):
-    if text is not None:
-      (tmp_path / folder).mkdir()
-      for source in cache._SOURCES:
-        (tmp_path / folder / source).write_text(text)
-    with monkeypatch.context() as patch:
-      patch.setattr(cache, "_KERNELS", tmp_path / folder)
-      for c in caches:
-        c.cache_clear()
-      cache.clear()
-      assert cache.lookup(PROBLEM) is None
-  for c in caches:
-    c.cache_clear()
-  cache.clear()
-  assert cache.lookup(PROBLEM) == CONFIG
+@pytest.fixture
+def kernels(monkeypatch, tmp_path):
+  """A copy of the kernels that the cache takes for them: change(edit)."""
+  original = cache._KERNELS
+  forget = cache._key.cache_clear, cache._kernel_hash.cache_clear, cache.clear
+
+  def change(edit):
+    folder = tmp_path / "kernels"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(original, folder)
+    edit(folder)
+    monkeypatch.setattr(cache, "_KERNELS", folder)
+    for f in forget:
+      f()
+
+  yield change
+  monkeypatch.undo()
+  for f in forget[:2]:
+    f()
 
 
-def test_the_kernels_sources_are_where_the_cache_looks():
-  """A source that is forgotten would leave outdated configs in use."""
-  folder = pathlib.Path(epilogues.__file__).parent
-  assert folder == cache._KERNELS
-  sources = {path.name for path in folder.glob("sm90_*.py")}
-  assert set(cache._SOURCES) == sources | {"epilogues.py"}
+def rewritten(edit, of=lambda path: True):
+  """Edits the text of each file of the kernels."""
+
+  def edit_all(folder):
+    for path in filter(of, folder.rglob("*.py")):
+      path.write_text(edit(path.read_text()))
+
+  return edit_all
+
+
+def documented(text):
+  """Other docstrings and comments, and more lines."""
+  tree = ast.parse(text)
+  for node in ast.walk(tree):
+    if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+      if ast.get_docstring(node):
+        node.body[0].value.value = "Something else."
+      else:
+        node.body.insert(0, ast.Expr(ast.Constant("Something.")))
+  return f"# A comment.\n\n{ast.unparse(tree)}"
+
+
+UNCHANGED = {
+  "nothing": lambda folder: None,
+  "comments, docstrings, layout": rewritten(documented),
+  "triton": rewritten("{}\nx = 1".format, lambda p: "triton" in p.name),
+}
+
+
+@pytest.mark.parametrize("edit", UNCHANGED.values(), ids=UNCHANGED)
+def test_what_changes_no_kernel_costs_nobody_his_tuning(kernels, edit):
+  cache.store(PROBLEM, FIRST)
+  kernels(edit)
+  assert cache.lookup(PROBLEM) == FIRST
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    *(p.relative_to(cache._KERNELS) for p in cache._KERNELS.glob("sm90/*.py")),
+    "epilogues.py",
+    "new.py",
+    "new/file.py",
+  ],
+  ids=str,
+)
+def test_another_kernel_is_not_found(kernels, name):
+  def edit(folder):
+    (folder / name).parent.mkdir(exist_ok=True)
+    with open(folder / name, "a") as f:
+      f.write("\nx = 1\n")
+
+  cache.store(PROBLEM, FIRST)
+  kernels(edit)
+  assert cache.lookup(PROBLEM) is None
+
+
+def test_without_sources(kernels):
+  kernels(shutil.rmtree)
+  cache.store(PROBLEM, FIRST)
+  assert cache.lookup(PROBLEM) == FIRST
+
+
+def test_entries_of_earlier_kinds_stay_in_the_file(path, warnings_):
+  """Keys held every field, entries no time of XLA's."""
+  old = dataclasses.asdict(PROBLEM) | {"device": "NVIDIA H200", "kernel": "1"}
+  entry = {"config": dataclasses.asdict(CONFIG), "seconds": 1e-4}
+  content = {"format": cache.FORMAT, "entries": {json.dumps(old): entry}}
+  path.write_text(json.dumps(content))
+  assert cache.lookup(PROBLEM) is None
+  cache.store(PROBLEM, SECOND)
+  assert stored(path)[json.dumps(old)] == entry
+  assert entries.from_json(entry) == Entry(CONFIG, 1e-4)
+  assert not warnings_
 
 
 def test_storing_is_a_new_generation():
   before = tuning.generation()
-  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(PROBLEM, FIRST)
   assert tuning.generation() > before
 
 
 def test_remembered_in_this_process_alone(path):
-  cache.store(OTHER, CONFIG, 1e-4, persist=False)
-  assert cache.lookup(OTHER) == CONFIG
-  cache.store(PROBLEM, FASTER, 1e-4)
-  assert cache.lookup(OTHER) == CONFIG
+  cache.store(OTHER, FIRST, persist=False)
+  assert cache.lookup(OTHER) == FIRST
+  cache.store(PROBLEM, SECOND)
+  assert cache.lookup(OTHER) == FIRST
   assert len(stored(path)) == 1
 
 
@@ -172,36 +260,37 @@ def test_lookup_sees_what_others_stored_before_the_last_store(path):
   theirs = json.dumps(
     {
       "format": cache.FORMAT,
-      "entries": {
-        cache._key(PROBLEM): {
-          "config": dataclasses.asdict(CONFIG),
-          "seconds": 1,
-        }
-      },
+      "entries": {cache._key(PROBLEM): entries.to_json(FIRST)},
     }
   )
   path.write_text(theirs)
-  cache.store(OTHER, FASTER, 1e-4)
-  assert cache.lookup(PROBLEM) == CONFIG
+  cache.store(OTHER, SECOND)
+  assert cache.lookup(PROBLEM) == FIRST
   assert len(stored(path)) == 2
 
 
-# Loads the cache without JAX (the package's own __init__ imports it), waits
-# until every writer is there, and stores.
+# Loads the cache without JAX, which the packages import and what knows the
+# GPU; waits until every writer is there, and stores.
 WRITER = """
-import dataclasses, sys, types
-package = types.ModuleType("pallas_gemm")
-package.__path__ = [sys.argv[1]]
-sys.modules["pallas_gemm"] = package
+import sys, types
+for name in ("", ".tuning", ".hardware"):
+  module = types.ModuleType("pallas_gemm" + name)
+  module.__path__ = [sys.argv[1] + name.replace(".", "/")]
+  sys.modules["pallas_gemm" + name] = module
+gpu = types.SimpleNamespace(name="NVIDIA H200")
+sys.modules["pallas_gemm"].hardware = module
+module.current = lambda: gpu
 from pallas_gemm.tuning import cache
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.tuning.entries import Entry
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.problem import Problem
 assert "jax" not in sys.modules
 print("ready", flush=True)
 sys.stdin.readline()
 for i in range(int(sys.argv[3])):
   problem = Problem(m=1 + int(sys.argv[2]), n=1 + i, k=1, dtype="bfloat16",
                     out_dtype="bfloat16")
-  cache.store(problem, Config(stages=2 + int(sys.argv[2])), 1e-4)
+  cache.store(problem, Entry(Config(stages=2 + int(sys.argv[2])), 1e-4))
 """
 
 
@@ -235,7 +324,7 @@ def test_sixteen_writers_at_once_lose_nothing(path, warnings_):
       problem = Problem(
         m=1 + i, n=1 + j, k=1, dtype="bfloat16", out_dtype="bfloat16"
       )
-      assert cache.lookup(problem) == Config(stages=2 + i)
+      assert cache.lookup(problem).config == Config(stages=2 + i)
   assert not leftovers(path)
   assert not warnings_
 
@@ -244,8 +333,8 @@ def test_sixteen_threads(path, warnings_):
   def work(i):
     for j in range(4):
       problem = dataclasses.replace(PROBLEM, m=1 + i, n=1 + j)
-      cache.store(problem, CONFIG, 1e-4)
-      assert cache.lookup(problem) == CONFIG
+      cache.store(problem, FIRST)
+      assert cache.lookup(problem) == FIRST
 
   with concurrent.futures.ThreadPoolExecutor(16) as pool:
     list(pool.map(work, range(16)))
@@ -257,7 +346,7 @@ def test_sixteen_threads(path, warnings_):
 
 
 def test_a_file_cut_short_at_any_byte(path):
-  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(PROBLEM, FIRST)
   whole = path.read_bytes()
   # The last byte ends the line; JSON does not need it.
   for size in range(len(whole) - 1):
@@ -266,7 +355,7 @@ def test_a_file_cut_short_at_any_byte(path):
     assert cache.lookup(PROBLEM) is None, size
   path.write_bytes(whole[:-1])
   cache.clear()
-  assert cache.lookup(PROBLEM) == CONFIG
+  assert cache.lookup(PROBLEM) == FIRST
 
 
 FOREIGN = {
@@ -294,17 +383,17 @@ def test_foreign_content_is_kept_aside(path, warnings_, content):
   assert cache.lookup(OTHER) is None
   assert len(warnings_) == 1
   assert path.read_bytes() == content  # looking changes nothing
-  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(PROBLEM, FIRST)
   assert len(warnings_) == 2
   assert path.with_name(f"{path.name}.corrupt").read_bytes() == content
   cache.clear()
-  assert cache.lookup(PROBLEM) == CONFIG
+  assert cache.lookup(PROBLEM) == FIRST
 
 
 def test_kept_aside_twice(path):
   for content in ("one", "two"):
     path.write_text(content)
-    cache.store(PROBLEM, CONFIG, 1e-4)
+    cache.store(PROBLEM, FIRST)
   kept = {
     p.name: p.read_text() for p in path.parent.iterdir() if "corrupt" in p.name
   }
@@ -319,9 +408,9 @@ def test_a_folder_in_place_of_the_file(path, warnings_):
   (path / "precious").write_text("x")
   assert cache.lookup(PROBLEM) is None
   assert len(warnings_) == 1
-  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(PROBLEM, FIRST)
   cache.clear()
-  assert cache.lookup(PROBLEM) == CONFIG
+  assert cache.lookup(PROBLEM) == FIRST
   assert (path.with_name(f"{path.name}.corrupt") / "precious").exists()
 
 
@@ -329,9 +418,9 @@ BAD_ENTRIES = {
   "no object": 17,
   "null": None,
   "no config": {"seconds": 1.0},
+  "time as text": {"config": None, "xla_seconds": "1.0"},
   "config is a list": {"config": [1]},
   "unknown field": {"config": dataclasses.asdict(CONFIG) | {"warps": 4}},
-  "missing field": {"config": {"block_m": 64}},
   "number as text": {"config": dataclasses.asdict(CONFIG) | {"stages": "4"}},
   "fraction": {"config": dataclasses.asdict(CONFIG) | {"stages": 4.0}},
   "truth value": {"config": dataclasses.asdict(CONFIG) | {"split_k": True}},
@@ -341,17 +430,17 @@ BAD_ENTRIES = {
 
 @pytest.mark.parametrize("entry", BAD_ENTRIES.values(), ids=BAD_ENTRIES)
 def test_a_bad_entry_costs_no_other(path, warnings_, entry):
-  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(PROBLEM, FIRST)
   content = json.loads(path.read_text())
   content["entries"][cache._key(OTHER)] = entry
   content["entries"]["written by something newer"] = entry
   path.write_text(json.dumps(content))
   cache.clear()
-  assert cache.lookup(PROBLEM) == CONFIG
+  assert cache.lookup(PROBLEM) == FIRST
   assert cache.lookup(OTHER) is None
   assert cache.lookup(OTHER) is None
   assert len(warnings_) == (entry is not None)  # null says: none
-  cache.store(PROBLEM, FASTER, 1e-4)
+  cache.store(PROBLEM, SECOND)
   assert stored(path)["written by something newer"] == entry
 
 
@@ -372,20 +461,20 @@ def mode(path):
 
 @pytest.mark.usefixtures("umask")
 def test_a_new_file_has_the_mode_that_the_umask_leaves(path):
-  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(PROBLEM, FIRST)
   assert mode(path) == 0o644
   path.unlink()
   os.umask(0o077)
-  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(PROBLEM, FIRST)
   assert mode(path) == 0o600
 
 
 @pytest.mark.usefixtures("umask")
 @pytest.mark.parametrize("kept", (0o644, 0o600, 0o664, 0o666, 0o640, 0o444))
 def test_the_mode_is_kept(path, kept):
-  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(PROBLEM, FIRST)
   path.chmod(kept)
-  cache.store(OTHER, FASTER, 1e-4)
+  cache.store(OTHER, SECOND)
   assert mode(path) == kept and len(stored(path)) == 2
 
 
@@ -401,13 +490,13 @@ def target(path, tmp_path):
 @pytest.mark.usefixtures("umask")
 def test_written_through_a_link(path, target, warnings_):
   for problem, want in ((PROBLEM, 0o644), (OTHER, 0o660)):
-    cache.store(problem, CONFIG, 1e-4)
+    cache.store(problem, FIRST)
     assert path.is_symlink() and not target.is_symlink()
     assert mode(target) == want
     target.chmod(0o660)
   assert len(stored(target)) == 2
   cache.clear()
-  assert cache.lookup(PROBLEM) == cache.lookup(OTHER) == CONFIG
+  assert cache.lookup(PROBLEM) == cache.lookup(OTHER) == FIRST
   assert not leftovers(path) and not leftovers(target) and not warnings_
 
 
@@ -415,7 +504,7 @@ def test_written_through_links_to_links(path, target, tmp_path):
   path.unlink()
   (tmp_path / "between").symlink_to("shared/tuned.json")
   path.symlink_to("../between")
-  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(PROBLEM, FIRST)
   assert path.is_symlink() and (tmp_path / "between").is_symlink()
   assert len(stored(target)) == 1
 
@@ -424,20 +513,20 @@ def test_a_folder_that_is_a_link(path, tmp_path):
   path.parent.rmdir()
   (tmp_path / "elsewhere").mkdir()
   path.parent.symlink_to(tmp_path / "elsewhere")
-  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(PROBLEM, FIRST)
   assert path.parent.is_symlink()
   assert len(stored(tmp_path / "elsewhere" / path.name)) == 1
 
 
 def test_all_links_to_a_file_share_its_lock(path, target):
   del path
-  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(PROBLEM, FIRST)
   assert target.with_name(f"{target.name}.lock").exists()
 
 
 def test_foreign_content_behind_a_link_is_kept_beside_it(path, target):
   target.write_text("mine")
-  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(PROBLEM, FIRST)
   assert path.is_symlink() and len(stored(target)) == 1
   kept = target.with_name(f"{target.name}.corrupt")
   assert kept.read_text() == "mine"
@@ -447,8 +536,8 @@ def test_foreign_content_behind_a_link_is_kept_beside_it(path, target):
 def test_a_link_to_nowhere_is_left_alone(path, warnings_, to):
   to = path.name if to == "itself" else to
   path.symlink_to(to)
-  cache.store(PROBLEM, CONFIG, 1e-4)
-  assert cache.lookup(PROBLEM) == CONFIG
+  cache.store(PROBLEM, FIRST)
+  assert cache.lookup(PROBLEM) == FIRST
   assert os.readlink(path) == to and not leftovers(path)
   assert any("can't be written" in warning for warning in warnings_)
 
@@ -468,13 +557,13 @@ def refuse(*_, **__):
 def test_what_cannot_be_written_is_still_remembered(
   monkeypatch, path, warnings_, what
 ):
-  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(PROBLEM, FIRST)
   before = path.read_bytes()
   monkeypatch.setattr(what, refuse)
   for _ in range(3):
-    cache.store(OTHER, FASTER, 1e-4)
-  assert cache.lookup(PROBLEM) == CONFIG
-  assert cache.lookup(OTHER) == FASTER
+    cache.store(OTHER, SECOND)
+  assert cache.lookup(PROBLEM) == FIRST
+  assert cache.lookup(OTHER) == SECOND
   assert len(warnings_) == 1 and "can't be written" in warnings_[0]
   assert path.read_bytes() == before
   assert not leftovers(path)
@@ -483,22 +572,22 @@ def test_what_cannot_be_written_is_still_remembered(
 def test_a_file_that_cannot_be_read_is_not_overwritten(
   monkeypatch, path, warnings_
 ):
-  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(PROBLEM, FIRST)
   before = path.read_bytes()
   cache.clear()
   with monkeypatch.context() as patch:
     patch.setattr(pathlib.Path, "read_bytes", refuse)
     assert cache.lookup(PROBLEM) is None
     assert len(warnings_) == 1 and "can't be read" in warnings_[0]
-    cache.store(OTHER, FASTER, 1e-4)
-  assert cache.lookup(OTHER) == FASTER
+    cache.store(OTHER, SECOND)
+  assert cache.lookup(OTHER) == SECOND
   assert path.read_bytes() == before
 
 
 def test_a_file_in_place_of_the_folder(tmp_path, warnings_):
   (tmp_path / "cache").write_text("mine")
-  cache.store(PROBLEM, CONFIG, 1e-4)
-  assert cache.lookup(PROBLEM) == CONFIG
+  cache.store(PROBLEM, FIRST)
+  assert cache.lookup(PROBLEM) == FIRST
   assert (tmp_path / "cache").read_text() == "mine"
   assert warnings_
 
@@ -509,66 +598,7 @@ def test_without_locks(monkeypatch, warnings_, missing):
     monkeypatch.setattr(cache, "fcntl", None)
   else:
     monkeypatch.setattr(cache.fcntl, "flock", refuse)
-  cache.store(PROBLEM, CONFIG, 1e-4)
+  cache.store(PROBLEM, FIRST)
   cache.clear()
-  assert cache.lookup(PROBLEM) == CONFIG
+  assert cache.lookup(PROBLEM) == FIRST
   assert len(warnings_) == (0 if missing else 1)
-
-
-# resolve: the user's config, the measured one, the model's.
-
-
-@pytest.fixture
-def modelled(monkeypatch):
-  """Yields the problems that the model was asked about."""
-  asked = []
-
-  def choose(problem, *, any_rows=False):
-    del any_rows
-    asked.append(problem)
-    return Config()
-
-  monkeypatch.setattr(model, "choose", choose)
-  return asked
-
-
-def test_resolve_in_order(modelled, warnings_):
-  assert tuning.resolve(PROBLEM) == Config()
-  assert modelled == [PROBLEM]
-  assert not warnings_  # not measured is nothing to tell
-  measured = Config(block_n=128)
-  cache.store(PROBLEM, measured, 1e-4)
-  assert tuning.resolve(PROBLEM) == measured
-  assert tuning.resolve(OTHER) == Config()
-  assert modelled == [PROBLEM, OTHER]
-  assert tuning.resolve(PROBLEM, config=CONFIG) is CONFIG
-  assert tuning.resolve(PROBLEM, config=CONFIG, batch_invariant=True) is CONFIG
-
-
-def test_a_measured_config_that_is_illegal_now(modelled, warnings_):
-  illegal = Config(stages=1)
-  assert sm90_dense.is_legal(illegal, PROBLEM)
-  cache.store(PROBLEM, illegal, 1e-4)
-  assert tuning.resolve(PROBLEM) == Config()
-  assert tuning.resolve(PROBLEM) == Config()
-  assert len(warnings_) == 1 and "stages" in warnings_[0]
-
-
-def test_batch_invariant_is_one_config_for_all_rows(modelled):
-  variants = [
-    dataclasses.replace(PROBLEM, m=m, **batch)
-    for m in (1, 127, 8192)
-    for batch in (
-      {},
-      {"batch": 7, "batched_a": True},
-      {"batch": 3, "batched_a": True, "batched_b": True},
-    )
-  ]
-  for problem in variants:
-    cache.store(problem, CONFIG, 1e-4, persist=False)
-    assert tuning.resolve(problem, batch_invariant=True) == Config()
-  assert len(set(modelled)) == 1
-  assert modelled[0] == dataclasses.replace(PROBLEM, m=tuning.INVARIANT_M)
-  other_weights = dataclasses.replace(PROBLEM, n=64)
-  tuning.resolve(other_weights, batch_invariant=True)
-  assert modelled[-1].n == 64

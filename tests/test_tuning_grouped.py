@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from pallas_gemm import hardware, tuning
-from pallas_gemm.kernels import sm90_ragged
-from pallas_gemm.kernels.problem import Config, Problem
-from pallas_gemm.tuning import autotune, cache, grouped, trial
+from pallas_gemm import autotuning, hardware, tuning
+from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
+from pallas_gemm.tuning import cache, grouped, trial
 from tests.support import products
 
 DTYPES = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
@@ -48,7 +50,7 @@ PROBLEMS = {
 def test_the_choice_is_legal(name):
   problem = PROBLEMS[name]
   config = tuning.resolve(problem)
-  assert sm90_ragged.is_legal(config, problem) is None
+  assert legal.reason(Plan.of(problem, config)) is None
   assert config == grouped.choose(problem)
 
 
@@ -60,7 +62,7 @@ def test_few_rows_get_low_tiles_and_many_get_high_ones():
 @pytest.mark.parametrize("problem", [ROWS, SLABS], ids=["rows", "slabs"])
 def test_predicted_is_no_faster_than_the_tensor_cores(problem):
   gpu = hardware.lookup("NVIDIA H200")
-  seconds = grouped.predict(grouped.choose(problem), problem, gpu)
+  seconds = grouped.predict(Plan(problem, grouped.choose(problem), gpu))
   flops = 2 * problem.m * problem.n * problem.k
   assert 0.3 < flops / seconds / gpu.bf16_flops < 1
 
@@ -68,7 +70,8 @@ def test_predicted_is_no_faster_than_the_tensor_cores(problem):
 def test_larger_groups_take_longer():
   half = dataclasses.replace(ROWS, m=ROWS.m // 2)
   config = grouped.choose(ROWS)
-  assert grouped.predict(config, half) < grouped.predict(config, ROWS)
+  shorter = grouped.predict(Plan.of(half, config))
+  assert shorter < grouped.predict(Plan.of(ROWS, config))
 
 
 def test_choosing_takes_milliseconds():
@@ -112,6 +115,8 @@ def test_a_right_result_passes_and_a_wrong_one_does_not(name):
   attempt = trial.Trial(trial.Case(problem, activation))
   results = attempt.compile(SMALL)()
   assert attempt.error(results) is None
+  by_xla = autotuning._compile_xla(attempt.case, attempt.operands)
+  assert attempt.error(by_xla()) is None
   last = results[-1]
   wrong = last.at[(-1,) * last.ndim].add(jnp.asarray(64, last.dtype))
   assert "wrong result" in attempt.error((*results[:-1], wrong))
@@ -126,7 +131,7 @@ def test_autotune_finds_the_products_of_a_training_step():
     out = pallas_gemm.ragged_dot(x, w, sizes, implementation="sm90")
     return jnp.sum(out.astype(jnp.float32) ** 2)
 
-  found = autotune.find(jax.grad(loss), w, x)
+  found = autotuning.find(jax.grad(loss), w, x)
   kinds = [
     (p.ragged, p.groups, p.m, p.n, p.k) for p in (c.problem for c in found)
   ]
@@ -141,6 +146,6 @@ def test_the_fastest_is_remembered_and_used():
   def product(x, w):
     return pallas_gemm.ragged_dot(x, w, sizes, implementation="sm90")
 
-  (found,) = autotune.autotune(product, x, w, top=2).problems
+  (found,) = autotuning.autotune(product, x, w, top=2).problems
   assert [reason for *_, reason in found.tried] == [None, None]
   assert tuning.resolve(found.problem) == found.config

@@ -82,8 +82,7 @@ def draw(style: Style) -> Figure:
     axis.set_minor_locator(ticker.NullLocator())
   low.set_ylim(0.8, 50)
   for ax in (top, low):
-    ax.grid(lw=0.6)
-    ax.set_axisbelow(True)
+    ax.grid()
   for face, words in ((style.c, "even groups"), ("none", "uneven")):
     top.plot([], [], "o", color=style.c, markerfacecolor=face, label=words,
              markersize=7, markeredgewidth=1.6)  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 from absl import app, flags
 
 from experiments.harness import console, suites, timing
+from pallas_gemm import hardware
 from pallas_gemm.ladder import contract
 
 DTYPES = contract.FLOAT32 + contract.FLOAT16S
@@ -134,12 +135,23 @@ def parse_shapes(
     if not re.fullmatch(r"\d+", size.strip()) or int(size) < 1:
       raise FlagError(f"--sizes: want positive integers, got {size!r}")
     found += suites.square(int(size))
-  for text in shapes:
-    try:
-      found.append(suites.parse(text))
-    except ValueError as error:
-      raise FlagError(f"--shapes: {error}") from None
+  try:
+    found += map(suites.parse, shapes)
+  except ValueError as error:
+    raise FlagError(f"--shapes: {error}") from None
   return tuple(dict.fromkeys(found))
+
+
+def gpu() -> hardware.Gpu:
+  """The GPU that the traffic model describes.
+
+  Raises:
+    FlagError: none is known by the name of `--gpu`.
+  """
+  try:
+    return hardware.lookup(GPU.value) if GPU.value else hardware.current()
+  except ValueError as error:
+    raise FlagError(f"--gpu: {error}") from None
 
 
 def parse_suites(

@@ -188,7 +188,12 @@ def ours(case: Case, implementation: str | None = None) -> case_lib.Call:
 
   def gated(a, b, b2):
     return pallas_gemm.gated_matmul(
-      a, b, b2, activation=activation, implementation=implementation
+      a,
+      b,
+      b2,
+      activation=activation,
+      out_dtype=case.out_dtype,
+      implementation=implementation,
     )
 
   return _by_kernel(case, matmul, gated)

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from experiments.harness import dense_cases, suites
 from experiments.harness import run as run_lib
 import pallas_gemm
-from pallas_gemm import hardware
 from pallas_gemm.tuning import Problem, model
 
 # Shapes that no suite has: nothing of them is compiled yet. The first is not
@@ -90,12 +89,9 @@ def eager_calls(op: Callable, a: jax.Array, b: jax.Array) -> dict[str, float]:
 def choosing(shapes: tuple[suites.Shape, ...], dtype: str) -> float:
   """us that the cost model takes for a problem that it has not seen."""
   choose = inspect.unwrap(model.choose)  # past its cache
-  device = hardware.current().name
   found = []
   for shape in shapes:
-    problem = Problem(
-      **shape._asdict(), dtype=dtype, out_dtype=dtype, device=device
-    )
+    problem = Problem(**shape._asdict(), dtype=dtype, out_dtype=dtype)
     start = time.perf_counter()
     choose(problem)
     found.append((time.perf_counter() - start) * 1e6)

@@ -36,6 +36,7 @@ _REDUCTIONS = frozenset(
 )
 # What an activation is tried on: a number that comes from a shape differs.
 _SHAPES = (8, 128), (16, 256), (3, 8, 128)
+_HAS_ARRAY = "activation must not close over an array; it must be elementwise"
 
 
 class Activation:
@@ -150,6 +151,8 @@ def _traced(function: Callable[..., Any], shape: tuple[int, ...], dtype: Any):
     with compat.one_device():
       traced = jax.make_jaxpr(noted)(jax.ShapeDtypeStruct(shape, dtype))
   except Exception as error:
+    if _fails_for_its_arrays(function, dtype):
+      raise TypeError(_HAS_ARRAY) from None
     reason = str(error).partition("\n")[0]
     raise TypeError(
       "activation must be an elementwise function of one array; called with"
@@ -172,10 +175,18 @@ def _traced(function: Callable[..., Any], shape: tuple[int, ...], dtype: Any):
       " kernel, and has no derivative there"
     )
   if any(np.shape(x) for x in traced.consts):
-    raise TypeError(
-      "activation must not close over an array; it must be elementwise"
-    )
+    raise TypeError(_HAS_ARRAY)
   return traced
+
+
+def _fails_for_its_arrays(function: Callable[..., Any], dtype: Any) -> bool:
+  """Whether it has arrays of its own, which suit no argument but a number."""
+  try:
+    with compat.one_device():
+      traced = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((), dtype))
+  except Exception:
+    return False
+  return any(np.shape(x) for x in traced.consts)
 
 
 def _check_elementwise(jaxpr: Any, rank: int) -> None:

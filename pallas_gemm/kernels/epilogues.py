@@ -9,7 +9,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.kernels.problem import Problem
+from pallas_gemm.problem import Problem
 
 # What an activation may be made of: what Mosaic GPU lowers, on every
 # supported JAX. `_replacements` are others.

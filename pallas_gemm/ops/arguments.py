@@ -18,13 +18,13 @@ import numpy as np
 
 from pallas_gemm import compat, dtypes, report
 from pallas_gemm.kernels import activations
-from pallas_gemm.ops.implementations import IMPLEMENTATIONS
+from pallas_gemm.ops.implementations import DEFAULT, HOPPER, IMPLEMENTATIONS
 from pallas_gemm.ops.invariance import is_batch_invariant
 from pallas_gemm.ops.spec import Operands, Spec
 
 _PRECISIONS = lax.Precision | lax.DotAlgorithmPreset | lax.DotAlgorithm
 # Names of implementations: all, and those that take grouped products.
-DENSE, GROUPED = tuple(IMPLEMENTATIONS), ("sm90", "xla")
+DENSE, GROUPED = tuple(IMPLEMENTATIONS), DEFAULT[True]
 
 
 def check(
@@ -292,13 +292,13 @@ def _check_config(
   from pallas_gemm.kernels import triton_dense
   from pallas_gemm.tuning import Config
 
-  owners = {"a tuning.Config": ("sm90", Config)}
+  owners = {"a tuning.Config": (HOPPER, Config)}
   if "triton" in known:
     owners["a triton_dense.Config"] = "triton", triton_dense.Config
   owner = [name for name, kind in owners.values() if isinstance(config, kind)]
   wanted = f"config must be {' or '.join(owners)}"
   check(owner, wanted, type(config).__name__, TypeError)
-  if owner[0] not in (names or ("sm90", "xla")):
+  if owner[0] not in (names or DEFAULT[True]):
     kind = f"config is one of {owner[0]!r}"
     raise ValueError(f"{kind}, which implementation={names} does not try")
 

@@ -10,7 +10,7 @@ import jax
 from jax import lax
 
 from pallas_gemm import compat, dtypes, report, tuning
-from pallas_gemm.ops import arguments, implementations
+from pallas_gemm.ops import arguments, implementations, xla
 from pallas_gemm.ops.grouped import check_sizes, of_groups
 from pallas_gemm.ops.invariance import is_batch_invariant
 from pallas_gemm.ops.product import product
@@ -121,7 +121,7 @@ def _dot_general(options, generation, lhs, rhs):
   )
   # What a GPU would try first, whatever this is lowered for.
   if not implementations.may_run_kernel(spec, x, cuda=True):
-    implementations.check_invariance(spec.batch_invariant, compat.targets_gpu())
+    xla.check_invariance(spec.batch_invariant, compat.targets_gpu())
     report.log_once(f"dot_general of {lhs.dtype} and {rhs.dtype} runs on XLA")
     return reference(lhs, rhs)
   parts = arguments.parts_of(
@@ -249,7 +249,7 @@ def _ragged_dot_general(
       raise NotImplementedError(
         f"implementation={names} does not take this product: {reason}"
       )
-    implementations.check_invariance(
+    xla.check_invariance(
       is_batch_invariant(), compat.targets_gpu(), f"; {reason}"
     )
     report.log_once(f"ragged_dot_general runs on jax.lax: {reason}")

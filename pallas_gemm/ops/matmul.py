@@ -23,8 +23,8 @@ from pallas_gemm.ops.spec import Operands
 # What users call the operands of `matmul` and of `gated_matmul`.
 _PLAIN_NAMES = Operands("a", "b", bias="bias", c="c")
 _GATED_NAMES = Operands("x", "w_gate", "w_up")
-# What most calls have: each of these tells them at a glance.
-_ONE, _PLAIN = 1.0, arguments.options()
+# What most calls have, who are told by its identity.
+_ONE = 1.0
 
 
 def matmul(
@@ -47,50 +47,35 @@ def matmul(
   """activation(alpha * A @ B + beta * C + bias), in one kernel where possible.
 
   Products of bfloat16 or float16 run on the Hopper kernel on GPUs of compute
-  capability 9.0, everything else is XLA's. What ran is logged once, and so is
-  why the others did not. Where XLA's product has to run though the kernel would
-  be expected, one warning says why.
-
-  Works under `jax.jit`, `jax.grad` (of any order), `jax.vmap`, `jax.checkpoint`
-  and `jax.shard_map`. On a mesh, whether its axes are Explicit or Auto, each
-  device runs the kernel on its part, and results, gradients and their shardings
-  are those of `jnp.matmul`. If K is sharded alike in A and B, parts are summed
-  in float32 before C, bias and activation are applied.
+  capability 9.0, everything else is XLA's; `explain` tells which, and why. It
+  works under all of JAX's transformations and on meshes, where results and
+  their shardings are those of `jnp.matmul`. The same inputs give the same bits.
+  As in BLAS, nothing is read that has a factor of zero. See docs/ops for more.
 
   Numerics: 16-bit operands are multiplied exactly and added in float32; alpha,
   C, bias and activation are applied in float32; one rounding to `out_dtype`
   follows. For results of 16 bits the kernel's sigmoid, silu and gelu are good
-  to 2^-14 (float16: 2^-16), its tanh to 2^-21 beside 1. The same inputs give
-  the same bits. As in BLAS, nothing is read that has a factor of zero, so a NaN
-  there does not spread.
-
-  Derivatives: those of the activation are taken at its argument rounded to
-  `out_dtype`, the one thing that is kept for them. A cotangent is rounded to
-  the operands' dtype before it is multiplied. The products they need find
-  their own configs.
+  to 2^-14 (float16: 2^-16), its tanh to 2^-21 beside 1. Derivatives of the
+  activation are taken at its argument rounded to `out_dtype`; cotangents are
+  rounded to the operands' dtype.
 
   Args:
     a: [..., M, K], or [K]: a row. Mixed dtypes are promoted, and batch
       dimensions broadcast, as by `jnp.matmul`.
     b: [..., K, N], or [K]: a column.
     bias: [N] or [M, 1], shared by the batch; no wider than the accumulation.
-      Under `jax.vmap`, a bias for each example is first added to C.
     activation: an elementwise JAX function of one array, without arrays or
-      traced values of its own; it is compiled into the kernel. One made of
-      what a kernel does not compute (`floor`, say) leaves the product to XLA
-      too. Functions that compute the same are the same: an inline lambda
-      compiles nothing again.
+      traced values of its own; it is compiled into the kernel, once for all
+      functions that compute the same.
     c: of the result's shape; no wider than the accumulation.
-    alpha, beta: numbers or arrays of shape (), of the operands' kind. Another
-      value compiles nothing again, but for the numbers 0 and 1.
-    transpose_a: `a` is stored [..., K, M] and read in place.
-    transpose_b: `b` is stored [..., N, K] and read in place.
+    alpha, beta: numbers or arrays of shape (), of the operands' kind.
+    transpose_a, transpose_b: the operand is stored [..., K, M], or [..., N, K],
+      and read in place.
     out_dtype: of the result; by default the operands'.
-    precision: as of `jnp.matmul`; all of `lax.Precision` is the same to 16-bit
-      operands.
-    implementation: "sm90", "triton", "xla" or a sequence of them, tried in
-      this order; None is ("sm90", "xla") on CUDA and "xla" elsewhere. "sm90" on
-      a machine without a GPU is interpreted on one device: slow, and right.
+    precision: as of `jnp.matmul`; all `lax.Precision` are alike to 16 bits.
+    implementation: "sm90", "triton", "xla" or a sequence of them, tried in this
+      order; None: the kernel, or XLA's product where it is faster. "sm90"
+      without a GPU is interpreted on one device: slow, and right.
     config: a `tuning.Config` for "sm90" or a `triton_dense.Config` for
       "triton"; None takes the fastest one known.
     out_sharding: as of `jnp.matmul`, for Explicit mesh axes.
@@ -99,8 +84,7 @@ def matmul(
     [..., M, N].
 
   Raises:
-    TypeError, ValueError: an argument is wrong; the message names it. Errors
-      of shardings are JAX's own, as `jnp.matmul` raises them.
+    TypeError, ValueError: an argument is wrong; the message names it.
     NotImplementedError: none of `implementation` takes the product; the
       message has the reason of each. Or `out_sharding` is unreduced.
 
@@ -117,49 +101,20 @@ def matmul(
   """
   if not (isinstance(a, jax.Array) and isinstance(b, jax.Array)):
     a, b = arguments.array("a", a), arguments.array("b", b)
-  if bias is not None and not isinstance(bias, jax.Array):
-    bias = arguments.array("bias", bias)
-  if c is not None and not isinstance(c, jax.Array):
-    c = arguments.array("c", c)
+  if bias is not None or c is not None:
+    bias = arguments.array("bias", bias, optional=True)
+    c = arguments.array("c", c, optional=True)
   if transpose_a is not False or transpose_b is not False:
     arguments.check_bool("transpose_a", transpose_a)
     arguments.check_bool("transpose_b", transpose_b)
   if activation is not None:
     activation = activations.of(activation, a, b, out_dtype)
-  without_product = False
-  if alpha is _ONE and beta is _ONE:
-    alpha = beta = None
-  else:
-    c, alpha, beta, without_product = _scaled(c, alpha, beta, a, b, out_dtype)
-  options = _PLAIN
-  if (
-    activation is not None
-    or out_dtype is not None
-    or precision is not None
-    or implementation is not None
-    or config is not None
-    or out_sharding is not None
-    or transpose_a
-    or transpose_b
-    or without_product
-  ):
-    options = arguments.options(
-      (
-        activation,
-        out_dtype,
-        precision,
-        implementation,
-        config,
-        out_sharding,
-        transpose_a,
-        transpose_b,
-        without_product,
-      )
-    )
-  rest = ()
-  if bias is not None or c is not None or alpha is not None:
-    rest = None, bias, c, alpha, beta
-  return _matmul(options, tuning.generation(), a, b, *rest)
+  c, alpha, beta, without = _scaled(c, alpha, beta, a, b, out_dtype)
+  how = activation, out_dtype, precision, implementation, config, out_sharding
+  options = arguments.options((*how, transpose_a, transpose_b, without))
+  if bias is None and c is None and alpha is None:
+    return _matmul(options, tuning.generation(), a, b)
+  return _matmul(options, tuning.generation(), a, b, None, bias, c, alpha, beta)
 
 
 def _scaled(c: Any, alpha: Any, beta: Any, a: Any, b: Any, out_dtype: Any):
@@ -167,6 +122,8 @@ def _scaled(c: Any, alpha: Any, beta: Any, a: Any, b: Any, out_dtype: Any):
 
   Nothing is read that has a factor of zero, so that is another program.
   """
+  if alpha is _ONE and beta is _ONE:
+    return c, None, None, False
   alpha, no_product = arguments.factor("alpha", alpha, a, b, out_dtype)
   beta, no_c = arguments.factor("beta", beta, a, b, out_dtype)
   if c is None and beta is not None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pallas_gemm import compat, dtypes
-from pallas_gemm.kernels.problem import Side
+from pallas_gemm.problem import Side
 
 _UNSHARDED = PartitionSpec()
 # For dimensions that have no letter of their own: those of a folded or grouped
@@ -242,7 +242,7 @@ def epilogue(sums: Sequence[Any], x: Operands, spec: Spec) -> list[Any]:
   results = [result.astype(spec.out_dtype) for result in results]
   if spec.ragged != "m":
     return results
-  return [zero_outside(v, x.offsets, "o", "mn") for v in results]
+  return [zero_outside(v, x.offsets, w.offsets, spec.out) for v in results]
 
 
 def without_product(x: Operands, spec: Spec) -> list[jax.Array]:

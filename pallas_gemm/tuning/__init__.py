@@ -1,29 +1,26 @@
-"""Which config computes a problem: the user's, the measured one, a modelled.
+"""Which config computes a problem, and whether XLA's product should.
 
-`problem` says what a problem and a config are, `model` predicts the time of a
-config, `cache` remembers what `autotune` measured, and `resolve` picks.
+`choose` has the ordered list of what may compute a problem: what the user
+says, `cache` (what `autotune` measured here), `table` (what is shipped), and
+`model` and `xla`, which predict.
 """
 
-import dataclasses
-from types import ModuleType
-
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import cache
+from pallas_gemm.tuning.choose import INVARIANT_M, model_of, ranked
 from pallas_gemm.tuning.generation import generation
 
 __all__ = [
   "INVARIANT_M",
   "Config",
   "Problem",
+  "cache",
   "generation",
   "model_of",
+  "ranked",
   "resolve",
 ]
-
-# Rows of the problem whose config every batch-invariant product of the same
-# weights gets: those of a small batch of tokens, where the config matters
-# most for speed.
-INVARIANT_M = 128
 
 
 def resolve(
@@ -32,21 +29,20 @@ def resolve(
   config: Config | None = None,
   batch_invariant: bool = False,
 ) -> Config:
-  """The config to compute a problem with.
+  """The config to compute a problem with, if the Hopper kernel is to.
 
-  In this order: the one given, the one measured to be the fastest (if the
-  kernel takes it), the one of the cost model.
-
-  The order in which a sum over K is added depends on the config, and so do
-  the last bits of the result. With `batch_invariant` the config is the
-  model's for `INVARIANT_M` rows and no batch, whatever M and the batch are:
-  one for each N, K, dtypes, layout and epilogue. What was measured is not
-  asked, because it may differ from one M to the next.
+  In this order: the one given, the fastest measured, the shipped one, the one
+  to which the cost model gives the least time. Those that are not legal for
+  the problem are passed over, except the one given.
 
   Args:
     problem: what is to be computed.
     config: the user's choice; returned as it is, legal or not.
-    batch_invariant: see above.
+    batch_invariant: takes the same config whatever M and the batch are, as
+      under `pallas_gemm.batch_invariant`.
+
+  Raises:
+    NotImplementedError: no config is legal; the reason of the last refusal.
 
   Example:
     >>> from pallas_gemm import tuning
@@ -59,33 +55,5 @@ def resolve(
   """
   if config is not None:
     return config
-  # Here, because both import this package for `Problem`.
-  from pallas_gemm.kernels import sm90_legal
-
-  model = model_of(problem)
-  # Groups along K have no rows of their own, and a K of any size.
-  if batch_invariant and problem.ragged != "k":
-    nominal = dataclasses.replace(
-      problem,
-      m=INVARIANT_M * max(1, problem.groups),
-      batch=1,
-      batched_a=False,
-      batched_b=False,
-    )
-    if problem.ragged:
-      return model.choose(nominal)
-    return model.choose(nominal, any_rows=True)
-  measured = cache.lookup(problem)
-  if measured is not None:
-    reason = sm90_legal.is_legal(measured, problem)
-    if reason is None:
-      return measured
-    cache.warn_once(f"tuning cache: {measured} is not used: {reason}")
-  return model.choose(problem)
-
-
-def model_of(problem: Problem) -> ModuleType:
-  """The cost model of such problems: `model`, or `grouped`."""
-  from pallas_gemm.tuning import grouped, model
-
-  return grouped if problem.ragged else model
+  how = {"batch_invariant": batch_invariant, "xla_too": False}
+  return next(candidate.how for candidate in ranked(problem, **how))

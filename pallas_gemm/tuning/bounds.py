@@ -10,8 +10,11 @@ import heapq
 from typing import Any
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_plan as plan
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90 import layout
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.layout import cdiv
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import odd_sizes
 
 
@@ -55,8 +58,9 @@ def of(
   products = 2 if p.gated else 1
   sums = products * p.results * 4 / fit.reduce_rate
   rate = gpu.dram_bytes_per_s / 1e6 * fit.dram / min(fit.deep, fit.streams)
-  loads, stores = p.operands * 2 / rate, p.results * 2 / rate
-  slabs = {block_k: plan.cdiv(p.k, block_k) for block_k in (64, 128)}
+  loads = layout.bytes_of(p.operands, p.dtype) / rate
+  stores = p.results * 2 / rate  # of 16 bits or more
+  slabs = {block_k: cdiv(p.k, block_k) for block_k in (64, 128)}
   copied, copied_c, copied_out = odd_sizes.copies_at_least(p)
   launch = fit.launch + copied
 
@@ -75,7 +79,7 @@ def of(
     product = -(-slabs[c.block_k] // c.split_k) * (slab + fit.barrier)
     busy = rounds * product / fit.clock
     if c.split_k == 1:
-      is_copied = copied_out and not plan.stores_rows(p, c)
+      is_copied = copied_out and not Plan(p, c, gpu).by_rows
       beside = copied_c + (copied_out if is_copied else 0)
       return (max(busy, loads + stores) + launch + beside) * 1e-6
     return (max(busy, loads) + launch + fit.reduce + sums * c.split_k) * 1e-6

@@ -1,14 +1,14 @@
-"""Which config was measured to be the fastest: remembered across processes.
+"""What was measured on this machine: remembered across processes.
 
 One JSON file a kind of GPU, in the folder that `PALLAS_GEMM_CACHE_DIR` names
 or, without it, in the user's cache folder:
 
     {"format": "pallas_gemm.tuning/1",
-     "entries": {"<key>": {"config": {...}, "seconds": 1.7e-4}, ...}}
+     "entries": {"<key>": {"config": {...}, "seconds": 1.7e-4, ...}, ...}}
 
-A key holds the problem's fields, the package's version and a hash of the
-kernel's source: what was measured of another kernel is not found. It stays in
-the file, for the installation that measured it.
+A key holds the problem (see `entries`), the package's version and a hash of
+the kernels' syntax: what was measured of another kernel is not found. It stays
+in the file, for the installation that measured it.
 
 The file is read once. It is written by reading it again, adding to it, and
 replacing it, all under a lock, so that processes which tune at the same time
@@ -19,6 +19,7 @@ is remembered. A file that is no cache is moved aside and kept when the next
 entry is written.
 """
 
+import ast
 from collections.abc import Iterator
 import contextlib
 import dataclasses
@@ -27,7 +28,6 @@ import hashlib
 import json
 import os
 import pathlib
-import re
 import secrets
 import stat
 import threading
@@ -36,8 +36,10 @@ from typing import Any
 from absl import logging
 import platformdirs
 
-from pallas_gemm import version
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm import hardware, version
+from pallas_gemm.problem import Problem
+from pallas_gemm.tuning import entries as entries_lib
+from pallas_gemm.tuning.entries import Entry
 from pallas_gemm.tuning.generation import bump
 
 try:
@@ -48,19 +50,6 @@ except ImportError:  # not on Windows
 FOLDER_VARIABLE = "PALLAS_GEMM_CACHE_DIR"
 FORMAT = "pallas_gemm.tuning/1"
 _KERNELS = pathlib.Path(__file__).parents[1] / "kernels"
-_SOURCES = (
-  "epilogues.py",
-  "sm90_dense.py",
-  "sm90_body.py",
-  "sm90_epilogue.py",
-  "sm90_legal.py",
-  "sm90_memory.py",
-  "sm90_plan.py",
-  "sm90_ragged.py",
-  "sm90_schedule.py",
-  "sm90_scratch.py",
-  "sm90_stores.py",
-)
 
 
 class _NotACacheError(ValueError):
@@ -74,14 +63,12 @@ class _Table:
   Attributes:
     path: its file.
     entries: what the file holds, by key.
-    configs: what `lookup` made of the entries it was asked for.
+    found: what `lookup` made of the entries it was asked for.
   """
 
   path: pathlib.Path
   entries: dict[str, Any]
-  configs: dict[Problem, Config | None] = dataclasses.field(
-    default_factory=dict
-  )
+  found: dict[Problem, Entry | None] = dataclasses.field(default_factory=dict)
 
 
 _lock = threading.RLock()
@@ -96,14 +83,19 @@ def folder() -> pathlib.Path:
   return pathlib.Path(platformdirs.user_cache_dir("pallas_gemm"))
 
 
-def path_of(device: str) -> pathlib.Path:
-  """The file of a kind of GPU, "NVIDIA H200" -> .../nvidia_h200.json."""
-  slug = re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_")
-  return folder() / f"{slug or 'unknown'}.json"
+def path_of(device: str | None = None) -> pathlib.Path:
+  """The file of a kind of GPU, "NVIDIA H200" -> .../nvidia_h200.json.
+
+  Args:
+    device: as the driver names it; None is the one that a trace made now is
+      for.
+  """
+  device = device or hardware.current().name
+  return folder() / f"{entries_lib.file_stem(device)}.json"
 
 
-def lookup(problem: Problem) -> Config | None:
-  """The config measured to be the fastest for a problem; None if unknown.
+def lookup(problem: Problem) -> Entry | None:
+  """What was measured of a problem on this kind of GPU; None: nothing.
 
   The config may be illegal on this machine (fewer SMs, another driver): the
   caller asks the kernel. Takes microseconds after the first call for a GPU.
@@ -112,39 +104,37 @@ def lookup(problem: Problem) -> Config | None:
     problem: what is to be computed.
   """
   with _lock:
-    table = _table(problem.device)
-    if problem not in table.configs:
-      entry = table.entries.get(_key(problem))
-      table.configs[problem] = None if entry is None else _config(entry)
-    return table.configs[problem]
+    table = _table()
+    if not table.entries:  # most users' case: needs no hash of the kernels
+      return None
+    if problem not in table.found:
+      table.found[problem] = _entry(table.entries.get(_key(problem)))
+    return table.found[problem]
 
 
-def store(
-  problem: Problem, config: Config, seconds: float, *, persist: bool = True
-) -> None:
-  """Remembers the fastest config of a problem, in place of an earlier one.
+def store(problem: Problem, entry: Entry, *, persist: bool = True) -> None:
+  """Remembers what was measured of a problem, in place of what was before.
 
   Never raises for the state of the disk: what can't be written is remembered
   in this process and logged once.
 
   Args:
     problem: what was measured.
-    config: the fastest.
-    seconds: how long it took.
+    entry: the fastest config, and the times.
     persist: also write it to disk; else this process alone remembers it.
   """
-  entry = {"config": dataclasses.asdict(config), "seconds": seconds}
+  key, value = _key(problem), entries_lib.to_json(entry)
   with _lock:
-    table = _table(problem.device)
+    table = _table()
     if persist:
       try:
         # With what other processes wrote since this one read the file.
-        table.entries |= _merge(table.path, _key(problem), entry)
-        table.configs.clear()
+        table.entries |= _merge(table.path, key, value)
+        table.found.clear()
       except OSError as error:
         warn_once(f"tuning cache {table.path} can't be written: {error}")
-    table.entries[_key(problem)] = entry
-    table.configs[problem] = config
+    table.entries[key] = value
+    table.found[problem] = entry
   bump()
 
 
@@ -168,35 +158,52 @@ def warn_once(message: str) -> None:
 
 @functools.cache
 def _kernel_hash() -> str:
+  """Changes with what the Hopper kernels do, not with what is said of them.
+
+  It covers the whole folder, so that no file can be forgotten. 80 ms, of
+  processes that find something in their cache's file.
+  """
+  digest = hashlib.sha256()
   try:
-    source = b"".join((_KERNELS / name).read_bytes() for name in _SOURCES)
-    return hashlib.sha256(source).hexdigest()[:16]
+    for path in sorted(_KERNELS.rglob("*.py")):
+      if not path.name.startswith("triton"):
+        digest.update(_syntax(path.read_bytes()).encode())
   except OSError:  # installed without sources: the version has to do
     return "no source"
+  return digest.hexdigest()[:16]
+
+
+def _syntax(source: bytes) -> str:
+  """A module without comments, docstrings and layout."""
+  tree = ast.parse(source)
+  documented = ast.Module | ast.ClassDef | ast.FunctionDef
+  for node in ast.walk(tree):
+    if isinstance(node, documented) and ast.get_docstring(node, clean=False):
+      del node.body[0]
+  return ast.dump(tree)
 
 
 @functools.lru_cache(maxsize=4096)
 def _key(problem: Problem) -> str:
-  fields = dataclasses.asdict(problem) | {
-    "kernel": _kernel_hash(),
-    "version": version.__version__,
-  }
-  return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+  return entries_lib.key_of(
+    problem, kernel=_kernel_hash(), version=version.__version__
+  )
 
 
-def _config(entry: Any) -> Config | None:
-  """The config of an entry; None if it does not hold one."""
-  fields = entry.get("config") if isinstance(entry, dict) else None
-  want = {f.name: type(f.default) for f in dataclasses.fields(Config)}
-  found = fields if isinstance(fields, dict) else {}
-  if {name: type(value) for name, value in found.items()} != want:
-    warn_once(f"tuning cache: an entry without a config is skipped: {entry}")
+def _entry(value: Any) -> Entry | None:
+  """The entry that a value of the file stands for; None if for none."""
+  if value is None:
     return None
-  return Config(**found)
+  try:
+    return entries_lib.from_json(value)
+  except ValueError as error:
+    warn_once(f"tuning cache: an entry is skipped, {error}: {value}")
+    return None
 
 
-def _table(device: str) -> _Table:
-  """What is known of a kind of GPU; reads its file the first time."""
+def _table() -> _Table:
+  """What is known of this kind of GPU; reads its file the first time."""
+  device = hardware.current().name
   if device not in _tables:
     path, entries = path_of(device), {}
     try:

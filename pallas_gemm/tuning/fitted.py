@@ -8,11 +8,12 @@ import dataclasses
 import functools
 from typing import NamedTuple
 
-import jax.numpy as jnp
-
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_plan as plan
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90 import layout
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.layout import ATOM_BYTES
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem, bits
 
 # Tiles, consumers and the side that these share out.
 TILES = (
@@ -67,9 +68,10 @@ Options = tuple[tuple[int, int], ...]
 
 
 class Kind(NamedTuple):
-  """What has a say in what finds room: that of a block, and of a `Problem`."""
+  """What has a say in what finds room: the GPU, and fields of a `Problem`."""
 
-  shared_bytes: int
+  gpu: hardware.Gpu
+  dtype: str
   gated: bool
   out_dtype: str
   c_dtype: str | None = None
@@ -79,11 +81,12 @@ class Kind(NamedTuple):
   ragged: str | None = None
 
 
-def kind_of(problem: Problem) -> Kind:
+def kind_of(problem: Problem, gpu: hardware.Gpu) -> Kind:
   """Whichever activation, that there is one is what counts."""
   p = problem
   return Kind(
-    hardware.current().shared_bytes_per_block,
+    gpu,
+    p.dtype,
     p.gated,
     p.out_dtype,
     p.c_dtype,
@@ -146,7 +149,7 @@ def in_parts(config: Config, split_k: int, kind: Kind) -> Config | None:
   7168 13.9 -> 13.1 (H200).
   """
   config = dataclasses.replace(config, split_k=2)  # however many
-  kind = Kind(kind.shared_bytes, kind.gated, "float32")
+  kind = Kind(kind.gpu, kind.dtype, kind.gated, "float32")
   parts = _fitted(config, kind, ((2, 3), (1, 3), (2, 2), (1, 2)))
   return parts and dataclasses.replace(parts, split_k=split_k)
 
@@ -182,15 +185,15 @@ def _fitted(
       first; None for what suits the tile.
   """
   fields = kind._asdict()
-  room = fields.pop("shared_bytes")
-  problem = Problem(m=8192, n=8192, k=8192, dtype="bfloat16", **fields)
+  gpu = fields.pop("gpu")
+  problem = Problem(m=8192, n=8192, k=8192, **fields)
   columns = config.block_n
   if config.split == "n":
     columns //= config.consumers
   # One swizzle atom: such copies take matrices of any height (see compat).
-  itemsize = jnp.dtype(kind.out_dtype).itemsize
-  width = next(w for w in (128 // itemsize, 32, 16) if columns % w == 0)
-  if itemsize == 2 and width < 32 < columns:
+  atom = layout.elements_in(ATOM_BYTES, kind.out_dtype)
+  width = next(w for w in (atom, 32, 16) if columns % w == 0)
+  if bits(kind.out_dtype) == 16 and width < 32 < columns:
     # 16 columns are stored twice, and it is still faster: with 128 x 240, 208
     # and 144 tiles and K = 512 15.8 -> 14.1 us, 13.9 -> 12.6, 10.0 -> 9.7. In
     # float32 and 144 columns 11.2 -> 11.6 (H200).
@@ -199,7 +202,8 @@ def _fitted(
   # Room for all subtiles of a tile, where that leaves a deep enough ring: they
   # are then written without waiting for each other, and C may come in place of
   # them. With C, 4096 x 14336 x 4096: 612 -> 603 us on an H200.
-  subtiles = len(plan.subtiles(problem, config))
+  plan = Plan(problem, config, gpu)
+  subtiles = len(plan.subtiles)
   options = options or ((subtiles, 3), (2, 3), (1, 3), (2, 2), (1, 2))
   if kind.activation and config.consumers == subtiles == 3:
     # An activation takes longer than a store: subtiles leave one at a time, not
@@ -209,7 +213,7 @@ def _fitted(
   is_wide = kind.out_dtype == "float32" or kind.save_preactivation
   size = config.block_m * config.block_n // config.consumers
   is_large = kind.gated or size > 2**13 or (is_wide and config.consumers > 1)
-  if is_large and not kind.c_dtype and plan.defers_stores(problem, config):
+  if is_large and not kind.c_dtype and plan.deferred:
     # Subtiles that are stored one at a time, beside slabs of the next tile,
     # need no room: a deeper ring is worth more (4096^3: 171 -> 169 us), of one
     # tile a block too (512 x 8192 x 8192: 89.9 -> 89.3 us, H200).
@@ -220,13 +224,13 @@ def _fitted(
       # 79.5 us. With an activation it is slower: 606 -> 613 us, unless what it
       # is applied to is stored too: 8192 x 4096 x 1024 118 -> 116 (H200).
       config = dataclasses.replace(config, epilogue_n=32)
-      if not (is_wide and plan.has_room_to_defer(problem, config)):
+      if not (is_wide and Plan(problem, config, gpu).has_room_to_defer):
         options = (2, 4), *options
   for buffers, fewest in options:
     config = dataclasses.replace(config, stages=1, epilogue_buffers=buffers)
-    left = room - plan.shared_bytes(config, problem)
-    count = 1 + left // plan.slab_bytes(config, problem)
-    count = min(_MOST_STAGES[config.block_k], count)
+    plan = Plan(problem, config, gpu)
+    left = gpu.shared_bytes_per_block - plan.shared_bytes
+    count = min(_MOST_STAGES[config.block_k], 1 + left // plan.slab_bytes)
     if count >= fewest:
       return dataclasses.replace(config, stages=count)
   return None

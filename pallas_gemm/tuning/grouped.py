@@ -13,8 +13,10 @@ from collections.abc import Iterator
 import dataclasses
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_legal
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import model, tiles
 
 
@@ -28,15 +30,15 @@ def choose(problem: Problem) -> Config:
     NotImplementedError: no config is legal; the reason of the last refusal.
 
   Example:
+    >>> from pallas_gemm.problem import Problem
     >>> from pallas_gemm.tuning import grouped
-    >>> from pallas_gemm.kernels.problem import Problem
     >>> config = grouped.choose(Problem(
     ...   m=8192, n=14336, k=4096, ragged="m", groups=8, dtype="bfloat16",
     ...   out_dtype="bfloat16"))
     >>> config.split_k, config.cluster_m
     (1, 1)
   """
-  return sm90_legal.first_legal(candidates(problem), problem)
+  return legal.first_legal(problem, candidates(problem))
 
 
 def candidates(problem: Problem) -> list[Config]:
@@ -49,27 +51,23 @@ def candidates(problem: Problem) -> list[Config]:
   # Rows of groups are stored in subtiles of up to 64 columns.
   batch = dataclasses.replace(batch, n=max(problem.n, 64))
   timed = [
-    (predict(config, problem, gpu), config)
+    (predict(Plan(problem, config, gpu)), config)
     for config in tiles.worth_a_try(batch, gpu)
     if config.split_k == 1
   ]
   return [config for _, config in sorted(timed, key=lambda x: x[0])]
 
 
-def predict(
-  config: Config, problem: Problem, gpu: hardware.Gpu | None = None
-) -> float:
+def predict(plan: Plan) -> float:
   """Predicted time of the kernel, in seconds.
 
   Args:
-    config: a config, legal or not.
-    problem: what is computed; has groups.
-    gpu: where; None for `hardware.current()`.
+    plan: of a grouped product, legal or not.
   """
-  gpu = gpu or hardware.current()
+  problem, config, gpu = plan.given, plan.config, plan.gpu
   return sum(
-    share * model.predict(config, _as_batch(problem, rows), gpu)
-    for rows, share in _sizes(config, problem)
+    share * model.predict(Plan(_as_batch(problem, rows), config, gpu))
+    for rows, share in _sizes(problem, config)
   )
 
 
@@ -79,7 +77,7 @@ def _rows(problem: Problem) -> float:
   return rows / problem.groups
 
 
-def _sizes(config: Config, problem: Problem) -> Iterator[tuple[int, float]]:
+def _sizes(problem: Problem, config: Config) -> Iterator[tuple[int, float]]:
   """Rows of the dense products, and which share of the groups has them."""
   rows = _rows(problem)
   if problem.ragged == "k":

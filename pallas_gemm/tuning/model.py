@@ -22,13 +22,15 @@ Constants (`_FIT`) were fitted to times on an H200, see experiments/notes.md;
 other Hopper GPUs are predicted with their own sizes, rates and its efficiency.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_legal
-from pallas_gemm.kernels import sm90_plan as plan
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv, round_up
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import bounds, odd_sizes, stages, tiles
 
 
@@ -146,166 +148,237 @@ def choose(problem: Problem, *, any_rows: bool = False) -> Config:
     NotImplementedError: no config is legal; the reason of the last refusal.
 
   Example:
+    >>> from pallas_gemm.problem import Problem
     >>> from pallas_gemm.tuning import model
-    >>> from pallas_gemm.kernels.problem import Problem
     >>> config = model.choose(Problem(
     ...   m=4096, n=4096, k=4096, dtype="bfloat16", out_dtype="bfloat16"))
     >>> config.block_m, config.block_n
     (128, 256)
   """
   fit = stages.for_any_rows if any_rows else stages.suited
-  return sm90_legal.first_legal(candidates(problem, fit), problem)
+  return legal.first_legal(problem, candidates(problem, fit))
 
 
-def candidates(problem: Problem, fit=stages.suited) -> Iterator[Config]:
+def candidates(
+  problem: Problem, fit: Callable[[Plan], Config] = stages.suited
+) -> Iterator[Config]:
   """Configs worth a try, legal or not, that with the least time first."""
   gpu = hardware.current()
-  some = tiles.worth_a_try(problem, gpu)
   at_least = bounds.of(problem, gpu, _FIT)
-  order = bounds.best_first(some, at_least, lambda c: predict(c, problem, gpu))
-  yield from (fit(config, problem, gpu) for config in order)
+
+  def seconds(config: Config) -> float:
+    return predict(Plan(problem, config, gpu))
+
+  some = tiles.worth_a_try(problem, gpu)
+  for config in bounds.best_first(some, at_least, seconds):
+    yield fit(Plan(problem, config, gpu))
 
 
-def predict(
-  config: Config, problem: Problem, gpu: hardware.Gpu | None = None
-) -> float:
+def predict(plan: Plan) -> float:
   """Predicted time of all kernels of a call, in seconds.
 
   Args:
-    config: a config, legal or not.
-    problem: what is computed.
-    gpu: where; None for `hardware.current()`.
+    plan: of a dense product, legal or not.
   """
-  p, cfg, fit = plan.computed(problem, config), config, _FIT
-  gpu = gpu or hardware.current()
-  products, has_c = 2 if p.gated else 1, p.c_dtype is not None
-  bm, bn, bk = cfg.block_m, cfg.block_n * products, cfg.block_k
-  shares = cfg.consumers if cfg.split == "n" else 1
-  size = 4 if cfg.split_k > 1 or p.out_dtype == "float32" else 2
+  p, cfg, fit = plan.problem, plan.config, _FIT
+  odd = odd_sizes.costs(plan)
+  rounds = _rounds(plan)
+  slab = _slab(plan, odd)
+  if rounds * plan.slabs > cfg.stages:
+    # A slab is released when the next one has begun, so the loads of a ring of
+    # two wait for each other.
+    slab = max(slab, (slab + fit.arrival) / (cfg.stages - 1))
+  busy = _busy(plan, rounds, slab)
+  memory = _memory(plan, odd, rounds)
+  time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
+  if cfg.split_k > 1:
+    summed = p.results * plan.products * cfg.split_k * 4 / fit.reduce_rate
+    time += fit.reduce + summed * odd.sums
+  if cfg.tail_columns:
+    columns = cfg.tail_columns * cfg.block_n * plan.products
+    in_parts = p.m * columns * cfg.tail_split_k * 4
+    time = time * fit.even + fit.reduce + in_parts / fit.reduce_rate
+  return (time + odd.copies) * 1e-6
 
-  # A slab, in cycles.
-  rows = min(bm, plan.cdiv(p.m, 8) * 8)  # those that are loaded
+
+def _rounds(plan: Plan) -> int:
+  """Rounds of work tiles, none of them cut for the last wave."""
+  return cdiv(_work_tiles(plan), _clusters(plan))
+
+
+def _clusters(plan: Plan) -> int:
+  """Clusters that find room at a time."""
+  return plan.gpu.sm_count // (plan.config.cluster_m * plan.config.cluster_n)
+
+
+def _work_tiles(plan: Plan) -> int:
+  rows, columns = plan.grid
+  return rows * columns * plan.config.split_k * plan.problem.batch
+
+
+def _is_narrow(plan: Plan) -> bool:
+  """Whether B is read in swizzle atoms of 32 columns."""
+  shares = plan.config.consumers if plan.config.split == "n" else 1
+  return not plan.problem.transpose_b and plan.config.block_n // shares % 64 > 0
+
+
+def _slab(plan: Plan, odd: odd_sizes.Costs) -> float:
+  """Cycles of a slab of K that has arrived."""
+  p, cfg, fit = plan.problem, plan.config, _FIT
+  bm, bn, bk = cfg.block_m, cfg.block_n * plan.products, cfg.block_k
+  narrow = _is_narrow(plan)
   multiply = bm * bn * bk / 2048 * fit.mma
   multiply *= 1 + fit.small * (1 - bm * bn / 2**15)
   multiply *= fit.third if cfg.consumers == 3 else 1
   multiply *= fit.tall if cfg.split == "m" and bm > 64 * cfg.consumers else 1
   multiply *= fit.columns if cfg.split == "n" else 1
   multiply *= fit.swapped if cfg.swap_ab else 1
-  reads = bm // 64 * (64 * bk * shares * products + bn * bk) * 2
-  writes = (rows + bn) * bk * 2
-  shared = (reads + fit.writes * writes) / 128 * fit.shared
-  narrow = not p.transpose_b and cfg.block_n // shares % 64
-  odd = odd_sizes.of(cfg, p)
-  slow_a, slow_b = odd.loads if odd else (1, 1)
-  loads = rows * slow_a / cfg.cluster_n + bn * slow_b / cfg.cluster_m
-  loads *= bk * 2 / fit.l2 * (fit.narrow if narrow else 1)
   multiply *= fit.narrow_mma if narrow else 1
-  slab = max(multiply, shared, loads) + fit.barrier + (odd.short if odd else 0)
+  # wgmma reads A for each share of the columns, B for each 64 rows.
+  shares = cfg.consumers if cfg.split == "n" else 1
+  reads = bm // 64 * (64 * shares * plan.products + bn) * bk
+  rows = min(bm, round_up(p.m, 8))  # those that are loaded
+  writes = (rows + bn) * bk
+  reads, writes = bytes_of(reads, p.dtype), bytes_of(writes, p.dtype)
+  shared = (reads + fit.writes * writes) / 128 * fit.shared
+  slow_a, slow_b = odd.loads
+  loads = rows * slow_a / cfg.cluster_n + bn * slow_b / cfg.cluster_m
+  loads *= bytes_of(bk, p.dtype) / fit.l2 * (fit.narrow if narrow else 1)
+  slab = max(multiply, shared, loads) + fit.barrier + odd.short
   if cfg.consumers == 1:
     slab *= fit.pair_m if cfg.cluster_m > 1 else 1
     slab *= fit.pair_n if cfg.cluster_n > 1 else 1
+  return slab
 
-  # All work tiles, in rounds.
-  cluster = cfg.cluster_m * cfg.cluster_n
-  work_tiles = plan.cdiv(p.m, cfg.block_m * cfg.cluster_m)
-  work_tiles *= (
-    plan.cdiv(p.n, cfg.block_n * cfg.cluster_n) * cfg.split_k * p.batch
-  )
-  rounds = plan.cdiv(work_tiles, gpu.sm_count // cluster)
-  blocks = plan.cdiv(work_tiles, rounds) * cluster
-  slabs = plan.slabs_of_a_work_tile(p, cfg)
-  if rounds * slabs > cfg.stages:
-    # A slab is released when the next one has begun, so the loads of a ring of
-    # two wait for each other.
-    slab = max(slab, (slab + fit.arrival) / (cfg.stages - 1))
-  stores_rows = odd is not None and odd.stores_rows
-  stored = size * plan.outputs(p, cfg)  # bytes for each of the tile's results
-  subtiles = plan.cdiv(cfg.block_n, cfg.epilogue_n) * bm / (cfg.consumers * 64)
-  epilogue = (
-    fit.epilogue
-    + bm * cfg.block_n * stored / fit.store
-    + fit.subtile * subtiles
-  )
-  slower = fit.activation if p.activation else 1
-  slower *= fit.with_c if has_c else 1
-  slower += fit.by_rows - 1 if stores_rows else 0
-  epilogue *= slower
-  if rounds == 1 and cfg.split_k == 1:
-    leaving = p.results * stored / gpu.dram_bytes_per_s * 1e6 / fit.leaving
-    epilogue = max(epilogue, leaving)
-  between = epilogue if stores_rows else fit.hidden * epilogue
-  area = bm * cfg.block_n / 2**15
-  words = stored / 2
-  product = slabs * slab / fit.clock
-  least = (fit.drain * words + fit.applied * bool(p.activation)) * area
-  if p.activation:
-    between = max(between, least - product / 3)
-  if plan.pingpong_consumers(cfg) > 1 and not stores_rows:
-    applied = fit.pingpong_applied * bool(p.activation)
-    between = area * (
-      fit.pingpong * words + applied + fit.pingpong_added * has_c
-    )
-  elif not stores_rows and (at_once := plan.stored_at_once(p, cfg)) < 1:
-    between = fit.packed + fit.applied * area * bool(p.activation)
-    slivers = fit.slivers if cfg.epilogue_n < 32 else 0
-    between += slivers * subtiles / cfg.consumers**2
-    late = fit.drain * area * words - product / (3 if p.activation else 1)
-    at_once *= fit.drain * area * words
-    more = fit.saved if p.save_preactivation else fit.wide
-    between += max(more * area * (words - 1), at_once, late, 0)
-    if has_c and plan.c_in_place(p, cfg):
-      asked = min(subtiles, slabs) * slab / fit.clock
-      between += fit.added * area + max(0, fit.awaited - product + asked)
-    elif has_c:
-      between += max(fit.ahead * area, fit.awaited - product)
+
+def _busy(plan: Plan, rounds: int, slab: float) -> float:
+  """Microseconds in which a block is busy; `slab` cycles each."""
+  cfg, fit = plan.config, _FIT
+  product = plan.slabs * slab / fit.clock
+  epilogue = _epilogue(plan, rounds)
+  area = cfg.block_m * cfg.block_n / 2**15
+  words = _stored_bytes(plan) / 2
+  applied = fit.applied * bool(plan.problem.activation)
+  least = (fit.drain * words + applied) * area
+  between = _between(plan, epilogue, product, slab, least)
   work_tile = product + between
   if rounds > 1:
     work_tile = max(work_tile, least)
-  busy = rounds * work_tile + epilogue - between
-  if cfg.tail_columns:
-    in_parts = p.m * cfg.tail_columns * bn * cfg.tail_split_k * 4
-    longest = _longest(cfg, p, gpu, work_tile, product)
-    busy = longest - between + bm * bn * 4 / fit.store + 2 * epilogue
+  if not cfg.tail_columns:
+    return rounds * work_tile + epilogue - between
+  partial = cfg.block_m * cfg.block_n * plan.products * 4 / fit.store
+  return _longest(plan, work_tile, product) - between + partial + 2 * epilogue
 
-  # Device memory.
-  results, moved = p.results, p.operands * 2
-  if cfg.split_k == 1:
-    moved += results * (stored + size * has_c) * (odd.results if odd else 1)
-  in_flight = cfg.stages * (bm if cfg.swap_ab else bn) * bk * 2
-  memory = moved / min(
-    gpu.dram_bytes_per_s / 1e6 * fit.dram, blocks * in_flight / fit.latency
+
+def _stored_bytes(plan: Plan) -> int:
+  """Bytes that are stored for each of a tile's results."""
+  return bytes_of(plan.outputs, plan.stored_dtype)
+
+
+def _subtiles(plan: Plan) -> float:
+  """Subtiles of a consumer, of which all share out the tile."""
+  cfg = plan.config
+  across = cdiv(cfg.block_n, cfg.epilogue_n)
+  return across * cfg.block_m / (cfg.consumers * 64)
+
+
+def _epilogue(plan: Plan, rounds: int) -> float:
+  """Microseconds until the results of a block's last work tile have left."""
+  p, cfg, fit = plan.problem, plan.config, _FIT
+  stored = _stored_bytes(plan)
+  epilogue = (
+    fit.epilogue
+    + cfg.block_m * cfg.block_n * stored / fit.store
+    + fit.subtile * _subtiles(plan)
   )
-  memory *= fit.narrow_dram if narrow else 1
-  if cfg.swap_ab:
-    batch = p.batch > 1
-    fast = bk == 128 or (batch if bn <= 16 else bm == 256 and not batch)
-    memory *= fit.streams if fast else fit.swapped
-    memory *= 1 + fit.scattered * results * size / moved
-  elif bk == 128 and p.transpose_b and rounds > 2:
-    memory *= fit.deep
-
-  time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
-  if cfg.split_k > 1:
-    summed = results * products * cfg.split_k * 4 / fit.reduce_rate
-    time += fit.reduce + summed * (odd.sums if odd else 1)
-  if cfg.tail_columns:
-    time = time * fit.even + fit.reduce + in_parts / fit.reduce_rate
-  if odd:
-    time += odd.copies
-  return time * 1e-6
+  slower = fit.activation if p.activation else 1
+  slower *= fit.with_c if p.c_dtype else 1
+  slower += fit.by_rows - 1 if plan.by_rows else 0
+  epilogue *= slower
+  if rounds == 1 and cfg.split_k == 1:
+    rate = plan.gpu.dram_bytes_per_s
+    epilogue = max(epilogue, p.results * stored / rate * 1e6 / fit.leaving)
+  return epilogue
 
 
-def _longest(
-  config: Config, problem: Problem, gpu, work_tile, product
+def _between(
+  plan: Plan, epilogue: float, product: float, slab: float, least: float
 ) -> float:
+  """Microseconds of a work tile's epilogue that the next tile does not hide.
+
+  Args:
+    plan: of the work tile.
+    epilogue: of the last one.
+    product: microseconds in which it is multiplied; slab: cycles of a slab.
+    least: microseconds of its results, without anything to hide them.
+  """
+  p, cfg, fit = plan.problem, plan.config, _FIT
+  if plan.by_rows:
+    return max(epilogue, least - product / 3) if p.activation else epilogue
+  has_c = p.c_dtype is not None
+  area = cfg.block_m * cfg.block_n / 2**15
+  words = _stored_bytes(plan) / 2
+  if plan.pingpong > 1:
+    applied = fit.pingpong_applied * bool(p.activation)
+    return area * (fit.pingpong * words + applied + fit.pingpong_added * has_c)
+  at_once = plan.stored_at_once
+  if at_once == 1:
+    hidden = fit.hidden * epilogue
+    return max(hidden, least - product / 3) if p.activation else hidden
+  subtiles = _subtiles(plan)
+  between = fit.packed + fit.applied * area * bool(p.activation)
+  slivers = fit.slivers if cfg.epilogue_n < 32 else 0
+  between += slivers * subtiles / cfg.consumers**2
+  late = fit.drain * area * words - product / (3 if p.activation else 1)
+  at_once *= fit.drain * area * words
+  more = fit.saved if p.save_preactivation else fit.wide
+  between += max(more * area * (words - 1), at_once, late, 0)
+  if has_c and plan.c_in_place:
+    asked = min(subtiles, plan.slabs) * slab / fit.clock
+    between += fit.added * area + max(0, fit.awaited - product + asked)
+  elif has_c:
+    between += max(fit.ahead * area, fit.awaited - product)
+  return between
+
+
+def _longest(plan: Plan, work_tile: float, product: float) -> float:
   """Microseconds of the slowest block; `product` is of a whole `work_tile`."""
-  rows, columns = plan.grid(problem, config)
-  whole = rows * (columns - config.tail_columns)
-  work_tiles = whole + rows * config.tail_columns * config.tail_split_k
+  cfg, sms = plan.config, plan.gpu.sm_count
+  rows, columns = plan.grid
+  whole = rows * (columns - cfg.tail_columns)
+  work_tiles = whole + rows * cfg.tail_columns * cfg.tail_split_k
   times = []
   # Of the blocks with as many whole tiles the first has the most work tiles.
-  for block in {0, whole % gpu.sm_count}:
-    first = plan.cdiv(whole - block, gpu.sm_count)
-    parts = plan.cdiv(work_tiles - block, gpu.sm_count) - first
-    times.append(first * work_tile + parts * product / config.tail_split_k)
+  for block in {0, whole % sms}:
+    first = cdiv(whole - block, sms)
+    parts = cdiv(work_tiles - block, sms) - first
+    times.append(first * work_tile + parts * product / cfg.tail_split_k)
   return max(times)
+
+
+def _memory(plan: Plan, odd: odd_sizes.Costs, rounds: int) -> float:
+  """Microseconds that device memory takes."""
+  p, cfg, fit = plan.problem, plan.config, _FIT
+  bn, bk = cfg.block_n * plan.products, cfg.block_k
+  size = bytes_of(1, plan.stored_dtype)
+  moved = bytes_of(p.operands, p.dtype)
+  if cfg.split_k == 1:
+    added = size if p.c_dtype else 0
+    moved += p.results * (_stored_bytes(plan) + added) * odd.results
+  blocks = cdiv(_work_tiles(plan), rounds) * cfg.cluster_m * cfg.cluster_n
+  streamed = cfg.block_m if cfg.swap_ab else bn
+  in_flight = bytes_of(cfg.stages * streamed * bk, p.dtype)
+  memory = moved / min(
+    plan.gpu.dram_bytes_per_s / 1e6 * fit.dram, blocks * in_flight / fit.latency
+  )
+  memory *= fit.narrow_dram if _is_narrow(plan) else 1
+  if cfg.swap_ab:
+    batch = p.batch > 1
+    fast = bk == 128 or (
+      batch if bn <= 16 else cfg.block_m == 256 and not batch
+    )
+    memory *= fit.streams if fast else fit.swapped
+    memory *= 1 + fit.scattered * p.results * size / moved
+  elif bk == 128 and p.transpose_b and rounds > 2:
+    memory *= fit.deep
+  return memory

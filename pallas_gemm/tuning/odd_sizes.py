@@ -1,14 +1,11 @@
 """What sizes that are no multiples of 64 cost a config; for the cost model."""
 
-import functools
 import math
 from typing import NamedTuple
 
-import jax.numpy as jnp
-
-from pallas_gemm.kernels import sm90_memory
-from pallas_gemm.kernels import sm90_plan as plan
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90 import layout
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
 
 # Fitted to times on an H200, as those of `model`. Microseconds of a copy, and
 # its bytes a microsecond into padded matrices.
@@ -37,7 +34,6 @@ class Costs(NamedTuple):
   Attributes:
     loads: of A and B, as multiples.
     results: device memory's time for results, as a multiple.
-    stores_rows: the result is stored row by row.
     copies: microseconds of the copies into and out of padded matrices.
     short: cycles that a slab takes longer because of short rows.
     sums: to add partial products, as a multiple.
@@ -45,27 +41,43 @@ class Costs(NamedTuple):
 
   loads: tuple[float, float]
   results: float
-  stores_rows: bool
   copies: float
   short: float
   sums: float
 
 
-def of(config: Config, p: Problem) -> Costs | None:
-  """The costs; `p` is the problem that the kernel computes."""
-  return costs(config, p) if p.m % 64 or p.n % 64 or p.k % 64 else None
+NONE = Costs((1.0, 1.0), 1.0, 0.0, 0.0, 1.0)
 
 
-def _slower(columns: int) -> float:
-  """Loads of rows of that many elements of 16 bits, as a multiple."""
-  if columns % 16:
-    return _STRADDLING
-  return _MISALIGNED if columns % 64 else 1.0
+def costs(plan: Plan) -> Costs:
+  """What the sizes of the plan's problem cost it."""
+  p = plan.problem
+  return _costs(plan) if p.m % 64 or p.n % 64 or p.k % 64 else NONE
+
+
+def _costs(plan: Plan) -> Costs:
+  """The costs of sizes of which one is no multiple of 64."""
+  p = plan.problem
+  into, out_of = plan.copied_bytes
+  copies = (len(into) + len(out_of)) * _COPY
+  copies += sum(into) / _COPY_RATE + sum(out_of) / _slice_rate(p)
+  a, b = (layout.bytes_of(row, p.dtype) for _, row in plan.operand_paddings)
+  along = [a] * p.transpose_a + [b] * (not p.transpose_b)
+  short = [_UNEVEN if row % 32 else _SHORT for row in along if row < 128]
+  result = layout.bytes_of(plan.result_shape[1], p.out_dtype)
+  return Costs(
+    loads=(_slower(a), _slower(b)),
+    results=_STRADDLING_RESULTS if result % 32 == 16 else 1.0,
+    copies=copies,
+    short=max(short, default=0.0),
+    sums=_ODD_SUMS if p.results % 2 else 1.0,
+  )
 
 
 def straddles(p: Problem) -> bool:
   """Whether an operand's rows start at odd multiples of 16 bytes."""
-  return any(columns % 16 == 8 for _, columns in sm90_memory.operand_shapes(p))
+  rows = (layout.bytes_of(row, p.dtype) for _, row in layout.operand_shapes(p))
+  return any(row % 32 == 16 for row in rows)
 
 
 def copies_at_least(p: Problem) -> tuple[float, float, float]:
@@ -74,39 +86,30 @@ def copies_at_least(p: Problem) -> tuple[float, float, float]:
   Those of matrices whose rows do not start at multiples of 16 bytes. C and
   results are not copied where K is split, results not if stored by rows.
   """
-  a, b = sm90_memory.operand_shapes(p)
+  a, b = layout.operand_shapes(p)
   operands = [(a, p.batch if p.batched_a else 1)]
   operands += [(b, p.batch if p.batched_b else 1)] * (2 if p.gated else 1)
-  copied = [batch * math.prod(x) for x, batch in operands if x[1] % 8]
-  into = len(copied) * _COPY + 2 * 2 * sum(copied) / _COPY_RATE
+  copied = [
+    layout.bytes_of(batch * math.prod(shape), p.dtype)
+    for shape, batch in operands
+    if layout.bytes_of(shape[1], p.dtype) % 16
+  ]
+  into = len(copied) * _COPY + 2 * sum(copied) / _COPY_RATE
   c, out_of = 0.0, 0.0
-  size = jnp.dtype(p.c_dtype).itemsize if p.c_dtype else 0
-  if p.n * size % 16:
-    c = _COPY + 2 * size * p.results / _COPY_RATE
-  size = jnp.dtype(p.out_dtype).itemsize
-  if p.n * size % 16:
-    rate = _SLICE_RATES[math.gcd(p.results, 4)]
-    out_of = _COPY + 2 * size * p.results / rate
+  if p.c_dtype and layout.bytes_of(p.n, p.c_dtype) % 16:
+    c = _COPY + 2 * layout.bytes_of(p.results, p.c_dtype) / _COPY_RATE
+  if layout.bytes_of(p.n, p.out_dtype) % 16:
+    size = layout.bytes_of(p.results, p.out_dtype)
+    out_of = _COPY + 2 * size / _slice_rate(p)
   return into, c, out_of
 
 
-@functools.lru_cache(maxsize=1024)
-def costs(config: Config, p: Problem) -> Costs:
-  """The costs of sizes of which one is no multiple of 64."""
-  a, b = sm90_memory.operand_shapes(p)
-  padded = sm90_memory.operand_paddings(config, p, a, b)
-  into, out_of = sm90_memory.copied_bytes(config, p)
-  copies = (len(into) + len(out_of)) * _COPY
-  slice_rate = _SLICE_RATES[math.gcd(p.results, 4)]
-  copies += sum(into) / _COPY_RATE + sum(out_of) / slice_rate
-  along = [padded[0][1]] * p.transpose_a + [padded[1][1]] * (not p.transpose_b)
-  short = [_UNEVEN if n % 16 else _SHORT for n in along if n < 64]
-  width = plan.result_shape(p, config)[1] * jnp.dtype(p.out_dtype).itemsize
-  return Costs(
-    loads=(_slower(padded[0][1]), _slower(padded[1][1])),
-    results=_STRADDLING_RESULTS if width % 32 == 16 else 1.0,
-    stores_rows=plan.stores_rows(p, config),
-    copies=copies,
-    short=max(short, default=0.0),
-    sums=_ODD_SUMS if p.results % 2 else 1.0,
-  )
+def _slower(row: int) -> float:
+  """Loads of rows of that many bytes, as a multiple."""
+  if row % 32:
+    return _STRADDLING
+  return _MISALIGNED if row % 128 else 1.0
+
+
+def _slice_rate(p: Problem) -> float:
+  return _SLICE_RATES[math.gcd(p.results, 4)]

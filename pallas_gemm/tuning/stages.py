@@ -17,8 +17,10 @@ import dataclasses
 import functools
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_plan as plan
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv, round_up
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
 
 # Rows up to which a product takes as long as its weights take to arrive.
 _MOST_STREAMED_ROWS = 128
@@ -35,40 +37,31 @@ _EVEN_ANSWER = 2.27e-6
 FEWEST = 4
 
 
-def suited(config: Config, problem: Problem, gpu: hardware.Gpu) -> Config:
-  """The config with as many of its stages as pay.
-
-  Args:
-    config: with as many as find room.
-    problem: what is computed.
-    gpu: where.
-  """
-  p, cfg = plan.computed(problem, config), config
-  work_tiles = plan.work_tiles_of_a_block(p, cfg)
+def suited(plan: Plan) -> Config:
+  """The config with as many of its stages as pay; it has all that find room."""
+  p, cfg, gpu = plan.problem, plan.config, plan.gpu
+  work_tiles, pingpong = plan.work_tiles_of_a_block, plan.pingpong
   if work_tiles is None:
     return cfg
-  pingpong = plan.pingpong_consumers(cfg)
-  slabs = plan.slabs_of_a_work_tile(p, cfg)
-  most = plan.cdiv(work_tiles, pingpong) * pingpong * slabs
+  most = round_up(work_tiles, pingpong) * plan.slabs
   streams = min(p.m, p.n) <= _MOST_STREAMED_ROWS and cfg.split_k == 1
   if streams and cfg.stages < most:
-    if work_tiles == 1 and _waits_unevenly(p, cfg, gpu):
+    if work_tiles == 1 and _waits_unevenly(plan):
       most = min(most, max(FEWEST, round(in_one_answer(p, cfg.block_k, gpu))))
-    elif 2 * _blocks(p, cfg) > gpu.sm_count:
+    elif 2 * _blocks(plan) > gpu.sm_count:
       share = gpu.dram_bytes_per_s * _EVEN_ANSWER / gpu.sm_count
-      most = min(most, max(FEWEST, 1 + round(share / _own_bytes(p, cfg))))
+      most = min(most, max(FEWEST, 1 + round(share / _own_bytes(plan))))
   if pingpong > 1:  # each consumer has room for a work tile
-    most = pingpong * max(plan.cdiv(most, pingpong), slabs)
+    most = pingpong * max(cdiv(most, pingpong), plan.slabs)
   return cfg if cfg.stages <= most else _with_stages(cfg, most)
 
 
-def for_any_rows(config: Config, problem: Problem, gpu: hardware.Gpu) -> Config:
+def for_any_rows(plan: Plan) -> Config:
   """The config without what suits this number of rows alone.
 
   It keeps its stages: another number of rows may have more slabs a block.
   """
-  del problem, gpu
-  return dataclasses.replace(config, cluster_m=1, cluster_n=1)
+  return dataclasses.replace(plan.config, cluster_m=1, cluster_n=1)
 
 
 def in_one_answer(problem: Problem, block_k: int, gpu: hardware.Gpu) -> float:
@@ -77,34 +70,37 @@ def in_one_answer(problem: Problem, block_k: int, gpu: hardware.Gpu) -> float:
   One slab is multiplied meanwhile.
   """
   p = problem
-  slab = (p.m + p.n * (2 if p.gated else 1)) * block_k * 2
-  return 1 + gpu.dram_bytes_per_s * _ANSWER / slab
+  slab = (p.m + p.n * (2 if p.gated else 1)) * block_k
+  return 1 + gpu.dram_bytes_per_s * _ANSWER / bytes_of(slab, p.dtype)
 
 
-def _waits_unevenly(p: Problem, config: Config, gpu: hardware.Gpu) -> bool:
+def _waits_unevenly(plan: Plan) -> bool:
   """Whether more than one answer's slabs would be shared out unevenly."""
-  if p.batch > 1:
+  if plan.problem.batch > 1:
     return False
-  some_share = gpu.sm_count < 2 * _blocks(p, config) < 1.8 * gpu.sm_count
+  sms = plan.gpu.sm_count
+  some_share = sms < 2 * _blocks(plan) < 1.8 * sms
   # Tiles side by side share the weights' slabs in L2.
-  return some_share or min(_tiles(p, config)) > 1
+  return some_share or min(_tiles(plan)) > 1
 
 
-def _own_bytes(p: Problem, config: Config) -> float:
+def _own_bytes(plan: Plan) -> float:
   """Bytes of a slab, less what other blocks ask for at the same time."""
-  rows, columns = _tiles(p, config)
-  a = min(config.block_m, p.m) / (columns * (1 if p.batched_a else p.batch))
-  b = min(config.block_n, p.n) / (rows * (1 if p.batched_b else p.batch))
-  return (a + b * (2 if p.gated else 1)) * config.block_k * 2
+  p, cfg = plan.problem, plan.config
+  rows, columns = _tiles(plan)
+  a = min(cfg.block_m, p.m) / (columns * (1 if p.batched_a else p.batch))
+  b = min(cfg.block_n, p.n) / (rows * (1 if p.batched_b else p.batch))
+  return (a + b * plan.products) * bytes_of(cfg.block_k, p.dtype)
 
 
-def _tiles(p: Problem, config: Config) -> tuple[int, int]:
+def _tiles(plan: Plan) -> tuple[int, int]:
   """Tiles of one matrix along M and N."""
-  return plan.cdiv(p.m, config.block_m), plan.cdiv(p.n, config.block_n)
+  p, cfg = plan.problem, plan.config
+  return cdiv(p.m, cfg.block_m), cdiv(p.n, cfg.block_n)
 
 
-def _blocks(p: Problem, config: Config) -> int:
-  return plan.clusters(p, config) * config.cluster_m * config.cluster_n
+def _blocks(plan: Plan) -> int:
+  return plan.clusters * plan.config.cluster_m * plan.config.cluster_n
 
 
 @functools.cache

@@ -5,9 +5,11 @@ import dataclasses
 import functools
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_legal
-from pallas_gemm.kernels import sm90_plan as plan
-from pallas_gemm.kernels.problem import Config, Problem, Side
+from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv
+from pallas_gemm.kernels.sm90.tiling import WGMMA_COLUMNS
+from pallas_gemm.problem import Problem, Side
 from pallas_gemm.tuning import fitted, odd_sizes, stages
 
 # Tiles that may have C in buffers of its own; slabs with fewer of which it does
@@ -24,34 +26,45 @@ _STRIP = 8
 
 def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
   """Configs for a problem; not all need be legal."""
-  p, sms = problem, gpu.sm_count
-  slabs = plan.cdiv(p.k, 64)
-  suits_deep = _suits_deep_slabs(p, gpu)
+  kind = fitted.kind_of(problem, gpu)
+  if not problem.transpose_a and not legal.may_not_swap(problem):
+    yield from _swapped(problem, kind)
+  if not problem.ragged:
+    yield from _pingpong(problem, kind)
+  yield from _tiles(problem, kind)
+
+
+def _swapped(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
+  """Tiles with swapped operands."""
+  p, sms = problem, kind.gpu.sm_count
+  suits_deep = _suits_deep_slabs(p, kind.gpu)
+  some_heights, heights = _heights(p.m, False), _heights(p.m, True)
+  either = some_heights | heights
+  for config in fitted.swapped(kind):
+    if config.block_n not in either or config.block_m >= 2 * max(p.n, 64):
+      continue
+    rows, columns = cdiv(p.m, config.block_n), cdiv(p.n, config.block_m)
+    tiles = rows * columns * p.batch
+    is_one_round = config.block_m == 64 and tiles <= sms
+    if config.block_n not in (heights if is_one_round else some_heights):
+      continue
+    is_narrow = config.block_m == 64 and config.block_n <= 32
+    deep = suits_deep and is_narrow and rows == 1 and tiles <= sms
+    if (config.block_k == 128) != deep:
+      continue
+    if not _are_too_many(tiles, config, p, sms):
+      yield _in_one_strip(config, rows, columns)
+
+
+def _tiles(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
+  """Tiles whose consumers share them out, and parts of K of these."""
+  p, sms = problem, kind.gpu.sm_count
+  slabs = cdiv(p.k, 64)
+  suits_deep = _suits_deep_slabs(p, kind.gpu)
   deep_in_rounds = _suits_deep_rounds(p)
   straddles = odd_sizes.straddles(p)
-  kind = fitted.kind_of(p)
   # A tile far larger than the matrix is not worth a try.
   most_rows, most_columns = 2 * max(p.m, 64), 2 * max(p.n, 32)
-  if not p.transpose_a and not sm90_legal.may_not_swap(p):
-    some_heights, heights = _heights(p.m, False), _heights(p.m, True)
-    either = some_heights | heights
-    for config in fitted.swapped(kind):
-      if config.block_n not in either or config.block_m >= 2 * max(p.n, 64):
-        continue
-      rows = plan.cdiv(p.m, config.block_n)
-      columns = plan.cdiv(p.n, config.block_m)
-      tiles = rows * columns * p.batch
-      is_one_round = config.block_m == 64 and tiles <= sms
-      if config.block_n not in (heights if is_one_round else some_heights):
-        continue
-      is_narrow = config.block_m == 64 and config.block_n <= 32
-      deep = suits_deep and is_narrow and rows == 1 and tiles <= sms
-      if (config.block_k == 128) != deep:
-        continue
-      if not _are_too_many(tiles, config, p, sms):
-        yield _in_one_strip(config, rows, columns)
-  if not p.ragged:
-    yield from _pingpong(p, slabs, kind, sms)
   for config in fitted.tiles(kind):
     if config.block_m >= most_rows or config.block_n >= most_columns:
       continue
@@ -62,8 +75,7 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
     if (tall or wide) and not p.ragged:
       if not _gains_by_sharing(config, p, straddles):
         continue
-    rows = plan.cdiv(p.m, config.block_m)
-    columns = plan.cdiv(p.n, config.block_n)
+    rows, columns = cdiv(p.m, config.block_m), cdiv(p.n, config.block_n)
     tiles = rows * columns * p.batch
     if _are_too_many(tiles, config, p, sms):
       continue
@@ -102,17 +114,16 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
         yield parts
 
 
-def _pingpong(
-  problem: Problem, slabs: int, kind: fitted.Kind, sms: int
-) -> Iterator[Config]:
+def _pingpong(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
   """Tiles of two consumers that ping-pong, where slabs are few.
 
   One stores while the other multiplies, and neither keeps results that wait.
   """
-  p = problem
+  p, sms = problem, kind.gpu.sm_count
+  slabs = cdiv(p.k, 64)
   for block_m, block_n in fitted.PINGPONG.get(p.out_dtype, ()):
     config = fitted.pingpong(block_m, block_n, slabs, kind)
-    rows, columns = plan.cdiv(p.m, block_m), plan.cdiv(p.n, block_n)
+    rows, columns = cdiv(p.m, block_m), cdiv(p.n, block_n)
     if config is None or rows * columns * p.batch <= sms:
       continue
     if block_m >= 2 * max(p.m, 64) or block_n >= 2 * max(p.n, 32):
@@ -148,17 +159,17 @@ def _with_split_last_wave(
   x 5120 137.5 -> 139.6 (H200).
   """
   p, cfg = problem, config
-  rows, columns = plan.cdiv(p.m, cfg.block_m), plan.cdiv(p.n, cfg.block_n)
+  rows, columns = cdiv(p.m, cfg.block_m), cdiv(p.n, cfg.block_n)
   if rows * columns < sms or cfg.block_m < 128:
     return None
   if p.batch > 1 or p.ragged or p.c_dtype or p.save_preactivation:
     return None
-  split = plan.cdiv(rows * columns % sms, rows)
-  slabs = plan.cdiv(p.k, cfg.block_k)
+  split = cdiv(rows * columns % sms, rows)
+  slabs = cdiv(p.k, cfg.block_k)
   parts = min(sms // (rows * split), slabs // _FEWEST_SLABS) if split else 0
   if parts < 2:
     return None
-  parts = plan.cdiv(slabs, plan.cdiv(slabs, parts))  # none of them is empty
+  parts = cdiv(slabs, cdiv(slabs, parts))  # none of them is empty
   return dataclasses.replace(cfg, tail_columns=split, tail_split_k=parts)
 
 
@@ -184,7 +195,7 @@ def _gains_by_sharing(
   columns = config.block_n * (2 if problem.gated else 1)
   if not problem.transpose_b and columns % 64:
     return True
-  loads = (config.block_m + columns) * 2 / rate
+  loads = bytes_of(config.block_m + columns, problem.dtype) / rate
   return loads > config.block_m * columns / 2048
 
 
@@ -197,10 +208,10 @@ def _suits_cluster(config: Config, problem: Problem) -> bool:
   p, cfg = problem, config
   if cfg.cluster_m > 1:
     hangs_over = p.transpose_b and p.n % cfg.block_n
-    return not hangs_over and plan.cdiv(p.m, cfg.block_m) % cfg.cluster_m == 0
+    return not hangs_over and cdiv(p.m, cfg.block_m) % cfg.cluster_m == 0
   if cfg.cluster_n > 1:
     hangs_over = not p.transpose_a and p.m % cfg.block_m
-    return not hangs_over and plan.cdiv(p.n, cfg.block_n) % cfg.cluster_n == 0
+    return not hangs_over and cdiv(p.n, cfg.block_n) % cfg.cluster_n == 0
   return True
 
 
@@ -215,7 +226,7 @@ def _suits_pairs(
   17.3 (H200).
   """
   p, cfg = problem, config
-  rows = plan.cdiv(p.m, cfg.block_m)
+  rows = cdiv(p.m, cfg.block_m)
   if rows != 2 or cfg.block_m > 64 or cfg.block_n < 128 or p.batch > 1:
     return False
   in_pairs = dataclasses.replace(cfg, cluster_m=2)
@@ -259,7 +270,7 @@ def _heights(m: int, all_of_them: bool) -> frozenset[int]:
   for 256 x 64.
   """
   fewest: dict[int, int] = {}
-  for height in range(plan.WGMMA_COLUMNS, 0, -fitted.ROW_STEP):
-    if height % 64 or m <= plan.WGMMA_COLUMNS or all_of_them:
-      fewest[plan.cdiv(m, height)] = height
+  for height in range(WGMMA_COLUMNS, 0, -fitted.ROW_STEP):
+    if height % 64 or m <= WGMMA_COLUMNS or all_of_them:
+      fewest[cdiv(m, height)] = height
   return frozenset(fewest.values())

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gemm import check, sampling
-from pallas_gemm.kernels import sm90_dense, sm90_ragged
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90 import launch
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.problem import Problem
 
 Arrays = dict[str, jax.Array]
 Results = tuple[jax.Array, ...]
@@ -49,13 +50,14 @@ class Trial:
 
   Attributes:
     case: what is run.
+    operands: by the names that they have in `ops.spec.Operands`.
   """
 
   def __init__(self, case: Case):
     self.case = case
-    self._operands = _operands(case.problem)
+    self.operands = _operands(case.problem)
     self._expected = [
-      (part, self._of(part)) for part in _parts(case.problem, self._operands)
+      (part, self._of(part)) for part in _parts(case.problem, self.operands)
     ]
 
   def compile(self, config: Config) -> Callable[[], Results]:
@@ -65,9 +67,9 @@ class Trial:
       Exception: whatever stops the config from being compiled.
     """
     case = self.case
-    kernel, factors = sm90_ragged.matmul, {}
+    kernel, factors = launch.grouped, {}
     if not case.problem.ragged:
-      kernel = sm90_dense.matmul
+      kernel = launch.dense
       factors = {"alpha": case.alpha, "beta": case.beta}
     run = functools.partial(
       kernel,
@@ -76,8 +78,8 @@ class Trial:
       activation=case.activation,
       **factors,
     )
-    compiled = jax.jit(run).lower(**self._operands).compile()
-    return functools.partial(compiled, **self._operands)
+    compiled = jax.jit(run).lower(**self.operands).compile()
+    return functools.partial(compiled, **self.operands)
 
   def error(self, results: Results) -> str | None:
     """None if the results are right, or what is wrong."""
@@ -99,7 +101,7 @@ class Trial:
   def _of(self, part: sampling.Part) -> tuple[check.Expected, ...]:
     """What a part of each result must be."""
     case, p = self.case, self.case.problem
-    arrays = {k: v for k, v in self._operands.items() if k != "offsets"}
+    arrays = {k: v for k, v in self.operands.items() if k != "offsets"}
     if p.bias == "m":
       arrays["bias"] = arrays["bias"][:, None]
     elif p.bias and p.ragged:

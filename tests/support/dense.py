@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gemm.kernels import sm90_dense
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90 import launch
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.problem import Problem
 from tests.support import products
 
 Arrays = dict[str, jax.Array]
@@ -27,7 +28,7 @@ PLAIN = Epilogue()
 
 
 def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
-  """The arguments of `sm90_dense.matmul`, by name, as they are stored."""
+  """The arguments of `launch.dense`, by name, as they are stored."""
   p = problem
   batch_a = p.batch if p.batched_a else 1
   batch_b = p.batch if p.batched_b else 1
@@ -64,9 +65,7 @@ def run(
   problem: Problem, config: Config, x: Arrays, epilogue: Epilogue = PLAIN
 ) -> tuple[jax.Array, ...]:
   """What the kernel gives."""
-  return sm90_dense.matmul(
-    **x, problem=problem, config=config, **vars(epilogue)
-  )
+  return launch.dense(**x, problem=problem, config=config, **vars(epilogue))
 
 
 def assert_right(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.harness import suites
+from pallas_gemm import hardware
 from pallas_gemm.ladder import contract
 
 SimtConfig = contract.SimtConfig
@@ -45,6 +46,12 @@ def operands(
   return tuple(
     rng.standard_normal(shape, np.float32).astype(dtype) for shape in shapes
   )
+
+
+def assume_sms(monkeypatch, count: int) -> None:
+  """Makes grids those of a GPU with as many SMs, for the rest of a test."""
+  gpu = dataclasses.replace(hardware.current(), sm_count=count)
+  monkeypatch.setattr(hardware, "current", lambda: gpu)
 
 
 def one_shape(rung: contract.Rung) -> suites.Shape:

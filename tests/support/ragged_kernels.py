@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm.kernels import sm90_ragged
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90 import launch
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.problem import Problem
 from tests.support import products
 
 Arrays = dict[str, jax.Array]
@@ -17,7 +18,7 @@ Activation = Callable[[jax.Array], jax.Array] | None
 
 
 def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
-  """The arrays that `sm90_ragged.matmul` takes, by name, offsets left out."""
+  """The arrays that `launch.grouped` takes, by name, offsets left out."""
   p = problem
   if p.ragged == "k":
     found = {"a": ((p.k, p.m), p.dtype), "b": ((p.k, p.n), p.dtype)}
@@ -50,7 +51,7 @@ def run(
   activation: Activation = None,
 ) -> tuple[jax.Array, ...]:
   """What the kernel gives."""
-  return sm90_ragged.matmul(
+  return launch.grouped(
     offsets=jnp.asarray(offsets, jnp.int32),
     problem=problem,
     config=config,

@@ -1,8 +1,8 @@
-"""From accumulators to a result in global memory; see `sm90_body`.
+"""From accumulators to a result in global memory.
 
-`sm90_epilogue` computes results from accumulators, subtile by subtile of 64
-rows. They go through shared memory to TMA (`_store_tile`), row by row where TMA
-can't address them (`_store_rows`), and in copies of 64, 32, ... 1 rows where a
+`epilogue` computes results from accumulators, subtile by subtile of 64 rows.
+They go through shared memory to TMA (`_store_tile`), row by row where TMA can't
+address them (`_store_by_rows`), and in copies of 64, 32, ... 1 rows where a
 group ends inside a tile (`_store_first_rows`). Where operands are swapped a
 subtile is transposed when it is written to shared memory.
 
@@ -15,8 +15,7 @@ gain little: they take longer than a slab. Where registers do not suffice, as
 for float32 or what an activation is applied to, the last subtiles wait that
 find room and the others are stored at once: in float32 8192 x 8192 x 512 135 ->
 124 us, 8192 x 4096 x 1024 110 -> 103. So are all where that is less than half,
-where consumers ping-pong, or where no work tile follows
-(`plan.deferred_subtiles`).
+where consumers ping-pong, or where no work tile follows (`Plan.deferred`).
 
 Every barrier among the threads of a warpgroup is explicit: `commit_smem` and
 `wait_smem_to_gmem` hold one each.
@@ -25,7 +24,7 @@ Every barrier among the threads of a warpgroup is explicit: `commit_smem` and
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax import lax
@@ -34,9 +33,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.kernels import sm90_plan as plan
-from pallas_gemm.kernels import sm90_schedule as schedules
-from pallas_gemm.kernels.sm90_epilogue import Epilogue, Share
+from pallas_gemm.kernels.sm90.block import Block, window
+from pallas_gemm.kernels.sm90.epilogue import Epilogue
+from pallas_gemm.kernels.sm90.schedule import Place, WorkTile, no_place
+from pallas_gemm.kernels.sm90.tiling import DIRECT, WGMMA_ROWS
 
 # Rows that are stored at a time where TMA can't.
 _ROWS_AT_ONCE = 8
@@ -55,55 +55,45 @@ class Pending(NamedTuple):
     subtiles: of each subtile that waits, the results, in their dtype.
   """
 
-  place: schedules.Place
+  place: Place
   subtiles: tuple[tuple[jax.Array, ...], ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Stores(Share):
+@dataclasses.dataclass(frozen=True)
+class Stores:
   """What one consumer does with its accumulators.
 
   Attributes:
+    block: as the consumer sees it.
     epilogue: what follows the product.
-    out_refs: the results in global memory.
-    part_refs: partial sums, over parts of K, likewise.
-    staging: of each result, subtiles in shared memory.
-    partial_staging: a subtile for groups that end inside a tile.
   """
 
+  block: Block
   epilogue: Epilogue
-  out_refs: Any
-  part_refs: Any
-  staging: Any
-  partial_staging: Any = None
 
   @property
   def _waiting(self) -> range:
     """The subtiles that wait until the next work tile is under way."""
-    count = len(self.subtiles)
-    deferred = plan.deferred_subtiles(self.problem, self.config)
-    return range(count - deferred, count)
+    plan, count = self.block.plan, len(self.block.plan.subtiles)
+    return range(count - plan.deferred, count)
 
   @property
   def slabs(self) -> int:
     """The first slabs of a work tile with something beside them: `beside`."""
-    in_place = len(self.subtiles) if self.epilogue.has_c_in_place else 0
-    return len(self._waiting) + in_place
+    plan = self.block.plan
+    return len(self._waiting) + (len(plan.subtiles) if plan.c_in_place else 0)
 
   def nothing(self) -> Pending | None:
     """What is pending before the first work tile; None if nothing ever is."""
     if not self._waiting:
       return None
-    dtype = self.staging[0].dtype
-    result = jnp.zeros((plan.WGMMA_ROWS, self.width), dtype)
+    plan, staging = self.block.plan, self.block.shared.staging
+    result = jnp.zeros((WGMMA_ROWS, plan.subtile_width), staging[0].dtype)
     result = plgpu.layout_cast(result, plgpu.Layout.WGMMA)
-    subtile = (result,) * len(self.staging)
-    nowhere = schedules.nowhere(self.problem)
-    return Pending(nowhere, (subtile,) * len(self._waiting))
+    subtile = (result,) * len(staging)
+    return Pending(no_place(plan), (subtile,) * len(self._waiting))
 
-  def begin(
-    self, work_tile: schedules.WorkTile, pending: Pending | None
-  ) -> None:
+  def begin(self, work_tile: WorkTile, pending: Pending | None) -> None:
     """To be called before a work tile is multiplied."""
     if pending is not None:
       self._store_partial_of(pending)
@@ -112,7 +102,7 @@ class Stores(Share):
     self.epilogue.load_first_c(work_tile)
 
   def beside(
-    self, slab: int, work_tile: schedules.WorkTile, pending: Pending | None
+    self, slab: int, work_tile: WorkTile, pending: Pending | None
   ) -> None:
     """To be called when one of the first `slabs` slabs is under way.
 
@@ -136,7 +126,7 @@ class Stores(Share):
     self.epilogue.load_c(work_tile, slab - waiting)
 
   def finish(
-    self, work_tile: schedules.WorkTile, accumulators: list[jax.Array]
+    self, work_tile: WorkTile, accumulators: list[jax.Array]
   ) -> Pending | None:
     """To be called with a work tile's accumulators; what is pending then."""
     self.epilogue.wait_for_bias()
@@ -145,7 +135,7 @@ class Stores(Share):
       pl.when(work_tile.part >= 0)(
         lambda: self._store_part(work_tile, accumulators)
       )
-    at_once = range(len(self.subtiles) - len(self._waiting))
+    at_once = range(self._waiting.start)
     if at_once and work_tile.part is None:
       self._store(work_tile, results, at_once)
     elif at_once:
@@ -156,12 +146,10 @@ class Stores(Share):
       return None
 
     def rounded(subtile):
-      some = zip(results(subtile), self.staging)
-      return tuple(result.astype(staged.dtype) for result, staged in some)
+      pairs = zip(results(subtile), self.block.shared.staging)
+      return tuple(result.astype(staged.dtype) for result, staged in pairs)
 
-    return Pending(
-      schedules.place(work_tile), tuple(map(rounded, self._waiting))
-    )
+    return Pending(work_tile.place(), tuple(map(rounded, self._waiting)))
 
   def end(self, pending: Pending | None) -> None:
     """To be called after the last work tile."""
@@ -170,25 +158,28 @@ class Stores(Share):
       self._store_tile_of(pending, self._waiting)
     plgpu.wait_smem_to_gmem(0)
 
-  def _store_tile_of(self, pending: Pending, some: range) -> None:
+  def _store_tile_of(self, pending: Pending, subtiles: range) -> None:
     """Stores some subtiles of a whole tile."""
-    work_tile = schedules.placed(pending.place, self.problem, self.config)
-    is_whole = pending.place.is_real(self.problem)
-    if self.problem.ragged == "m":
+    plan = self.block.plan
+    work_tile = pending.place.work_tile(plan)
+    is_whole = pending.place.is_real(plan)
+    if plan.problem.ragged == "m":
       _, is_whole = self._rows_of(work_tile)
 
     @pl.when(is_whole)
     def _():
-      self._store_tile(work_tile, self._results_that_waited(pending), some)
+      results = self._results_that_waited(pending)
+      self._store_tile(work_tile, results, subtiles)
 
   def _store_partial_of(self, pending: Pending) -> None:
     """Stores what of a tile is in its group, if that is not all of it."""
-    if self.problem.ragged != "m":
+    plan = self.block.plan
+    if plan.problem.ragged != "m":
       return
-    work_tile = schedules.placed(pending.place, self.problem, self.config)
+    work_tile = pending.place.work_tile(plan)
     rows, is_whole = self._rows_of(work_tile)
 
-    @pl.when(pending.place.is_real(self.problem) & ~is_whole)
+    @pl.when(pending.place.is_real(plan) & ~is_whole)
     def _():
       results = self._results_that_waited(pending)
       self._store_first_rows(work_tile, results, self._waiting, rows)
@@ -197,82 +188,82 @@ class Stores(Share):
     return lambda subtile: pending.subtiles[subtile - self._waiting.start]
 
   def _store(
-    self, work_tile: schedules.WorkTile, results: _Results, some: range
+    self, work_tile: WorkTile, results: _Results, subtiles: range
   ) -> None:
     """Stores some subtiles of a tile at once."""
-    if plan.stores_rows(self.problem, self.config):
-      for subtile in some:
-        self._store_rows(work_tile, *results(subtile), subtile)
+    if self.block.plan.by_rows:
+      for subtile in subtiles:
+        self._store_by_rows(work_tile, *results(subtile), subtile)
         self.epilogue.load_next_c(work_tile, subtile)
-    elif self.problem.ragged == "m":
+    elif self.block.plan.problem.ragged == "m":
       rows, is_whole = self._rows_of(work_tile)
-      pl.when(is_whole)(lambda: self._store_tile(work_tile, results, some))
+      pl.when(is_whole)(lambda: self._store_tile(work_tile, results, subtiles))
       pl.when(~is_whole)(
-        lambda: self._store_first_rows(work_tile, results, some, rows)
+        lambda: self._store_first_rows(work_tile, results, subtiles, rows)
       )
     else:
-      self._store_tile(work_tile, results, some)
+      self._store_tile(work_tile, results, subtiles)
 
   def _store_part(
-    self, work_tile: schedules.WorkTile, accumulators: list[jax.Array]
+    self, work_tile: WorkTile, accumulators: list[jax.Array]
   ) -> None:
     """Stores the accumulators of a part of K as they are: a partial sum."""
-    first, column = schedules.share_corner(
-      work_tile, self.warpgroup, self.config
-    )
-    column -= plan.last_wave_start(self.problem, self.config)
-    for part_ref, x in zip(self.part_refs, accumulators):
-      for i in range(0, x.shape[0], plan.WGMMA_ROWS):
-        at = pl.ds(first + i, plan.WGMMA_ROWS), pl.ds(column, x.shape[1])
-        subtile = x[i : i + plan.WGMMA_ROWS]
+    first, column = self.block.share_corner(work_tile)
+    column -= self.block.plan.last_wave_start
+    for part_ref, x in zip(self.block.results.parts, accumulators):
+      for i in range(0, x.shape[0], WGMMA_ROWS):
+        at = pl.ds(first + i, WGMMA_ROWS), pl.ds(column, x.shape[1])
+        subtile = x[i : i + WGMMA_ROWS]
         compat.store(part_ref.at[work_tile.part, *at], subtile, optimized=False)
 
-  def _rows_of(self, work_tile: schedules.WorkTile):
+  def _rows_of(self, work_tile: WorkTile):
     """How many rows of a tile are stored, and whether that is simply all."""
-    most, _ = plan.share(self.config)
-    above = self.warpgroup * most if self.config.split == "m" else 0
+    most, _ = self.block.plan.share
+    is_split = self.block.plan.config.split == "m"
+    above = self.block.warpgroup * most if is_split else 0
     rows = jnp.clip(work_tile.rows - above, 0, most)
     return rows, (rows == most) & work_tile.is_group
 
   def _store_tile(
-    self, work_tile: schedules.WorkTile, results: _Results, some: range
+    self, work_tile: WorkTile, results: _Results, subtiles: range
   ) -> None:
     """Stores some subtiles by TMA, and does not wait for them."""
-    warpgroup, subtiles = self.warpgroup, len(self.subtiles)
-    buffers = plan.buffers(self.problem, self.config)
+    block, plan = self.block, self.block.plan
+    count, buffers = len(plan.subtiles), plan.buffers
+    staging, outs = block.shared.staging, block.results.out
     # As many subtiles at a time as leave as many buffers to those before, or
     # all of them: one barrier for each such chunk.
-    chunk = buffers if buffers == subtiles else max(1, buffers // 2)
+    chunk = buffers if buffers == count else max(1, buffers // 2)
     if self.epilogue.has_c:
-      chunk = min(chunk, self.epilogue.c_buffers)
-    for start in range(some.start, some.stop, chunk):
-      now = range(start, min(start + chunk, some.stop))
+      chunk = min(chunk, plan.c_buffers)
+    for start in range(subtiles.start, subtiles.stop, chunk):
+      now = range(start, min(start + chunk, subtiles.stop))
       # These buffers are free once all stores but the newest have left shared
       # memory; for the first chunks those are stores of the work tile before,
       # which may have ended with any buffer.
-      in_turn = start > 0 or subtiles % buffers == 0
-      newest = (buffers - len(now)) * len(self.out_refs) if in_turn else 0
+      in_turn = start > 0 or count % buffers == 0
+      newest = (buffers - len(now)) * len(outs) if in_turn else 0
       plgpu.wait_smem_to_gmem(newest, wait_read_only=True)
       for subtile in now:
-        for staged, result in zip(self.staging, results(subtile)):
-          place = staged.at[warpgroup, subtile % buffers]
-          if self.config.swap_ab:
+        for staged, result in zip(staging, results(subtile)):
+          place = staged.at[block.warpgroup, subtile % buffers]
+          if plan.config.swap_ab:
             place = place.transpose((1, 0))
           place[...] = result.astype(staged.dtype)
       plgpu.commit_smem()
       for subtile in now:
-        for staged, out_ref in zip(self.staging, self.out_refs):
+        for staged, out_ref in zip(staging, outs):
           plgpu.copy_smem_to_gmem(
-            staged.at[warpgroup, subtile % buffers],
-            self.window(out_ref, work_tile, subtile),
+            staged.at[block.warpgroup, subtile % buffers],
+            block.subtile_window(out_ref, work_tile, subtile),
           )
         self.epilogue.load_next_c(work_tile, subtile)
 
   def _store_first_rows(
     self,
-    work_tile: schedules.WorkTile,
+    work_tile: WorkTile,
     results: _Results,
-    some: range,
+    subtiles: range,
     rows: jax.Array,
   ) -> None:
     """Stores the first rows of subtiles: as many as a power of two at a time.
@@ -280,11 +271,14 @@ class Stores(Share):
     Rows of no group are stored as zeros. That a number of rows can be stored
     so is from JAX's `ragged_dot_mgpu`.
     """
-    staged = self.partial_staging.at[self.warpgroup]
-    keep = jnp.broadcast_to(work_tile.is_group, (plan.WGMMA_ROWS, self.width))
-    for subtile in some:
-      here = jnp.clip(rows - self.subtiles[subtile][0], 0, plan.WGMMA_ROWS)
-      for result, out_ref in zip(results(subtile), self.out_refs):
+    block, plan = self.block, self.block.plan
+    staged = block.shared.partial_staging.at[block.warpgroup]
+    keep = jnp.broadcast_to(
+      work_tile.is_group, (WGMMA_ROWS, plan.subtile_width)
+    )
+    for subtile in subtiles:
+      here = jnp.clip(rows - plan.subtiles[subtile][0], 0, WGMMA_ROWS)
+      for result, out_ref in zip(results(subtile), block.results.out):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         # In float32: selecting 16-bit elements spills.
         result = jnp.where(keep, result.astype(jnp.float32), 0.0)
@@ -296,43 +290,45 @@ class Stores(Share):
           @pl.when((here & height) != 0)
           def _(height=height, above=above, out_ref=out_ref, subtile=subtile):
             plgpu.copy_smem_to_gmem(
-              self.partial_staging.at[self.warpgroup, pl.ds(above, height)],
-              self.window(out_ref, work_tile, subtile, above, height),
+              block.shared.partial_staging.at[
+                block.warpgroup, pl.ds(above, height)
+              ],
+              block.subtile_window(out_ref, work_tile, subtile, above, height),
             )
 
-  def _store_rows(
-    self, work_tile: schedules.WorkTile, result: jax.Array, subtile: int
+  def _store_by_rows(
+    self, work_tile: WorkTile, result: jax.Array, subtile: int
   ) -> None:
     """Stores a subtile row by row, a column a thread."""
-    p = self.problem
-    staged = self.staging[0].at[self.warpgroup, 0]
+    block, plan, p = self.block, self.block.plan, self.block.plan.problem
+    staged = block.shared.staging[0].at[block.warpgroup, 0]
     plgpu.commit_smem()  # every thread has read the subtile before
     compat.store(staged, result.astype(staged.dtype), optimized=False)
     plgpu.commit_smem()  # every thread has written this one
-    tile = schedules.share_corner(work_tile, self.warpgroup, self.config)
-    first, column = (x + y for x, y in zip(tile, self.subtiles[subtile]))
-    rows = jnp.clip(p.m - first, 0, plan.WGMMA_ROWS)
-    whole = p.n - p.n % plan.DIRECT
+    share = block.share_corner(work_tile)
+    first, column = (x + y for x, y in zip(share, plan.subtiles[subtile]))
+    rows = jnp.clip(p.m - first, 0, WGMMA_ROWS)
+    whole = p.n - p.n % DIRECT
 
     def store_to(out_ref, column):
       def store_row(row, _):
-        target = (first + row, pl.ds(column, plan.DIRECT))
-        schedules.window(out_ref, work_tile.out, target)[...] = staged[row]
+        target = (first + row, pl.ds(column, DIRECT))
+        window(out_ref, work_tile.out, target)[...] = staged[row]
 
-      def store_some(i, _):
+      def store_rows(i, _):
         for row in range(_ROWS_AT_ONCE):
           store_row(i * _ROWS_AT_ONCE + row, None)
 
-      groups = lax.div(rows, jnp.int32(_ROWS_AT_ONCE))
-      lax.fori_loop(0, groups, store_some, None)
-      lax.fori_loop(groups * _ROWS_AT_ONCE, rows, store_row, None)
+      chunks = lax.div(rows, jnp.int32(_ROWS_AT_ONCE))
+      lax.fori_loop(0, chunks, store_rows, None)
+      lax.fori_loop(chunks * _ROWS_AT_ONCE, rows, store_row, None)
 
     @pl.when(column < whole)
     def _():
-      store_to(self.out_refs[0], column)
+      store_to(block.results.out[0], column)
 
     if whole < p.n:
 
       @pl.when(column == whole)
       def _():
-        store_to(self.out_refs[1], 0)
+        store_to(block.results.out[1], 0)

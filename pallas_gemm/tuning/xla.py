@@ -1,11 +1,14 @@
-"""Which products XLA's own kernels are left to compute."""
+"""Which products XLA's own kernels are expected to compute faster, and why."""
 
 import dataclasses
+from typing import NamedTuple
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels import sm90_memory
-from pallas_gemm.kernels import sm90_plan as plan
-from pallas_gemm.kernels.problem import Config, Problem
+from pallas_gemm.kernels.sm90 import layout
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.layout import cdiv
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import model
 
 # What rows of odd lengths may cost where XLA has a kernel for them. Small
@@ -48,8 +51,20 @@ _VECTOR_LAUNCH, _VECTOR_RATE = 1.5e-6, 0.75
 _WIDE_SLABS, _WIDE_WORK_TILES = range(5, 25), 3
 
 
-def why(config: Config, problem: Problem) -> str | None:
-  """None, or why XLA's own kernel is expected to be faster than this config.
+class Faster(NamedTuple):
+  """XLA's product where it is expected to be faster than the Hopper kernel.
+
+  Attributes:
+    why: the reason, in words; "it" is the kernel.
+    seconds: about how long it takes; None if only the difference is known.
+  """
+
+  why: str
+  seconds: float | None = None
+
+
+def faster(config: Config, problem: Problem, time: float) -> Faster | None:
+  """XLA's product, if it is expected to be faster than this config.
 
   XLA's library reads matrices whose rows start at multiples of 16 bytes as they
   are. If they are not whole swizzle atoms, this kernel copies them into
@@ -65,49 +80,62 @@ def why(config: Config, problem: Problem) -> str | None:
   some more of short rows (312 x 10664 x 32: 4.6 us, this kernel 5.2).
   float32 results of sums neither short nor long take longer to store (4096 x
   4096 x 512: 28.9 us, this kernel 31.2).
+
+  Args:
+    config: of the kernel.
+    problem: what is computed.
+    time: what the config is predicted to take, in seconds.
   """
   p = problem
-  time = model.predict(config, problem)
   if p.m == 1 and p.transpose_b and not p.gated:
     rate = _VECTOR_RATE * hardware.current().dram_bytes_per_s
     matrices = p.batch if p.batched_b else 1
     theirs = _VECTOR_LAUNCH + matrices * p.n * p.k * 2 / rate + _epilogue(p)
     if time > theirs:
-      return (
+      return Faster(
         f"a vector times a matrix stored along K would take {time * 1e6:.1f}"
-        f" us, XLA's reduction about {theirs * 1e6:.1f}"
+        f" us, XLA's reduction about {theirs * 1e6:.1f}",
+        theirs,
       )
   if (theirs := _of_short_rows(p)) and time > _LEAST_GAIN * theirs:
-    return (
+    return Faster(
       f"with rows shorter than 128 bytes it would take {time * 1e6:.1f} us,"
-      f" XLA's kernel about {theirs * 1e6:.1f}"
+      f" XLA's kernel about {theirs * 1e6:.1f}",
+      theirs,
     )
   if p.k <= 64 and p.results <= _FEW_RESULTS and not _has_epilogue(p):
-    return "XLA's kernel starts sooner, and there is one slab to multiply"
+    return Faster(
+      "XLA's kernel starts sooner, and there is one slab to multiply"
+    )
   if _is_one_slab_of_short_rows(p):
-    return "XLA's kernel starts sooner, and rows are shorter than 128 bytes"
+    return Faster(
+      "XLA's kernel starts sooner, and rows are shorter than 128 bytes"
+    )
   if _has_wide_results(p, config):
-    return "float32 results of sums of this length would take longer to store"
-  a, b = sm90_memory.operand_shapes(p)
+    return Faster(
+      "float32 results of sums of this length would take longer to store"
+    )
+  a, b = layout.operand_shapes(p)
   if any(width % 8 for width in (a[1], b[1], p.n)):
     flops = 2.0 * p.batch * p.m * p.n * p.k * (2 if p.gated else 1)
     theirs = _LAUNCH + _PER_K * p.k + flops / _FLOPS_PER_S + _epilogue(p)
     if time <= _LEAST_GAIN * theirs:
       return None
-    return (
+    return Faster(
       "with rows that do not start at multiples of 16 bytes it would take"
-      f" {time * 1e6:.1f} us, XLA's kernel about {theirs * 1e6:.1f}"
+      f" {time * 1e6:.1f} us, XLA's kernel about {theirs * 1e6:.1f}",
+      theirs,
     )
   whole = dataclasses.replace(
     p,
-    m=plan.cdiv(p.m, 64) * 64,
-    n=plan.cdiv(p.n, 64) * 64,
-    k=plan.cdiv(p.k, 64) * 64,
+    m=cdiv(p.m, 64) * 64,
+    n=cdiv(p.n, 64) * 64,
+    k=cdiv(p.k, 64) * 64,
   )
-  least = model.predict(model.choose(whole), whole)
+  least = model.predict(Plan.of(whole, model.choose(whole)))
   if time <= _MOST * least + _MOST_BESIDE + _epilogue(p):
     return None
-  return (
+  return Faster(
     f"with rows that are no multiples of 128 bytes it would take"
     f" {time * 1e6:.1f} us instead of {least * 1e6:.1f}; XLA's kernel reads"
     " them as they are"
@@ -143,8 +171,8 @@ def _has_wide_results(problem: Problem, config: Config) -> bool:
   p = problem
   if p.out_dtype != "float32" or _has_epilogue(p) or p.batch > 1:
     return False
-  work_tiles = plan.work_tiles_of_a_block(plan.computed(p, config), config) or 0
-  return plan.cdiv(p.k, 64) in _WIDE_SLABS and work_tiles >= _WIDE_WORK_TILES
+  work_tiles = Plan.of(p, config).work_tiles_of_a_block or 0
+  return cdiv(p.k, 64) in _WIDE_SLABS and work_tiles >= _WIDE_WORK_TILES
 
 
 def _of_short_rows(problem: Problem) -> float | None:

@@ -1,0 +1,214 @@
+"""What the warpgroups of a block share: arguments, shared memory, the ring.
+
+One of them loads (`producer`), the others multiply and store (`consumer`). The
+loader fills a ring of `stages` slots with slabs of A and B, which consumers
+release once they have read them. Both walk over the same work tiles, and
+neither ever stops for the other between two of them.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_gemm import compat
+from pallas_gemm.kernels.sm90 import groups, schedule
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.kernels.sm90.tiling import WGMMA_ROWS
+
+
+class Operands(NamedTuple):
+  """What a kernel is given: arrays, and in the kernel references to them.
+
+  Attributes:
+    tables: of groups, `groups.schedule_tables`.
+    a: A, of every product of a batch or of all.
+    b: B likewise; of a gated product both.
+    alpha, beta: [1]; None if there is none, or if it is compiled in.
+    bias, c: None if there is none.
+  """
+
+  tables: Any
+  a: Any
+  b: Any
+  alpha: Any = None
+  beta: Any = None
+  bias: Any = None
+  c: Any = None
+
+
+class Results(NamedTuple):
+  """What a kernel writes.
+
+  Attributes:
+    out: the results.
+    parts: of a split last wave, sums over parts of K of each product.
+  """
+
+  out: Any
+  parts: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shared:
+  """Shared memory and barriers of a block; None for what a plan has not.
+
+  Attributes:
+    a_ring: slabs of A, [stages, ...], as they are stored.
+    b_rings: of each B.
+    full, empty: of each slot, what its loads and its readers arrive at.
+    masked: what consumers arrive at when a slab's foreign rows are zeros.
+    staging: of each result, subtiles on their way to global memory.
+    partial_staging: a subtile for groups that end inside a tile.
+    zeros: a subtile for groups that have no rows.
+    bias, bias_loaded: of each consumer, and its barriers.
+    c, c_loaded: subtiles of C, None where they lie in `staging`.
+  """
+
+  a_ring: Any
+  b_rings: Any
+  full: Any
+  empty: Any = None
+  masked: Any = None
+  staging: Any
+  partial_staging: Any = None
+  zeros: Any = None
+  bias: Any = None
+  bias_loaded: Any = None
+  c: Any = None
+  c_loaded: Any = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+  """A block, as one of its warpgroups sees it.
+
+  Attributes:
+    plan: of the kernel.
+    operands, results: in global memory.
+    shared: its shared memory.
+    cluster: the number of its cluster.
+    warpgroup: which of its warpgroups this is; consumers come first.
+  """
+
+  plan: Plan
+  operands: Operands
+  results: Results
+  shared: Shared
+  cluster: jax.Array
+  warpgroup: jax.Array
+
+  @property
+  def _schedule(self) -> schedule.Schedule:
+    if self.plan.problem.ragged is None:
+      return schedule.dense_schedule(self.plan)
+    return groups.grouped_schedule(self.plan, self.operands.tables)
+
+  def for_each_work_tile(self, visit, carry):
+    """carry = visit(work_tile, carry) for the work of this block."""
+    step = self.plan.clusters
+    return self._schedule.for_each(self.cluster, step, visit, carry)
+
+  def for_each_own_work_tile(self, visit, carry):
+    """The same for one of the consumers that ping-pong."""
+    step = self.plan.clusters
+    first = self.cluster + self.warpgroup * step
+    step *= self.plan.pingpong
+    return self._schedule.for_each(first, step, visit, carry)
+
+  def for_each_slab(self, visit, slot, steps):
+    """visit(step, slot, slot before) for a work tile's slabs, from `slot` on.
+
+    Where a work tile is whole laps of the ring, slots are Python numbers and
+    wgmma's descriptors are worked out before the loop: less than half the
+    instructions (rung 12).
+
+    Returns:
+      The slot of the last slab, and that of the next tile's first; None if it
+      is the slot that this tile's first had. (With one work tile a block that
+      is a constant, which Mosaic GPU does not let out of a scope.)
+    """
+    stages = self.plan.config.stages
+    if self.plan.whole_laps:
+
+      def lap(i, _):
+        for s in range(stages):
+          visit(i * stages + s, s, (s - 1) % stages)
+
+      is_known = isinstance(steps, int)
+      laps = steps // stages if is_known else lax.div(steps, stages)
+      lax.fori_loop(0, laps, lap, None)
+      return stages - 1, None
+
+    def iteration(step, slots):
+      before, slot = slots
+      visit(step, slot, before)
+      return slot, self._next_slot(slot)
+
+    return lax.fori_loop(0, steps, iteration, (slot, slot))
+
+  def _next_slot(self, slot):
+    """The next slot of the ring, or of a consumer's part of it.
+
+    By a select, where a remainder would be a division.
+    """
+    stages, pingpong = self.plan.config.stages, self.plan.pingpong
+    if pingpong == 1:
+      return lax.select(slot == stages - 1, jnp.int32(0), slot + 1)
+    following = slot + pingpong
+    wrapped = following - stages
+    return lax.select(wrapped >= 0, wrapped, following)
+
+  def release(self, slot, **when) -> None:
+    """Says that a consumer has read the slot, or that it is empty at first."""
+    if self.shared.empty is not None:
+      plgpu.barrier_arrive(self.shared.empty.at[slot], **when)
+
+  def share_corner(self, work_tile: schedule.WorkTile):
+    """Row and column of the result where this consumer's share starts."""
+    rows, columns = self.plan.share
+    row, column = work_tile.row, work_tile.column
+    if self.plan.config.split == "m":
+      row += self.warpgroup * rows
+    elif self.plan.config.split == "n":
+      column += self.warpgroup * columns
+    return row, column
+
+  def subtile_window(
+    self, ref, work_tile, subtile: int, first=0, rows=WGMMA_ROWS
+  ):
+    """The rows from `first` on of a subtile of this consumer's share.
+
+    Args:
+      ref: a result, or C, in global memory.
+      work_tile: whose.
+      subtile: the number of the subtile.
+      first, rows: which of its rows.
+    """
+    plan = self.plan
+    i, j = self.share_corner(work_tile)
+    i, j = i + plan.subtiles[subtile][0] + first, j + plan.subtiles[subtile][1]
+    if plan.subtiles_overlap:
+      j = compat.anywhere(j)
+    at = (pl.ds(i, rows), pl.ds(j, plan.subtile_width))
+    at = at[::-1] if plan.config.swap_ab else at
+    return window(ref, work_tile.out, at)
+
+
+def window(ref, batch, at):
+  """A window of a matrix, or of one matrix of a batch."""
+  return ref.at[at] if len(ref.shape) == 2 else ref.at[batch, *at]
+
+
+def on_one_warp(visit, number: int = 0) -> None:
+  """Calls `visit` on one warp of a warpgroup, and does not wait for it."""
+
+  @plgpu.warp_map
+  def _(warp):
+    @pl.when(warp == number)
+    def _():
+      visit()

@@ -1,0 +1,225 @@
+"""Groups of rows that have a product each, and where they start on the device.
+
+    out[rows of g] = activation(A[rows of g] @ B[g] + bias[g])     ragged "m"
+    out[g] = A[rows of g].T @ B[rows of g]                         ragged "k"
+
+The first is the forward pass of a mixture of experts, and the derivative by its
+rows; the second the derivative by its weights. Rows of a group are consecutive,
+and where groups start only the device knows. So XLA makes small tables of them
+(`schedule_tables`), from which blocks read what their work tiles
+are (`grouped_schedule`).
+
+**Groups of rows.** Tiles start where groups start, so no tile has rows of two
+groups. The last tile of a group that is larger than a tile ends where the group
+ends, and computes some rows a second time: the same bits are stored twice, and
+nothing is masked. Only a group that is smaller than a tile is stored in part
+(`stores`). Rows that belong to no group are tiles of few slabs, whose
+accumulators are dropped and zeros stored. Tiles of one group follow each other,
+so that blocks which run at a time share its B in the L2.
+
+**Groups along K.** A work tile sums the slabs of its group, from its first row
+on. The last slab may hold rows of the next group as well: the consumers put
+zeros in their place, in A and in B, so a NaN stays in its group. Slabs start at
+any row, so TMA copies a swizzle atom's columns at a time. Results of groups
+without rows are zeros, which a warp of its own stores beside the products.
+
+Sources: MegaBlocks and CUTLASS (grouped GEMM with a schedule on the device).
+"""
+
+import enum
+import math
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from pallas_gemm import compat
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.kernels.sm90.schedule import (
+  NO_SUM,
+  Index,
+  Schedule,
+  WorkTile,
+  corner,
+  snake,
+)
+
+# Times the mean that the largest group along K has, from which half of the
+# blocks start with the small groups. On an H200, of 256 groups the largest 42
+# times: 3484 -> 3185 us; of 8 groups 2.9 times: no gain; even sizes would take
+# 5 % longer.
+_UNEVEN = 4
+
+
+def grouped_schedule(plan: Plan, tables) -> Schedule:
+  """The work tiles of a grouped product.
+
+  Args:
+    plan: of a problem with groups.
+    tables: `schedule_tables`, in global memory.
+  """
+  along_m = plan.problem.ragged == "m"
+  return (_schedule_of_rows if along_m else _schedule_of_slabs)(plan, *tables)
+
+
+def schedule_tables(
+  plan: Plan, offsets: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """What `grouped_schedule` reads.
+
+  Args:
+    plan: of a problem with groups.
+    offsets: int32 [groups + 1]; rows of group g are offsets[g] to offsets[g+1].
+
+  Returns:
+    Of groups of rows [most row tiles, 3], each tile's first row, rows and
+    group, and [1], how many row tiles there are. Rows before the first group
+    and after the last one are of group -1.
+    Of groups along K [groups, 3], first row, row after the last and group,
+    large groups first, and the `Facts`.
+  """
+  along_m = plan.problem.ragged == "m"
+  return (_tables_of_rows if along_m else _tables_of_slabs)(plan, offsets)
+
+
+def _schedule_of_rows(plan: Plan, tiles_ref, count_ref) -> Schedule:
+  """Row tiles in the order of their groups: blocks share a group's B."""
+  cfg, row_tiles = plan.config, count_ref[0]
+  _, columns = plan.grid
+  # What is summed for rows of no group is not stored. Whole laps of the ring,
+  # if those of groups are.
+  least = min(plan.slabs, cfg.stages)
+
+  def read(i: Index):
+    m_tile, _ = snake(i, (row_tiles, columns), cfg)
+    return tuple(tiles_ref[m_tile, field] for field in range(3))
+
+  def work_tile(i: Index, known: tuple[Index, ...]) -> WorkTile:
+    row, rows, group = known
+    _, n_tile = snake(i, (row_tiles, columns), cfg)
+    _, column = corner((0, n_tile), cfg)
+    is_group = group >= 0
+    return WorkTile(
+      row=compat.anywhere(row),
+      column=column,
+      a=0,
+      b=jnp.maximum(group, 0),
+      out=0,
+      start=0,
+      steps=jnp.where(is_group, plan.slabs, least),
+      rows=rows,
+      is_group=is_group,
+    )
+
+  return Schedule(row_tiles * columns, read, work_tile)
+
+
+def _tables_of_rows(
+  plan: Plan, offsets: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  p, height = plan.problem, plan.config.block_m
+  zero, end = jnp.zeros(1, jnp.int32), jnp.full(1, p.m, jnp.int32)
+  bounds = jnp.concatenate([zero, offsets, end])
+  starts, ends = bounds[:-1], bounds[1:]
+  tiles = lax.div(ends - starts + (height - 1), height)
+  # Tiles up to each range of rows. A masked sum, which XLA fuses; a cumulative
+  # sum would be some kernels.
+  before = jnp.tri(len(starts), dtype=jnp.int32)
+  tile_ends = jnp.sum(before * tiles[None, :], axis=1, dtype=jnp.int32)
+  tile = jnp.arange(plan.row_tiles, dtype=jnp.int32)
+  nth = jnp.sum(tile_ends[None, :] <= tile[:, None], axis=1, dtype=jnp.int32)
+  nth = jnp.minimum(nth, len(starts) - 1)
+  start, end = starts[nth], ends[nth]
+  row = start + (tile - (tile_ends - tiles)[nth]) * height
+  row = jnp.maximum(jnp.minimum(row, end - height), start)
+  rows = jnp.minimum(end - row, height)
+  group = jnp.where((nth > 0) & (nth <= p.groups), nth - 1, -1)
+  return jnp.stack([row, rows, group], axis=1), tile_ends[-1:]
+
+
+class Facts(enum.IntEnum):
+  """What the device knows of groups along K.
+
+  Attributes:
+    filled: how many groups have rows; at least one.
+    uneven: whether sizes differ much.
+    spare: whether products take longer than zeros for the other groups.
+  """
+
+  filled = 0
+  uneven = 1
+  spare = 2
+
+
+def _schedule_of_slabs(plan: Plan, groups_ref, facts_ref) -> Schedule:
+  """Tiles within the result of a group first, then the groups that have rows.
+
+  Large groups come first. They keep the tensor cores busy, groups of few rows
+  the memory, which their results have to be written to: where sizes differ
+  much, half of the blocks start with the small ones.
+  """
+  cfg, grid, bk = plan.config, plan.grid, plan.config.block_k
+  tiles = math.prod(grid)
+
+  def read(i: Index):
+    nth = lax.div(i, tiles)
+    return tuple(groups_ref[nth, field] for field in range(3))
+
+  def work_tile(i: Index, known: tuple[Index, ...]) -> WorkTile:
+    start, end, group = known
+    row, column = corner(snake(lax.rem(i, tiles), grid, cfg), cfg)
+    # If no group has rows, the first has a slab of zeros.
+    steps = jnp.maximum(lax.div(end - start + bk - 1, bk), 1)
+    return WorkTile(
+      row=row,
+      column=column,
+      a=0,
+      b=0,
+      out=group,
+      start=compat.anywhere(start),
+      steps=steps,
+      last_rows=end - start - (steps - 1) * bk,
+    )
+
+  work_tiles = tiles * facts_ref[Facts.filled]
+  return Schedule(work_tiles, read, work_tile, facts_ref[Facts.uneven] != 0)
+
+
+def _tables_of_slabs(
+  plan: Plan, offsets: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  p, cfg = plan.problem, plan.config
+  starts, ends = offsets[:-1], offsets[1:]
+  sizes, rows = ends - starts, ends[-1] - starts[0]
+  number = jnp.arange(p.groups, dtype=jnp.int32)
+  # Counting, which XLA fuses; sorting would be kernels of its own.
+  larger = sizes[None, :] > sizes[:, None]
+  same = (sizes[None, :] == sizes[:, None]) & (number < number[:, None])
+  rank = jnp.sum(larger | same, axis=1, dtype=jnp.int32)
+  is_nth = rank[None, :] == number[:, None]
+  order = jnp.sum(is_nth * number, axis=1, dtype=jnp.int32)
+  filled = jnp.maximum(jnp.sum(sizes > 0, dtype=jnp.int32), 1)
+  subtiles = cfg.consumers * len(plan.subtiles)
+  facts = {
+    Facts.filled: filled,
+    Facts.uneven: jnp.max(sizes) > _UNEVEN * lax.div(rows, filled),
+    Facts.spare: rows > cfg.block_k * subtiles * (p.groups - filled),
+  }
+  table = jnp.stack([starts[order], ends[order], order], axis=1)
+  return table, jnp.stack([facts[i].astype(jnp.int32) for i in sorted(facts)])
+
+
+def for_each_tile_of_zeros(plan: Plan, tables, cluster, visit) -> None:
+  """visit(work_tile) for this block's tiles of the groups that have no rows."""
+  cfg, (groups_ref, facts_ref) = plan.config, tables
+  tiles, step = math.prod(plan.grid), plan.clusters
+
+  def iteration(i, _):
+    number = first + i * step
+    group = groups_ref[lax.div(number, tiles), 2]
+    tile = snake(lax.rem(number, tiles), plan.grid, cfg)
+    visit(WorkTile(*corner(tile, cfg), out=group, **NO_SUM))
+
+  first = facts_ref[Facts.filled] * tiles + cluster
+  count = lax.div(tiles * plan.problem.groups + step - 1 - first, step)
+  lax.fori_loop(0, count, iteration, None)

@@ -1,0 +1,356 @@
+"""Products on Hopper: one persistent kernel for every op.
+
+    out = activation(alpha * A @ B + beta * C + bias)              `dense`
+    out = activation(A @ B) * (A @ B2)                             (gated)
+    out[rows of g] = activation(A[rows of g] @ B[g] + bias[g])     `grouped`
+    out[g] = A[rows of g].T @ B[rows of g]                         (along K)
+
+A block has one warp that loads and up to three warpgroups that multiply. The
+loader fills a ring of `stages` slabs by TMA, the consumers feed it to wgmma,
+and both walk over tiles without ever stopping for the other: while consumers
+write a tile, the ring fills with the next one's slabs. Rungs 10-12 of the
+ladder take that apart step by step; what is here beyond them:
+
+* **A tile is written while the next one is multiplied**, subtile by subtile,
+  from registers (`stores`). C and the bias come by TMA while the product runs,
+  and the epilogue is computed in registers, before the only rounding
+  (`epilogue`).
+* **Short products** have no barriers for slots of the ring that nothing is
+  loaded to twice, and no loop where a block has one tile: each barrier takes 45
+  cycles to make ready. 512^3 3.46 -> 3.23 us (H200).
+* **Short sums** take less time than their results take to store. There two
+  consumers ping-pong (`Config.split` "pingpong"), each with whole tiles of its
+  own: one stores while the other multiplies, each with slots of the ring that
+  hold a tile's slabs. 4096 x 2048 x 64: 7.3 -> 6.2 us; 8192 x 4096 x 64 with
+  bias and gelu 37.5 -> 31.2 (H200).
+* **Gated products** keep two accumulators and load two matrices B a slab.
+* **Batches** are the outermost coordinate of the tile order; an operand
+  without a batch dimension is shared.
+* **Swapped operands** (`Config.swap_ab`): the tile's rows, of which wgmma takes
+  64, lie along N, its columns, in steps of 16, along M. The result and C are
+  transposed on their way (stmatrix, ldmatrix). 384 x 5760 x 2880
+  takes 20.3 us with tiles of 96 rows by 192 columns, 24.0 with the best
+  without; 200 x 4096 x 14336 35.0 and 38.8 us (H200).
+* **A partial last wave** of tiles leaves SMs idle. Its tiles, columns of them
+  at the end of N, are cut along K (`Config.tail_split_k`): the last work tiles
+  of the same launch, whose partial sums a second kernel adds in order and puts
+  in place. 768 x 7168 x 18432 (TN): 276 -> 259 us, 2048 x 32000 x 4096: 672 ->
+  657, 500 x 4544 x 18176: 125 -> 115 (H200).
+* **split_k** writes float32 partial sums of parts of K, which XLA adds in a
+  fixed order (and applies the epilogue to): same bits every time, no atomics.
+
+Operands that TMA can't address are copied by XLA into padded ones, each on its
+own (`layout`); the result is sliced. Tiles may hang over every edge: TMA fills
+with zeros and drops stores.
+
+Sources: Osama et al., "Stream-K" (2023; whole tiles first, then those of
+the last wave in parts of K); CUTLASS (warp-specialised persistent kernels,
+ping-pong among them, tile order), DeepGEMM (block_n that is no power of two, to
+cut the last wave), JAX's `hopper_matmul_mgpu` (idiom in Mosaic GPU).
+"""
+
+from collections.abc import Callable, Sequence
+import functools
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_gemm import compat
+from pallas_gemm.kernels import epilogues
+from pallas_gemm.kernels.sm90 import groups, legal
+from pallas_gemm.kernels.sm90.block import Block, Operands, Results, Shared
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.consumer import consume
+from pallas_gemm.kernels.sm90.layout import round_up
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.kernels.sm90.producer import produce
+from pallas_gemm.kernels.sm90.tiling import DIRECT
+from pallas_gemm.problem import Problem
+
+# A function of float32, elementwise.
+Activation = Callable[[jax.Array], jax.Array]
+
+
+def dense(
+  a: jax.Array,
+  b: jax.Array,
+  *,
+  problem: Problem,
+  config: Config,
+  b_up: jax.Array | None = None,
+  bias: jax.Array | None = None,
+  c: jax.Array | None = None,
+  alpha: float | jax.Array = 1.0,
+  beta: float | jax.Array = 1.0,
+  activation: Activation | None = None,
+) -> tuple[jax.Array, ...]:
+  """Computes `problem`, which has no groups, with `config`.
+
+  Args:
+    a: [batch or 1, M, K], stored [.., K, M] if `problem.transpose_a`.
+    b: [batch or 1, K, N], stored [.., N, K] if `problem.transpose_b`.
+    problem: what is computed; must describe the arguments.
+    config: how.
+    b_up: the second B of a gated product.
+    bias: [N] or [M], as `problem.bias` says.
+    c: [batch, M, N].
+    alpha: factor of the product, not of gated ones. A Python number is
+      compiled in; a float32 array of shape () is read when the kernel runs, so
+      that one kernel serves all values.
+    beta: factor of C, likewise. C is read and multiplied whatever the value,
+      so that NaN of C remains where beta is 0.
+    activation: elementwise, applied in float32.
+
+  Returns:
+    The result [batch, M, N] and, if `problem.save_preactivation`, what the
+    activation was applied to (gated: the two products).
+
+  Raises:
+    NotImplementedError: the config is not legal, or the activation contains
+      what a kernel can't compute; the reason.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from pallas_gemm.kernels.sm90 import launch
+    >>> from pallas_gemm.kernels.sm90.config import Config
+    >>> from pallas_gemm.problem import Problem
+    >>> problem = Problem(
+    ...   m=64, n=64, k=8, dtype="bfloat16", out_dtype="float32")
+    >>> config = Config(block_m=64, block_n=64, consumers=1, epilogue_n=32)
+    >>> a = jnp.ones((1, 64, 8), "bfloat16")
+    >>> b = jnp.ones((1, 8, 64), "bfloat16")
+    >>> (out,) = launch.dense(a, b, problem=problem, config=config)
+    >>> out.shape, float(out.max())
+    ((1, 64, 64), 8.0)
+  """
+  plan = _legal_plan(problem, config)
+  if config.swap_ab:
+    a, b = b, a
+  p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
+  operands = Operands(
+    tables=(),
+    a=_matrices(a, a_shape, p.batched_a),
+    b=[_matrices(x, b_shape, p.batched_b) for x in (b, b_up) if x is not None],
+  )
+  epilogue = _epilogue(plan, activation, alpha=alpha, beta=beta)
+  if config.split_k > 1:
+    parts = _launch(plan, operands, _no_epilogue, is_approximate=False)
+    totals = [_sum(x) for x in _dense_results(plan, parts.out)]
+    outs = epilogue(totals, c, _bias_of(totals[0].shape, bias, p))
+    return tuple(x.astype(p.out_dtype) for x in outs)
+  operands = operands._replace(
+    alpha=None if p.gated else _read_factor(alpha),
+    beta=None if p.gated or c is None else _read_factor(beta),
+    bias=bias,
+    c=None if c is None else _matrices(c, plan.c_padding, p.batch > 1),
+  )
+  is_approximate = epilogues.is_approximate(activation, p)
+  results = _launch(plan, operands, epilogue, is_approximate)
+  outs = _dense_results(plan, results.out)
+  if config.tail_columns:
+    outs = [_with_last_wave(plan, *outs, results.parts, bias, epilogue)]
+  return tuple(outs)
+
+
+def grouped(
+  a: jax.Array,
+  b: jax.Array,
+  offsets: jax.Array,
+  *,
+  problem: Problem,
+  config: Config,
+  b_up: jax.Array | None = None,
+  bias: jax.Array | None = None,
+  activation: Activation | None = None,
+) -> tuple[jax.Array, ...]:
+  """Computes `problem`, which has groups, with `config`; see `groups`.
+
+  Args:
+    a: [M, K]; of groups along K stored [K, M].
+    b: [groups, K, N], stored [groups, N, K] if `problem.transpose_b`; of groups
+      along K [K, N].
+    offsets: int32 [groups + 1], nondecreasing, within the rows of `a`: group g
+      is rows offsets[g] to offsets[g + 1].
+    problem: what is computed; must describe the arguments.
+    config: how.
+    b_up: the second B of a gated product.
+    bias: [groups, N].
+    activation: elementwise, applied in float32.
+
+  Returns:
+    The result, [M, N] or [groups, M, N], and, if `problem.save_preactivation`,
+    what the activation was applied to (gated: the two products). Rows that are
+    in no group are zero.
+
+  Raises:
+    NotImplementedError: the config is not legal, or the activation contains
+      what a kernel can't compute; the reason.
+  """
+  plan = _legal_plan(problem, config)
+  p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
+  a = _padded(a, a_shape)
+  b = [_padded(x, b_shape) for x in (b, b_up) if x is not None]
+  operands = Operands(groups.schedule_tables(plan, offsets), a, b)
+  if bias is not None:
+    step = 16 // bias.dtype.itemsize  # of strides that TMA takes
+    shape = bias.shape[0], round_up(bias.shape[1], step)
+    operands = operands._replace(bias=_padded(bias, shape))
+  epilogue = _epilogue(plan, activation)
+  is_approximate = epilogues.is_approximate(activation, p)
+  results = _launch(plan, operands, epilogue, is_approximate)
+  return tuple(x[..., : p.m, : p.n] for x in results.out)
+
+
+def _legal_plan(problem: Problem, config: Config) -> Plan:
+  plan = Plan.of(problem, config)
+  if reason := legal.reason(plan):
+    raise NotImplementedError(reason)
+  return plan
+
+
+def _epilogue(
+  plan: Plan,
+  activation: Activation | None,
+  alpha: float | jax.Array = 1.0,
+  beta: float | jax.Array = 1.0,
+) -> Callable[..., list[jax.Array]]:
+  """The results from accumulators, C and bias."""
+  return functools.partial(
+    epilogues.apply,
+    alpha=alpha,
+    beta=beta,
+    activation=epilogues.fusible(activation, plan.problem),
+    problem=plan.problem,
+  )
+
+
+def _no_epilogue(accumulators, c, bias):
+  del c, bias
+  return accumulators
+
+
+def _read_factor(factor: float | jax.Array) -> jax.Array | None:
+  """What the kernel reads; factors one by one: joining them takes a kernel."""
+  return factor.reshape(1) if isinstance(factor, jax.Array) else None
+
+
+def _matrices(x: jax.Array, shape: tuple[int, int], batched: bool) -> jax.Array:
+  """The batch of matrices, or the one that all products share, padded."""
+  x = _padded(x, shape)
+  return x if batched else x.reshape(x.shape[1:])
+
+
+def _padded(x: jax.Array, shape: tuple[int, int]) -> jax.Array:
+  """The matrix, or matrices, with that many rows and columns."""
+  extra = [want - have for want, have in zip(shape, x.shape[-2:])]
+  if not any(extra):
+    return x
+  return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, size) for size in extra])
+
+
+def _launch(
+  plan: Plan, operands: Operands, epilogue, is_approximate: bool
+) -> Results:
+  """Runs the kernel; the results are of the shapes that it writes."""
+  cfg, name = plan.config, _kernel_name(plan)
+  copies_anywhere = plan.problem.ragged or plan.subtiles_overlap
+  compat.allow_ragged_copies(anywhere=name if copies_anywhere else None)
+  bias_dtype = None if operands.bias is None else operands.bias.dtype
+  (results,) = compat.kernel(
+    functools.partial(_body, plan=plan, epilogue=epilogue),
+    name=name,
+    out_type=[_result_types(plan)],
+    grid=(plan.clusters,),
+    grid_names=("cluster",),
+    cluster=(cfg.cluster_m, cfg.cluster_n),
+    cluster_names=("cluster_m", "cluster_n"),
+    num_threads=cfg.consumers + 1,
+    compiler_params=plgpu.CompilerParams(
+      approx_math=is_approximate,
+      # Mosaic GPU would put a barrier around every store to shared memory;
+      # the kernel has those that are needed.
+      unsafe_no_auto_barriers=True,
+    ),
+    scratch_types=plan.scratch_types(bias_dtype),
+  )(operands)
+  return results
+
+
+def _body(operands: Operands, results: Results, *, plan, epilogue, **shared):
+  """What a block does."""
+  block = Block(
+    plan=plan,
+    operands=operands,
+    results=results,
+    shared=Shared(**shared),
+    cluster=lax.axis_index("cluster"),
+    warpgroup=lax.axis_index("warpgroup"),
+  )
+  consumers = plan.config.consumers
+  pl.when(block.warpgroup == consumers)(lambda: produce(block))
+  pl.when(block.warpgroup < consumers)(lambda: consume(block, epilogue))
+
+
+def _kernel_name(plan: Plan) -> str:
+  p = plan.problem
+  if p.ragged:
+    return f"sm90_ragged_{p.ragged}"
+  name = "sm90_gated" if p.gated else "sm90_dense"
+  return name + ("_overlap" if plan.subtiles_overlap else "")
+
+
+def _result_types(plan: Plan) -> Results:
+  """What the kernel writes: a matrix each, of a batch, of groups, of parts."""
+  p, cfg = plan.problem, plan.config
+  count = p.groups if p.ragged == "k" else p.batch * cfg.split_k
+  lead = (count,) if count > 1 or p.ragged == "k" else ()
+  out = [
+    jax.ShapeDtypeStruct((*lead, *shape), jnp.dtype(plan.stored_dtype))
+    for shape in plan.result_shapes
+  ]
+  rows, columns = plan.grid[0] * cfg.block_m, cfg.tail_columns * cfg.block_n
+  part = jax.ShapeDtypeStruct((cfg.tail_split_k, rows, columns), jnp.float32)
+  return Results(out, [part] * plan.products if cfg.tail_columns else [])
+
+
+def _dense_results(plan: Plan, outs: Sequence[jax.Array]) -> list[jax.Array]:
+  """[batch, M, N] each; of parts of K [parts, batch, M, N]."""
+  p, (m, n), splits = plan.problem, plan.result_shape, plan.config.split_k
+  if plan.by_rows and (rest := p.n % DIRECT):
+    out, last = outs  # its last columns are in an array of their own
+    at = (*(0,) * (out.ndim - 1), p.n - rest)
+    outs = [lax.dynamic_update_slice(out, last[..., :rest], at)]
+  shape = (splits, p.batch, m, n) if splits > 1 else (p.batch, m, n)
+  return [x[..., :m, :n].reshape(shape) for x in outs]
+
+
+def _with_last_wave(
+  plan: Plan, out: jax.Array, parts: Sequence[jax.Array], bias, epilogue
+) -> jax.Array:
+  """The result, with the last columns from the sums over parts of K."""
+  p, start = plan.problem, plan.last_wave_start
+  totals = [_sum(x[:, : p.m, : p.n - start]) for x in parts]
+  if p.bias == "n":
+    bias = bias[start:]
+  (last,) = epilogue(totals, None, _bias_of(totals[0].shape, bias, p))
+  last = last.astype(p.out_dtype)[None]
+  return lax.dynamic_update_slice(out, last, (0, 0, start))
+
+
+def _sum(parts: jax.Array) -> jax.Array:
+  """The sum over the first axis, in order."""
+  total = parts[0]
+  for part in parts[1:]:
+    total = total + part
+  return total
+
+
+def _bias_of(shape: tuple[int, ...], bias, problem: Problem):
+  """The bias of each result, if there is one."""
+  if bias is None:
+    return None
+  bias = bias[:, None] if problem.bias == "m" else bias
+  return jnp.broadcast_to(bias.astype(jnp.float32), shape)

@@ -1,0 +1,134 @@
+"""How matrices lie in global memory so that the Hopper kernels can use them.
+
+TMA wants row strides that are multiples of 16 bytes, Mosaic GPU whole swizzle
+atoms. Matrices for which that does not hold are padded.
+"""
+
+import functools
+import math
+
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.problem import Problem, bits
+
+# A swizzle atom: 8 rows of 128 bytes.
+ATOM_ROWS, ATOM_BYTES = 8, 128
+# What TMA wants row strides to be multiples of, and what it reads fast.
+_STRIDE_BYTES, _SHORT_BYTES, _FAST_BYTES = 16, 32, 128
+
+Shape = tuple[int, int]
+
+
+def bytes_of(elements: int, dtype: str) -> int:
+  return elements * bits(dtype) // 8
+
+
+def elements_in(size: int, dtype: str) -> int:
+  return size * 8 // bits(dtype)
+
+
+def cdiv(a: int, b: int) -> int:
+  return -(-a // b)
+
+
+def round_up(size: int, step: int) -> int:
+  return cdiv(size, step) * step
+
+
+def atom_columns(columns: int, dtype: str) -> int:
+  """Columns of a swizzle atom: 128 bytes, or all there are."""
+  return min(elements_in(ATOM_BYTES, dtype), columns)
+
+
+def operand_shapes(problem: Problem) -> tuple[Shape, Shape]:
+  """Rows and columns of A and B in memory."""
+  p = problem
+  a = (p.k, p.m) if p.transpose_a else (p.m, p.k)
+  b = (p.n, p.k) if p.transpose_b else (p.k, p.n)
+  return a, b
+
+
+@functools.lru_cache(maxsize=1024)
+def padding(shape: Shape, columns: int, box_columns: int, dtype: str) -> Shape:
+  """Rows and columns of a stored matrix once TMA can address it.
+
+  Args:
+    shape: rows and columns of the matrix.
+    columns: most columns that a swizzle atom may have.
+    box_columns: columns of a copy.
+    dtype: of the elements.
+  """
+  rows, width = shape
+  step = elements_in(_STRIDE_BYTES, dtype)
+  columns = atom_columns(columns, dtype)
+  if box_columns != columns:  # see compat.allow_ragged_copies
+    rows = rows if rows <= ATOM_ROWS else round_up(rows, ATOM_ROWS)
+    step = columns if width > columns else step
+  return rows, round_up(width, step)
+
+
+def operand_paddings(
+  problem: Problem, config: Config, columns: int
+) -> tuple[Shape, Shape]:
+  """Rows and columns of A and B, as stored, once TMA can address them fast.
+
+  Args:
+    problem: what is computed.
+    config: how.
+    columns: of the swizzle atoms of both.
+  """
+  p, cfg = problem, config
+  boxes = (
+    cfg.block_m if p.transpose_a else cfg.block_k,
+    cfg.block_k if p.transpose_b else cfg.block_n,
+  )
+  a, b = (
+    _aligned(shape, padding(shape, columns, box, p.dtype), p.dtype)
+    for shape, box in zip(operand_shapes(p), boxes)
+  )
+  if p.ragged == "k":  # copies start, and end, at any row
+    return (p.k, a[1]), (p.k, b[1])
+  return a, b
+
+
+def _aligned(shape: Shape, padded: Shape, dtype: str) -> Shape:
+  """The padded rows and columns, with rows that TMA reads fast.
+
+  Those of a matrix that is copied anyway start at multiples of 128 bytes; short
+  ones of 32. At odd multiples of 16 they take TMA three times as long
+  (`odd_sizes`).
+  """
+  rows, columns = padded
+  if columns == shape[-1]:
+    return padded
+  fast = elements_in(_FAST_BYTES, dtype)
+  step = fast if columns > fast else elements_in(_SHORT_BYTES, dtype)
+  return rows, round_up(columns, step)
+
+
+def result_padding(shape: Shape, width: int, block: int, dtype: str) -> Shape:
+  """Rows and columns of a result, as stored, that TMA can address.
+
+  Args:
+    shape: rows and columns of the result.
+    width: columns of a store.
+    block: columns of a block's tile.
+    dtype: of the result.
+  """
+  rows, columns = padding(shape, width, width, dtype)
+  atom = atom_columns(width, dtype)
+  if columns <= atom < block:
+    # Of a matrix that is one swizzle atom wide, Mosaic GPU drops the column
+    # index of a store that is one atom wide: what lies past the edge would land
+    # in column 0 instead of nowhere.
+    columns = 2 * atom
+  return rows, columns
+
+
+def copied_bytes(shape: Shape, padded: Shape, count: int, dtype: str) -> int:
+  """Bytes read and written to copy matrices into, or out of, padded ones.
+
+  None where they are not padded.
+  """
+  if shape == padded:
+    return 0
+  return bytes_of(count * (math.prod(shape) + math.prod(padded)), dtype)

@@ -1,0 +1,277 @@
+"""Which plans the Hopper kernels can run; why they can't run others."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from jax import lax
+
+from pallas_gemm import hardware
+from pallas_gemm.kernels.sm90 import layout, tiling
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.layout import ATOM_BYTES, ATOM_ROWS, cdiv
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
+
+DTYPES = ("bfloat16", "float16")
+# A thread has at most 255 registers: 160 accumulators leave room for all else,
+# 192 spill.
+_ACCUMULATORS = {1: 160, 2: 160, 3: 96}
+
+_PRESETS = lax.DotAlgorithmPreset
+_ARITHMETIC = {
+  "bfloat16": _PRESETS.BF16_BF16_F32,
+  "float16": _PRESETS.F16_F16_F32,
+}
+
+
+def reason(plan: Plan) -> str | None:
+  """None, or why the plan can't be run.
+
+  Example:
+    >>> from pallas_gemm.kernels.sm90 import legal
+    >>> from pallas_gemm.kernels.sm90.config import Config
+    >>> from pallas_gemm.kernels.sm90.plan import Plan
+    >>> from pallas_gemm.problem import Problem
+    >>> problem = Problem(
+    ...   m=4096, n=4096, k=4096, dtype="bfloat16", out_dtype="bfloat16")
+    >>> legal.reason(Plan.of(problem, Config(epilogue_buffers=0)))
+    'epilogue_buffers must be at least 1, got 0'
+  """
+  p = plan.problem
+  return (  # in this order: a rule may rely on those before it
+    wrong_gpu(plan.gpu)
+    or _swap_reason(plan)
+    or refuses(p.dtype, p.dtype, p.out_dtype)
+    or _tile_reason(plan)
+    or _subtiles_reason(plan)
+    or _cluster_reason(plan)
+    or _groups_reason(plan)
+    or _split_reason(plan)
+    or _pingpong_reason(plan)
+    or _memory_reason(plan)
+  )
+
+
+def first_legal(problem: Problem, configs: Iterable[Config]) -> Config:
+  """The first of some configs that can run the problem.
+
+  Raises:
+    NotImplementedError: none can; the reason of the last refusal.
+  """
+  refusal: str | None = "no candidate"
+  for config in configs:
+    refusal = reason(Plan.of(problem, config))
+    if refusal is None:
+      return config
+  raise NotImplementedError(refusal)
+
+
+def refuses(a: str, b: str, out: str, precision: Any = None) -> str | None:
+  """None, or why no product of these dtypes is run, whatever its sizes.
+
+  Args:
+    a, b: names of the operands' dtypes.
+    out: of the result's.
+    precision: as of `lax.dot_general`; all of `lax.Precision` is the same
+      arithmetic on 16-bit operands.
+  """
+  if a != b:
+    return f"operands must have one dtype, got {a} and {b}"
+  if a not in DTYPES:
+    return f"operands must be {' or '.join(DTYPES)}, got {a}"
+  if out not in (*DTYPES, "float32"):
+    return f"out_dtype must be 16-bit float or float32, got {out}"
+  if isinstance(precision, _PRESETS | lax.DotAlgorithm):
+    if precision not in (_ARITHMETIC[a], _PRESETS.DEFAULT):
+      return f"multiplies {a} and adds in float32, got precision {precision}"
+  return None
+
+
+def wrong_gpu(gpu: hardware.Gpu | None = None) -> str | None:
+  """None, or why nothing is run on a GPU; on that of a trace made now."""
+  gpu = gpu or hardware.current()
+  if gpu.compute_capability == (9, 0):
+    return None
+  has = ".".join(map(str, gpu.compute_capability))
+  return f"needs a GPU of compute capability 9.0, the {gpu.name} has {has}"
+
+
+def may_not_swap(problem: Problem) -> str | None:
+  """None, or why no config that swaps operands can run the problem."""
+  p = problem
+  if p.ragged or p.gated:
+    return "swap_ab takes no groups and no gated product"
+  if "float32" in (p.out_dtype, p.c_dtype):
+    return "swap_ab has results and C of 16 bits, got float32"
+  return None
+
+
+def _swap_reason(plan: Plan) -> str | None:
+  if not plan.config.swap_ab:
+    return None
+  found = may_not_swap(plan.given)
+  if found is None and plan.config.split_k != 1:
+    return f"swap_ab has no split_k, got {plan.config.split_k}"
+  return found
+
+
+def _tile_reason(plan: Plan) -> str | None:
+  cfg = plan.config
+  if cfg.block_k not in (64, 128):
+    return f"block_k must be 64 or 128, got {cfg.block_k}"
+  splits = ("m", "n", "pingpong")
+  if cfg.consumers not in tiling.REGISTERS or cfg.split not in splits:
+    return (
+      "consumers must be 1, 2 or 3 and split m, n or pingpong, got"
+      f" {cfg.consumers} and {cfg.split!r}"
+    )
+  divided = {"m": cfg.block_m, "n": cfg.block_n}.get(cfg.split, 0)
+  rows, columns = plan.share
+  step = 8 if plan.problem.transpose_b else 32
+  if min(rows, columns) < 1 or divided % cfg.consumers:
+    return f"consumers must divide the tile, got {cfg}"
+  if rows % tiling.WGMMA_ROWS or columns % step:
+    return (
+      f"a consumer's share must be multiples of {tiling.WGMMA_ROWS} rows and"
+      f" {step} columns, got {rows}x{columns}"
+    )
+  most = tiling.THREADS * _ACCUMULATORS[cfg.consumers]
+  accumulators = rows * columns * plan.products
+  if columns > tiling.WGMMA_COLUMNS or accumulators > most:
+    return (
+      f"a consumer's share must have at most {tiling.WGMMA_COLUMNS} columns and"
+      f" {most} accumulators, got {rows}x{columns}"
+      + (" twice" if plan.products == 2 else "")
+    )
+  return None
+
+
+def _subtiles_reason(plan: Plan) -> str | None:
+  width, (_, columns) = plan.config.epilogue_n, plan.share
+  dtypes = filter(None, (plan.stored_dtype, plan.problem.c_dtype))
+  is_one_atom = max(layout.bytes_of(width, x) for x in dtypes) <= ATOM_BYTES
+  if width < 16 or width > columns or (columns % width and not is_one_atom):
+    # Subtiles that overlap start anywhere, see `compat.allow_ragged_copies`.
+    return (
+      f"epilogue_n must divide {columns}, or be less and {ATOM_BYTES}"
+      f" bytes of results and of C or less, got {width}"
+    )
+  if width not in (16, 32) and width % 64:
+    return f"epilogue_n must be 16, 32 or a multiple of 64, got {width}"
+  return None
+
+
+def _cluster_reason(plan: Plan) -> str | None:
+  p, cfg = plan.problem, plan.config
+  cluster = (cfg.cluster_m, cfg.cluster_n)
+  if cluster not in ((1, 1), (2, 1), (1, 2)):
+    # More blocks leave SMs of a GPC idle: 2 x 2 ran at 0.6x (rung 12).
+    return f"a cluster must be 1x1, 2x1 or 1x2, got {cluster[0]}x{cluster[1]}"
+  if max(cluster) > plan.gpu.sm_count:
+    return f"the GPU has too few SMs for a cluster of {max(cluster)}"
+  # Each block loads its share of the rows of a tile as it is stored.
+  rows_a = cfg.block_k if p.transpose_a else cfg.block_m
+  rows_b = cfg.block_n if p.transpose_b else cfg.block_k
+  for name, rows in (("cluster_n", rows_a), ("cluster_m", rows_b)):
+    if rows % (getattr(cfg, name) * ATOM_ROWS):
+      return f"{name} does not divide a stored tile of {rows} rows"
+  return None
+
+
+def _groups_reason(plan: Plan) -> str | None:
+  p, cfg = plan.problem, plan.config
+  if p.ragged and cfg.split_k != 1:
+    return f"a grouped product has no split_k, got {cfg.split_k}"
+  if p.ragged == "k" and plan.subtiles_overlap:
+    # Zeros of groups without rows are stored in subtiles side by side.
+    return (
+      f"epilogue_n must divide {plan.share[1]} for groups along K, got"
+      f" {cfg.epilogue_n}"
+    )
+  return _groups_of_rows_reason(plan) if p.ragged == "m" else None
+
+
+def _groups_of_rows_reason(plan: Plan) -> str | None:
+  p, cfg = plan.problem, plan.config
+  if cfg.cluster_m != 1:
+    # The next row tile may be another group's, and so need another B.
+    return f"cluster_m must be 1 for groups of rows, got {cfg.cluster_m}"
+  # Groups start at any row. TMA reaches that in copies that are one swizzle
+  # atom wide alone (see `compat.allow_ragged_copies`).
+  atom = layout.elements_in(ATOM_BYTES, p.dtype)
+  if cfg.block_k != atom:
+    return f"block_k must be {atom} for groups of rows, got {cfg.block_k}"
+  if plan.operand_columns != atom:
+    return (
+      f"a consumer's columns must be a multiple of {atom} for groups of rows"
+      f" where B is stored [K, N], got {plan.share[1]}"
+    )
+  width = layout.elements_in(ATOM_BYTES, p.out_dtype)
+  if cfg.epilogue_n != width:
+    return (
+      f"epilogue_n must be {width} for groups of rows of {p.out_dtype}, got"
+      f" {cfg.epilogue_n}"
+    )
+  return None
+
+
+def _split_reason(plan: Plan) -> str | None:
+  p, cfg = plan.problem, plan.config
+  slabs = cdiv(p.k, cfg.block_k)
+  if not 1 <= cfg.split_k <= slabs:
+    return f"split_k must be in 1..{slabs}, got {cfg.split_k}"
+  columns, parts = cfg.tail_columns, cfg.tail_split_k
+  if columns == 0 and parts == 1:
+    return None
+  clustered = cfg.cluster_m * cfg.cluster_n > 1
+  if clustered or cfg.split_k > 1 or cfg.swap_ab:
+    return "a split last wave has no cluster, no split_k and no swap_ab"
+  most = plan.grid[1] - 1
+  if not 1 <= columns <= most:
+    return f"tail_columns must be in 1..{most}, got {columns}"
+  if parts < 2 or (parts - 1) * cdiv(slabs, parts) >= slabs:
+    return f"tail_split_k does not cut {slabs} slabs of K in parts, got {parts}"
+  if p.ragged or p.batch > 1 or p.c_dtype or p.save_preactivation:
+    return (
+      "a split last wave has no groups, no batch, no C and no pre-activation"
+    )
+  if plan.by_rows:
+    return "a split last wave needs results that TMA stores"
+  return None
+
+
+def _pingpong_reason(plan: Plan) -> str | None:
+  cfg = plan.config
+  if cfg.split != "pingpong":
+    return None
+  if plan.problem.ragged == "k":  # which take work tiles up from both ends
+    return "pingpong takes no groups along K"
+  if cfg.split_k > 1 or cfg.tail_columns:
+    return "pingpong takes no split_k and no split of the last wave"
+  if cfg.consumers < 2 or cfg.stages % cfg.consumers:
+    return (
+      "with pingpong stages must be a multiple of the consumers, at least two,"
+      f" got {cfg.stages} and {cfg.consumers}"
+    )
+  # Each consumer has slots of its own. Where they do not hold a work tile, one
+  # is loaded no faster than it is multiplied, and the other consumer waits:
+  # 8192 x 4096 x 1024 with C 103 -> 130 us (H200).
+  fewest = cfg.consumers * plan.slabs
+  if cfg.stages < fewest:
+    return f"with pingpong stages must be {fewest} or more, got {cfg.stages}"
+  return None
+
+
+def _memory_reason(plan: Plan) -> str | None:
+  cfg = plan.config
+  if cfg.epilogue_buffers < 1:
+    return f"epilogue_buffers must be at least 1, got {cfg.epilogue_buffers}"
+  fewest = 2 if plan.refills else 1
+  if cfg.stages < fewest:
+    return f"stages must be at least {fewest}, got {cfg.stages}"
+  if cfg.raster < 1 or cfg.raster_dim not in ("m", "n"):
+    return f"raster must be positive, raster_dim m or n, got {cfg}"
+  need, room = plan.shared_bytes, plan.gpu.shared_bytes_per_block
+  if need > room:
+    return f"tiles need {need} bytes of shared memory, a block has {room}"
+  return None

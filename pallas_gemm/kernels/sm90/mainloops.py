@@ -1,0 +1,111 @@
+"""How a consumer multiplies a slab of A and B: one class a kind of operands.
+
+A main loop says what the consumer accumulates in and which wgmmas a slab is.
+The loop itself, with its waits and releases and what goes on beside it, is the
+consumer's, and the same for all. So another kind of operands, say of 8 bits or
+scaled ones, is a class here and what `Plan` has to know of it.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+from typing import Any, Protocol
+
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_gemm.kernels.sm90.block import Block
+
+
+class Mainloop(Protocol):
+  """The multiplication of a consumer's share of one slab."""
+
+  @property
+  def in_flight(self) -> int:
+    """wgmmas of a slab. They run on while the slab before is released."""
+
+  def accumulators(self) -> list[Any]:
+    """Types of what is allocated for the scope of a work tile."""
+
+  def issue(self, accumulators: Sequence[Any], slot) -> None:
+    """Starts the wgmmas of the slab in that slot, and does not wait for any.
+
+    The slab has arrived. What of it is read into registers must be read when
+    this returns; wgmma may go on reading it.
+    """
+
+  def mask(self, slot, rows) -> None:
+    """Puts zeros for the rows of K from `rows` on in the slab in that slot.
+
+    By all consumers together, after it has arrived.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class FromShared:
+  """A and each B from shared memory; an accumulator for each B.
+
+  wgmma reads 16-bit operands along either dimension, so all of NN, NT, TN and
+  TT are read as they are stored: a tile that is not stored the way wgmma names
+  it is handed over through a transposed reference.
+  """
+
+  block: Block
+
+  @property
+  def in_flight(self) -> int:
+    return len(self.block.shared.b_rings)
+
+  def accumulators(self) -> list[Any]:
+    accumulator = plgpu.ACC(self.block.plan.share, jnp.float32)
+    return [accumulator] * self.in_flight
+
+  def issue(self, accumulators: Sequence[Any], slot) -> None:
+    shared = self.block.shared
+    a = self._a(shared.a_ring.at[slot])
+    for accumulator, b_ring in zip(accumulators, shared.b_rings):
+      plgpu.wgmma(accumulator, a, self._b(b_ring.at[slot]))
+
+  def mask(self, slot, rows) -> None:
+    block, shared = self.block, self.block.shared
+    consumers, width = block.plan.config.consumers, block.plan.operand_columns
+    atoms = [
+      ring.at[slot, :, pl.ds(i, width)]
+      for ring in (shared.a_ring, *shared.b_rings)
+      for i in range(0, ring.shape[-1], width)
+    ]
+    for i, atom in enumerate(atoms):
+      pl.when(block.warpgroup == i % consumers)(
+        functools.partial(_zero_rows_from, atom, rows)
+      )
+    plgpu.commit_smem()
+    plgpu.barrier_arrive(shared.masked)
+    plgpu.barrier_wait(shared.masked)
+
+  def _a(self, tile):
+    """The rows of A's tile that a consumer multiplies, as [rows, block_k]."""
+    plan, (rows, _) = self.block.plan, self.block.plan.share
+    nth = self.block.warpgroup if plan.config.split == "m" else 0
+    window = pl.ds(nth * rows, rows)
+    if plan.problem.transpose_a:
+      return tile.at[:, window].transpose((1, 0))
+    return tile.at[window, :]
+
+  def _b(self, tile):
+    """The columns of B's tile that a consumer multiplies."""
+    plan, (_, columns) = self.block.plan, self.block.plan.share
+    nth = self.block.warpgroup if plan.config.split == "n" else 0
+    window = pl.ds(nth * columns, columns)
+    if plan.problem.transpose_b:
+      return tile.at[window, :].transpose((1, 0))
+    return tile.at[:, window]
+
+
+def _zero_rows_from(tile, first) -> None:
+  # In float32: selecting 16-bit elements spills.
+  values = tile[...].astype(jnp.float32)
+  row = plgpu.broadcasted_iota(
+    jnp.int32, values.shape, 0, layout=plgpu.Layout.WGMMA
+  )
+  tile[...] = jnp.where(row < first, values, 0.0).astype(tile.dtype)

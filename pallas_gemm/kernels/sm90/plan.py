@@ -1,0 +1,307 @@
+"""Everything that follows from a problem and a config, said once.
+
+A `Plan` is arithmetic: how the problem is cut up (`tiling`) and, here, what the
+kernel has in shared and in global memory. The kernel, the rules on configs
+(`legal`) and the cost model read it.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_gemm import hardware
+from pallas_gemm.kernels.sm90 import layout
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, Shape, round_up
+from pallas_gemm.kernels.sm90.tiling import DIRECT, WGMMA_ROWS, Tiling
+from pallas_gemm.problem import Problem
+
+# Barriers and the alignment of what lies in shared memory.
+_SHARED_SLACK = 1024
+
+
+class Buffer(NamedTuple):
+  """What lies in shared memory under one name.
+
+  Attributes:
+    name: by which the kernel knows it.
+    shape, dtype: of each buffer.
+    swizzle: bytes of a swizzled row; 0 for plain rows.
+    count: buffers; None for one that is no list.
+  """
+
+  name: str
+  shape: tuple[int, ...]
+  dtype: str
+  swizzle: int = 0
+  count: int | None = None
+
+
+class Barrier(NamedTuple):
+  """Barriers of a block, or of its cluster.
+
+  Attributes:
+    name: by which the kernel knows them.
+    arrivals: that complete a phase of one.
+    count: how many there are.
+    over: the cluster's axes whose blocks arrive too.
+  """
+
+  name: str
+  arrivals: int
+  count: int
+  over: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(eq=False)
+class Plan(Tiling):
+  """A tiling and what the kernel has in memory.
+
+  `Plan.of` looks up one that exists; `Plan` makes one, which is faster where
+  dozens are weighed once.
+
+  Where a config swaps operands, all of it is of the transposed `problem`.
+
+  Example:
+    >>> from pallas_gemm.kernels.sm90.config import Config
+    >>> from pallas_gemm.kernels.sm90.plan import Plan
+    >>> from pallas_gemm.problem import Problem
+    >>> problem = Problem(
+    ...   m=4096, n=4096, k=4096, dtype="bfloat16", out_dtype="bfloat16")
+    >>> plan = Plan.of(problem, Config(block_m=128, block_n=256, stages=4))
+    >>> plan.grid, plan.share, plan.slabs
+    ((32, 16), (64, 256), 64)
+  """
+
+  @staticmethod
+  def of(problem: Problem, config: Config) -> "Plan":
+    """The plan on the GPU that a trace made now is for."""
+    return _plan(problem, config, hardware.current())
+
+  # Shared memory.
+
+  @functools.cached_property
+  def slab_bytes(self) -> int:
+    """Bytes of one stage of the ring."""
+    cfg = self.config
+    elements = cfg.block_k * (cfg.block_m + cfg.block_n * self.products)
+    return layout.bytes_of(elements, self.problem.dtype)
+
+  @functools.cached_property
+  def stored_dtype(self) -> str:
+    """Of what the kernel writes; parts of K are summed in float32."""
+    return "float32" if self.config.split_k > 1 else self.problem.out_dtype
+
+  @functools.cached_property
+  def subtile_shape(self) -> Shape:
+    """Rows and columns of a subtile, as it is stored."""
+    return self._stored(WGMMA_ROWS, self.subtile_width)
+
+  @functools.cached_property
+  def buffers(self) -> int:
+    """Subtiles of a consumer in shared memory: one fills while others leave."""
+    if self.by_rows:
+      return 1
+    return min(self.config.epilogue_buffers, len(self.subtiles))
+
+  @functools.cached_property
+  def has_c(self) -> bool:
+    """Whether the kernel adds C; parts of K are added up before that."""
+    return self.problem.c_dtype is not None and self.config.split_k == 1
+
+  @functools.cached_property
+  def has_bias(self) -> bool:
+    return self.problem.bias is not None and self.config.split_k == 1
+
+  @functools.cached_property
+  def c_in_place(self) -> bool:
+    """Whether a tile of C is loaded to where results are stored from.
+
+    Each subtile of the result then takes the place of what was added to it, and
+    all of C has arrived when the accumulators are complete.
+    """
+    return (
+      self.problem.c_dtype == self.problem.out_dtype
+      and len(self.subtiles) <= self.config.epilogue_buffers
+      and self.has_room_to_defer
+    )
+
+  @functools.cached_property
+  def c_buffers(self) -> int:
+    """Subtiles of C in shared memory: all, or one to read, one to come."""
+    if self.pingpong > 1 or self.c_in_place or self.deferred:
+      return len(self.subtiles)
+    return min(2, len(self.subtiles))
+
+  @functools.cached_property
+  def shared(self) -> tuple[Buffer | Barrier, ...]:
+    """What a block has in shared memory.
+
+    For a bias there is room in float32, along the longer side of a share.
+    """
+    p, cfg = self.problem, self.config
+    (rows, width), columns = self.subtile_shape, self.operand_columns
+    dtype, consumers = self.stored_dtype, cfg.consumers
+    a_tile, b_tile = (cfg.block_m, cfg.block_k), (cfg.block_k, cfg.block_n)
+    a_tile = a_tile[::-1] if p.transpose_a else a_tile
+    b_tile = b_tile[::-1] if p.transpose_b else b_tile
+    staged = (consumers, self.buffers, rows, width)
+    axes = ("cluster_n",) * (cfg.cluster_n > 1)
+    axes += ("cluster_m",) * (cfg.cluster_m > 1)
+    copies = (1 + self.products) * (cfg.block_k // self.copied_k)
+    found: list[Buffer | Barrier] = [
+      _swizzled("a_ring", (cfg.stages, *a_tile), p.dtype, columns),
+      _swizzled(
+        "b_rings", (cfg.stages, *b_tile), p.dtype, columns, self.products
+      ),
+      Buffer("staging", staged, dtype, count=self.outputs)
+      if self.by_rows
+      else _swizzled("staging", staged, dtype, width, self.outputs),
+      Barrier("full", copies, cfg.stages),
+    ]
+    if self.refills:
+      found.append(Barrier("empty", self.readers, cfg.stages, axes))
+    if p.ragged == "m":
+      # Not swizzled, so that rows are stored in any number.
+      found.append(Buffer("partial_staging", (consumers, rows, width), dtype))
+    if p.ragged == "k":
+      found.append(Barrier("masked", consumers, 1))
+      found.append(_swizzled("zeros", (rows, width), dtype, width))
+    if self.has_bias:
+      # TMA writes to multiples of 128 bytes.
+      along = round_up(max(self.share), 64)
+      found.append(Buffer("bias", (consumers, along), "float32"))
+      found.append(Barrier("bias_loaded", 1, consumers))
+    if self.has_c:
+      ahead = (consumers, self.c_buffers, rows, width)
+      if not self.c_in_place:
+        found.append(_swizzled("c", ahead, p.c_dtype, width))
+      found.append(Barrier("c_loaded", 1, consumers * self.c_buffers))
+    return tuple(found)
+
+  @functools.cached_property
+  def shared_bytes(self) -> int:
+    """Shared memory of a block, in bytes; a little more than it takes."""
+    return _SHARED_SLACK + sum(
+      layout.bytes_of(math.prod(x.shape) * (x.count or 1), x.dtype)
+      for x in self.shared
+      if isinstance(x, Buffer)
+    )
+
+  def scratch_types(self, bias_dtype=None) -> dict[str, Any]:
+    """`shared` as Pallas wants it, by name.
+
+    Args:
+      bias_dtype: of the bias, of which the problem says only the side.
+    """
+    found: dict[str, Any] = {}
+    for item in self.shared:
+      if isinstance(item, Barrier):
+        found[item.name] = _barrier_type(item)
+        continue
+      if item.name == "bias":
+        along = round_up(self.share[self.problem.bias == "n"], 64)
+        shape = (self.config.consumers, along)
+        item = item._replace(shape=shape, dtype=bias_dtype)
+      kind = _buffer_type(item)
+      found[item.name] = kind if item.count is None else [kind] * item.count
+    return found
+
+  # Global memory.
+
+  @functools.cached_property
+  def operand_shapes(self) -> tuple[Shape, Shape]:
+    """Rows and columns of A and B in memory."""
+    return layout.operand_shapes(self.problem)
+
+  @functools.cached_property
+  def operand_paddings(self) -> tuple[Shape, Shape]:
+    """The same once TMA can address them."""
+    columns = self.operand_columns
+    return layout.operand_paddings(self.problem, self.config, columns)
+
+  @functools.cached_property
+  def result_shape(self) -> Shape:
+    """Rows and columns of the result, and of C, as they are stored."""
+    return self._stored(self.problem.m, self.problem.n)
+
+  @functools.cached_property
+  def c_padding(self) -> Shape:
+    """Rows and columns of C once TMA can address it."""
+    _, width = self.subtile_shape
+    shape, dtype = self.result_shape, self.problem.c_dtype
+    return layout.padding(shape, width, width, dtype)
+
+  @functools.cached_property
+  def result_shapes(self) -> list[Shape]:
+    """Rows and columns of the matrices that the kernel writes."""
+    p = self.problem
+    if self.by_rows:
+      last = [(p.m, DIRECT)] if p.n % DIRECT else []
+      return [(p.m, p.n), *last]
+    _, width = self.subtile_shape
+    _, block = self._stored(self.config.block_m, self.config.block_n)
+    shape, dtype = self.result_shape, self.stored_dtype
+    return [layout.result_padding(shape, width, block, dtype)] * self.outputs
+
+  @functools.cached_property
+  def copied_bytes(self) -> tuple[list[int], list[int]]:
+    """Bytes read and written by each copy into, and out of, a padded matrix."""
+    p, copied = self.problem, layout.copied_bytes
+    (a, b), (a_pad, b_pad) = self.operand_shapes, self.operand_paddings
+    into = [copied(a, a_pad, p.batch if p.batched_a else 1, p.dtype)]
+    of_b = copied(b, b_pad, p.batch if p.batched_b else 1, p.dtype)
+    into += [of_b] * self.products
+    if self.has_c:
+      shape, padded = self.result_shape, self.c_padding
+      into.append(copied(shape, padded, p.batch, p.c_dtype))
+    out_of = []
+    if self.config.split_k == 1 and not self.by_rows:
+      shape, padded = self.result_shape, self.result_shapes[0]
+      out_of = [copied(shape, padded, p.batch, p.out_dtype)] * self.outputs
+    return list(filter(None, into)), list(filter(None, out_of))
+
+  def _stored(self, rows: int, columns: int) -> Shape:
+    """Rows and columns of part of the result, as it is stored."""
+    return (columns, rows) if self.config.swap_ab else (rows, columns)
+
+
+_plan = functools.lru_cache(maxsize=1024)(Plan)
+
+
+def _swizzled(
+  name: str,
+  shape: tuple[int, ...],
+  dtype: str,
+  columns: int,
+  count: int | None = None,
+) -> Buffer:
+  """Room for tiles [..., rows, columns], free of bank conflicts."""
+  columns = layout.atom_columns(min(columns, shape[-1]), dtype)
+  return Buffer(name, shape, dtype, layout.bytes_of(columns, dtype), count)
+
+
+def _buffer_type(buffer: Buffer) -> plgpu.SMEM:
+  dtype = jnp.dtype(buffer.dtype)
+  if not buffer.swizzle:
+    return plgpu.SMEM(buffer.shape, dtype)
+  columns = layout.elements_in(buffer.swizzle, buffer.dtype)
+  return plgpu.SMEM(
+    buffer.shape,
+    dtype,
+    transforms=(
+      plgpu.TilingTransform((ATOM_ROWS, columns)),
+      plgpu.SwizzleTransform(buffer.swizzle),
+    ),
+  )
+
+
+def _barrier_type(barrier: Barrier):
+  count = {"num_arrivals": barrier.arrivals, "num_barriers": barrier.count}
+  if barrier.over:
+    return plgpu.ClusterBarrier(collective_axes=barrier.over, **count)
+  return plgpu.Barrier(**count)

@@ -1,0 +1,219 @@
+"""Which tiles a block of the Hopper kernels computes, and from what.
+
+A work tile is one tile of the result: of one matrix of a batch, of one part
+of K, or of one group. A `Schedule` numbers the work tiles of a problem, in the
+order in which blocks take them up, and says of each where it lies. Here are
+those of dense products, in `groups` those of grouped ones.
+"""
+
+from collections.abc import Callable
+import math
+from typing import NamedTuple
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_gemm import compat
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.layout import cdiv
+from pallas_gemm.kernels.sm90.plan import Plan
+
+Index = int | jax.Array
+
+
+class WorkTile(NamedTuple):
+  """A tile of the result, and what it is summed from.
+
+  Attributes:
+    row, column: of the result, where this block's tile starts.
+    a, b, out: which matrix, where there are several of them.
+    start: the row of K where the sum starts.
+    steps: slabs that are summed; at least one.
+    last_rows: rows of K of the last slab that are summed; None for all.
+    rows: of the tile that are stored; None for all.
+    is_group: whether the tile belongs to a group; None if all do.
+    part: of a tile that is summed in parts of K, which; -1 for whole tiles,
+      None if all are.
+  """
+
+  row: Index
+  column: Index
+  a: Index
+  b: Index
+  out: Index
+  start: Index
+  steps: Index
+  last_rows: Index | None = None
+  rows: Index | None = None
+  is_group: Index | None = None
+  part: Index | None = None
+
+  def place(self) -> "Place":
+    """Where its results go."""
+    which = self.out
+    if self.part is not None:  # its partial sums are stored at once
+      which = jnp.where(self.part < 0, which, -1)
+    if self.rows is not None:
+      which = jnp.where(self.is_group, self.rows, -self.rows)
+    return Place(*(jnp.int32(x) for x in (self.row, self.column, which)))
+
+
+# Of a work tile that is stored and not summed.
+NO_SUM = {"a": 0, "b": 0, "start": 0, "steps": 0}
+
+
+class Place(NamedTuple):
+  """Where the results of a work tile go, in as few registers as that takes.
+
+  Attributes:
+    row, column: as of `WorkTile`.
+    which: the matrix; with groups of rows how many rows are stored, less than
+      none if they belong to no group.
+  """
+
+  row: jax.Array
+  column: jax.Array
+  which: jax.Array
+
+  def is_real(self, plan: Plan) -> jax.Array:
+    """Whether it is a work tile's, and not `no_place`."""
+    return self.which != (0 if plan.problem.ragged == "m" else -1)
+
+  def work_tile(self, plan: Plan) -> WorkTile:
+    """A work tile whose results go there; nothing else of it is known."""
+    column = pl.multiple_of(self.column, plan.config.block_n)
+    if plan.problem.ragged != "m":
+      row = pl.multiple_of(self.row, plan.config.block_m)
+      return WorkTile(row, column, out=self.which, **NO_SUM)
+    return WorkTile(
+      compat.anywhere(self.row),
+      column,
+      out=0,
+      rows=jnp.abs(self.which),
+      is_group=self.which > 0,
+      **NO_SUM,
+    )
+
+
+def no_place(plan: Plan) -> Place:
+  """The place of no work tile."""
+  zero = jnp.int32(0)
+  return Place(
+    zero, zero, zero if plan.problem.ragged == "m" else jnp.int32(-1)
+  )
+
+
+class Schedule(NamedTuple):
+  """All work tiles of a problem.
+
+  Attributes:
+    work_tiles: how many there are, in tiles of clusters; at least one.
+    read: what a work tile with a number below that has in global memory.
+    work_tile: the work tile, from its number and from that, as this block sees
+      it.
+    both_ways: whether the second half of the blocks takes its work tiles up
+      from the last to the first; None for never.
+  """
+
+  work_tiles: Index
+  read: Callable[[Index], tuple[Index, ...]]
+  work_tile: Callable[[Index, tuple[Index, ...]], WorkTile]
+  both_ways: jax.Array | None = None
+
+  def for_each(self, first, step: int, visit, carry):
+    """carry = visit(work_tile, carry) for number first, first + step, ...
+
+    Global memory takes hundreds of cycles to answer, so what the next work tile
+    is is asked for before this one is visited.
+    """
+    if isinstance(self.work_tiles, int) and self.work_tiles == step:
+      return visit(self.work_tile(first, self._known(first)), carry)
+    count = lax.div(self.work_tiles + step - 1 - first, step)
+    if self.both_ways is not None:
+      from_last = self.both_ways & (2 * first >= step)
+      first = jnp.where(from_last, first + (count - 1) * step, first)
+      step = jnp.where(from_last, -step, step)
+
+    def iteration(i, state):
+      known, carry = state
+      number = first + i * step
+      following = self._known(number + step)
+      return following, visit(self.work_tile(number, known), carry)
+
+    return lax.fori_loop(0, count, iteration, (self._known(first), carry))[1]
+
+  def _known(self, number: Index) -> tuple[Index, ...]:
+    """`read`, of the nearest work tile if there is no such number."""
+    return self.read(jnp.clip(number, 0, self.work_tiles - 1))
+
+
+def dense_schedule(plan: Plan) -> Schedule:
+  """Tiles within a matrix first, then the batch, then the parts of K."""
+  p, cfg = plan.problem, plan.config
+  if cfg.tail_columns:
+    return _schedule_with_split_last_wave(plan)
+  tiles = math.prod(plan.grid)
+  work_tiles = tiles * p.batch * cfg.split_k
+  steps = plan.slabs
+
+  def work_tile(i: Index, known: tuple[()]) -> WorkTile:
+    del known
+    tile = i if work_tiles == tiles else lax.rem(i, tiles)
+    row, column = corner(snake(tile, plan.grid, cfg), cfg)
+    part = lax.div(i, tiles)
+    batch = lax.rem(part, p.batch)
+    start = lax.div(part, p.batch) * (steps * cfg.block_k)
+    return WorkTile(row, column, batch, batch, part, start, steps)
+
+  return Schedule(work_tiles, lambda _: (), work_tile)
+
+
+def _schedule_with_split_last_wave(plan: Plan) -> Schedule:
+  """Whole tiles first, then the parts of those in the last columns."""
+  cfg, slabs = plan.config, plan.slabs
+  rows, columns = plan.grid
+  grid = rows, columns - cfg.tail_columns
+  whole, split = math.prod(grid), rows * cfg.tail_columns
+  steps = cdiv(slabs, cfg.tail_split_k)
+
+  def work_tile(i: Index, known: tuple[()]) -> WorkTile:
+    del known
+    is_part = i >= whole
+    m_tile, n_tile = snake(jnp.minimum(i, whole - 1), grid, cfg)
+    # Blocks that share a part share its slabs of A and B.
+    nth = jnp.maximum(i - whole, 0)
+    part, tile = lax.div(nth, split), lax.rem(nth, split)
+    m_tile = jnp.where(is_part, lax.rem(tile, rows), m_tile)
+    n_tile = jnp.where(is_part, grid[1] + lax.div(tile, rows), n_tile)
+    row, column = corner((m_tile, n_tile), cfg)
+    first = part * steps
+    return WorkTile(
+      row=row,
+      column=column,
+      a=0,
+      b=0,
+      out=0,
+      start=jnp.where(is_part, first, 0) * cfg.block_k,
+      steps=jnp.where(is_part, jnp.minimum(steps, slabs - first), slabs),
+      part=jnp.where(is_part, part, -1),
+    )
+
+  return Schedule(whole + split * cfg.tail_split_k, lambda _: (), work_tile)
+
+
+def snake(
+  tile: Index, grid: tuple[Index, Index], config: Config
+) -> tuple[Index, Index]:
+  """Row and column, in tiles of clusters, of a number in the tile order."""
+  minor = ("m", "n").index(config.raster_dim)
+  return plgpu.planar_snake(tile, grid, minor, config.raster)
+
+
+def corner(tile: tuple[Index, Index], config: Config) -> tuple[Index, Index]:
+  """Row and column where this block's tile of a cluster's tile starts."""
+  m_tile = tile[0] * config.cluster_m + lax.axis_index("cluster_m")
+  n_tile = tile[1] * config.cluster_n + lax.axis_index("cluster_n")
+  return m_tile * config.block_m, n_tile * config.block_n

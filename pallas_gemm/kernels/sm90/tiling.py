@@ -1,0 +1,335 @@
+"""How a problem is cut up: tiles, slabs of K, subtiles of results."""
+
+import dataclasses
+import functools
+import itertools
+from typing import NamedTuple
+
+from pallas_gemm import hardware
+from pallas_gemm.kernels.sm90 import layout
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.layout import (
+  ATOM_BYTES,
+  ATOM_ROWS,
+  cdiv,
+  round_up,
+)
+from pallas_gemm.problem import Problem
+
+# wgmma: 64 rows by at most 256 columns, a multiple of 8, and 32 bytes of K.
+WGMMA_ROWS, WGMMA_COLUMNS, WGMMA_K_BYTES = 64, 256, 32
+THREADS = 128
+# Registers of a thread of the producer and of one, two or three consumers:
+# 128 * (24 + 2 * 240) = 64512 and 128 * (32 + 3 * 160) = 65536 of the 65536
+# that an SM has.
+REGISTERS = {1: (24, 240), 2: (24, 240), 3: (32, 160)}
+# Of these, a consumer's that hold neither accumulators nor results.
+_OTHER_REGISTERS = 40
+# Columns that a warpgroup stores at a time where TMA can't: one a thread.
+DIRECT = THREADS
+# wgmmas in an unrolled lap of the ring; the descriptors of more would spill.
+_UNROLLED_WGMMAS = 16
+# A consumer's accumulators up to which the descriptors of a lap have room
+# beside them and results that wait to be stored.
+_MOST_ACCUMULATORS_IF_UNROLLED = 64 * 128
+
+
+class Extent(NamedTuple):
+  """How much of a tile is loaded, along M or N.
+
+  Attributes:
+    whole: of every tile but the last.
+    last: of the last one, and of those of a cluster beyond it.
+    start: where the last one starts.
+  """
+
+  whole: int
+  last: int
+  start: int
+
+
+@dataclasses.dataclass(eq=False)
+class Tiling:
+  """How a problem is cut up; properties are computed when first read.
+
+  Attributes:
+    given: the problem as asked.
+    config: how it is computed, legal or not.
+    gpu: where.
+  """
+
+  given: Problem
+  config: Config
+  gpu: hardware.Gpu
+
+  @functools.cached_property
+  def problem(self) -> Problem:
+    """What the kernel computes: the transposed problem if operands are swapped.
+
+    Its result is the transposed one of `given`, and is stored as `given` says.
+    All that follows is of this problem.
+    """
+    return _transposed(self.given) if self.config.swap_ab else self.given
+
+  @functools.cached_property
+  def products(self) -> int:
+    """Products of a tile, of one A and a B each."""
+    return 2 if self.problem.gated else 1
+
+  @functools.cached_property
+  def share(self) -> tuple[int, int]:
+    """Rows and columns of the tile that one consumer computes."""
+    cfg = self.config
+    if cfg.split == "pingpong":
+      return cfg.block_m, cfg.block_n
+    if cfg.split == "m":
+      return cfg.block_m // cfg.consumers, cfg.block_n
+    return cfg.block_m, cfg.block_n // cfg.consumers
+
+  @functools.cached_property
+  def pingpong(self) -> int:
+    """Consumers that ping-pong, a work tile each; 1 if they share each one."""
+    return self.config.consumers if self.config.split == "pingpong" else 1
+
+  # Work tiles.
+
+  @functools.cached_property
+  def grid(self) -> tuple[int, int]:
+    """Tiles of clusters along M and N."""
+    p, cfg = self.problem, self.config
+    return (
+      cdiv(p.m, cfg.block_m * cfg.cluster_m),
+      cdiv(p.n, cfg.block_n * cfg.cluster_n),
+    )
+
+  @functools.cached_property
+  def slabs(self) -> int:
+    """Slabs of K that a work tile of a dense product has."""
+    return cdiv(cdiv(self.problem.k, self.config.block_k), self.config.split_k)
+
+  @functools.cached_property
+  def row_tiles(self) -> int:
+    """The most tiles that M rows can make up in groups of any sizes.
+
+    Rows before the first group and after the last one count as two more.
+    """
+    p, block_m = self.problem, self.config.block_m
+    tiles = p.groups + 2
+    return (p.m + tiles * (block_m - 1)) // block_m
+
+  @functools.cached_property
+  def _work_tiles(self) -> int:
+    """Work tiles of all blocks, in tiles of clusters; of groups, of one."""
+    cfg = self.config
+    rows, columns = self.grid
+    parts = rows * cfg.tail_columns * (cfg.tail_split_k - 1)
+    return rows * columns * self.problem.batch * cfg.split_k + parts
+
+  @functools.cached_property
+  def _clusters_at_once(self) -> int:
+    return self.gpu.sm_count // (self.config.cluster_m * self.config.cluster_n)
+
+  @functools.cached_property
+  def work_tiles_of_a_block(self) -> int | None:
+    """Work tiles that each block has, or one less; None: the device knows."""
+    if self.problem.ragged:
+      return None
+    return cdiv(self._work_tiles, self._clusters_at_once)
+
+  @functools.cached_property
+  def clusters(self) -> int:
+    """Clusters that are launched: one block an SM, or fewer."""
+    p, work_tiles, room = self.problem, self._work_tiles, self._clusters_at_once
+    if p.ragged == "m":  # how many work tiles there are, the device knows
+      return min(room, self.row_tiles * self.grid[1])
+    if p.ragged == "k":
+      work_tiles *= p.groups
+    if self.config.tail_columns:
+      return min(room, work_tiles)
+    # As few as need the same number of waves: all end at the same time, where a
+    # partial last wave would leave part of the memory bandwidth unused.
+    return cdiv(work_tiles, cdiv(work_tiles, room))
+
+  @functools.cached_property
+  def last_wave_start(self) -> int:
+    """The first column of the last wave's tiles, summed in parts of K."""
+    return (self.grid[1] - self.config.tail_columns) * self.config.block_n
+
+  # The ring.
+
+  @functools.cached_property
+  def operand_columns(self) -> int:
+    """Columns of the swizzle atoms of A and B; wgmma wants the same of both."""
+    atom = layout.elements_in(ATOM_BYTES, self.problem.dtype)
+    is_whole = self.problem.transpose_b or self.share[1] % atom == 0
+    return atom if is_whole else atom // 2
+
+  @functools.cached_property
+  def copied_k(self) -> int:
+    """Of a slab, the part of K that one copy brings.
+
+    Slabs of groups along K start at any row, which TMA reaches in copies that
+    are one swizzle atom high (see `compat.allow_ragged_copies`).
+    """
+    return ATOM_ROWS if self.problem.ragged == "k" else self.config.block_k
+
+  @functools.cached_property
+  def readers(self) -> int:
+    """Consumers that read a slab."""
+    return self.config.consumers // self.pingpong
+
+  @functools.cached_property
+  def refills(self) -> bool:
+    """Whether a slot of the ring is filled again, once it has been read.
+
+    Where it is not, nothing need be told of slots that have been read. Blocks
+    of a cluster tell each other in any case: none may end before its peers have
+    what it loads for them.
+    """
+    cfg, work_tiles = self.config, self.work_tiles_of_a_block
+    if work_tiles is None or cfg.cluster_m * cfg.cluster_n > 1:
+      return True
+    # Consumers that ping-pong have as many slots each, one of them most tiles.
+    return round_up(work_tiles, self.pingpong) * self.slabs > cfg.stages
+
+  @functools.cached_property
+  def whole_laps(self) -> bool:
+    """Whether work tiles are whole laps of the ring, worth unrolling."""
+    p, cfg = self.problem, self.config
+    if p.ragged == "k" or cfg.tail_columns or self.pingpong > 1:
+      return False  # work tiles differ in how many slabs they have
+    rows, columns = self.share
+    if self.deferred and rows * columns > _MOST_ACCUMULATORS_IF_UNROLLED:
+      return False
+    k_steps = layout.bytes_of(cfg.block_k, p.dtype) // WGMMA_K_BYTES
+    lap = cfg.stages * (rows // WGMMA_ROWS) * k_steps * self.products
+    return self.slabs % cfg.stages == 0 and lap <= _UNROLLED_WGMMAS
+
+  @functools.cached_property
+  def loaded_a(self) -> Extent:
+    """Rows of A's tiles that are loaded.
+
+    Rows that lie outside of A cost a copy more time than those inside: 192 x
+    6144 x 6144 with 128 x 96 tiles, 44.6 -> 26.8 us (H200). So they are left
+    out; what their place holds goes to rows that are never stored.
+    """
+    p, cfg = self.problem, self.config
+    in_part = not p.transpose_a and cfg.cluster_n == 1
+    found = _extent(p.m, cfg.block_m, in_part)
+    if p.ragged == "m":  # the device knows where a tile starts
+      return found._replace(last=found.whole)
+    return found
+
+  @functools.cached_property
+  def loaded_b(self) -> Extent:
+    """Columns of B's tiles that are loaded."""
+    p, cfg = self.problem, self.config
+    return _extent(p.n, cfg.block_n, p.transpose_b and cfg.cluster_m == 1)
+
+  # Results.
+
+  @functools.cached_property
+  def outputs(self) -> int:
+    """Matrices that the kernel writes; parts of K: a sum of each product."""
+    if self.config.split_k > 1:
+      return self.products
+    return 1 + self.products if self.problem.save_preactivation else 1
+
+  @functools.cached_property
+  def by_rows(self) -> bool:
+    """Whether results are stored row by row, not by TMA.
+
+    That is for results whose rows TMA can't address. A padded result would
+    have to be copied: 4095^3 takes 296 us so, and 242 row by row (H200).
+    """
+    p, cfg = self.problem, self.config
+    shape, width = (p.m, p.n), cfg.epilogue_n
+    return (
+      p.ragged is None
+      and cfg.split_k == 1
+      and not p.save_preactivation
+      and not cfg.swap_ab
+      and p.n >= DIRECT
+      and self.share[1] % DIRECT == 0
+      and layout.padding(shape, width, width, p.out_dtype) != shape
+    )
+
+  @functools.cached_property
+  def subtile_width(self) -> int:
+    return DIRECT if self.by_rows else self.config.epilogue_n
+
+  @functools.cached_property
+  def subtiles(self) -> tuple[tuple[int, int], ...]:
+    """Where the 64-row subtiles of a consumer's share start.
+
+    All are of one width. Where it does not divide the columns, the last subtile
+    ends with them, and what it shares with the subtile before is stored twice.
+    """
+    (rows, columns), width = self.share, self.subtile_width
+    starts = [min(j, columns - width) for j in range(0, columns, width)]
+    return tuple(itertools.product(range(0, rows, WGMMA_ROWS), starts))
+
+  @functools.cached_property
+  def subtiles_overlap(self) -> bool:
+    """Whether the last of a row's `subtiles` has columns of the one before."""
+    return self.share[1] % self.subtile_width > 0
+
+  @functools.cached_property
+  def _subtiles_with_room(self) -> int:
+    """A consumer's subtiles that can wait beside the next tile's accumulators.
+
+    None if TMA can't store them.
+    """
+    cfg = self.config
+    if self.pingpong > 1 or cfg.split_k > 1 or self.by_rows:
+      return 0
+    accumulators = cfg.block_m * cfg.block_n // (THREADS * cfg.consumers)
+    room = REGISTERS[cfg.consumers][1] - _OTHER_REGISTERS
+    room -= accumulators * self.products
+    elements = WGMMA_ROWS * cfg.epilogue_n * self.outputs
+    size = layout.bytes_of(elements, self.problem.out_dtype)
+    return max(0, min(len(self.subtiles), room * 4 * THREADS // size))
+
+  @functools.cached_property
+  def has_room_to_defer(self) -> bool:
+    """Whether all results find room beside the next tile's accumulators."""
+    return self._subtiles_with_room == len(self.subtiles)
+
+  @functools.cached_property
+  def stored_at_once(self) -> float:
+    """The part of a consumer's results that finds no room to wait.
+
+    All of them, if less than half would wait, or of results with C not all.
+    """
+    p, count = self.problem, len(self.subtiles)
+    if p.c_dtype not in (None, p.out_dtype):
+      return 1.0
+    least = count if p.c_dtype else count / 2
+    waiting = self._subtiles_with_room
+    return 1 - waiting / count if 0 < waiting >= least else 1.0
+
+  @functools.cached_property
+  def deferred(self) -> int:
+    """Subtiles of a consumer that wait until the next work tile is under way.
+
+    The last ones, in registers. None if no work tile follows.
+    """
+    if self.work_tiles_of_a_block == 1 or self.stored_at_once == 1:
+      return 0
+    return self._subtiles_with_room
+
+
+# The cost model asks for dozens of configs.
+_transposed = functools.lru_cache(maxsize=1024)(Problem.transposed)
+
+
+def _extent(size: int, block: int, in_part: bool) -> Extent:
+  """Not in part: tiles that blocks share, and tiles stored along K.
+
+  Of these, a few columns are no contiguous part of shared memory.
+  """
+  if not in_part:
+    return Extent(block, block, 0)
+  start = (cdiv(size, block) - 1) * block
+  last = min(block, round_up(size - start, ATOM_ROWS))
+  return Extent(last if start == 0 else block, last, start)

@@ -1,0 +1,150 @@
+"""A folded product on the Hopper kernel."""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gemm import tuning
+from pallas_gemm.kernels.sm90 import launch, legal
+from pallas_gemm.ops.spec import Operands, Spec
+
+SYMBOLIC = (
+  "sizes must be known numbers, got symbolic ones; export with"
+  " pallas_gemm.export_buckets to keep the kernel"
+)
+
+
+def refuses(spec: Spec, x: Operands) -> str | None:
+  """Why dtypes and precision alone keep it from ever taking the product."""
+  dtypes = x.a.dtype.name, x.b.dtype.name, jnp.dtype(spec.out_dtype).name
+  return legal.refuses(*dtypes, spec.precision)
+
+
+def chosen(x: Operands, spec: Spec) -> tuple[tuning.Config, str]:
+  """The config to compute a folded product with, and where it comes from.
+
+  Raises:
+    NotImplementedError: it can't be, or XLA's product comes first.
+    ValueError: the user's config is not legal.
+  """
+  problem = problem_of(x, spec)
+  if reason := legal.wrong_gpu():
+    raise NotImplementedError(reason)
+  first = next(
+    tuning.ranked(
+      problem,
+      config=spec.config if isinstance(spec.config, tuning.Config) else None,
+      batch_invariant=spec.batch_invariant,
+      xla_too=spec.implementation is None,
+    )
+  )
+  if first.how == "xla":
+    raise NotImplementedError(first.why)
+  return first.how, first.source
+
+
+def run(x: Operands, spec: Spec) -> Sequence[jax.Array]:
+  """The results; the kernel is interpreted where the target is no GPU."""
+  how = {
+    "problem": problem_of(x, spec),
+    "config": spec.config,
+    "activation": spec.activation and spec.activation.function,
+  }
+  # Indices in kernels are 32 bits wide, whatever the user's are.
+  with jax.enable_x64(False):
+    if spec.ragged:
+      how |= {"b_up": x.b_up, "bias": x.bias}
+      return launch.grouped(x.a, x.b, x.offsets, **how)
+    batch, m, n, _, _ = spec.sizes(x)
+    if _is_column(x, spec):
+      x = _as_row(x, spec)
+    for name, factor in (("alpha", x.alpha), ("beta", x.beta)):
+      how[name] = 1.0 if factor is None else factor
+    how |= {"b_up": x.b_up, "bias": x.bias, "c": x.c}
+    outs = launch.dense(x.a, x.b, **how)
+  return [out.reshape(batch, m, n) for out in outs]
+
+
+def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
+  """What the kernel computes: of a matrix times a column, the transposed."""
+  sizes = spec.sizes(x)
+  if not all(isinstance(size, int) for size in sizes):
+    raise NotImplementedError(SYMBOLIC)
+  problem = tuning.Problem(
+    **sizes._asdict(),
+    dtype=x.a.dtype.name,
+    out_dtype=jnp.dtype(spec.out_dtype).name,
+    batched_a=not spec.ragged and x.a.shape[0] > 1,
+    batched_b=not spec.ragged and x.b.shape[0] > 1,
+    transpose_a=spec.transpose_a,
+    transpose_b=spec.transpose_b,
+    bias=spec.bias,
+    c_dtype=None if x.c is None else x.c.dtype.name,
+    activation=spec.activation and spec.activation.name,
+    gated=spec.gated,
+    ragged=spec.ragged,
+    save_preactivation=spec.save,
+  )
+  if not _is_column(x, spec):
+    return problem
+  rows = dataclasses.replace(problem.transposed(), transpose_a=False)
+  if problem.batched_b and not problem.batched_a:
+    return dataclasses.replace(rows, m=sizes.batch, batch=1, batched_a=False)
+  return rows
+
+
+def spec_of(problem: tuning.Problem, activation: Any) -> Spec:
+  """The folded product that is such a problem, without factors.
+
+  Args:
+    problem: what is computed.
+    activation: the function that the problem names.
+  """
+  p = problem
+  b = "nk" if p.transpose_b else "kn"
+  if p.ragged == "k":
+    words, out = Operands("km", "kn", offsets="o"), "gmn"
+  elif p.ragged:
+    b, out = f"g{b}", "mn"
+    words = Operands("mk", b, p.gated and b, p.bias and "gn", offsets="o")
+  else:
+    a, b, out = "bkm" if p.transpose_a else "bmk", f"b{b}", "bmn"
+    words = Operands(a, b, p.gated and b, p.bias, p.c_dtype and "bmn")
+  return Spec(
+    words=Operands(*[None if word is False else word for word in words]),
+    out=out,
+    out_dtype=jnp.dtype(p.out_dtype),
+    ragged=p.ragged,
+    activation=activation,
+    save=p.save_preactivation,
+    leading_rows=False,
+  )
+
+
+def _is_column(x: Operands, spec: Spec) -> bool:
+  """Whether the product is a matrix times a column, computed as a row.
+
+  TMA can't address columns: they would be copied into padded ones. 4096 x 1 x
+  4096 takes 37.9 us so on an H200, 1 x 4096 x 4096 (NT) 10.0.
+  """
+  if spec.ragged or spec.gated or spec.batch_invariant:
+    return False
+  _, m, n, _, _ = spec.sizes(x)
+  return n == 1 and m > 1
+
+
+def _as_row(x: Operands, spec: Spec) -> Operands:
+  """The operands of the transposed product; a column is a row in memory.
+
+  Columns that share a matrix (vmap of a matrix times a vector) are the rows of
+  one product.
+  """
+  batch, m, _, k, _ = spec.sizes(x)
+  rows = batch if x.a.shape[0] == 1 else 1
+  a = x.b.reshape(-1, rows, k)
+  bias = jnp.broadcast_to(x.bias, (rows,)) if spec.bias == "n" else x.bias
+  c = None if x.c is None else x.c.reshape(-1, rows, m)
+  return x._replace(a=a, b=x.a, bias=bias, c=c)

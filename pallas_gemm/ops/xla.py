@@ -1,0 +1,134 @@
+"""A product as XLA computes it: what every op falls back to."""
+
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from pallas_gemm import compat, hardware, report
+from pallas_gemm.ops import spec as spec_lib
+from pallas_gemm.ops.spec import Operands, Spec
+
+NOT_INVARIANT = (
+  "XLA chooses the order of additions for M too, so it is not batch invariant"
+)
+
+
+def check_invariance(batch_invariant: bool, cuda: bool, why: str = "") -> None:
+  """XLA promises none: refused on a Hopper GPU, said elsewhere."""
+  if not batch_invariant:
+    return
+  if cuda and hardware.current().compute_capability == (9, 0):
+    raise NotImplementedError(NOT_INVARIANT + why)
+  report.warn_once(
+    f"batch_invariant() has no effect here: {NOT_INVARIANT}; on a Hopper GPU"
+    " the kernel keeps the promise"
+  )
+
+
+def chosen(x: Operands, spec: Spec) -> tuple[None, str]:
+  """No config; it keeps no order of additions either."""
+  del x
+  check_invariance(spec.batch_invariant, compat.targets_gpu())
+  return None, ""
+
+
+def run(
+  x: Operands, spec: Spec, out_sharding: NamedSharding | None = None
+) -> list[jax.Array]:
+  """What `jnp.dot` runs, and XLA's fusions for the epilogue.
+
+  A dense product may have any letters. In a grouped one XLA multiplies every
+  row with every B, and with zeros where the row is not in the group: a NaN or
+  an infinity in B of one group reaches the rows of others.
+  """
+  narrow = jnp.dtype(spec.out_dtype)
+  # Whether `lax.dot_general` takes the results' dtype itself.
+  alone = not spec.has_epilogue and (
+    narrow == x.b.dtype or narrow.itemsize > x.b.dtype.itemsize
+  )
+  dtype, sums = narrow if alone else x.wide(narrow), []
+  for one, product in spec.products(x, out=spec.out, out_dtype=dtype):
+    sums.append(
+      _grouped_dot(one, product)
+      if spec.ragged
+      else _dot(one, product, out_sharding)
+    )
+  if spec.ragged == "k":
+    return [z.astype(narrow) for z in sums]
+  if alone and not spec.ragged:
+    return sums
+  return spec_lib.epilogue(sums, x, spec)
+
+
+def _dot(x: Operands, spec: Spec, out_sharding: Any) -> jax.Array:
+  """A @ B as one `lax.dot_general`, whatever the letters."""
+  word_a, word_b, out = spec.words.a, spec.words.b, spec.out
+  a, word_a = _without_shared_batch(x.a, word_a)
+  b, word_b = _without_shared_batch(x.b, word_b)
+  have = [c for c in out if c in word_a and c in word_b]
+  have += [c for c in word_a if c in out and c not in word_b]
+  have += [c for c in word_b if c in out and c not in word_a]
+  both = [c for c in word_a if c in word_b]
+  sides = [c for c in both if c not in out], [c for c in out if c in both]
+  numbers = tuple(
+    tuple(tuple(map(word.index, letters)) for word in (word_a, word_b))
+    for letters in sides
+  )
+  if out_sharding is not None:
+    parts = dict(zip(out, out_sharding.spec))
+    spec_of = PartitionSpec(*[parts.get(c) for c in have])
+    out_sharding = NamedSharding(out_sharding.mesh, spec_of)
+  z = lax.dot_general(
+    a,
+    b,
+    numbers,
+    precision=spec.precision,
+    preferred_element_type=spec.out_dtype,
+    out_sharding=out_sharding,
+  )
+  return spec_lib.lifted(z, "".join(have), out)
+
+
+def _without_shared_batch(v: jax.Array, word: str) -> tuple[jax.Array, str]:
+  """A folded operand that all of the batch shares has no such dimension."""
+  shared = word.startswith("b") and v.shape[0] == 1
+  return (jnp.squeeze(v, 0), word[1:]) if shared else (v, word)
+
+
+# By the letters of B.
+_DIMENSIONS = {
+  word: lax.RaggedDotDimensionNumbers(
+    (contracted, ((), ())),
+    lhs_ragged_dimensions=(0,),
+    rhs_group_dimensions=groups,
+  )
+  for word, contracted, groups in (
+    ("gkn", ((1,), (1,)), (0,)),
+    ("gnk", ((1,), (2,)), (0,)),
+    ("kn", ((0,), (0,)), ()),
+  )
+}
+
+
+def _grouped_dot(x: Operands, spec: Spec) -> jax.Array:
+  """[M, N], of anything outside of the groups, or [G, M, N]."""
+  a, b, first = x.a, x.b, x.offsets[0]
+  both = max((a.dtype, b.dtype), key=lambda dtype: dtype.itemsize)
+  # XLA starts with the first row: rows are turned in a circle.
+  turned = spec.leading_rows
+  if turned:
+    a = jnp.roll(a, -first, axis=0)
+    b = jnp.roll(b, -first, axis=0) if spec.ragged == "k" else b
+  out = lax.ragged_dot_general(
+    a.astype(both),
+    b.astype(both),
+    jnp.diff(x.offsets),
+    _DIMENSIONS[spec.words.b],
+    precision=spec.precision,
+    preferred_element_type=spec.out_dtype,
+  )
+  turned = turned and spec.ragged == "m"
+  return jnp.roll(out, first, axis=0) if turned else out

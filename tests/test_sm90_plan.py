@@ -1,0 +1,181 @@
+"""What follows from a problem and a config, and which configs are refused."""
+
+import dataclasses
+import math
+
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import pytest
+
+from pallas_gemm import hardware
+from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.plan import Barrier, Buffer, Plan
+from pallas_gemm.problem import Problem
+
+SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)
+NARROW = Config(block_m=64, block_n=96, stages=2, consumers=1, epilogue_n=32)
+SWAPPED = dataclasses.replace(NARROW, block_n=48, epilogue_n=16, swap_ab=True)
+LAST_WAVE = dataclasses.replace(SMALL, tail_columns=1, tail_split_k=2)
+PINGPONG = Config(block_m=64, block_n=64, stages=4, split="pingpong")
+
+
+def plan(m, n, k, config=SMALL, **fields) -> Plan:
+  known = {"dtype": "bfloat16", "out_dtype": "bfloat16"} | fields
+  return Plan.of(Problem(m=m, n=n, k=k, **known), config)
+
+
+def refusal(m, n, k, config, change, **fields) -> str | None:
+  changed = dataclasses.replace(config, **change)
+  return legal.reason(plan(m, n, k, changed, **fields))
+
+
+def test_a_plan_is_made_once_for_each_gpu():
+  found = plan(4096, 4096, 4096)
+  assert plan(4096, 4096, 4096) is found
+  with hardware.assume("H100 PCIe") as gpu:
+    assert plan(4096, 4096, 4096).clusters <= gpu.sm_count < found.clusters
+
+
+def test_operands_that_are_swapped():
+  """All is of the transposed problem, stored as the problem says."""
+  found = plan(70, 600, 256, SWAPPED, bias="n", transpose_b=True)
+  assert (found.problem.m, found.problem.n) == (600, 70)
+  assert found.problem.bias == "m" and found.given.bias == "n"
+  assert found.grid == (10, 2)
+  assert found.operand_shapes == ((600, 256), (70, 256))
+  assert found.subtile_shape == (16, 64)
+  assert found.result_shape == (70, 600)
+
+
+KINDS = {
+  "dense": {"bias": "n", "c_dtype": "float32", "batch": 3},
+  "gated": {"gated": True, "activation": "silu", "save_preactivation": True},
+  "rows": {"ragged": "m", "groups": 4, "gated": True, "bias": "n"},
+  "slabs": {"ragged": "k", "groups": 4, "transpose_a": True},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_allocated_is_what_is_accounted_for(kind):
+  config = Config(block_n=64, stages=3, cluster_n=2)
+  found = plan(4096, 4096, 4096, config, **KINDS[kind])
+  types = found.scratch_types("bfloat16")
+  assert list(types) == [x.name for x in found.shared]
+  size = 0
+  for item in found.shared:
+    if isinstance(item, Barrier):
+      is_shared = isinstance(types[item.name], plgpu.ClusterBarrier)
+      assert (
+        is_shared == (item.over == ("cluster_n",)) == (item.name == "empty")
+      )
+      continue
+    assert isinstance(item, Buffer)
+    kinds = types[item.name]
+    for x in kinds if isinstance(kinds, list) else [kinds]:
+      assert bool(x.transforms) == bool(item.swizzle)
+      size += math.prod(x.shape) * x.dtype.itemsize
+  # But for barriers, and a bias in float32 along the longer side.
+  assert size <= found.shared_bytes <= size + 2048
+
+
+def test_last_columns_that_have_no_thread_each_are_an_array_of_their_own():
+  found = plan(64, 131, 64, dataclasses.replace(SMALL, block_n=128))
+  assert found.by_rows
+  assert found.result_shapes == [(64, 131), (64, 128)]
+
+
+def test_bias_and_c_of_parts_of_k_are_not_the_kernels():
+  config = dataclasses.replace(SMALL, split_k=2)
+  found = plan(64, 64, 256, config, bias="n", c_dtype="bfloat16")
+  assert not {"bias", "c", "c_loaded"} & set(found.scratch_types())
+  assert found.stored_dtype == "float32"
+
+
+def test_what_is_loaded_of_a_tile():
+  """Rows in steps of 8, of the last tile too, unless it is shared."""
+  assert plan(200, 64, 64).loaded_a == (64, 8, 192)
+  assert plan(9, 64, 64).loaded_a == (16, 16, 0)
+  shared = dataclasses.replace(SMALL, cluster_n=2)
+  assert plan(200, 64, 64, shared).loaded_a == (64, 64, 0)
+  # Stored along K: columns of a tile are no part of shared memory by itself.
+  assert plan(9, 64, 64).loaded_b == (64, 64, 0)
+  assert plan(200, 70, 64, transpose_b=True).loaded_b == (64, 8, 64)
+
+
+@pytest.mark.parametrize(
+  ("fields", "change", "reason"),
+  (
+    ({"gated": True, "activation": "silu"}, {}, "gated"),
+    ({"out_dtype": "float32"}, {}, "float32"),
+    ({"c_dtype": "float32"}, {}, "C of 16 bits, got float32"),
+    ({}, {"split_k": 2}, "split_k"),
+    # Stored [K, M], A is read in atoms of 32 columns or more.
+    ({"transpose_a": True}, {}, "32 columns"),
+  ),
+)
+def test_what_a_swap_does_not_do_is_said(fields, change, reason):
+  assert reason in refusal(64, 64, 256, SWAPPED, change, **fields)
+
+
+@pytest.mark.parametrize(
+  ("fields", "change", "reason"),
+  (
+    ({"c_dtype": "bfloat16"}, {}, "no C"),
+    ({"batch": 2}, {}, "no batch"),
+    ({"save_preactivation": True, "activation": "silu"}, {}, "pre-activation"),
+    ({"n": 131}, {"block_n": 128, "epilogue_n": 64}, "results that TMA stores"),
+    ({}, {"cluster_m": 2}, "no cluster"),
+    ({}, {"swap_ab": True}, "no swap_ab"),
+    ({}, {"split_k": 2}, "no split_k"),
+    ({}, {"tail_columns": 4}, "in 1..3, got 4"),
+    ({}, {"tail_columns": 0}, "in 1..3, got 0"),
+    ({}, {"tail_split_k": 1}, "4 slabs of K in parts, got 1"),
+    ({}, {"tail_split_k": 3}, "4 slabs of K in parts, got 3"),
+  ),
+)
+def test_what_a_split_last_wave_does_not_do_is_said(fields, change, reason):
+  sizes = {"m": 64, "n": 256, "k": 256} | fields
+  assert reason in refusal(config=LAST_WAVE, change=change, **sizes)
+
+
+@pytest.mark.parametrize(
+  ("fields", "change", "reason"),
+  (
+    ({}, {"epilogue_n": 128}, "must divide 96, or be less"),
+    ({}, {"epilogue_n": 8}, "must divide 96"),
+    ({}, {"epilogue_n": 48}, "must be 16, 32 or a multiple of 64, got 48"),
+    # 256 bytes of a row are two swizzle atoms, which do not start anywhere.
+    ({"out_dtype": "float32"}, {"epilogue_n": 64}, "128 bytes"),
+    ({"c_dtype": "float32"}, {"epilogue_n": 64}, "128 bytes"),
+    ({}, {"epilogue_n": 64, "split_k": 2}, "128 bytes"),
+  ),
+)
+def test_what_subtiles_a_tile_does_not_have_is_said(fields, change, reason):
+  assert reason in refusal(64, 96, 256, NARROW, change, **fields)
+
+
+def test_one_stage_is_for_one_slab_a_block():
+  """A slot that is refilled needs another, to be read in the meantime."""
+  for k, n, want in ((64, 64, None), (65, 64, "2"), (64, 1 << 16, "2")):
+    reason = refusal(64, n, k, SMALL, {"stages": 1})
+    assert reason == (want and f"stages must be at least {want}, got 1")
+
+
+@pytest.mark.parametrize(
+  ("k", "change", "want"),
+  (
+    (128, {}, None),
+    (192, {}, "with pingpong stages must be 6 or more, got 4"),
+    (64, {"stages": 3}, "a multiple of the consumers, at least two, got 3"),
+    (64, {"consumers": 1}, "at least two, got 4 and 1"),
+    (
+      128,
+      {"split_k": 2},
+      "pingpong takes no split_k and no split of the last wave",
+    ),
+    (64, {"split": "k"}, "split m, n or pingpong, got 2 and 'k'"),
+  ),
+)
+def test_which_configs_have_consumers_that_ping_pong(k, change, want):
+  reason = refusal(256, 1024, k, PINGPONG, change)
+  assert reason is None if want is None else want in reason
