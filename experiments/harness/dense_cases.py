@@ -160,41 +160,23 @@ class Case(case_lib.Case):
     yield da, {"a": ct, "b": b}, "NT"
     yield db, {"a": a, "b": ct}, "TN"
 
-  def measured(self, found: case_lib.Measured) -> dict[str, Any]:
-    """The time and the config of what was tuned."""
-    tuned = found.times.get(TUNED)
-    return {
-      "tuned_ms_median": tuned and tuned.median,
-      "tuned_config": found.configs.get(TUNED),
-    }
-
 
 def ours(case: Case, implementation: str | None = None) -> case_lib.Call:
   """The case with `pallas_gemm`: a function of the case's operands."""
-  activation = ACTIVATIONS.get(case.activation)
-
-  def matmul(a, b, bias=None, c=None):
-    return pallas_gemm.matmul(
-      a,
-      b,
-      bias=bias,
-      c=c,
-      activation=activation,
-      transpose_a=case.layout[0] == "T",
-      transpose_b=case.layout[1] == "T",
-      out_dtype=case.out_dtype,
-      implementation=implementation,
-    )
+  how = {
+    "activation": ACTIVATIONS.get(case.activation),
+    "implementation": implementation,
+  }
+  matmul = functools.partial(
+    pallas_gemm.matmul,
+    transpose_a=case.layout[0] == "T",
+    transpose_b=case.layout[1] == "T",
+    out_dtype=case.out_dtype,
+    **how,
+  )
 
   def gated(a, b, b2):
-    return pallas_gemm.gated_matmul(
-      a,
-      b,
-      b2,
-      activation=activation,
-      out_dtype=case.out_dtype,
-      implementation=implementation,
-    )
+    return pallas_gemm.gated_matmul(a, b, b2, **how)
 
   return _by_kernel(case, matmul, gated)
 

@@ -198,21 +198,6 @@ class Case(case_lib.Case):
       found.append(case_check.zeros(results, sizes.sum()))
     return case_check.worst_of(found, results)
 
-  def measured(self, found: case_lib.Measured) -> dict[str, Any]:
-    """Times of all arms, and why others have none."""
-    arms = {}
-    for name, times in found.times.items():
-      arms[name] = {
-        "ms_median": times.median,
-        "ms_p25": times.p25,
-        "ms_p75": times.p75,
-        "tflops": found.flops / times.median / 1e9,
-        "kernel_names": list(times.kernel_names),
-      }
-      if name != OURS and (config := found.configs[name]) is not None:
-        arms[name]["config"] = config
-    return {"arms": arms, "skipped": found.skipped}
-
 
 _init = jax.jit(
   moe.init, static_argnames=("features", "hidden", "experts", "dtype")

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.harness import case as case_lib
 from experiments.harness import inputs, provenance, rows, timing
 from experiments.harness.case import Candidate, Case, reason
 from experiments.harness.prepared import Prepared
@@ -93,20 +92,28 @@ class Bench:
         load = monitor.load
       else:
         wall = self._wall(arms, case.baseline, operands)
-    mine, flops = times.get(first), case.flops(self.seed)
-    configs = {name: arm.config for name, arm in arms.items()}
-    found = case_lib.Measured(times, configs, skipped, flops)
+    flops = case.flops(self.seed)
+    mine, beside = times.get(first), {}
+    if case.may_skip:
+      said = {name: _said(x, flops) for name, x in times.items()}
+      for name in said.keys() - {first}:
+        if (config := arms[name].config) is not None:
+          said[name]["config"] = config
+      beside = {"arms": said, "skipped": skipped}
+    else:
+      for name in times.keys() - {first, case.baseline}:
+        beside[f"{name}_ms_median"] = times[name].median
+        beside[f"{name}_config"] = arms[name].config
     return self.row(
       check=check,
       mine=mine,
       theirs=times.get(case.baseline),
       load=load,
-      config=configs[first],
+      config=arms[first].config,
       tflops=mine and flops / mine.median / 1e9,
       gbytes_per_s=mine and case.least_bytes(self.seed) / mine.median / 1e6,
       passed=check.passed,
-      **case.fields() | wall | self.rates | dict(prepared.facts),
-      **case.measured(found),
+      **case.fields() | wall | self.rates | dict(prepared.facts) | beside,
     )
 
   def _fastest(
@@ -237,6 +244,17 @@ class Bench:
         dtype="float32",
         gbytes_per_s=rate,
       )
+
+
+def _said(times: timing.Timing, flops: int) -> dict[str, Any]:
+  """What a row says of an arm's times."""
+  return {
+    "ms_median": times.median,
+    "ms_p25": times.p25,
+    "ms_p75": times.p75,
+    "tflops": flops / times.median / 1e9,
+    "kernel_names": list(times.kernel_names),
+  }
 
 
 def _timed(
