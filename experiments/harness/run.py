@@ -18,15 +18,9 @@ from pallas_gemm import numerics
 # Enough to choose among configs; no row is made of it.
 _CHOOSING = {"warmup": 2, "repeats": 10}
 # Fields of a row that say nothing where they do not apply.
-_EMPTY = {
-  "number": None,
-  "alpha": 1.0,
-  "beta": 0.0,
-  "config": None,
-  "tflops": None,
-  "gbytes_per_s": None,
-  "passed": None,
-}
+_EMPTY = {"alpha": 1.0, "beta": 0.0} | dict.fromkeys(
+  ("number", "config", "tflops", "gbytes_per_s", "passed")
+)
 # Large enough that no cache holds a part of it worth mentioning.
 _BANDWIDTH_SHAPE = (16384, 16384)
 
@@ -234,16 +228,9 @@ class Bench:
     for name, passes in (("copy", 2), ("read", 1)):
       rate = passes * x.nbytes / times[name].median / 1e6
       self.rates[f"{name}_gbytes_per_s"] = rate
-      yield self.row(
-        mine=times[name],
-        suite="bandwidth",
-        kernel=name,
-        m=m,
-        n=n,
-        k=1,
-        dtype="float32",
-        gbytes_per_s=rate,
-      )
+      fields = {"suite": "bandwidth", "kernel": name, "dtype": "float32"}
+      fields |= {"m": m, "n": n, "k": 1, "gbytes_per_s": rate}
+      yield self.row(mine=times[name], **fields)
 
 
 def _said(times: timing.Timing, flops: int) -> dict[str, Any]:
