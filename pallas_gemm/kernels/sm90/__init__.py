@@ -1,14 +1,17 @@
-"""The Hopper kernels, one idea a file; imports go downwards.
+"""The Hopper kernels, one idea a file; imports go downwards, in this order.
 
-launch      the kernel's operands and results; what XLA does around it
-consumer    warpgroups that multiply, by a main loop (mainloops), and store
-stores      from accumulators to memory, after the epilogue
-producer    the warp that loads
-block       what the warpgroups of a block share
-groups      work tiles of grouped products; schedule: of all others
+launch      `dense` and `grouped`: what XLA does around the one kernel
 legal       why a config can't run a problem
-plan        everything that follows from a problem and a config; what is of
-            tiles and subtiles: tiling
+producer    the warp that loads
+consumer    a warpgroup that multiplies and stores
+mainloops   which wgmmas a slab is
+stores      from accumulators to memory
+epilogue    what is added to them, and how it comes there
+block       what the warpgroups of a block share
+groups      work tiles of grouped products
+schedule    work tiles, and those of dense products
+plan        everything that follows from a problem and a config
+tiling      of that, how the problem is cut up
 layout      how matrices lie in memory
 config      what tuning chooses
 """

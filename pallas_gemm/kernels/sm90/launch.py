@@ -111,6 +111,20 @@ def dense(
   Raises:
     NotImplementedError: the config is not legal, or the activation contains
       what a kernel can't compute; the reason.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from pallas_gemm.kernels.sm90 import launch
+    >>> from pallas_gemm.kernels.sm90.config import Config
+    >>> from pallas_gemm.problem import Problem
+    >>> problem = Problem(
+    ...   m=64, n=64, k=8, dtype="bfloat16", out_dtype="float32")
+    >>> config = Config(block_m=64, block_n=64, consumers=1, epilogue_n=32)
+    >>> a = jnp.ones((1, 64, 8), "bfloat16")
+    >>> b = jnp.ones((1, 8, 64), "bfloat16")
+    >>> (out,) = launch.dense(a, b, problem=problem, config=config)
+    >>> out.shape, float(out.max())
+    ((1, 64, 64), 8.0)
   """
   plan = _legal_plan(problem, config)
   if config.swap_ab:

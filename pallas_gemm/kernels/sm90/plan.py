@@ -212,31 +212,6 @@ class Plan(Tiling):
   # Global memory.
 
   @functools.cached_property
-  def schedule_arrays(self) -> int:
-    """Arrays in which the schedule finds what the device knows of groups."""
-    return 2 if self.problem.ragged else 0
-
-  def refs(self, factors: int = 0) -> tuple[tuple[str, int], ...]:
-    """The kernel's arguments in order, and how many of each there are.
-
-    Args:
-      factors: those of alpha and beta that are arrays.
-    """
-    p = self.problem
-    operands = 1 + self.products
-    return (
-      ("schedule", self.schedule_arrays),
-      ("a", 1),
-      ("b", self.products),
-      ("edges", operands if p.ragged == "k" else 0),
-      ("factors", factors),
-      ("bias", int(self.has_bias)),
-      ("c", int(self.has_c)),
-      ("out", len(self.result_shapes)),
-      ("parts", self.products if self.config.tail_columns else 0),
-    )
-
-  @functools.cached_property
   def operand_shapes(self) -> tuple[Shape, Shape]:
     """Rows and columns of A and B in memory."""
     return layout.operand_shapes(self.problem)

@@ -18,30 +18,39 @@ def produce(block: Block) -> None:
   plan, producer = block.plan, Producer(block)
   registers, _ = REGISTERS[plan.config.consumers]
   plgpu.set_max_registers(registers, action="decrease")
-  # Consumers that ping-pong have slots of their own; the first is filled next.
-  slots = tuple(jnp.int32(i) for i in range(plan.pingpong))
-  if not plan.problem.ragged:
+  if plan.problem.ragged is None:
 
     @on_one_warp
     def _():
-      def load(work_tile, slots):
-        return (*slots[1:], producer.load_work_tile(work_tile, slots[0]))
-
-      producer.drain(block.for_each_work_tile(load, slots)[0])
+      producer.drain(_for_each_work_tile(block, producer.load_work_tile))
 
     return
 
   # What is known of a group's rows can be said to Mosaic GPU by whole
   # warpgroups alone, so here one warp has only the slabs of a work tile.
-  def load(work_tile, slots):
-    on_one_warp(lambda: producer.load_work_tile(work_tile, slots[0]))
-    following = slots[0] + plan.pingpong * work_tile.steps
-    return (*slots[1:], lax.rem(following, plan.config.stages))
+  def load(work_tile, slot):
+    on_one_warp(lambda: producer.load_work_tile(work_tile, slot))
+    following = slot + plan.pingpong * work_tile.steps
+    return lax.rem(following, plan.config.stages)
 
   if block.shared.zeros is not None:
     producer.store_zeros()
-  slots = block.for_each_work_tile(load, slots)
-  on_one_warp(lambda: producer.drain(slots[0]))
+  slot = _for_each_work_tile(block, load)
+  on_one_warp(lambda: producer.drain(slot))
+
+
+def _for_each_work_tile(block: Block, load):
+  """slot = load(work_tile, slot) for the work of this block; the slot after it.
+
+  Consumers that ping-pong have slots of their own, so a work tile's first slot
+  is not the one after those of the tile before.
+  """
+
+  def load_next(work_tile, slots):
+    return (*slots[1:], load(work_tile, slots[0]))
+
+  slots = tuple(jnp.int32(i) for i in range(block.plan.pingpong))
+  return block.for_each_work_tile(load_next, slots)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +88,7 @@ class Producer:
     plan, shared = self.block.plan, self.block.shared
     problem, cfg = plan.problem, plan.config
 
-    def load(refs, rings, which, k_last, begin, extent, peers):
+    def load(refs, rings, which, *, k_last, begin, extent, peers):
       def copy(size):
         at = pl.ds(begin, size), pl.ds(start, cfg.block_k)
         tile = pl.ds(0, size), pl.ds(0, cfg.block_k)

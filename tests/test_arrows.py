@@ -1,0 +1,58 @@
+"""Imports go downwards: between the package's rooms, and in its kernels."""
+
+import pathlib
+
+import pytest
+
+from docs.extensions.arrows import arrows
+import pallas_gemm
+
+# From the top: each part imports only from what stands after it.
+ORDERS = {
+  ".": """
+    __init__ autotuning tracing serving explanation ops tuning measure check
+    ladder kernels report numerics roofline problem hardware compat version
+  """,
+  "kernels": """
+    activations sm90 triton_dense triton_kernel triton_config epilogues
+  """,
+  "kernels/sm90": """
+    launch legal producer consumer stores epilogue mainloops block groups
+    schedule plan tiling layout config
+  """,
+}
+
+PACKAGE = pathlib.Path(pallas_gemm.__file__).parent
+# They check arguments as rungs do.
+EXCUSED = {
+  ("kernels", "ladder"): {
+    f"kernels/triton_{name}.py" for name in ("config", "dense", "kernel")
+  },
+}
+
+
+@pytest.mark.parametrize("folder", ORDERS)
+def test_imports_go_downwards(folder):
+  order = ORDERS[folder].split()
+  upwards = {
+    (source, target): files
+    for source, targets in arrows(PACKAGE / folder).items()
+    for target, files in targets.items()
+    if order.index(source) > order.index(target)
+  }
+  assert upwards == (EXCUSED if folder == "." else {})
+
+
+def test_an_arrow_upwards_is_seen(tmp_path):
+  for name, text in {
+    "__init__": "",
+    "a": "from pallas.b import c",
+    "b": "def f():\n  import pallas.a.x\n  from pallas import b, version",
+  }.items():
+    (tmp_path / "pallas").mkdir(exist_ok=True)
+    (tmp_path / "pallas" / f"{name}.py").write_text(text)
+  found = arrows(tmp_path / "pallas")
+  assert found == {
+    "a": {"b": {"a.py"}},
+    "b": {"a": {"b.py"}, "__init__": {"b.py"}},
+  }
