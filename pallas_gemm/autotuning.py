@@ -106,14 +106,14 @@ def describe(problem: Problem) -> str:
   Example:
     >>> from pallas_gemm import autotuning, tuning
     >>> autotuning.describe(
-    ...   tuning.Problem(
+    ...   tuning.Problem.flat(
     ...     m=8, n=64, k=32, dtype="bfloat16", out_dtype="float32",
     ...     transpose_b=True,
     ...   )
     ... )
     '8x64x32 bfloat16 out_dtype=float32 transpose_b'
   """
-  fields = entries.non_default(problem)
+  fields = entries.short_row(problem)
   m, n, k, dtype = (fields.pop(name) for name in ("m", "n", "k", "dtype"))
   words = [f"{m}x{n}x{k} {dtype}"]
   if fields["out_dtype"] == dtype:
@@ -238,7 +238,7 @@ def _prepare(
   case: trial.Case, configs: list[Config]
 ) -> tuple[dict[How, measure.Call], dict[How, str]]:
   """Calls of what compiles and is right; why the rest is not."""
-  attempt = (GroupedTrial if case.problem.ragged else trial.Trial)(case)
+  attempt = (GroupedTrial if case.problem.groups else trial.Trial)(case)
   calls: dict[How, measure.Call] = {}
   reasons: dict[How, str] = {}
   # XLA picks its kernels by timing them. Nothing else runs on the GPU until all

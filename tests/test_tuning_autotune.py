@@ -20,7 +20,7 @@ from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import cache, measure, model, trial
 from pallas_gemm.tuning.entries import Entry
 
-PROBLEM = Problem(m=96, n=80, k=72, dtype="bfloat16", out_dtype="bfloat16")
+PROBLEM = Problem.flat(m=96, n=80, k=72, dtype="bfloat16", out_dtype="bfloat16")
 # In the order of the model; the second is the fastest.
 CONFIGS = tuple(
   Config(block_m=64, block_n=64, consumers=1, stages=2, epilogue_n=n)
@@ -98,7 +98,7 @@ def case(**fields):
   }
   if "activation" in given:
     fields["activation"] = "named"
-  return trial.Case(dataclasses.replace(PROBLEM, **fields), **given)
+  return trial.Case(PROBLEM.changed(**fields), **given)
 
 
 def test_its_classes_are_where_users_import_them_from():

@@ -28,7 +28,7 @@ class GroupedTrial(trial.Trial):
   def __init__(self, case: trial.Case):
     problem = case.problem
     rows = problem.m if problem.ragged == "m" else problem.k
-    self._offsets = _offsets(rows, problem.groups)
+    self._offsets = _offsets(rows, problem.groups.count)
     super().__init__(case)
 
   def _make_operands(self) -> dict[str, jax.Array]:
@@ -39,7 +39,7 @@ class GroupedTrial(trial.Trial):
     else:
       found["a"] = found["a"][0]
     if p.bias:
-      size = (p.groups, p.n)
+      size = (p.groups.count, p.n)
       found["bias"] = trial.normal(jax.random.key(1), size, p.dtype, 1.0)
     return found | {"offsets": jnp.asarray(self._offsets, jnp.int32)}
 
@@ -47,13 +47,11 @@ class GroupedTrial(trial.Trial):
     """Of each result, what is checked: some rows or all of some groups."""
     p = self.case.problem
     found: list[list[trial.Expected]] = []
-    for group in _some(p.groups):
+    for group in _some(p.groups.count):
       start, end = self._offsets[group : group + 2]
       if start == end:
         continue
-      dense = dataclasses.replace(
-        p, ragged=None, groups=0, **{p.ragged: int(end - start)}
-      )
+      dense = dataclasses.replace(p, groups=None, **{p.along: int(end - start)})
       case = dataclasses.replace(self.case, problem=dense)
       part = _of_group(self.operands, p, group, slice(start, end))
       results = trial.expected(case, part)
@@ -91,10 +89,11 @@ def _some(groups: int) -> Iterator[int]:
 
 def _as_batch(p: Problem) -> Problem:
   """A dense problem with the operands of the grouped one, but for the bias."""
-  dense = dataclasses.replace(p, ragged=None, groups=0, bias=None)
-  if p.ragged == "k":
+  dense = p.changed(ragged=None, groups=0, bias=None)
+  if p.along == "k":
     return dense
-  return dataclasses.replace(dense, batch=p.groups, batched_b=p.groups > 1)
+  count = p.groups.count
+  return dense.changed(batch=count, batched_b=count > 1)
 
 
 def _of_group(

@@ -124,5 +124,5 @@ def named_example(
   problem: dict, config: dict, activation: str | None, factors=()
 ):
   """`example` of fields that JSON holds; see `compiled.compile_example`."""
-  problem = Problem(**problem, activation=activation)
+  problem = Problem.flat(**problem, activation=activation)
   return example(problem, Config(**config), factors)

@@ -24,11 +24,14 @@ def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
     found = {"a": ((p.k, p.m), p.dtype), "b": ((p.k, p.n), p.dtype)}
   else:
     matrix = (p.n, p.k) if p.transpose_b else (p.k, p.n)
-    found = {"a": ((p.m, p.k), p.dtype), "b": ((p.groups, *matrix), p.dtype)}
+    found = {
+      "a": ((p.m, p.k), p.dtype),
+      "b": ((p.groups.count, *matrix), p.dtype),
+    }
   if p.gated:
     found["b_up"] = found["b"]
   if p.bias is not None:
-    found["bias"] = ((p.groups, p.n), "float32")
+    found["bias"] = ((p.groups.count, p.n), "float32")
   return {
     name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
     for name, (shape, dtype) in found.items()
@@ -116,7 +119,7 @@ def example(
   The problem's activation is a name of `jax.nn`, or None.
   """
   arguments = shapes(problem)
-  offsets = jax.ShapeDtypeStruct((problem.groups + 1,), jnp.int32)
+  offsets = jax.ShapeDtypeStruct((problem.groups.count + 1,), jnp.int32)
   named = problem.activation
   activation = getattr(jax.nn, named) if named else None
 
@@ -128,4 +131,6 @@ def example(
 
 def named_example(problem: dict, config: dict, activation: str | None):
   """`example` of fields that JSON holds; see `compiled.compile_example`."""
-  return example(Problem(**problem, activation=activation), Config(**config))
+  return example(
+    Problem.flat(**problem, activation=activation), Config(**config)
+  )
