@@ -84,26 +84,30 @@ _kind = functools.cache(Kind)
 
 def kind_of(problem: Problem, gpu: hardware.Gpu) -> Kind:
   """Whichever activation, that there is one is what counts."""
-  p = problem
-  epilogue = p.epilogue
+  p, epilogue = problem, problem.epilogue
   if epilogue.activation:
     epilogue = dataclasses.replace(epilogue, activation="any")
-  return _kind(gpu, _of_any_size(p, p.out_dtype, p.along, epilogue))
-
-
-def _of_any_size(
-  problem: Problem, out_dtype: str, along, epilogue: Epilogue
-) -> Problem:
-  return Problem(
+  nominal = Problem(
     m=8192,
     n=8192,
     k=8192,
-    a=Operand(dtype=problem.a.dtype, k_last=True),
-    b=Operand(dtype=problem.b.dtype, k_last=False),
-    out_dtype=out_dtype,
-    groups=along and Groups(along=along, count=1),
+    a=Operand(dtype=p.a.dtype, k_last=True),
+    b=Operand(dtype=p.b.dtype, k_last=False),
+    out_dtype=p.out_dtype,
+    groups=p.groups and Groups(along=p.groups.along, count=1),
     epilogue=epilogue,
   )
+  return _kind(gpu, nominal)
+
+
+@functools.cache
+def _of_sums(kind: Kind) -> Kind:
+  """Of dense products in float32, with nothing after them."""
+  epilogue = Epilogue(gated=kind.problem.epilogue.gated)
+  sums = dataclasses.replace(
+    kind.problem, out_dtype="float32", groups=None, epilogue=epilogue
+  )
+  return _kind(kind.gpu, sums)
 
 
 @functools.cache
@@ -158,10 +162,8 @@ def in_parts(config: Config, split_k: int, kind: Kind) -> Config | None:
   7168 13.9 -> 13.1 (H200).
   """
   config = dataclasses.replace(config, split_k=2)  # however many
-  no_epilogue = Epilogue(gated=kind.problem.epilogue.gated)
-  sums = _of_any_size(kind.problem, "float32", None, no_epilogue)
-  kind = _kind(kind.gpu, sums)
-  parts = _fitted(config, kind, ((2, 3), (1, 3), (2, 2), (1, 2)))
+  options = (2, 3), (1, 3), (2, 2), (1, 2)
+  parts = _fitted(config, _of_sums(kind), options)
   return parts and dataclasses.replace(parts, split_k=split_k)
 
 
