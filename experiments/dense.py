@@ -33,28 +33,35 @@ be carried out; 130 after Ctrl-C.
 
 from collections.abc import Sequence
 import dataclasses
+import functools
+import os
+import tempfile
+from typing import Any
 
 from absl import flags
+import jax
 
 from experiments.harness import (
   cli,
-  dense_bench,
   dense_cases,
   dense_latency,
   dense_plots,
   dense_tables,
   dense_unseen,
-  report,
+  prepared,
 )
 from experiments.harness import console as console_lib
+from experiments.harness import report as report_lib
+from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
+from experiments.harness.case import Candidate
 from pallas_gemm import compat
+from pallas_gemm.tuning import autotune, cache
 
 EXPERIMENT = "dense"
-REPORT = report.Report(
+REPORT = report_lib.Report(
   experiment=EXPERIMENT,
   summary=dense_tables.summary,
-  numeric=dense_tables.NUMERIC,
   timed=dense_tables.compared,
   markdown=dense_tables.markdown,
   figures={
@@ -68,8 +75,6 @@ UNSEEN = dataclasses.replace(
   experiment="dense_unseen",
   figures={"dense_unseen.png": dense_plots.ratios},
 )
-# Without a GPU: what is small enough to be interpreted.
-_ON_HOST = ("interpret", dense_latency.SUITE)
 _NAMES = (*dense_cases.NAMES, dense_latency.SUITE)
 
 for _name in ("shapes", "dtype", "seed", "output_dir", *cli.TIMED):
@@ -113,31 +118,23 @@ def chosen(on_gpu: bool) -> tuple[list[dense_cases.Case], bool]:
   Raises:
     cli.FlagError: no such suite or shape, or not without a GPU.
   """
-  dtype = cli.DTYPE.value or "bfloat16"
-  if dtype == "float32":
-    raise cli.FlagError("--dtype: the dense ops are compared in 16 bits")
-  shapes = cli.parse_shapes(cli.SHAPES.value)
-  names = list(dict.fromkeys(name.strip() for name in _SUITE.value))
+  dtype, shapes = (
+    cli.DTYPE.value or "bfloat16",
+    cli.parse_shapes(cli.SHAPES.value),
+  )
+  names = [name.strip() for name in _SUITE.value]
   if _UNSEEN.value:
     _check_unseen(on_gpu, bool(names or shapes))
     drawn = dense_unseen.draw(cli.SEED.value, _UNSEEN.value, dtype)
     return list(dict.fromkeys(drawn)), False
   if not names and not shapes:
     names = ["quick" if on_gpu else "interpret"]
-  large = [name for name in names if name not in _ON_HOST and name in _NAMES]
-  if large and not on_gpu:
-    raise cli.FlagError(
-      f"--suite={','.join(large)}: too large without an NVIDIA GPU; there are"
-      f" {', '.join(_ON_HOST)} and --shapes"
-    )
   cases = dense_cases.plain(shapes, dtype)
-  for name in names:
-    if name == dense_latency.SUITE:
-      continue
-    try:
-      cases += dense_cases.suite(name, dtype)
-    except ValueError as error:
-      raise cli.FlagError(f"--suite: {error}") from None
+  cases += cli.parse_suites(
+    [name for name in names if name != dense_latency.SUITE],
+    dense_cases.suite,
+    None if on_gpu else ("interpret", dense_latency.SUITE),
+  )
   # A suite that is named beside "all" is measured once.
   latency = "all" in names or dense_latency.SUITE in names
   return list(dict.fromkeys(cases)), latency
@@ -157,44 +154,67 @@ def _check_unseen(on_gpu: bool, others: bool) -> None:
     raise cli.FlagError("--update_readme: has no section for --unseen")
 
 
-def _report() -> report.Report:
-  return UNSEEN if _UNSEEN.value else REPORT
+def measure(bench: run_lib.Bench, case: prepared.Prepared) -> dict[str, Any]:
+  """The row of a case.
+
+  Raises:
+    Exception: what kept the op or its baseline from being compiled or run.
+  """
+  if _TUNED.value and case.facts.get("implementation") == "sm90":
+    arms = dict(case.arms) | {dense_cases.TUNED: [tuned(case.case)]}
+    case = dataclasses.replace(case, arms=arms)
+  return bench.measure(case)
+
+
+def tuned(case: dense_cases.Case) -> Candidate:
+  """A case with the config that `autotune` finds, and then forgets."""
+  operands = case.operands()
+  fn = dense_cases.ours(case, _IMPLEMENTATION.value)
+  before = os.environ.get(cache.FOLDER_VARIABLE)
+  with tempfile.TemporaryDirectory() as folder:
+    os.environ[cache.FOLDER_VARIABLE] = folder
+    cache.clear()
+    try:
+      autotune.autotune(fn, **operands)
+      config, _ = prepared.config_of(fn, operands)
+      compiled = jax.jit(fn).lower(**operands).compile()
+    finally:
+      del os.environ[cache.FOLDER_VARIABLE]
+      if before is not None:
+        os.environ[cache.FOLDER_VARIABLE] = before
+      cache.clear()
+  return Candidate(lambda: compiled, config)
 
 
 def run(console: console_lib.Console) -> int:
   """Measures what the flags say."""
-  on_gpu = compat.targets_gpu()
+  on_gpu, report, how = compat.targets_gpu(), _report(), _IMPLEMENTATION.value
   cases, latency = chosen(on_gpu)
-  found = _report()
-  session = session_lib.start(console, found.experiment, on_gpu)
-  bench = dense_bench.DenseBench(
-    session_lib.bench(found.experiment, on_gpu),
-    tuned=_TUNED.value,
-    implementation=_IMPLEMENTATION.value,
-  )
+  session = session_lib.start(console, report.experiment, on_gpu)
+  bench = session_lib.bench(report.experiment, on_gpu)
+  line = dense_tables.host_line
   with session.measuring(len(cases)):
     if on_gpu:
-      session.host_rows(
-        "bandwidth", bench.measure_bandwidth, dense_tables.host_line
-      )
+      session.host_rows("bandwidth", bench.measure_bandwidth, line)
     session.suites(
       cases,
-      lambda suite: dense_bench.prepare(suite, bench.implementation),
-      bench.measure,
+      functools.partial(prepared.prepare, implementation=how),
+      functools.partial(measure, bench),
       dense_tables.label,
       dense_tables.measured_parts,
     )
     if latency:
       dtype = cli.DTYPE.value or "bfloat16"
-      session.host_rows(
-        dense_latency.SUITE,
-        lambda: dense_latency.rows(bench, dtype),
-        dense_tables.host_line,
-      )
+      rows = functools.partial(dense_latency.rows, bench, dtype, how)
+      session.host_rows(dense_latency.SUITE, rows, line)
   title = f"The dense ops on {session.device}, relative to jnp"
-  found.table(console, title, session.rows)
+  report.table(console, title, session.rows)
   folder = session.path.parent
-  return session.finish(lambda rows: found.show(console, rows, folder))
+  return session.finish(lambda rows: report.show(console, rows, folder))
+
+
+def _report() -> report_lib.Report:
+  return UNSEEN if _UNSEEN.value else REPORT
 
 
 def main(argv: Sequence[str]) -> int:

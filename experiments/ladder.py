@@ -29,32 +29,32 @@ Exit status: 0; 1 if a kernel FAILED or could not run; 2 for a command that
 can't be carried out; 130 after Ctrl-C.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
+import functools
 import math
-import pathlib
-import time
 from typing import Any
 
 from absl import flags
 import jax
 
-from experiments.harness import bench as bench_lib
 from experiments.harness import (
   cli,
   code_diff,
   compiled,
   contestants,
-  inputs,
   ladder_pages,
+  ladder_tables,
   modelled,
+  prepared,
   provenance,
   suites,
   tables,
-  timing,
 )
 from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
+from experiments.harness import run as run_lib
+from experiments.harness import session as session_lib
 from pallas_gemm import compat, hardware
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract
@@ -116,156 +116,102 @@ _MEASURING = (
 )  # fmt: skip
 
 
+def contestants_of(
+  problem: contract.Problem, rungs: Sequence[contract.Rung], on_gpu: bool
+) -> Iterator[contestants.Contestant]:
+  """Baselines, rungs and peers on one problem."""
+  if on_gpu:
+    yield from contestants.baselines(problem)
+  for rung in rungs:
+    yield contestants.rung(rung, problem)
+  if on_gpu and _PEERS.value and not _SWEEP.value:
+    for name in contestants.PEERS:
+      yield contestants.peer(name, problem)
+
+
 @dataclasses.dataclass
 class Ladder:
-  """A run: what it measures, and the rows it has so far.
+  """A run of the ladder.
 
   Attributes:
-    sweep: whether kernels that take too long are left out.
+    session: what it prints and keeps.
+    bench: how it measures.
+    gpu: that the traffic model describes.
+    earlier: rows that need not be measured again.
   """
 
-  console: console_lib.Console
-  bench: bench_lib.Bench
-  path: pathlib.Path
+  session: session_lib.Session
+  bench: run_lib.Bench
   gpu: hardware.Gpu
-  interrupt: console_lib.Interrupt
-  sweep: bool = False
-  earlier: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-  rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-  failures: list[str] = dataclasses.field(default_factory=list)
+  earlier: Sequence[dict[str, Any]]
 
-  def problem(
-    self,
-    problem: contract.Problem,
-    rungs: Sequence[contract.Rung],
-    peers: bool,
-  ) -> None:
-    """Measures baselines, rungs and peers on one problem."""
-    try:
-      operands = inputs.operands(problem, self.bench.seed)
-    except Exception as error:  # pylint: disable=broad-exception-caught
-      reason = contestants.first_line(error)  # most likely out of memory
-      self.console.line(f"{_size(problem)}  can't run: {reason}", bad=True)
-      self.failures.append(_size(problem))
-      return
-    baselines = contestants.baselines(problem)
-    yardstick = baselines[0]
-
-    def one(name: str, build, **kind) -> None:
-      self.console.doing(f"{name} {_size(problem)}")
-      self._one(problem, operands, name, build, yardstick, **kind)
-      self.console.step()
-
-    if self.bench.timed:
-      for baseline in baselines:
-        one(baseline.kernel, lambda b=baseline: b)
-    for rung in rungs:
-      one(rung.name, lambda r=rung: contestants.rung(r, problem), rung=rung)
-    if peers and self.bench.timed:
-      for name, build in contestants.PEERS.items():
-        one(
-          name,
-          lambda f=build: f(problem, operands, self.bench.chooses),
-          peer=True,
-        )
-
-  def _one(
-    self, problem, operands, name, build, yardstick, rung=None, peer=False
-  ) -> None:
-    """Measures one contestant: its line, its row, or why there is none."""
-    number = rung.number if rung else None
-    label = f"{rung.label if rung else '':>3} {name:<26} {_size(problem)}"
-    bench = self.bench
-    if rung is not None and self.sweep:
-      least_s = modelled.of_rung(rung, problem, self.gpu).floor.seconds
+  def case(self, case: contestants.Contestant) -> None:
+    """Measures a contestant: its line, its row, or why there is none."""
+    session, bench, rung = self.session, self.bench, case.rung
+    name = f"{rung.label if rung else '':>3} {case.kernel:<26} {_size(case)}"
+    if rung is not None and _SWEEP.value:
+      least_s = modelled.of_rung(rung, case.problem, self.gpu).floor.seconds
       if least_s > DOES_NOT_FIT_S:
         least = tables.duration(1e3 * least_s)
-        self.console.line(f"{label}  does not fit: at least {least} (model)")
+        line = f"{name}  does not fit: at least {least} (model)"
+        session.console.line(line)
         return
       if least_s > LONG_S:
         bench = dataclasses.replace(bench, repeats=LONG_REPEATS)
-    if kept := self._kept(name, problem, bench.repeats):
-      self.rows.append(kept)
-      self.console.line(f"{label}  kept from {kept['utc']}")
+    if kept := self._kept(case, bench):
+      session.rows.append(kept)
+      session.console.line(f"{name}  kept from {kept['utc']}")
       return
-    start = time.perf_counter()
-    try:
-      contestant = build()
-      row = bench.compare(
-        problem,
-        operands,
-        contestant,
-        yardstick,
-        number,
-        optional=resources(contestant, rung, operands),
-      )
-    except Exception as error:  # pylint: disable=broad-exception-caught
-      if self.interrupt.pressed:  # inside a kernel Ctrl-C comes in disguise
-        raise KeyboardInterrupt from None
-      # A kernel that can't run must not cost the rows of the others; only a
-      # peer is allowed not to.
-      reason = contestants.reason(error)
-      if not peer:
-        self.failures.append(name)
-      self.console.line(f"{label}  can't run here: {reason}", bad=not peer)
-      return
-    rows_lib.append(self.path, row)
-    self.rows.append(row)
-    failed = row["passed"] is False
-    if failed:
-      self.failures.append(name)
-    parts = [label]
-    if row["ms_median"] is not None:
-      parts += measured_parts(row, self.rows)
-    elif not self.bench.timed:
-      parts.append(f"interpreted in {time.perf_counter() - start:.1f} s")
-    parts.append(
-      f"{tables.verdict(row)} error {_number(row['max_error'])}, bound"
-      f" {_number(row['error_bound'])}"
+    session.case(
+      name,
+      functools.partial(measure, bench, case),
+      lambda row: measured_parts(row, session.rows),
+      may_fail=case.kernel in contestants.PEERS,
     )
-    self.console.line("  ".join(parts), bad=failed)
-    if rung is not None and not self.bench.timed:
-      self.console.line(f"   {modelled.line(rung, problem, self.gpu)}")
+    if rung is not None and not bench.timed:
+      line = modelled.line(rung, case.problem, self.gpu)
+      session.console.line(f"   {line}")
 
   def _kept(
-    self, kernel: str, problem: contract.Problem, repeats: int
+    self, case: contestants.Contestant, bench: run_lib.Bench
   ) -> dict[str, Any] | None:
     """The row that `--resume` need not measure again."""
     versions = provenance.versions()
-    same = dataclasses.asdict(problem) | {
-      "kernel": kernel,
-      "seed": self.bench.seed,
+    same = dataclasses.asdict(case.problem) | {
+      "kernel": case.kernel,
+      "seed": bench.seed,
       **{f: versions[f] for f in ("device", "jax", "jaxlib", "commit")},
     }
-    if self.bench.timed:
-      same |= {"warmup": self.bench.warmup, "repeats": repeats}
+    if bench.timed:
+      same |= {"warmup": bench.warmup, "repeats": bench.repeats}
     row = rows_lib.find(self.earlier, **same)
     return None if row is None or row["passed"] is False else row
 
 
-def resources(
-  contestant: contestants.Contestant,
-  rung: contract.Rung | None,
-  operands: contestants.Operands,
+def measure(
+  bench: run_lib.Bench, case: contestants.Contestant
 ) -> dict[str, Any]:
-  """Optional fields of a rung's row: its variant, and what it compiles to.
+  """The row of a contestant; of a rung, with what its kernel takes.
 
-  On a GPU it makes the contestant's first call, which compiles the kernel.
+  Raises:
+    Exception: why it can't run here.
   """
-  if rung is None:
-    return {}
-  found: dict[str, Any] = {"variant": rung.variant or None}
-  if compat.targets_gpu():
+  ready = prepared.uncompiled(case)
+  if case.rung is not None and bench.timed:
+    operands = case.draw(bench.seed)
     with compiled.capture() as facts:
-      jax.block_until_ready(contestant.fn(*operands))
-    found |= facts
-  return found
+      [(fn, _)] = ready.arms[case.kernel]
+      jax.block_until_ready(fn()(**operands))
+    ready = dataclasses.replace(ready, facts=facts)
+  return bench.measure(ready)
 
 
 def measured_parts(
   row: dict[str, Any], rows: Sequence[dict[str, Any]]
 ) -> list[str]:
   """The times of a row, as parts of its line."""
+  if row["ms_median"] is None:
+    return []
   time_part = (
     f"{tables.duration(row['ms_median']):>8}"
     f" (w:{row['warmup']} r:{row['repeats']})"
@@ -276,21 +222,18 @@ def measured_parts(
     f"{tables.rate(row['gbytes_per_s']):>5} GB/s",
     f"{tables.factor(row['ratio_to_jnp_dot']):>6} of jnp.dot",
   ]
-  if (before := tables.over_rung_before(row, rows)) is not None:
+  before = ladder_tables.relative(rows)["x before"](row)
+  if before != tables.EMPTY:
     rung = row["number"] - (0 if row.get("variant") else 1)
-    parts.append(f"{tables.factor(before):>6} of rung {rung}")
+    parts.append(f"{before:>6} of rung {rung}")
   if (wall := row.get("wall_ms_median")) is not None:
     parts.append(f"wall {tables.duration(wall)}")
   return parts
 
 
-def _size(problem: contract.Problem) -> str:
-  p = problem
+def _size(case: contestants.Contestant) -> str:
+  p = case.problem
   return f"{p.m}x{p.n}x{p.k} {p.dtype}"
-
-
-def _number(x: float | None) -> str:
-  return "not finite" if x is None else f"{x:.2e}"
 
 
 def by_dtype(
@@ -302,6 +245,11 @@ def by_dtype(
     if dtype is None or dtype in rung.dtypes:
       found.setdefault(dtype or rung.dtypes[0], []).append(rung)
   return found
+
+
+def problem_of(shape: suites.Shape, dtype: str) -> contract.Problem:
+  """A product with the factors of the flags."""
+  return contract.Problem(*shape, dtype, alpha=_ALPHA.value, beta=_BETA.value)
 
 
 def model_gpu() -> hardware.Gpu:
@@ -323,9 +271,7 @@ def explain(name: str, console: console_lib.Console) -> int:
     for rung in chosen:
       console.line(modelled.page(rung))
       for shape in shapes or suites.suite("ladder"):
-        problem = contract.Problem(
-          *shape, dtype, alpha=_ALPHA.value, beta=_BETA.value
-        )
+        problem = problem_of(shape, dtype)
         console.line(modelled.explain(rung, problem, gpu))
   return 0
 
@@ -359,64 +305,39 @@ def run(console: console_lib.Console) -> int:
   experiment = SWEEP if _SWEEP.value else EXPERIMENT
   shapes = shapes or suites.suite(experiment if on_gpu else "interpret")
   gpu = model_gpu()
-  device = provenance.device_name()
-  path = rows_lib.results_file(device, experiment, cli.OUTPUT_DIR.value)
-  bench = bench_lib.Bench(
-    experiment=experiment,
-    seed=cli.SEED.value,
-    warmup=cli.WARMUP.value,
-    repeats=cli.REPEATS.value,
-    timed=on_gpu,
-    measure=timing.measure,
-    flush=timing.l2_flush(hardware.current().l2_bytes) if on_gpu else None,
-  )
-  interrupt = console_lib.Interrupt()
-  ladder = Ladder(console, bench, path, gpu, interrupt, _SWEEP.value)
-  if _RESUME.value:
-    ladder.earlier = rows_lib.read(path)
-  if on_gpu:
-    console.line(f"{device}; times are GPU kernel times, L2 flushed")
-  else:
+  cases = [
+    case
+    for shape in shapes
+    for dtype, chosen in groups.items()
+    for case in contestants_of(problem_of(shape, dtype), chosen, on_gpu)
+  ]
+  session = session_lib.start(console, experiment, on_gpu)
+  if not on_gpu:
     console.line(
-      f"No NVIDIA GPU here ({device}): the kernels run in Pallas' GPU"
-      " interpreter. They are checked; interpreted times are not GPU times,"
-      f" so no throughput is given. The traffic model is of the {gpu.name}."
+      "The kernels run in Pallas' GPU interpreter. The traffic model is of the"
+      f" {gpu.name}."
     )
-  kernels = sum(map(len, groups.values()))
-  peers = _PEERS.value and not _SWEEP.value
-  extra = 4 * len(groups) if on_gpu else 0
-  interrupted = False
-  try:
-    with interrupt, console.progress((kernels + extra) * len(shapes)):
-      for shape in shapes:
-        for dtype, chosen in groups.items():
-          problem = contract.Problem(
-            *shape, dtype, alpha=_ALPHA.value, beta=_BETA.value
-          )
-          ladder.problem(problem, chosen, peers)
-  except KeyboardInterrupt:
-    interrupted = True
-  ladder_pages.print_table(console, f"The ladder on {device}", ladder.rows)
-  if ladder.rows:
-    console.line(f"rows: {path}")
-  if interrupted:
-    console.line(
-      f"interrupted: {len(ladder.rows)} finished rows were kept;"
-      " --resume goes on from there"
-    )
-    return 130
-  if on_gpu:
-    everything = cli.UPDATE_README.value
-    shown = ladder_pages.folders() if everything else [path.parent]
-    ladder_pages.show(
-      console, [ladder_pages.Device.read(folder) for folder in shown]
-    )
-  elif cli.UPDATE_README.value or cli.PLOT.value:
-    console.line("no plots and no README table: nothing was timed")
-  if ladder.failures:
-    console.line(f"FAILED: {', '.join(ladder.failures)}", bad=True)
-    return 1
-  return 0
+  bench = session_lib.bench(experiment, on_gpu)
+  bench = dataclasses.replace(bench, host_calls=0)
+  earlier = rows_lib.read(session.path) if _RESUME.value else []
+  ladder = Ladder(session, bench, gpu, earlier)
+  with session.measuring(len(cases)):
+    for case in cases:
+      ladder.case(case)
+  title = f"The ladder on {session.device}"
+  ladder_pages.print_table(console, title, session.rows)
+  status = session.finish(lambda rows: _show(session))
+  if session.interrupted:
+    console.line("--resume goes on from there")
+  return status
+
+
+def _show(session: session_lib.Session) -> None:
+  """Plots, and pages of this device's rows or of all."""
+  everything = cli.UPDATE_README.value
+  folders = ladder_pages.folders() if everything else [session.path.parent]
+  devices = [ladder_pages.Device.read(folder) for folder in folders]
+  ladder_pages.show(session.console, devices)
 
 
 def main(argv: Sequence[str]) -> int:

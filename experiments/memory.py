@@ -44,7 +44,7 @@ Exit status: 0; 1 if a result is wrong or a kernel can't run; 2 for a command
 that can't be carried out; 130 after Ctrl-C.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -54,8 +54,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.harness import bench as bench_lib
-from experiments.harness import cli, provenance, rows, tables, timing
+from experiments.harness import cli, provenance, tables, timing
 from experiments.harness import console as console_lib
 from experiments.harness import memory_kernels as kernels
 from experiments.harness import session as session_lib
@@ -66,6 +65,14 @@ EXPERIMENT = "memory"
 MEASURES = ("latency", "rate", "sweep")
 LEVELS = ("shared", "l1", "l2", "dram")
 GIB = 1024 * MIB
+UNITS = {
+  "ns": "ns",
+  "cycles": "cycles",
+  "gbytes_per_s": "GB/s",
+  "bytes_per_sm_cycle": "bytes / SM cycle",
+}
+_NUMERIC = ("working set", *UNITS.values(), "SM MHz")
+_HEADER = ("measure", "level", *_NUMERIC, "check")
 # Enough for the shape of a curve of many points.
 _SWEEP = {"warmup": 1, "repeats": 5}
 
@@ -84,74 +91,15 @@ _LEVELS = flags.DEFINE_list(
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-  """What was measured of one level.
-
-  Attributes:
-    experiment: "memory".
-    measure: "latency", "rate"; "sweep" for a latency of no named level.
-    level: one of `LEVELS`; None in a sweep.
-    working_set_bytes: that the loads touch; of shared memory, those of a block.
-    blocks: thread blocks.
-    steps: loads of a chase, or tiles that each block loads or copies, in the
-      time below.
-    ms_median, ms_p25, ms_p75: of `steps`, so of the difference of two calls;
-      of a copy, of the call.
-    ms_short: median of the shorter call; None of a copy.
-    ns: latency, a step's time.
-    cycles: that of the SM clock of this run.
-    gbytes_per_s: rate of the whole GPU, in 1e9/s.
-    bytes_per_sm_cycle: the same, by SMs and the clock.
-    cold: whether the L2 was flushed before each call.
-    max_error, error_bound, passed: the result is exact or wrong.
-    repeats, warmup, seed, device, driver, cuda, jax, jaxlib, sm_clock_mhz,
-      power_w, temperature_c, kernel_names, commit, utc: as in `rows.Row`.
-  """
-
-  experiment: str
-  measure: str
-  level: str | None
-  working_set_bytes: int
-  blocks: int
-  steps: int
-  ms_median: float | None
-  ms_p25: float | None
-  ms_p75: float | None
-  ms_short: float | None
-  ns: float | None
-  cycles: float | None
-  gbytes_per_s: float | None
-  bytes_per_sm_cycle: float | None
-  cold: bool
-  max_error: float
-  error_bound: float
-  passed: bool
-  repeats: int
-  warmup: int
-  seed: int
-  device: str | None
-  driver: str | None
-  cuda: str | None
-  jax: str | None
-  jaxlib: str | None
-  sm_clock_mhz: float | None
-  power_w: float | None
-  temperature_c: float | None
-  kernel_names: list[str]
-  commit: str | None
-  utc: str
-
-
 @dataclasses.dataclass(frozen=True)
 class Probe:
   """One thing to measure.
 
   Attributes:
-    measure, level: as in `Row`.
+    measure, level: as in a row.
     nbytes: the working set.
-    first: steps of the shorter call; a whole number of rounds, but for a
-      chase through cold lines.
+    first: steps of the shorter call, or tiles that each block reads; a whole
+      number of rounds, but for a chase through cold lines.
     more: steps that the longer call makes beyond.
     cold: whether the L2 is flushed before each call.
     blocks: thread blocks.
@@ -171,6 +119,19 @@ class Probe:
     words = self.measure, self.level, size(self.nbytes)
     return " ".join(word for word in words if word)
 
+  @property
+  def is_copy(self) -> bool:
+    """Whether it has but one call."""
+    return (self.measure, self.level) == ("rate", "dram")
+
+  @property
+  def moved(self) -> int | None:
+    """Bytes loaded and stored in `more` steps; None of a chase."""
+    if self.is_copy:
+      return 2 * self.nbytes
+    tiles = self.blocks * self.more
+    return tiles * kernels.TILE_BYTES if self.measure == "rate" else None
+
 
 def size(nbytes: int) -> str:
   """A working set in words: "32 KiB", "37.5 MiB"."""
@@ -179,17 +140,9 @@ def size(nbytes: int) -> str:
   return f"{nbytes / units[name]:g} {name}"
 
 
-# How much is measured on a GPU, and what the interpreter can do.
-
-
 def probes(gpu: hardware.Gpu) -> list[Probe]:
   """All that is measured on a GPU."""
-  rings = {
-    "shared": 32 * KIB,
-    "l1": 32 * KIB,
-    "l2": 8 * MIB,
-    "dram": GIB,
-  }
+  rings = dict(zip(LEVELS, (32 * KIB, 32 * KIB, 8 * MIB, GIB)))
   chases = [("latency", level, nbytes) for level, nbytes in rings.items()]
   powers = [2**e for e in range(14, 33)]
   between = [3 * 2**e for e in range(15, 27)]
@@ -251,28 +204,10 @@ def chosen(found: Sequence[Probe]) -> list[Probe]:
   return taken
 
 
-# What is measured, and the row of it.
-
-
-@dataclasses.dataclass(frozen=True)
-class Calls:
-  """A probe's kernel, ready to be called.
-
-  Attributes:
-    short: the shorter call; None of a copy.
-    long: the longer one.
-    error: how far their results are from what they must be.
-    moved: bytes loaded and stored in the difference; None of a chase.
-  """
-
-  short: timing.Arm | None
-  long: timing.Arm
-  error: float
-  moved: int | None = None
-
-
-def prepare(probe: Probe, seed: int, buffer_bytes: int) -> Calls:
-  """Makes a probe's data, and calls and checks its kernel.
+def prepare(
+  probe: Probe, seed: int, buffer_bytes: int
+) -> tuple[list[timing.Arm], float]:
+  """A probe's calls, the longer one last, and the largest error of a result.
 
   Args:
     probe: what is measured.
@@ -280,75 +215,32 @@ def prepare(probe: Probe, seed: int, buffer_bytes: int) -> Calls:
     buffer_bytes: of the array that rings in global memory are put into, so
       that one kernel serves all of them.
   """
-  if probe.measure != "rate":
-    return _prepare_chase(probe, seed, buffer_bytes)
-  if probe.level == "dram":
-    return _prepare_copy(probe, seed)
-  return _prepare_read(probe, seed)
-
-
-def _prepare_chase(probe: Probe, seed: int, buffer_bytes: int) -> Calls:
   shared = probe.level == "shared"
-  kernel = kernels.chase_shared if shared else kernels.chase
-  visits = kernels.order(probe.nbytes // kernels.LINE_BYTES, seed)
-  lines = (probe.nbytes if shared else buffer_bytes) // kernels.LINE_BYTES
-  links = kernels.ring(visits, lines)
-  ends = functools.partial(kernels.end, visits)
-  short, long, error = _pair(probe, kernel, links, (), ends)
-  return Calls(short, long, error)
-
-
-def _prepare_read(probe: Probe, seed: int) -> Calls:
-  shared = probe.level == "shared"
-  kernel = kernels.read_shared if shared else kernels.read
-  rng = np.random.default_rng(seed)
-  count = probe.nbytes // kernels.WORD_BYTES
-  words = rng.integers(-(2**31), 2**31, count, dtype=np.int32)
-  tiles = count // kernels.TILE
-  short, long, error = _pair(
-    probe,
-    functools.partial(kernel, blocks=probe.blocks),
-    jnp.asarray(words),
-    (tiles - 1,),
-    lambda steps: kernels.sums(words, steps // tiles),
-  )
-  moved = probe.blocks * probe.more * kernels.TILE_BYTES
-  return Calls(short, long, error, moved)
-
-
-def _pair(
-  probe: Probe,
-  kernel: Callable[..., jax.Array],
-  data: jax.Array,
-  others: tuple[int, ...],
-  want: Callable[[int], Any],
-) -> tuple[timing.Arm, timing.Arm, float]:
-  """A kernel's calls of two lengths, and the larger error of their results.
-
-  Args:
-    probe: what is measured.
-    kernel: of the data and of int32 [steps, *others].
-    data: on the device.
-    others: beside the steps.
-    want: result by steps.
-  """
+  if probe.is_copy:
+    words = _random_words(seed, probe.nbytes // kernels.WORD_BYTES)
+    error = float(_differences(kernels.copy(words), words))
+    return [timing.Arm("copy", kernels.copy, (words,))], error
+  if probe.measure == "rate":
+    count = probe.nbytes // kernels.WORD_BYTES
+    rng, tiles = np.random.default_rng(seed), count // kernels.TILE
+    words = rng.integers(-(2**31), 2**31, count, dtype=np.int32)
+    kernel = functools.partial(kernels.read, blocks=probe.blocks, shared=shared)
+    data, others = jnp.asarray(words), [tiles - 1]
+    right = functools.partial(kernels.sums, words)
+  else:
+    visits = kernels.order(probe.nbytes // kernels.LINE_BYTES, seed)
+    lines = (probe.nbytes if shared else buffer_bytes) // kernels.LINE_BYTES
+    kernel = functools.partial(kernels.chase, shared=shared)
+    data, others = kernels.ring(visits, lines), []
+    right = functools.partial(kernels.end, visits)
   arms, errors = [], []
-  for name, steps in (
-    ("short", probe.first),
-    ("long", probe.first + probe.more),
-  ):
-    arguments = data, jnp.asarray([steps, *others], jnp.int32)
-    arms.append(timing.Arm(name, kernel, arguments))
-    got = np.asarray(kernel(*arguments), np.int64)
-    errors.append(float(np.abs(got - want(steps)).max()))
-  return *arms, max(errors)
-
-
-def _prepare_copy(probe: Probe, seed: int) -> Calls:
-  words = _random_words(seed, probe.nbytes // kernels.WORD_BYTES)
-  error = _differences(kernels.copy(words), words)
-  long = timing.Arm("copy", kernels.copy, (words,))
-  return Calls(None, long, float(error), 2 * probe.nbytes)
+  lengths = {"short": probe.first, "long": probe.first + probe.more}
+  for name, steps in lengths.items():
+    operands = data, jnp.asarray([steps, *others], jnp.int32)
+    got = np.asarray(kernel(*operands), np.int64)
+    errors.append(float(np.abs(got - right(steps)).max()))
+    arms.append(timing.Arm(name, kernel, operands))
+  return arms, max(errors)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -362,116 +254,98 @@ def _differences(a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.sum(a != b)
 
 
-def measure(probe: Probe, bench: bench_lib.Bench, buffer_bytes: int) -> dict:
+def measure(
+  probe: Probe, buffer_bytes: int, flush: timing.Arm | None
+) -> dict[str, Any]:
   """The row of a probe; a result that is wrong is not timed.
+
+  Its fields, beside those that all rows have (see `rows.Row`):
+    measure: "latency", "rate"; "sweep" for a latency of no named level.
+    level: one of `LEVELS`; None in a sweep.
+    working_set_bytes: that the loads touch; of shared memory, those of a block.
+    blocks: thread blocks.
+    steps: loads of a chase, or tiles that each block loads or copies, in the
+      times ms_*: the difference of two calls; of a copy, the call.
+    ms_short: median of the shorter call; None of a copy.
+    ns, cycles: latency, a step's time, and that of the SM clock of this run.
+    gbytes_per_s, bytes_per_sm_cycle: rate of the whole GPU, in 1e9/s, and the
+      same by SMs and the clock.
+    cold: whether the L2 was flushed before each call.
+
+  Args:
+    probe: what is measured.
+    buffer_bytes: see `prepare`.
+    flush: evicts the L2; None without a GPU.
 
   Raises:
     RuntimeError: the longer call took no longer.
   """
-  calls = prepare(probe, bench.seed, buffer_bytes)
-  bench = dataclasses.replace(
-    bench,
-    flush=bench.flush if probe.cold else None,
-    **(_SWEEP if probe.measure == "sweep" else {}),
-  )
-  timings, load = {}, provenance.Load()
-  if bench.timed and calls.error == 0:
-    arms = [arm for arm in (calls.short, calls.long) if arm is not None]
+  arms, error = prepare(probe, cli.SEED.value, buffer_bytes)
+  times: list[timing.Timing] = []
+  load = provenance.Load()
+  if compat.targets_gpu() and error == 0:
+    calls = {"warmup": cli.WARMUP.value, "repeats": cli.REPEATS.value}
+    calls |= _SWEEP if probe.measure == "sweep" else {}
     with provenance.Monitor() as monitor:
-      timings = bench.times(arms)
-    load = monitor.load
-  return make_row(probe, calls, timings, load, bench)
-
-
-def make_row(
-  probe: Probe,
-  calls: Calls,
-  timings: dict[str, timing.Timing],
-  load: provenance.Load,
-  bench: bench_lib.Bench,
-) -> dict[str, Any]:
-  """A row of the times of a probe's calls; of none if there are no times."""
-  short = timings.get(calls.short.name) if calls.short else None
-  long = timings.get(calls.long.name)
-  row = Row(
-    experiment=EXPERIMENT,
-    measure=probe.measure,
-    level=probe.level,
-    working_set_bytes=probe.nbytes,
-    blocks=probe.blocks,
-    steps=probe.more,
-    ms_short=short and short.median,
-    cold=probe.cold,
-    max_error=calls.error,
-    error_bound=0.0,
-    passed=calls.error == 0,
-    repeats=long.repeats if long else 0,
-    warmup=long.warmup if long else 0,
-    seed=bench.seed,
-    kernel_names=list(long.kernel_names) if long else [],
-    utc=provenance.utc(),
-    **_figures(probe, calls, short, long, load.sm_clock_mhz),
-    **dataclasses.asdict(load),
+      found = timing.measure(arms, flush=flush if probe.cold else None, **calls)
+    times, load = [found[arm.name] for arm in arms], monitor.load
+  last = times[-1] if times else timing.Timing((), (), 0)
+  return {
+    "experiment": EXPERIMENT,
+    "measure": probe.measure,
+    "level": probe.level,
+    "working_set_bytes": probe.nbytes,
+    "blocks": probe.blocks,
+    "steps": probe.more,
+    **_figures(probe, times, load.sm_clock_mhz),
+    "cold": probe.cold,
+    "max_error": error,
+    "error_bound": 0.0,
+    "passed": error == 0,
+    "repeats": last.repeats,
+    "warmup": last.warmup,
+    "seed": cli.SEED.value,
     **provenance.versions(),
-  )
-  return rows.as_dict(row)
+    **dataclasses.asdict(load),
+    "kernel_names": list(last.kernel_names),
+    "utc": provenance.utc(),
+  }
 
 
 def _figures(
-  probe: Probe,
-  calls: Calls,
-  short: timing.Timing | None,
-  long: timing.Timing | None,
-  clock_mhz: float | None,
+  probe: Probe, times: Sequence[timing.Timing], clock_mhz: float | None
 ) -> dict[str, float | None]:
   """The fields of a row that follow from times; None without."""
-  names = (
-      "ms_median", "ms_p25", "ms_p75", "ns", "cycles", "gbytes_per_s",
-      "bytes_per_sm_cycle",
-  )  # fmt: skip
+  names = "ms_median", "ms_p25", "ms_p75", "ms_short", *UNITS
   found: dict[str, float | None] = dict.fromkeys(names)
-  if long is None:
+  if not times:
     return found
   # By rounds: what a round has of a clock that moves, both calls have.
-  ms = np.array(long.ms) - (np.array(short.ms) if short else 0.0)
-  p25, median, p75 = (float(x) for x in np.percentile(ms, (25, 50, 75)))
-  if median <= 0:
-    raise RuntimeError(f"{probe.more} more steps took {median:.3g} ms")
-  found |= {"ms_median": median, "ms_p25": p25, "ms_p75": p75}
+  *short, long = (np.array(x.ms) for x in times)
+  ms = timing.Timing(tuple(long - sum(short)), (), 0)
+  if ms.median <= 0:
+    raise RuntimeError(f"{probe.more} more steps took {ms.median:.3g} ms")
+  found |= {"ms_median": ms.median, "ms_p25": ms.p25, "ms_p75": ms.p75}
+  found["ms_short"] = times[0].median if short else None
   hertz = clock_mhz and clock_mhz * 1e6
-  if calls.moved is None:
-    seconds = median * 1e-3 / probe.more
-    return found | {"ns": seconds * 1e9, "cycles": hertz and seconds * hertz}
-  rate = calls.moved / (median * 1e-3)
+  seconds = ms.median * 1e-3
+  if probe.moved is None:
+    step = seconds / probe.more
+    return found | {"ns": step * 1e9, "cycles": hertz and step * hertz}
+  rate = probe.moved / seconds
   sms = hardware.current().sm_count
   per_cycle = hertz and rate / hertz / sms
   return found | {"gbytes_per_s": rate / 1e9, "bytes_per_sm_cycle": per_cycle}
 
 
-# Lines, the table, the program.
-
-
 def parts(row: dict[str, Any]) -> list[str]:
   """What was measured, as parts of a line."""
-  if row["ms_median"] is None:
-    return ["not timed"]
-  found = []
-  for name, unit in UNITS.items():
-    if row[name] is not None:
-      found.append(f"{_digits(row[name])} {unit}")
-  return found
-
-
-UNITS = {
-  "ns": "ns",
-  "cycles": "cycles",
-  "gbytes_per_s": "GB/s",
-  "bytes_per_sm_cycle": "bytes / SM cycle",
-}
-_HEADER = (
-    "measure", "level", "working set", *UNITS.values(), "SM MHz", "check",
-)  # fmt: skip
-_NUMERIC = ("working set", *UNITS.values(), "SM MHz")
+  found = [
+    f"{_digits(row[name])} {unit}"
+    for name, unit in UNITS.items()
+    if row[name] is not None
+  ]
+  return found or ["not timed"]
 
 
 def _digits(x: float | None) -> str:
@@ -489,10 +363,11 @@ def cells(row: dict[str, Any]) -> list[str]:
   ]
 
 
-def run(console: console_lib.Console) -> int:
+def main(argv: Sequence[str]) -> int:
   """Measures what the flags say; returns the exit status."""
-  on_gpu = compat.targets_gpu()
-  gpu = hardware.current()
+  del argv
+  console = console_lib.Console()
+  on_gpu, gpu = compat.targets_gpu(), hardware.current()
   taken = chosen(probes(gpu) if on_gpu else tiny_probes())
   session = session_lib.start(
     console,
@@ -501,26 +376,16 @@ def run(console: console_lib.Console) -> int:
     name_width=24,
     caches="L2 warm for what it can hold, else flushed",
   )
-  bench = session_lib.bench(EXPERIMENT, on_gpu)
+  flush = timing.l2_flush(gpu.l2_bytes) if on_gpu else None
   rings = [x.nbytes for x in taken if x.measure != "rate"]
   buffer_bytes = max(rings, default=0)
-
   with session.measuring(len(taken)):
     for probe in taken:
-      session.case(
-        probe.name,
-        functools.partial(measure, probe, bench, buffer_bytes),
-        parts,
-      )
+      work = functools.partial(measure, probe, buffer_bytes, flush)
+      session.case(probe.name, work, parts)
   title = f"Memory of {session.device}"
   console.table(title, _HEADER, [cells(x) for x in session.rows], _NUMERIC)
   return session.finish()
-
-
-def main(argv: Sequence[str]) -> int:
-  """Carries out the flags; returns the exit status."""
-  del argv
-  return run(console_lib.Console())
 
 
 if __name__ == "__main__":

@@ -30,19 +30,23 @@ be carried out; 130 after Ctrl-C.
 """
 
 from collections.abc import Sequence
+import functools
+from typing import Any
 
 from absl import flags
 
 from experiments.harness import (
   cli,
   dense_tables,
-  ragged_bench,
+  prepared,
   ragged_cases,
   ragged_plots,
   ragged_tables,
   report,
 )
 from experiments.harness import console as console_lib
+from experiments.harness import rows as rows_lib
+from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
 from pallas_gemm import compat
 
@@ -50,7 +54,6 @@ EXPERIMENT = "ragged"
 REPORT = report.Report(
   experiment=EXPERIMENT,
   summary=ragged_tables.summary,
-  numeric=ragged_tables.NUMERIC,
   timed=ragged_tables.timed,
   markdown=ragged_tables.markdown,
   figures={
@@ -94,29 +97,17 @@ def chosen(on_gpu: bool) -> list[ragged_cases.Case]:
   Raises:
     cli.FlagError: no such suite or pass, none left, or not without a GPU.
   """
-  dtype = cli.DTYPE.value or "bfloat16"
-  if dtype == "float32":
-    raise cli.FlagError("--dtype: grouped products are compared in 16 bits")
   passes = [name.strip() for name in _PASSES.value]
   if unknown := [x for x in passes if x not in ragged_cases.PASSES]:
     raise cli.FlagError(
       f"--passes: no pass {unknown[0]!r}; there are"
       f" {', '.join(ragged_cases.PASSES)}"
     )
-  names = list(dict.fromkeys(name.strip() for name in _SUITE.value))
+  names = [name.strip() for name in _SUITE.value]
   names = names or ["quick" if on_gpu else "interpret"]
-  large = [x for x in names if x != "interpret" and x in ragged_cases.NAMES]
-  if large and not on_gpu:
-    raise cli.FlagError(
-      f"--suite={','.join(large)}: too large without an NVIDIA GPU; there is"
-      " interpret"
-    )
-  cases: list[ragged_cases.Case] = []
-  for name in names:
-    try:
-      cases += ragged_cases.suite(name, dtype)
-    except ValueError as error:
-      raise cli.FlagError(f"--suite: {error}") from None
+  cases = cli.parse_suites(
+    names, ragged_cases.suite, None if on_gpu else ["interpret"]
+  )
   # A suite that is named beside "all" is measured once.
   found = [x for x in dict.fromkeys(cases) if not passes or x.pass_ in passes]
   if not found:
@@ -126,24 +117,41 @@ def chosen(on_gpu: bool) -> list[ragged_cases.Case]:
   return found
 
 
+def measure(
+  session: session_lib.Session, bench: run_lib.Bench, case: prepared.Prepared
+) -> dict[str, Any]:
+  """The row of a case, with its speed over that of groups of one size.
+
+  Raises:
+    Exception: what kept the op from being compiled or run.
+  """
+  row = bench.measure(case)
+  same = ("m", "n", "k", "dtype", "groups", "pass", "top_k")
+  even = rows_lib.find(
+    [*session.rows, row],
+    passed=True,
+    group_sizes="even",
+    **{name: row.get(name) for name in same},
+  )
+  if even is not None and row["ms_median"] and even["ms_median"]:
+    row["ratio_to_even"] = even["ms_median"] / row["ms_median"]
+  return row
+
+
 def run(console: console_lib.Console) -> int:
   """Measures what the flags say."""
-  on_gpu = compat.targets_gpu()
+  on_gpu, how = compat.targets_gpu(), _IMPLEMENTATION.value
   cases = chosen(on_gpu)
   session = session_lib.start(console, EXPERIMENT, on_gpu, name_width=66)
-  bench = ragged_bench.RaggedBench(
-    session_lib.bench(EXPERIMENT, on_gpu),
-    implementation=_IMPLEMENTATION.value,
-  )
+  bench = session_lib.bench(EXPERIMENT, on_gpu)
   with session.measuring(len(cases)):
     if on_gpu:
-      session.host_rows(
-        "bandwidth", bench.measure_bandwidth, dense_tables.host_line
-      )
+      line = dense_tables.host_line
+      session.host_rows("bandwidth", bench.measure_bandwidth, line)
     session.suites(
       cases,
-      lambda suite: ragged_bench.prepare(suite, bench.implementation),
-      bench.measure,
+      functools.partial(prepared.prepare, implementation=how),
+      functools.partial(measure, session, bench),
       ragged_tables.label,
       ragged_tables.measured_parts,
     )

@@ -25,8 +25,9 @@ Exit status: 0; 1 if a config failed; 2 for a command that can't be carried
 out; 130 after Ctrl-C.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
+import functools
 import pathlib
 from typing import Any
 
@@ -34,7 +35,14 @@ from absl import flags
 import jax
 import jax.numpy as jnp
 
-from experiments.harness import cli, freeze, provenance, suites, tables
+from experiments.harness import (
+  cli,
+  dense_cases,
+  freeze,
+  provenance,
+  suites,
+  tables,
+)
 from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
 import pallas_gemm
@@ -83,87 +91,74 @@ _FREEZE = flags.DEFINE_string(
   "Measures nothing: writes to this file what is chosen today for the problems"
   " of all published suites, as pallas_gemm/tuning/table has it.",
 )
-# Arguments of matmul beside A and B; "bias" and "c" are made to shape.
-EPILOGUES: dict[str, dict[str, Any]] = {
-  "none": {},
-  "bias": {"bias": None},
-  "relu": {"activation": jax.nn.relu},
-  "gelu": {"activation": jax.nn.gelu},
-  "silu": {"activation": jax.nn.silu},
-  "bias_relu": {"bias": None, "activation": jax.nn.relu},
-  "bias_gelu": {"bias": None, "activation": jax.nn.gelu},
-  "residual": {"c": None},
-  "residual_bias": {"c": None, "bias": None},
-  "gated_silu": {"activation": jax.nn.silu},
-}
 _EPILOGUE = flags.DEFINE_enum(
   "epilogue",
   "none",
-  tuple(EPILOGUES),
+  (
+      "none", "bias", "relu", "gelu", "silu", "bias_relu", "bias_gelu",
+      "residual", "residual_bias", "gated_silu",
+  ),
   "What the kernel does to the product before it is written; gated_silu is"
   " silu(x@w_gate) * (x@w_up).",
-)
+)  # fmt: skip
 _HEADER = ("problem", "us", "model's us", "gain", "failed", "config")
 _NUMERIC = ("us", "model's us", "gain", "failed")
 
 
-def call_of(shape: suites.Shape) -> tuple[Any, list[Any], dict[str, Any]]:
-  """The op of the flags and its arguments, as shapes alone."""
-  dtype = jnp.dtype(cli.DTYPE.value or "bfloat16")
+def call_of(shape: suites.Shape) -> tuple[Any, dict[str, Any]]:
+  """The function of the flags and its arguments, as shapes alone.
 
-  def array(*sizes: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
-
-  m, n, k = shape
-  if _GROUPS.value is not None:
-    return _grouped_call(_GROUPS.value, shape, array)
-  kwargs = EPILOGUES[_EPILOGUE.value] | {"out_dtype": _OUT_DTYPE.value}
+  Raises:
+    cli.FlagError: the flags do not go together.
+  """
   # None tries the Hopper kernel first, but on a GPU alone.
-  kwargs["implementation"] = None if compat.targets_gpu() else "sm90"
-  if _EPILOGUE.value == "gated_silu":
-    if _LAYOUT.value != "nn":
-      raise cli.FlagError("--layout: a gated product takes nn alone")
-    args = [array(m, k), array(k, n), array(k, n)]
-    return pallas_gemm.gated_matmul, args, kwargs
-  transpose_a, transpose_b = (side == "t" for side in _LAYOUT.value)
-  kwargs |= {"transpose_a": transpose_a, "transpose_b": transpose_b}
-  shapes = {"bias": (n,), "c": (m, n)}
-  for name in shapes.keys() & kwargs.keys():
-    kwargs[name] = array(*shapes[name])
-  a = array(k, m) if transpose_a else array(m, k)
-  b = array(n, k) if transpose_b else array(k, n)
-  return pallas_gemm.matmul, [a, b], kwargs
+  implementation = None if compat.targets_gpu() else "sm90"
+  gated = _EPILOGUE.value == "gated_silu"
+  if _GROUPS.value is not None:
+    return _grouped_call(shape, _GROUPS.value, gated, implementation)
+  if gated and _LAYOUT.value != "nn":
+    raise cli.FlagError("--layout: a gated product takes nn alone")
+  case = dense_cases.Case(
+    suite=EXPERIMENT,
+    **shape._asdict(),
+    dtype=cli.DTYPE.value or _DTYPES[0],
+    kernel="gated_matmul" if gated else "matmul",
+    layout=_LAYOUT.value.upper(),
+    epilogue="none" if gated else _EPILOGUE.value.replace("_", "+"),
+    out_dtype=_OUT_DTYPE.value,
+  )
+  return dense_cases.ours(case, implementation), case.operands()
 
 
-def _grouped_call(groups: int, shape: suites.Shape, array: Callable[..., Any]):
+def _grouped_call(
+  shape: suites.Shape, groups: int, gated: bool, implementation: str | None
+) -> tuple[Any, dict[str, Any]]:
   """A grouped product with its derivatives, as `call_of`."""
-  m, n, k = shape
-  ops = {
-    "none": pallas_gemm.ragged_dot,
-    "gated_silu": pallas_gemm.gated_ragged_dot,
-  }
-  op = ops.get(_EPILOGUE.value)
-  if op is None or _LAYOUT.value != "nn":
+  if not (gated or _EPILOGUE.value == "none") or _LAYOUT.value != "nn":
     raise cli.FlagError(
-      f"--groups: takes --layout=nn and --epilogue={'|'.join(ops)}, got"
+      "--groups: takes --layout=nn and --epilogue=none|gated_silu, got"
       f" {_LAYOUT.value} and {_EPILOGUE.value}"
     )
+  op = pallas_gemm.gated_ragged_dot if gated else pallas_gemm.ragged_dot
 
-  def step(group_sizes, *arrays):
-    out, vjp = jax.vjp(
-      lambda *arrays: op(
-        *arrays,
-        group_sizes=group_sizes,
-        preferred_element_type=_OUT_DTYPE.value,
-        implementation=None if compat.targets_gpu() else "sm90",
-      ),
-      *arrays,
+  def step(group_sizes, arrays):
+    grouped = functools.partial(
+      op,
+      group_sizes=group_sizes,
+      preferred_element_type=_OUT_DTYPE.value,
+      implementation=implementation,
     )
+    out, vjp = jax.vjp(grouped, *arrays)
     return vjp(out)
 
-  sizes = jax.ShapeDtypeStruct((groups,), jnp.int32)
-  weights = [array(groups, k, n)] * (2 if op is not ops["none"] else 1)
-  return step, [sizes, array(m, k), *weights], {}
+  array = functools.partial(
+    jax.ShapeDtypeStruct, dtype=jnp.dtype(cli.DTYPE.value or _DTYPES[0])
+  )
+  weights = [array((groups, shape.k, shape.n))] * (2 if gated else 1)
+  return step, {
+    "group_sizes": jax.ShapeDtypeStruct((groups,), jnp.int32),
+    "arrays": [array((shape.m, shape.k)), *weights],
+  }
 
 
 def shapes_of_flags() -> tuple[suites.Shape, ...]:
@@ -203,16 +198,20 @@ def rows_of(tuned: autotune.Tuned) -> list[dict[str, Any]]:
   ]
 
 
+def failures(tuned: autotune.Tuned) -> int:
+  """How many configs failed."""
+  return sum(reason is not None for _, _, reason in tuned.tried)
+
+
 def cells_of(tuned: autotune.Tuned) -> list[str]:
   """A line of the table."""
-  model_seconds, seconds = tuned.model_seconds, tuned.seconds
-  gain = model_seconds and seconds and model_seconds / seconds
+  times = tuned.seconds, tuned.model_seconds
+  gain = times[1] / times[0] if all(times) else None
   return [
     autotune.describe(tuned.problem),
-    tables.EMPTY if seconds is None else f"{1e6 * seconds:.1f}",
-    tables.EMPTY if model_seconds is None else f"{1e6 * model_seconds:.1f}",
+    *(tables.EMPTY if x is None else f"{1e6 * x:.1f}" for x in times),
     tables.factor(gain),
-    str(sum(reason is not None for _, _, reason in tuned.tried)),
+    str(failures(tuned)),
     "none works" if tuned.config is None else short(tuned),
   ]
 
@@ -249,7 +248,13 @@ def main(argv: Sequence[str]) -> int:
   try:
     with interrupt, console.progress(len(shapes)):
       for shape in shapes:
-        tune(shape, console, path, done, interrupt)
+        for tuned in tune(shape, console):
+          if interrupt.pressed:  # taken for the failure of a config
+            raise KeyboardInterrupt
+          for row in rows_of(tuned) if path else ():
+            rows_lib.append(path, row)
+          done.append(tuned)
+          console.line(str(tuned), bad=failures(tuned) > 0)
         console.step()
   except KeyboardInterrupt:
     pass  # what is done is kept, and shown
@@ -265,39 +270,27 @@ def main(argv: Sequence[str]) -> int:
   if interrupt.pressed:
     console.line(f"interrupted after {len(done)} of {len(shapes)} shapes")
     return 130
-  failed = any(reason is not None for t in done for _, _, reason in t.tried)
-  return int(failed)
+  return int(any(map(failures, done)))
 
 
 def tune(
-  shape: suites.Shape,
-  console: console_lib.Console,
-  path: pathlib.Path | None,
-  done: list[autotune.Tuned],
-  interrupt: console_lib.Interrupt,
-) -> None:
-  """Tunes one shape: its lines, its rows, and `done` gets what was found.
+  shape: suites.Shape, console: console_lib.Console
+) -> Iterator[autotune.Tuned]:
+  """Tunes one shape; what is left to XLA has nothing to tune, and is said so.
 
-  What is left to XLA has nothing to tune, and is said so.
+  Raises:
+    cli.FlagError: this GPU has no Hopper kernel to tune.
   """
-  fn, args, kwargs = call_of(shape)
+  fn, operands = call_of(shape)
   try:
-    cases = autotune.find(fn, *args, **kwargs)
+    cases = autotune.find(fn, **operands)
   except RuntimeError as error:
     raise cli.FlagError(str(error)) from None
   except ValueError as error:  # XLA's kernels compute it, or it is empty
     console.line(f"{shape}  not tuned: {error}")
     return
   for case in cases:
-    tuned = autotune.tune(case, top=_TOP.value, doing=console.doing)
-    if interrupt.pressed:  # taken for the failure of a config
-      raise KeyboardInterrupt
-    if path is not None:
-      for row in rows_of(tuned):
-        rows_lib.append(path, row)
-    done.append(tuned)
-    bad = any(reason is not None for _, _, reason in tuned.tried)
-    console.line(str(tuned), bad=bad)
+    yield autotune.tune(case, top=_TOP.value, doing=console.doing)
 
 
 if __name__ == "__main__":

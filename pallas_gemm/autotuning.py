@@ -19,7 +19,7 @@ from absl import logging
 import jax
 import jax.numpy as jnp
 
-from pallas_gemm import compat, tuning
+from pallas_gemm import compat, measure, tuning
 from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
@@ -27,9 +27,8 @@ from pallas_gemm.ops import sm90, xla
 from pallas_gemm.ops.spec import Operands
 from pallas_gemm.problem import Problem
 from pallas_gemm.tracing import find
-from pallas_gemm.tuning import cache, entries, measure, trial
+from pallas_gemm.tuning import cache, entries, trial
 from pallas_gemm.tuning.entries import Entry
-from pallas_gemm.tuning.grouped_trial import GroupedTrial
 
 # What may compute a problem.
 How = Config | Literal["xla"]
@@ -238,7 +237,7 @@ def _prepare(
   case: trial.Case, configs: list[Config]
 ) -> tuple[dict[How, measure.Call], dict[How, str]]:
   """Calls of what compiles and is right; why the rest is not."""
-  attempt = (GroupedTrial if case.problem.groups else trial.Trial)(case)
+  attempt = trial.Trial(case)
   calls: dict[How, measure.Call] = {}
   reasons: dict[How, str] = {}
   # XLA picks its kernels by timing them. Nothing else runs on the GPU until all

@@ -42,6 +42,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_gemm import sampling
+
 _U_FLOAT32 = 2.0**-24
 _U_TRUNCATED = 2.0**-23
 _TF32_OPERAND = 2.0**-10
@@ -59,6 +61,7 @@ class Check:
     error_bound: the bound at the element where error / bound is largest.
     worst_ratio: the largest error / bound; at most 1 when passed.
     checked: how many elements were compared.
+    worst: that element's row and column; () if nothing was compared.
   """
 
   passed: bool
@@ -66,6 +69,17 @@ class Check:
   error_bound: float
   worst_ratio: float
   checked: int
+  worst: tuple[int, ...] = ()
+
+  @property
+  def worst_error(self) -> float:
+    """|out - reference| at that element; `passed` is worst_error <= bound.
+
+    Bounds differ from element to element: an error says nothing beside another.
+    """
+    if np.isfinite(self.worst_ratio):
+      return self.worst_ratio * self.error_bound
+    return self.max_error
 
 
 def reference(
@@ -77,8 +91,7 @@ def reference(
 ) -> np.ndarray:
   """The result in float64, alpha * A @ B + beta * C, on the host.
 
-  As in BLAS, a factor of zero means "not read": NaN in C does not spread when
-  beta is 0, nor NaN in A or B when alpha is 0.
+  As in BLAS, a factor of zero means "not read": no NaN spreads from there.
 
   Args:
     a: [M, K], any real dtype, NumPy or JAX.
@@ -139,8 +152,8 @@ def error_bound(
     TypeError: out_dtype is none of the three.
   """
   dtype = jnp.dtype(a.dtype if out_dtype is None else out_dtype)
-  before, size = _bound_before_rounding(a, b, c, alpha, beta, tf32)
-  return _after_rounding(before, size, dtype)
+  before = bound_of_sum(a, b, c, alpha, beta, tf32)
+  return after_rounding(before, reference(a, b, c, alpha, beta), dtype)
 
 
 def check(
@@ -161,12 +174,11 @@ def check(
   reference is that infinity or so large that rounding it to the result's
   dtype may overflow.
 
-  With `sample`, the reference is computed for `sample` rows and `sample`
-  columns: the first, the last, and one at random of each of equally many
-  stripes, so that every output tile of a regular kernel is met, and with K in
-  full. The cost falls from M N K to sample^2 K. The rest of the output is
-  still scanned for NaN and infinities, which fail if nothing in the operands
-  can explain them.
+  With `sample`, the reference is computed for as many rows and columns, the
+  first, the last, and one at random of each of equally many stripes, so that
+  every output tile of a regular kernel is met; with K in full. The cost falls
+  from M N K to sample^2 K. The rest of the output is still scanned for NaN and
+  infinities, which fail if nothing in the operands can explain them.
 
   Args:
     out: [M, N], what a kernel gave for the other arguments; float32, float16
@@ -200,20 +212,45 @@ def check(
   _unit_roundoff(dtype)
   if sample is not None and sample < 1:
     raise ValueError(f"sample must be None or at least 1, got {sample}")
-  stray = 0
+  stray, rows, columns = 0, np.arange(m), np.arange(n)
   if sample is not None and (sample < m or sample < n):
     rng = np.random.default_rng(seed)
-    rows, columns = _stratified(m, sample, rng), _stratified(n, sample, rng)
+    rows, columns = (
+      sampling.stratified(m, sample, rng),
+      sampling.stratified(n, sample, rng),
+    )
     if _cannot_overflow(a, b, c, alpha, beta, dtype):
       stray = m * n - int(_count_finite(out))
     # Indexing stays on the device that holds the arrays; only what is
     # checked travels to the host.
     out, a, b = out[rows][:, columns], a[rows], b[:, columns]
     c = None if c is None or beta == 0 else c[rows][:, columns]
-  got = _float64(out)
   want = reference(a, b, c, alpha, beta)
-  before, size = _bound_before_rounding(a, b, c, alpha, beta, tf32)
-  bound = _after_rounding(before, size, dtype)
+  found = compare(out, want, bound_of_sum(a, b, c, alpha, beta, tf32))
+  if found.worst:
+    i, j = found.worst
+    found = dataclasses.replace(found, worst=(int(rows[i]), int(columns[j])))
+  wrong = {"passed": False, "max_error": np.inf, "worst_ratio": np.inf}
+  return dataclasses.replace(found, **wrong if stray else {})
+
+
+def compare(out: Any, want: np.ndarray, before: np.ndarray) -> Check:
+  """Compares a result with a reference, given each element's bound.
+
+  NaN and infinities pass where `check` says.
+
+  Args:
+    out: [M, N]; float32, float16 or bfloat16.
+    want: [M, N], the reference in float64.
+    before: [M, N], what a correct kernel may be off before it rounds the
+      result to its dtype, as `bound_of_sum` says.
+
+  Raises:
+    TypeError: a dtype of out that is none of the three.
+  """
+  dtype = jnp.dtype(out.dtype)
+  bound = after_rounding(before, want, dtype)
+  got = _float64(out)
   if got.size == 0:
     return Check(True, 0.0, 0.0, 0.0, 0)
   with np.errstate(all="ignore"):
@@ -231,13 +268,13 @@ def check(
     ratio = np.where(~same & ~np.isfinite(want), np.inf, ratio)
     ratio = np.where(np.isnan(ratio), np.inf, ratio)
   worst = np.unravel_index(np.argmax(ratio), ratio.shape)
-  worst_ratio = np.inf if stray else float(ratio[worst])
   return Check(
-    passed=worst_ratio <= 1,
-    max_error=np.inf if stray else float(error.max()),
+    passed=bool(ratio[worst] <= 1),
+    max_error=float(error.max()),
     error_bound=float(bound[worst]),
-    worst_ratio=worst_ratio,
+    worst_ratio=float(ratio[worst]),
     checked=got.size,
+    worst=tuple(map(int, worst)),
   )
 
 
@@ -255,8 +292,10 @@ def gamma(roundings: int, unit: float) -> float:
   return roundings * unit / (1 - roundings * unit)
 
 
-def _bound_before_rounding(a, b, c, alpha, beta, tf32):
-  """(bound of the float32 result before its last rounding, |reference|)."""
+def bound_of_sum(
+  a: Any, b: Any, c: Any = None, alpha=1.0, beta=0.0, tf32=False
+) -> np.ndarray:
+  """`error_bound` of the float32 sum, before it is rounded to a dtype."""
   m, n, k = _check_shapes(a, b, c, beta)
   widest = max(jnp.dtype(a.dtype).itemsize, jnp.dtype(b.dtype).itemsize)
   u = _U_TRUNCATED if widest < 4 or tf32 else _U_FLOAT32
@@ -273,27 +312,31 @@ def _bound_before_rounding(a, b, c, alpha, beta, tf32):
       x, y = np.abs(_float64(a)), np.abs(_float64(b))
       magnitude = x @ y
       flushed = (k + 1) * tiny
-      if _has_subnormal(x) or _has_subnormal(y):
-        flushed = flushed + _subnormal(x) @ y + x @ _subnormal(y)
+      small_x, small_y = _subnormal(x), _subnormal(y)
+      if small_x.any() or small_y.any():
+        flushed = flushed + small_x @ y + x @ small_y
       before += abs(alpha) * (rounded * magnitude + flushed)
     if beta != 0:
       z = np.abs(_float64(c))
       before += abs(beta) * gamma(_EPILOGUE_ROUNDINGS + 1, u) * z
       before += abs(beta) * (_subnormal(z) + tiny)
-    size = np.abs(reference(a, b, c, alpha, beta))
-  return before + tiny, size
+  return before + tiny
 
 
-def _after_rounding(before, size, dtype) -> np.ndarray:
-  """Adds the rounding of the result to its dtype."""
+def after_rounding(
+  before: np.ndarray, want: np.ndarray, dtype: Any
+) -> np.ndarray:
+  """A bound to which the rounding of the result, `want`, to a dtype is added.
+
+  Raises:
+    TypeError: the dtype is not float32, float16 or bfloat16.
+  """
   # float16 has gradual underflow on every device; half a unit of its
   # smallest subnormal is lost. The others may be flushed.
-  if dtype == jnp.float16:
-    floor = 2.0**-25
-  else:
-    floor = float(jnp.finfo(dtype).smallest_normal)
+  flushed = float(jnp.finfo(dtype).smallest_normal)
+  floor = 2.0**-25 if dtype == jnp.float16 else flushed
   with np.errstate(all="ignore"):
-    return before + _unit_roundoff(dtype) * (size + before) + floor
+    return before + _unit_roundoff(dtype) * (np.abs(want) + before) + floor
 
 
 def _unit_roundoff(dtype) -> float:
@@ -321,16 +364,6 @@ def _check_shapes(a, b, c, beta) -> tuple[int, int, int]:
   if beta != 0 and tuple(c.shape) != (m, n):
     raise ValueError(f"c must have shape {(m, n)}, got {tuple(c.shape)}")
   return m, n, k
-
-
-def _stratified(size: int, count: int, rng) -> np.ndarray:
-  """First, last, and a random index of each of `count` stripes."""
-  if count >= size:
-    return np.arange(size)
-  edges = np.linspace(0, size, count + 1).astype(np.int64)
-  picked = rng.integers(edges[:-1], edges[1:])
-  picked[0], picked[-1] = 0, size - 1
-  return np.unique(picked)
 
 
 def _cannot_overflow(a, b, c, alpha, beta, dtype) -> bool:
@@ -365,40 +398,3 @@ def _subnormal(x: np.ndarray) -> np.ndarray:
   """What is subnormal in float32 (and bfloat16) of x, zero elsewhere."""
   tiny = float(jnp.finfo(jnp.float32).smallest_normal)
   return np.where(x < tiny, x, 0.0)
-
-
-def _has_subnormal(x: np.ndarray) -> bool:
-  return bool(_subnormal(x).any())
-
-
-def kind(dtype: Any) -> str:
-  """The kind of number: floating, complex, integer, bool; or other."""
-  if getattr(dtype, "kind", "") == "m":  # NumPy counts durations as integers
-    return "other"
-  kinds = {
-    "floating": jnp.floating,
-    "complex": jnp.complexfloating,
-    "integer": jnp.integer,
-    "bool": jnp.bool_,
-  }
-  for name, parent in kinds.items():
-    if jnp.issubdtype(dtype, parent):
-      return name
-  return "other"
-
-
-def accumulation_dtype(a: Any, b: Any, out_dtype: Any) -> Any:
-  """What sums and epilogue of a product are computed in: 32 bits or more.
-
-  Args:
-    a, b: dtypes of the operands.
-    out_dtype: of the result.
-  """
-  dtype, out_dtype = max(a, b, key=lambda d: d.itemsize), jnp.dtype(out_dtype)
-  if kind(dtype) != kind(out_dtype):  # of integers to floating, say
-    dtype = out_dtype
-  least = {"floating": jnp.float32, "integer": jnp.int32}
-  if jnp.issubdtype(dtype, jnp.unsignedinteger):
-    least["integer"] = jnp.uint32
-  wide = jnp.dtype(least.get(kind(dtype), dtype))
-  return max((wide, dtype, out_dtype), key=lambda d: d.itemsize)

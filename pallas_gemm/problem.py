@@ -227,16 +227,3 @@ class Problem:
         save=save_preactivation,
       ),
     )
-
-  # Flat names, for what does not read the composed ones yet.
-  dtype = property(lambda self: self.a.dtype)
-  batched_a = property(lambda self: self.a.batched)
-  batched_b = property(lambda self: self.b.batched)
-  transpose_a = property(lambda self: not self.a.k_last)
-  transpose_b = property(lambda self: self.b.k_last)
-  bias = property(lambda self: self.epilogue.bias)
-  c_dtype = property(lambda self: self.epilogue.c_dtype)
-  activation = property(lambda self: self.epilogue.activation)
-  gated = property(lambda self: self.epilogue.gated)
-  save_preactivation = property(lambda self: self.epilogue.save)
-  ragged = property(lambda self: self.along)

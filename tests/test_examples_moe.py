@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from examples import moe
-from experiments.harness import ragged_cases, ragged_check
+from experiments.harness import ragged_cases
 from pallas_gemm import numerics
 from tests.support import programs
 
@@ -32,7 +32,7 @@ def checked(out, params, x, top_k):
     dtype=x.dtype.name,
     top_k=top_k,
   )
-  return ragged_check.check(case, out, {"params": params, "x": x})
+  return case.check(out, {"params": params, "x": x})
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
 """The counters program: parsing, comparing, and a run with a stand-in ncu."""
 
+import contextlib
 import dataclasses
 import json
-import os
-import stat
 import sys
 
 import jax
@@ -11,20 +10,23 @@ import jax.numpy as jnp
 import pytest
 
 from experiments import counters
-from experiments.harness import cli, counter_tables, rows
+from experiments.harness import (
+  cli,
+  compiled,
+  counter_model,
+  counter_tables,
+  ladder_tables,
+  ncu,
+  rows,
+)
 from pallas_gemm import hardware
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract, traffic
 from tests.support import programs
 
 LADDER = ladder_lib.LADDER
-GROUPS = (
-  counters.COUNTERS,
-  counters.STALLS,
-  counters.OCCUPANCY,
-  counters.LIMITS,
-)
-FIRST = [c.names[0] for group in GROUPS for c in group.values()]
+NUMBERS = ncu.COUNTERS | ncu.STALLS | ncu.OCCUPANCY
+FIRST = [names[0] for names in NUMBERS.values()]
 CANNED = """\
 hello from the program
 ==PROF== Connected to process 42 (/usr/bin/python3)
@@ -42,7 +44,7 @@ hello from the program
 
 
 def test_parse_reads_names_units_and_thousands():
-  [kernel] = counters.parse(CANNED)
+  [kernel] = ncu.kernels(CANNED)
   assert kernel["Kernel Name"] == 'naive(int, "x")'
   assert kernel["dram__bytes_read.sum"] == 134217728
   assert kernel["dram__bytes_write.sum"] == pytest.approx(67108864)
@@ -50,8 +52,8 @@ def test_parse_reads_names_units_and_thousands():
 
 
 def test_counters_take_the_name_that_is_there_and_scale():
-  [kernel] = counters.parse(CANNED)
-  assert counters.read(kernel, counters.COUNTERS) == {
+  [kernel] = ncu.kernels(CANNED)
+  assert ncu.read(kernel, ncu.COUNTERS) == {
     "duration_ms": pytest.approx(1.5),
     "dram_read_bytes": 134217728,
     "dram_write_bytes": pytest.approx(67108864),
@@ -62,61 +64,57 @@ def test_counters_take_the_name_that_is_there_and_scale():
   }
 
 
-LAUNCH = {
-  "launch__registers_per_thread": 168.0,
-  "launch__block_size": 384.0,
-  "launch__shared_mem_per_block_static": 1.0,
-  "launch__shared_mem_per_block_dynamic": 196672.0,
-  "launch__occupancy_limit_registers": 1.0,
-  "launch__occupancy_limit_shared_mem": 1.0,
-  "launch__occupancy_limit_warps": 5.0,
-  "launch__occupancy_limit_blocks": 32.0,
-  "sm__warps_active.avg.pct_of_peak_sustained_active": 18.5,
+# What a child says of a rung, on an H200, and ncu beside it.
+SAID_OF_ONE = {
+  "registers": 168,
+  "spill_bytes": 0,
+  "shared_bytes": 196673,
+  "blocks_per_sm": 1,
+  "warps_per_sm": 12,
+  "limit": "registers and shared memory",
 }
+LAUNCH = {"threads": 384.0, "warps_active_percent": 18.5}
 
 
-def test_occupancy_from_the_launch():
-  found = counters.occupancy(LAUNCH)
-  assert found == {
-    "registers": 168,
-    "threads": 384,
-    "shared_bytes": 196673,
-    "blocks_per_sm": 1,
-    "warps_per_sm": 12,
-    "limit": "registers and shared memory",
-    "warps_active_percent": 18.5,
-  }
-  # What ncu says is what the package works out.
-  worked_out = hardware.occupancy(
-    hardware.lookup("H200"), registers=168, threads=384, shared_bytes=196673
-  )
-  assert found["blocks_per_sm"] == worked_out.blocks
-  assert found["limit"] == worked_out.limit
-  assert counters.occupancy({}) == {}
+@pytest.mark.parametrize("device", ["nvidia_h200", "nvidia_h100_80gb_hbm3"])
+def test_occupancy_is_what_ncu_said(device):
+  """In the rows of the repository it is ncu's, not the child's."""
+  counted = rows.read(rows.RESULTS / device / "counters.jsonl")
+  gpu = hardware.lookup(counted[0]["device"])
+  found = [row["occupancy"] for row in counted if "occupancy" in row]
+  assert len(found) >= len(ladder_lib.with_variants())
+  for row in found:
+    fields = ("registers", "threads", "shared_bytes")
+    room = hardware.occupancy(gpu, **{name: int(row[name]) for name in fields})
+    assert (room.blocks, room.warps, room.limit) == (
+      row["blocks_per_sm"],
+      row["warps_per_sm"],
+      row["limit"],
+    )
 
 
 def test_units_of_launch_facts_are_read():
   name = "launch__shared_mem_per_block_dynamic"
   text = f'"ID","Kernel Name","{name}"\n"","","Kbyte/block"\n"0","x","8.2"\n'
-  assert counters.parse(text)[0][name] == pytest.approx(8200)
+  assert ncu.kernels(text)[0][name] == pytest.approx(8200)
 
 
 @pytest.mark.parametrize("text", ["", "==WARNING== No kernels were profiled."])
 def test_parse_of_nothing(text):
-  assert counters.parse(text) == []
+  assert ncu.kernels(text) == []
 
 
 def test_several_kernels_and_output_after_them():
   lines = CANNED.splitlines()
   text = "\n".join([*lines, lines[-1].replace("naive", "other"), "bye", ""])
-  names = [kernel["Kernel Name"] for kernel in counters.parse(text)]
+  names = [kernel["Kernel Name"] for kernel in ncu.kernels(text)]
   assert names == ['naive(int, "x")', 'other(int, "x")']
 
 
 def test_metrics_are_one_a_counter_of_those_known():
-  assert counters.metrics(None) == FIRST
+  assert ncu.metrics(None) == FIRST
   launch = [name for name in FIRST if name.startswith("launch__")]
-  assert counters.metrics(set()) == launch and len(launch) == 8
+  assert ncu.metrics(set()) == launch and len(launch) == 1
   stalled = "smsp__average_warps_issue_stalled_gmma_per_issue_active"
   known = {
     "smsp__issue_active",
@@ -125,7 +123,7 @@ def test_metrics_are_one_a_counter_of_those_known():
     stalled,
   }
   percent = "avg.pct_of_peak_sustained_active"
-  assert set(counters.metrics(known)) - set(launch) == {
+  assert set(ncu.metrics(known)) - set(launch) == {
     "dram__bytes_read.sum",
     f"sm__issue_active.{percent}",
     f"{stalled}.ratio",
@@ -137,7 +135,7 @@ def predicted(number):
   problem = contract.Problem(256, 256, 256, rung.dtypes[0])
   config = rung.default_config(problem)
   gpu = hardware.lookup("H200")
-  return counters.predicted(traffic.model(rung, config, problem, gpu))
+  return counter_model.predicted(traffic.model(rung, config, problem, gpu))
 
 
 def test_the_model_speaks_of_what_a_rung_does():
@@ -155,18 +153,18 @@ def test_the_model_speaks_of_what_a_rung_does():
 
 def test_differences_over_a_fifth_want_an_explanation(monkeypatch):
   reasons = {("naive", "ffma"): "because"}
-  monkeypatch.setattr(counters, "EXPLANATIONS", reasons)
+  monkeypatch.setattr(counter_model, "EXPLANATIONS", reasons)
   measured = {"x": 1.19, "ffma": 2.0, "y": 0.5, "zero": 1.0, "alone": 7.0}
   model = {"x": 1.0, "ffma": 1.0, "y": 1.0, "zero": 0.0, "missing": 1.0}
-  ratios, reasons = counters.compare("naive", measured, model)
+  ratios, reasons = counter_model.compare("naive", measured, model)
   assert ratios == {"x": 1.19, "ffma": 2.0, "y": 0.5, "zero": None}
   assert reasons == {"ffma": "because", "y": None, "zero": None}
 
 
 def test_explanations_are_of_rungs_and_counters():
   names = {rung.name for rung in ladder_lib.with_variants()}
-  for name, counter in counters.EXPLANATIONS:
-    assert name in names and counter in counters.COUNTERS
+  for name, counter in counter_model.EXPLANATIONS:
+    assert name in names and counter in ncu.COUNTERS
 
 
 FAKE = """#!{python}
@@ -194,8 +192,8 @@ def run(monkeypatch, tmp_path, capsys):
   log = tmp_path / "log"
 
   def call(*args, says=SAID + BOTH, status=0):
-    ncu = tmp_path / "ncu"
-    ncu.write_text(
+    program = tmp_path / "ncu"
+    program.write_text(
       FAKE.format(
         python=sys.executable,
         names=FIRST,
@@ -204,8 +202,8 @@ def run(monkeypatch, tmp_path, capsys):
         status=status,
       )
     )
-    os.chmod(ncu, ncu.stat().st_mode | stat.S_IEXEC)
-    places = f"--ncu={ncu}", f"--output_dir={tmp_path}"
+    program.chmod(0o755)
+    places = f"--ncu={program}", f"--output_dir={tmp_path}"
     got = programs.call(counters.main, [*places, *args])
     calls = log.read_text().splitlines() if log.exists() else []
     return got, capsys.readouterr().out, calls
@@ -300,6 +298,11 @@ def test_the_child_runs_each_rung_once(run, monkeypatch, capsys):
   def broken(operands, problem, config):
     raise RuntimeError("no such instruction\nand more lines")
 
+  @contextlib.contextmanager
+  def capture():
+    yield {"registers": 32, "occupancy_limit": "threads", "blocks_per_sm": None}
+
+  monkeypatch.setattr(compiled, "capture", capture)
   ladder = tuple(
     dataclasses.replace(
       rung, kernel=k, padding=lambda problem, config: (1,) * 3
@@ -312,7 +315,7 @@ def test_the_child_runs_each_rung_once(run, monkeypatch, capsys):
   assert (status, calls) == (0, [])
   assert runs == [(8, 2)]
   assert [json.loads(line) for line in out.splitlines()] == [
-    {"label": "1"},
+    {"label": "1", "registers": 32, "limit": "threads"},
     {"label": "2", "error": "RuntimeError: no such instruction"},
   ]
 
@@ -340,7 +343,7 @@ def made_up(number, variant="", m=4096, commit="b" * 40, **stalls):
     **dataclasses.asdict(problem),
     "measured": {"dram_read_bytes": 2.5e9, "fma_pipe_percent": 61.25},
     "stalls": stalls,
-    "occupancy": {"spill_bytes": 0, **counters.occupancy(LAUNCH)},
+    "occupancy": {**SAID_OF_ONE, **LAUNCH},
     "device": "NVIDIA H200",
     "driver": "580",
     "cuda": "13.0",
@@ -361,7 +364,7 @@ def test_tables_are_of_what_was_counted_last():
       made_up(1, wait=2.0),
     ]
   )
-  assert [counter_tables.label(row) for row in found] == ["1", "9", "9a"]
+  assert [ladder_tables.label(row) for row in found] == ["1", "9", "9a"]
   assert found[0]["stalls"] == {"wait": 2.0}
 
 
@@ -437,5 +440,5 @@ def test_a_page_without_markers_is_an_error(run, tmp_path):
 
 
 def test_reasons_are_metrics_of_ncu():
-  assert list(counters.STALLS) == list(counter_tables.REASONS)
-  assert len(counters.STALLS) == 19
+  assert list(ncu.STALLS) == list(counter_tables.REASONS)
+  assert len(ncu.STALLS) == 19

@@ -12,21 +12,22 @@ import numpy as np
 import pytest
 
 from experiments import dense
+from experiments.harness import case as case_lib
 from experiments.harness import (
-  case_bench,
   cli,
   dense_cases,
-  dense_check,
   dense_latency,
   dense_tables,
   dense_unseen,
   overview,
+  prepared,
   report,
   rows,
   suites,
   tables,
   timing,
 )
+from experiments.harness import run as run_lib
 import pallas_gemm
 from tests import test_harness_rows
 from tests.support import programs
@@ -65,7 +66,7 @@ def gpu(monkeypatch):
   programs.pretend_times(monkeypatch)
   fake = types.SimpleNamespace(targets_gpu=lambda: True)
   monkeypatch.setattr(dense, "compat", fake)
-  monkeypatch.setattr(case_bench, "_BANDWIDTH_SHAPE", (64, 32))
+  monkeypatch.setattr(run_lib, "_BANDWIDTH_SHAPE", (64, 32))
   monkeypatch.setattr(
     dense_cases,
     "SUITES",
@@ -251,13 +252,15 @@ def test_random_problems_have_a_file_of_their_own(
 
 
 def test_tuned_is_a_third_arm(run, gpu, monkeypatch, tmp_path):
-  choice = case_bench.Choice("sm90", {"block_m": 64}, "model")
-  monkeypatch.setattr(case_bench, "choice", lambda *args: choice)
-  monkeypatch.setattr(
-    dense.dense_bench.DenseBench,
-    "_tuned",
-    lambda self, case: (dense_cases.baseline(case), {"block_m": 128}),
-  )
+  choice = "sm90", {"block_m": 64}, "model"
+  monkeypatch.setattr(prepared, "_choice", lambda *args: choice)
+
+  def tuned(case):
+    return case_lib.Candidate(
+      lambda: dense_cases.baseline(case), {"block_m": 128}
+    )
+
+  monkeypatch.setattr(dense, "tuned", tuned)
   status, out = run("--shapes=8x16x24", "--tuned", "--noplot")
   assert status == 0, out
   row = stored(tmp_path)[-1]
@@ -300,14 +303,14 @@ def test_a_case_that_can_not_run_costs_no_other(run, monkeypatch, tmp_path):
 
 
 def test_interrupt_keeps_finished_rows(run, monkeypatch, tmp_path):
-  real = dense_check.check
+  real = dense_cases.Case.check
 
   def check(case, *args):
     if case.epilogue != "none":
       raise KeyboardInterrupt
     return real(case, *args)
 
-  monkeypatch.setattr(dense_check, "check", check)
+  monkeypatch.setattr(dense_cases.Case, "check", check)
   status, out = run()
   assert status == 130 and "interrupted: 1 finished rows were kept" in out
   assert len(stored(tmp_path)) == 1
@@ -319,7 +322,7 @@ def test_interrupt_keeps_finished_rows(run, monkeypatch, tmp_path):
     (["--suite=nope"], "--suite: no suite 'nope'; there are quick"),
     (["--suite=square,all"], "--suite=square,all: too large without"),
     (["--shapes=4x4"], "--shapes: want MxNxK"),
-    (["--dtype=float32"], "--dtype: the dense ops are compared in 16 bits"),
+    (["--dtype=float32"], "--dtype: the ops are compared in 16 bits"),
     (["--unseen=3"], "--unseen: too large without an NVIDIA GPU"),
     (["--from_rows=/no/such"], "--from_rows: there is no /no/such"),
     (["--update_readme"], "no timed rows"),
@@ -361,13 +364,13 @@ def test_random_problems_are_those_of_their_seed():
 
 def test_work_is_counted():
   gated = case(kernel="gated_matmul")
-  assert gated.flops == 2 * case().flops == 4 * 24 * 16 * 40
-  assert gated.least_bytes == 2 * (24 * 40 + 2 * 40 * 16 + 24 * 16)
+  assert gated.flops() == 2 * case().flops() == 4 * 24 * 16 * 40
+  assert gated.least_bytes() == 2 * (24 * 40 + 2 * 40 * 16 + 24 * 16)
   vjp = case(kernel="matmul_vjp")
-  assert vjp.least_bytes == 4 * (24 * 40 + 40 * 16 + 24 * 16)
+  assert vjp.least_bytes() == 4 * (24 * 40 + 40 * 16 + 24 * 16)
   batched = case(batch=3, out_dtype="float32")
-  assert batched.flops == 3 * case().flops
-  assert batched.least_bytes == 3 * (2 * (24 * 40 + 40 * 16) + 4 * 24 * 16)
+  assert batched.flops() == 3 * case().flops()
+  assert batched.least_bytes() == 3 * (2 * (24 * 40 + 40 * 16) + 4 * 24 * 16)
 
 
 # The check.
@@ -404,7 +407,7 @@ def test_right_results_pass_and_wrong_ones_do_not(each):
     for name, x in each.operands().items()
   }
   found = once_rounded(each, operands)
-  check = dense_check.check(each, found, operands)
+  check = each.check(found, operands)
   assert check.passed and 0 < check.worst_ratio <= 1, check
   assert 0 < check.error_bound < 1
   # The last result: of a "matmul_vjp" the derivative of B.
@@ -413,7 +416,7 @@ def test_right_results_pass_and_wrong_ones_do_not(each):
   def judged(changed):
     changed = jnp.asarray(changed)
     results = (*before, changed) if before else changed
-    return dense_check.check(each, results, operands)
+    return each.check(results, operands)
 
   def with_element(index, value):
     changed = last.copy()
@@ -424,17 +427,6 @@ def test_right_results_pass_and_wrong_ones_do_not(each):
   assert not judged(np.roll(last, 1, axis=-1)).passed
   unseen = judged(with_element(-2, np.nan))
   assert not unseen.passed and np.isinf(unseen.max_error)
-
-
-@pytest.mark.parametrize("name", dense_cases.ACTIVATIONS)
-def test_the_references_are_the_activations(name):
-  activation = dense_check._ACTIVATIONS[name]
-  x = np.linspace(-20, 20, 4001)
-  want = np.asarray(dense_cases.ACTIVATIONS[name](x.astype(np.float32)))
-  np.testing.assert_allclose(activation.fn(x), want, rtol=0, atol=40 * 2.0**-23)
-  slopes = np.abs(np.diff(activation.fn(x)) / np.diff(x))
-  assert 0.99 * activation.slope < slopes.max() <= activation.slope + 1e-9
-  assert (np.abs(activation.fn(x)) <= np.abs(x)).all()
 
 
 # Tables.
@@ -480,7 +472,10 @@ def test_rows_that_differ_in_a_variant_are_kept_apart():
   found = [make_row(1.0, layout=layout) for layout in ("NN", "NT", "NN")]
   assert [r["layout"] for r in rows.latest(found)] == ["NN", "NT"]
   found.append(make_row(1.0, dtype="float16"))
-  assert list(tables.by_suite(found)) == ["square", "square float16"]
+  assert list(tables.grouped(found, tables.suite)) == [
+    "square",
+    "square float16",
+  ]
 
 
 def test_help_is_for_newcomers():
@@ -492,19 +487,3 @@ def test_help_is_for_newcomers():
       "tuned", "implementation", "plot", "update_readme", "from_rows",
   ):  # fmt: skip
     assert re.search(rf"--\[?(no\])?{flag}:", out), flag
-
-
-def test_rows_that_can_not_be_written_are_told_before_a_run(run, tmp_path):
-  folder = tmp_path / "README.md" / "below"
-  with pytest.raises(cli.FlagError, match=f"--output_dir: want .*{folder}"):
-    run(f"--output_dir={folder}")
-
-
-def test_a_run_without_rows_names_no_file(run, monkeypatch, tmp_path):
-  def interrupted(*args):
-    raise KeyboardInterrupt
-
-  monkeypatch.setattr(dense_check, "check", interrupted)
-  status, out = run(f"--output_dir={tmp_path / 'new'}")
-  assert status == 130 and str(tmp_path) not in out
-  assert not (tmp_path / "new").exists()

@@ -10,15 +10,15 @@ import pytest
 
 from experiments import ragged
 from experiments.harness import (
-  case_bench,
   cli,
-  ragged_bench,
+  group_sizes,
+  peers,
   ragged_cases,
-  ragged_check,
   ragged_tables,
   rows,
   timing,
 )
+from experiments.harness import run as run_lib
 import pallas_gemm
 from tests import test_harness_rows
 from tests.support import programs
@@ -55,7 +55,7 @@ def gpu(monkeypatch):
   programs.pretend_times(monkeypatch)
   fake = types.SimpleNamespace(targets_gpu=lambda: True)
   monkeypatch.setattr(ragged, "compat", fake)
-  monkeypatch.setattr(case_bench, "_BANDWIDTH_SHAPE", (64, 32))
+  monkeypatch.setattr(run_lib, "_BANDWIDTH_SHAPE", (64, 32))
   decode = [SHAPE | {"sizes": "random"}]
   suites = {"distributions": SMALL[:2], "decode": decode}
   monkeypatch.setattr(ragged_cases, "SUITES", suites)
@@ -154,22 +154,6 @@ def test_all_suites_plots_and_readme(run, gpu, tmp_path):
     run("--update_readme")
 
 
-def test_a_wrong_result_is_never_timed_and_the_run_goes_on(
-  run, gpu, monkeypatch, tmp_path
-):
-  def wrong(real, lhs, rhs, group_sizes, **kwargs):
-    out = real(lhs, rhs, group_sizes, **kwargs)
-    return out.at[0].add(jnp.where(group_sizes[0] == 4, 8, 0).astype(out.dtype))
-
-  replaces_ragged_dot(monkeypatch, wrong)
-  status, out = run("--suite=quick", "--noplot")
-  assert status == 1
-  *_, even, one_hot, dw = stored(tmp_path)
-  assert [r["passed"] for r in (even, one_hot, dw)] == [False, True, True]
-  assert even["ms_median"] is None and even["arms"] == {}
-  assert "FAILED (1): quick 12x16x8 in 3 even, forward bfloat16" in out
-
-
 def test_what_can_not_run_costs_no_other(run, monkeypatch, tmp_path):
   def broken(real, lhs, rhs, group_sizes, **kwargs):
     if isinstance(rhs, jax.core.Tracer) and rhs.shape[0] == 3:
@@ -189,27 +173,13 @@ def test_an_arm_beside_the_op_may_fail(run, gpu, monkeypatch, tmp_path):
   def no_memory(*args):
     raise MemoryError("RESOURCE_EXHAUSTED: out of memory")
 
-  monkeypatch.setattr(ragged_bench.RaggedBench, "_warm", no_memory)
+  monkeypatch.setattr(run_lib.Bench, "_beside", no_memory)
   status, out = run("--suite=decode", "--noplot")
   assert status == 0, out
   row = stored(tmp_path)[-1]
   assert list(row["arms"]) == ["pallas_gemm"]
   assert row["skipped"]["lax.ragged_dot"].startswith("MemoryError: RESOURCE")
   assert row["ratio_to_jnp_dot"] is None
-
-
-def test_interrupt_keeps_finished_rows(run, monkeypatch, tmp_path):
-  real = ragged_check.check
-
-  def check(case, *args):
-    if case.sizes != "even":
-      raise KeyboardInterrupt
-    return real(case, *args)
-
-  monkeypatch.setattr(ragged_check, "check", check)
-  status, out = run()
-  assert status == 130 and "interrupted: 1 finished rows were kept" in out
-  assert len(stored(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(
@@ -219,7 +189,7 @@ def test_interrupt_keeps_finished_rows(run, monkeypatch, tmp_path):
     (["--suite=decode,all"], "--suite=decode,all: too large without"),
     (["--passes=up"], "--passes: no pass 'up'; there are forward, dx"),
     (["--passes=dx"], "--passes=dx: interpret has no such case"),
-    (["--dtype=float32"], "--dtype: grouped products are compared in 16"),
+    (["--dtype=float32"], "--dtype: the ops are compared in 16 bits"),
     (["--from_rows=/no/such"], "--from_rows: there is no /no/such"),
     (["--update_readme"], "no timed rows"),
   ],
@@ -258,9 +228,9 @@ def example(monkeypatch):
 
   monkeypatch.setattr(ragged_dot_mgpu, "ragged_dot", ragged_dot)
   fake = types.SimpleNamespace(targets_gpu=lambda: True)
-  monkeypatch.setattr(ragged_bench, "compat", fake)
+  monkeypatch.setattr(peers, "compat", fake)
   configs = ((128, 16, 4, 1), (64, 8, 4, 2), (64, 16, 4, 2))
-  monkeypatch.setattr(ragged_bench, "_EXAMPLE_CONFIGS", configs)
+  monkeypatch.setattr(peers, "_RAGGED_CONFIGS", configs)
   return by_config
 
 
@@ -304,7 +274,7 @@ def test_a_pass_computes_one_product(pass_):
     assert text.count(" ragged-dot(") + text.count(" dot(") == 1, text
 
 
-@pytest.mark.parametrize("name", ragged_cases.DISTRIBUTIONS)
+@pytest.mark.parametrize("name", group_sizes.DISTRIBUTIONS)
 def test_group_sizes(name):
   for m, groups in ((16384, 32), (64, 64), (33, 4)):
     sizes = case(m=m, groups=groups, sizes=name).group_sizes(seed=3)
@@ -342,13 +312,16 @@ def test_work_is_counted():
 
 
 def test_what_is_too_much_for_lax_says_why():
-  assert ragged_bench.too_large_for_lax(case()) is None
-  deepseek = ragged_cases.suite("deepseek")[0]
-  assert "0.5 s a call at peak" in ragged_bench.too_large_for_lax(deepseek)
-  wide = case(m=2**20, groups=64, k=256, n=1)
-  assert "32 GiB, the limit is" in ragged_bench.too_large_for_lax(wide)
+  def refused(case):
+    peers.lax_ragged_dot(case, None)
+
+  refused(case())
+  with pytest.raises(NotImplementedError, match=r"0\.5 s a call"):
+    refused(ragged_cases.suite("deepseek")[0])
+  with pytest.raises(NotImplementedError, match="32 GiB, the limit is"):
+    refused(case(m=2**20, groups=64, k=256, n=1))
   for each in ragged_cases.suite("mixtral") + ragged_cases.suite("moe"):
-    assert ragged_bench.too_large_for_lax(each) is None
+    refused(each)
 
 
 # The check.
@@ -371,12 +344,12 @@ CHECKED = [
 def test_right_results_pass_and_wrong_ones_do_not(each):
   operands = each.draw(seed=1)
   out = jax.jit(ragged_cases.ours(each, "xla"))(**operands)
-  check = ragged_check.check(each, out, operands)
+  check = each.check(out, operands)
   assert check.passed and 0 < check.worst_ratio <= 1, check
   assert 0 < check.error_bound < 8
 
   def judged(changed):
-    return ragged_check.check(each, jnp.asarray(changed), operands)
+    return each.check(jnp.asarray(changed), operands)
 
   values = np.asarray(out)
   assert not judged(-values).passed
@@ -393,7 +366,7 @@ def test_rows_outside_of_all_groups_must_be_zero():
   each = CHECKED[1]
   operands = each.draw(seed=1)
   out = jax.jit(ragged_cases.ours(each, "xla"))(**operands)
-  assert not ragged_check.check(each, out.at[-7, 3].set(1e-3), operands).passed
+  assert not each.check(out.at[-7, 3].set(1e-3), operands).passed
 
 
 def test_an_empty_groups_weights_must_have_no_derivative():
@@ -402,7 +375,7 @@ def test_an_empty_groups_weights_must_have_no_derivative():
   out = jax.jit(ragged_cases.ours(each, "xla"))(**operands)
   empty = int(np.argmin(operands["group_sizes"]))
   changed = out.at[empty, 0, 0].set(1e-3)
-  assert not ragged_check.check(each, changed, operands).passed
+  assert not each.check(changed, operands).passed
 
 
 # Tables.
@@ -449,19 +422,3 @@ def test_summary_gives_means_of_each_suite_and_pass():
     ["qwen", "dx", "1", "0.25", "0.250x", "0.250x", "48x40x24 in 8 even, dx",
      "0"],
   ]  # fmt: skip
-
-
-def test_rows_that_can_not_be_written_are_told_before_a_run(run, tmp_path):
-  folder = tmp_path / "README.md" / "below"
-  with pytest.raises(cli.FlagError, match=f"--output_dir: want .*{folder}"):
-    run(f"--output_dir={folder}")
-
-
-def test_a_run_without_rows_names_no_file(run, monkeypatch, tmp_path):
-  def interrupted(*args):
-    raise KeyboardInterrupt
-
-  monkeypatch.setattr(ragged_check, "check", interrupted)
-  status, out = run(f"--output_dir={tmp_path / 'new'}")
-  assert status == 130 and str(tmp_path) not in out
-  assert not (tmp_path / "new").exists()

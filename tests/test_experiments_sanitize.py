@@ -2,10 +2,13 @@
 
 import json
 import os
+import types
 
+import numpy as np
 import pytest
 
 from experiments import sanitize
+from experiments.harness import case as case_lib
 from experiments.harness import cli
 from tests.support import programs
 
@@ -91,6 +94,23 @@ def test_a_kernel_that_does_not_end(run):
   assert status == 1
   assert (row["errors"], row["passed"]) == (None, False)
   assert "no end after 1 s" in out
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_the_childs_status_tells_whether_all_results_are_right(
+  run, monkeypatch, right
+):
+  def case(passed):
+    return types.SimpleNamespace(
+      arms=lambda implementation: {"ours": case_lib.only(lambda x: x)},
+      draw=lambda seed: {"x": np.ones(2)},
+      check=lambda *_: types.SimpleNamespace(passed=passed),
+    )
+
+  cases = lambda shape: [case(True), case(right)]  # noqa: E731
+  monkeypatch.setitem(sanitize.OPS, "matmul", cases)
+  status, out, rows = run(CLEAN, "--ops=matmul", "--under_sanitizer")
+  assert (status, out, rows) == (1 - right, "", [])
 
 
 def test_rows_that_can_not_be_written_are_told_before_a_run(run, tmp_path):

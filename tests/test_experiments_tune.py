@@ -2,6 +2,8 @@
 
 import signal
 
+from absl import flags
+import jax
 import pytest
 
 from experiments import tune
@@ -13,6 +15,7 @@ from tests.support import programs
 
 CHOSEN = Config(block_m=64, block_n=64, consumers=1, stages=2, epilogue_n=64)
 FASTER = Config(block_m=64, block_n=64, consumers=1, stages=2, epilogue_n=32)
+ACTIVATIONS = "relu", "gelu", "silu"
 PROVENANCE = {"device", "driver", "cuda", "jax", "jaxlib", "commit", "utc"}
 
 
@@ -95,10 +98,10 @@ def test_table(run, tuned):
 def test_what_is_left_to_xla_does_not_end_a_suite(run, tuned, monkeypatch):
   find = autotune.find
 
-  def some(fn, a, *args, **kwargs):
+  def some(fn, a, **operands):
     if a.shape == (8, 8):
       raise ValueError("rows are short")
-    return find(fn, a, *args, **kwargs)
+    return find(fn, a=a, **operands)
 
   monkeypatch.setattr(autotune, "find", some)
   status, out = run("--shapes=8x8x8,40x24x32")
@@ -149,23 +152,27 @@ def test_groups(run, tuned, epilogue, tmp_path):
   flags_ = "--shapes=40x24x32 --groups=3".split()
   run(*flags_, f"--epilogue={epilogue}", f"--output_dir={tmp_path}")
   problems = [case.problem for case in tuned]
-  assert sorted(p.ragged for p in problems) == ["k", "m", "m"]
-  assert {p.groups for p in problems} == {3}
+  assert sorted(p.along for p in problems) == ["k", "m", "m"]
+  assert {p.groups.count for p in problems} == {3}
   assert problems[0].gated == (epilogue == "gated_silu")
   found = rows.read(tmp_path / "tune.jsonl")
   assert {row["kernel"] for row in found} == {"sm90_ragged"}
   assert all(row["ms_model"] > 0 for row in found)
 
 
-@pytest.mark.parametrize("epilogue", tune.EPILOGUES)
+@pytest.mark.parametrize("epilogue", flags.FLAGS["epilogue"].parser.enum_values)
 def test_epilogues(run, tuned, epilogue):
-  run("--shapes=40x24x32", f"--epilogue={epilogue}")
+  run("--shapes=40x24x32", f"--epilogue={epilogue}", "--out_dtype=float32")
   (case,) = tuned
-  fields = tune.EPILOGUES[epilogue]
-  assert (case.problem.bias == "n") == ("bias" in fields)
-  assert (case.problem.c_dtype is not None) == ("c" in fields)
-  assert case.problem.gated == (epilogue == "gated_silu")
-  assert (case.activation is None) == ("activation" not in fields)
+  parts = epilogue.split("_")
+  assert (case.problem.epilogue.bias == "n") == ("bias" in parts)
+  assert (case.problem.epilogue.c_dtype is not None) == ("residual" in parts)
+  assert case.problem.epilogue.gated == ("gated" in parts)
+  activation = next(
+    (getattr(jax.nn, x) for x in parts if x in ACTIVATIONS), None
+  )
+  assert case.activation is activation
+  assert case.problem.out_dtype == "float32"
 
 
 def test_freeze(run, monkeypatch, tmp_path):
@@ -180,7 +187,7 @@ def test_freeze(run, monkeypatch, tmp_path):
   known = table._known("NVIDIA H200")
   table._known.cache_clear()
   assert len(known) == len(path.read_text().splitlines()) > 10
-  assert {p.ragged for p in known} == {None, "m", "k"}
+  assert {p.along for p in known} == {None, "m", "k"}
   for problem, entry in known.items():
     how = next(tuning.ranked(problem)).how
     assert entry.config == (None if how == "xla" else how)

@@ -197,4 +197,4 @@ def test_a_rung_described():
 @pytest.mark.aot
 def test_no_such_rung_does_not_compile():
   with pytest.raises(RuntimeError, match="does not compile"):
-    compiled.compile_rung("13", 64, 64, 64, "float32")
+    compiled.compile_rung("13", contract.Problem(64, 64, 64))

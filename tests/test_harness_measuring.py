@@ -8,13 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.harness import case as case_lib
 from experiments.harness import (
-  bench,
   console,
   contestants,
   inputs,
+  peers,
+  prepared,
   provenance,
   rows,
+  run,
   suites,
   timing,
 )
@@ -121,7 +124,8 @@ def test_baselines_compute_the_expression(dtype, alpha, beta):
   problem = contract.Problem(8, 6, 4, dtype, alpha, beta)
   operands = inputs.operands(problem, 0)
   for baseline in contestants.baselines(problem):
-    out = baseline.fn(*operands)
+    [(dot, _)] = baseline.arm()
+    out = dot(*operands)
     assert out.dtype == dtype
     want = numerics.reference(*operands, alpha=alpha, beta=beta)
     np.testing.assert_allclose(
@@ -136,12 +140,10 @@ def test_baselines_compute_the_expression(dtype, alpha, beta):
 
 def test_rates_count_the_least_work():
   problem = contract.Problem(1000, 2000, 500, "bfloat16", beta=1.0)
-  assert contestants.tflops(problem, 1.0) == pytest.approx(2.0)
+  [case] = contestants.baselines(problem)
+  assert case.flops() == 2 * 1000 * 2000 * 500
   elements = 1000 * 500 + 500 * 2000 + 2 * 1000 * 2000
-  assert contestants.least_bytes(problem) == 2 * elements
-  assert contestants.gbytes_per_s(problem, 1.0) == pytest.approx(
-    2 * elements / 1e6
-  )
+  assert case.least_bytes() == 2 * elements
 
 
 @pytest.mark.parametrize(
@@ -156,75 +158,95 @@ def test_jax_s_kernel_says_why_not(dtype, alpha, reason):
   if jax.devices()[0].platform != "cpu":
     pytest.skip("there is a GPU")
   problem = contract.Problem(128, 128, 128, dtype, alpha)
-  operands = inputs.operands(problem, 0)
   with pytest.raises(NotImplementedError, match=reason):
-    contestants.jax_hopper(problem, operands, None)
+    peers.jax_hopper(problem)
 
 
 def test_errors_are_cut_to_a_line():
-  assert contestants.first_line(ValueError("\n a\nb")) == "ValueError:  a"
-  assert contestants.first_line(ValueError()) == "ValueError"
-  assert len(contestants.first_line(ValueError("x" * 999))) == 300
+  assert case_lib.first_line(ValueError("\n a\nb")) == "ValueError:  a"
+  assert case_lib.first_line(ValueError()) == "ValueError"
+  assert len(case_lib.first_line(ValueError("x" * 999))) == 300
 
 
-def compare(fn, timed=True, dtype="float32", **kwargs):
-  """The row of a function against jnp.dot, with made-up times."""
-  problem = contract.Problem(16, 16, 16, dtype)
-  operands = inputs.operands(problem, 0)
-  measured = []
+@pytest.fixture
+def compare(monkeypatch):
+  """Gives the row of a function against jnp.dot, with made-up times."""
 
-  def measure(arms, **_):
-    measured.extend(arm.name for arm in arms)
-    return {
-      arm.name: timing.Timing((2.0 * (i + 1),) * 3, ("k",), 1, wall)
-      for i, (arm, wall) in enumerate(zip(arms, ((0.1,), (0.3,))))
-    }
+  def row_of(*fns, timed=True, dtype="float32", **kwargs):
+    measured = []
 
-  subject = contestants.Contestant("mine", fn, {"tile": 4}, **kwargs)
-  [baseline, *_] = contestants.baselines(problem)
-  b = bench.Bench("test", measure=measure, timed=timed)
-  return b.compare(problem, operands, subject, baseline, 7), measured
+    def measure(arms, **_):
+      measured.append([arm.name for arm in arms])
+      return {
+        arm.name: timing.Timing((2.0 * (i + 1),) * 3, ("k",), 1, wall)
+        for i, (arm, wall) in enumerate(zip(arms, ((0.1,), (0.3,))))
+      }
+
+    monkeypatch.setattr(timing, "measure", measure)
+    arm = [case_lib.Candidate(fn, {"tile": i}) for i, fn in enumerate(fns)]
+    problem = contract.Problem(16, 16, 16, dtype)
+    case = contestants.Contestant("mine", problem, lambda: arm, **kwargs)
+    bench = run.Bench("test", timed=timed, host_calls=0)
+    return bench.measure(prepared.uncompiled(case)), measured
+
+  return row_of
 
 
-def test_compare_checks_times_and_makes_a_row():
-  row, measured = compare(lambda a, b, c: jnp.dot(a, b, precision="highest"))
+def exact(a, b, c):
+  return jnp.dot(a, b, precision="highest")
+
+
+def broken(a, b, c):
+  raise ValueError("no such tile\nand more lines")
+
+
+def test_a_case_is_checked_timed_and_made_a_row(compare):
+  row, measured = compare(exact)
   rows.validate(row)
-  assert measured == ["mine", "jnp.dot HIGHEST (baseline)"]
+  assert measured == [["mine", "jnp.dot HIGHEST (baseline)"]]
   assert row["passed"] and row["max_error"] <= row["error_bound"]
   assert row["ratio_to_jnp_dot"] == 2.0 and row["ms_median"] == 2.0
   assert (row["wall_ms_median"], row["baseline_wall_ms_median"]) == (0.1, 0.3)
-  assert (row["number"], row["config"]) == (7, {"tile": 4})
+  assert row["config"] == {"tile": 0}
 
 
-def test_compare_does_not_time_what_is_wrong():
+def test_the_fastest_candidate_that_runs_is_taken(compare):
+  row, measured = compare(broken, exact, exact)
+  assert row["config"] == {"tile": 1} and row["passed"]
+  assert measured[0] == ["{'tile': 1}", "{'tile': 2}"]
+  with pytest.raises(NotImplementedError, match=r"ValueError: no such tile$"):
+    compare(broken, broken)
+
+
+def test_what_is_wrong_is_not_timed(compare):
   for bad in (jnp.nan, 1.0):
     row, measured = compare(lambda a, b, c, bad=bad: jnp.dot(a, b) + bad)
     assert row["passed"] is False and measured == []
     assert row["ms_median"] is None and row["ratio_to_jnp_dot"] is None
 
 
-def test_compare_times_what_is_not_judged():
+def test_what_is_not_judged_is_timed(compare):
   row, measured = compare(lambda a, b, c: jnp.dot(a, b) + 1, judged=False)
   assert row["passed"] is None and row["ms_median"] == 2.0 and measured
 
 
-def test_compare_without_a_gpu_only_checks():
-  row, measured = compare(lambda a, b, c: jnp.dot(a, b), timed=False)
+def test_without_a_gpu_results_are_checked(compare):
+  row, measured = compare(exact, timed=False)
   assert row["passed"] and row["tflops"] is None and measured == []
   assert row["repeats"] == row["warmup"] == 0
 
 
-def test_large_products_are_checked_on_a_sample(monkeypatch):
+def test_large_products_are_checked_on_a_sample(compare, monkeypatch):
   asked = []
-  monkeypatch.setattr(bench, "CHECKED_IN_FULL", 16**3 - 1)
+  monkeypatch.setattr(contestants, "CHECKED_IN_FULL", 16**3 - 1)
 
   def check(*args, sample, **kwargs):
     asked.append(sample)
     return numerics.Check(True, 0.0, 1.0, 0.0, 1)
 
-  monkeypatch.setattr(bench.numerics, "check", check)
-  compare(lambda a, b, c: jnp.dot(a, b))
-  assert asked == [bench.SAMPLE]
+  monkeypatch.setattr(numerics, "check", check)
+  compare(exact)
+  assert asked == [contestants.SAMPLE]
 
 
 def test_lines_and_tables_in_a_pipe_are_plain(capsys):

@@ -7,7 +7,14 @@ import pathlib
 from matplotlib import text
 import pytest
 
-from experiments.harness import plots, published, suites, tables
+from experiments.harness import (
+  ladder_plots,
+  ladder_tables,
+  plots,
+  published,
+  suites,
+  tables,
+)
 from pallas_gemm import hardware
 from pallas_gemm import ladder as ladder_lib
 from tests.test_harness_rows import make_row
@@ -84,31 +91,48 @@ def test_durations_have_three_digits_and_a_fitting_unit(ms, text):
   assert tables.duration(ms) == text
 
 
+def test_a_line_is_a_row_or_what_columns_say_of_an_index():
+  found = [
+    make_row(m=m, passed=p) for m, p in ((1, True), (2, None), (1, False))
+  ]
+  size, check = {"M": tables.field("m")}, {"check": tables.verdict}
+  _, cells = tables.pivot(found, size | check)
+  assert cells == [["1", "PASSED"], ["2", "not judged"], ["1", "FAILED"]]
+  columns = [("", found, check), ("x", found[1:2], check)]
+  assert tables.pivot(found, size, columns) == (
+    ["M", "check", "x check"],
+    [["1", "FAILED", "-"], ["2", "not judged", "not judged"]],
+  )
+
+
 def test_speed_over_the_rung_before_is_of_the_same_problem():
   found = ladder_rows()
-  assert tables.over_rung_before(found[3], found) == pytest.approx(10)
-  assert tables.over_rung_before(found[2], found) is None  # the first
-  assert tables.over_rung_before(found[0], found) is None  # no rung
-  other = make_row(number=2, m=1, ms_median=1.0)
-  assert tables.over_rung_before(other, found) is None
+
+  def before(row, rows=found):
+    return ladder_tables.relative(rows)["x before"](row)
+
+  # None of the baselines, of the first, and of rung 9: rung 8 is float32.
+  texts = [before(row) for row in found]
+  assert texts == ["-", "-", "-", "10.0x", "-", "-", "2.000x"]
+  assert before(make_row(number=2, m=1, ms_median=1.0)) == "-"
   # A variant is compared with its rung, and nothing with a variant.
-  assert tables.over_rung_before(found[6], found) == pytest.approx(2)
   after = make_row(**found[5] | {"number": 10, "ms_median": 0.15625})
-  assert tables.over_rung_before(after, found) == pytest.approx(2)
-  assert tables.over_rung_before(after, found[6:]) is None
+  assert before(after) == "2.000x"
+  assert before(after, found[6:]) == "-"
 
 
 def test_cumulative_speed_goes_on_from_float32_to_16_bits():
   found = ladder_rows()
-  first, ninth = tables.starts()
-  assert (first.number, ninth.number) == (1, 9)
-  assert tables.starts({"float32"}) == [first]
-  assert tables.starts({"float16"}) == [first, ninth]
-  speeds = [tables.over_start(row, found, first) for row in found]
-  assert speeds == pytest.approx([100, 800, 1, 10, 1600, 640, 1280])
-  assert tables.over_start(found[6], found, ninth) == pytest.approx(2)
-  assert tables.over_start(found[3], found, ninth) is None  # float32
-  assert tables.over_start(make_row(m=1), found, first) is None
+  starts = ladder_tables.starts()
+  assert [rung.number for rung in starts] == [1, 9]
+  assert ladder_tables.starts({"float32"}) == starts[:1]
+  assert ladder_tables.starts({"float16"}) == starts
+  _, first, ninth = ladder_tables.relative(found, starts).values()
+  texts = ["100x", "800x", "1.000x", "10.0x", "1600x", "640x", "1280x"]
+  assert [first(row) for row in found] == texts
+  assert ninth(found[6]) == "2.000x"
+  assert ninth(found[3]) == "-"  # float32
+  assert first(make_row(m=1)) == "-"
 
 
 @pytest.mark.parametrize(
@@ -116,15 +140,17 @@ def test_cumulative_speed_goes_on_from_float32_to_16_bits():
   [(0, "74.6"), (1, "80.9"), (2, "0.7"), (5, "32.3")],  # 1 is TF32
 )
 def test_share_of_the_peak_of_the_unit_used(index, share):
-  assert tables.of_peak(ladder_rows()[index]) == share
-  assert tables.of_peak(ladder_rows(device="Test GPU")[index]) == "-"
-  assert tables.of_peak(make_row(tflops=None, device="NVIDIA H200")) == "-"
+  assert ladder_tables.of_peak(ladder_rows()[index]) == share
+  assert ladder_tables.of_peak(ladder_rows(device="Test GPU")[index]) == "-"
+  assert (
+    ladder_tables.of_peak(make_row(tflops=None, device="NVIDIA H200")) == "-"
+  )
 
 
 def test_labels_have_the_letter_of_a_variant():
-  labels = [tables.label(row) for row in ladder_rows()]
+  labels = [ladder_tables.label(row) for row in ladder_rows()]
   assert labels == ["", "", "1", "2", "", "9", "9b"]
-  assert tables.ordered(ladder_rows()[::-1])[3]["variant"] == "b"
+  assert ladder_tables.ordered(ladder_rows()[::-1])[3]["variant"] == "b"
 
 
 def test_the_newest_commit_counts():
@@ -135,9 +161,9 @@ def test_the_newest_commit_counts():
     make_row(**old, kernel="coalesced", number=2),
     make_row(commit="2026-03", utc="2026-03", ms_median=None),
   ]
-  (row,) = tables.newest(found)
+  (row,) = ladder_tables.newest(found)
   assert (row["commit"], row["tflops"]) == ("2026-02", 2.0)
-  assert tables.newest(found[3:]) == []
+  assert ladder_tables.newest(found[3:]) == []
 
 
 def test_of_bound_and_verdict():
@@ -150,7 +176,7 @@ def test_of_bound_and_verdict():
 
 
 def test_readme_block_has_a_table_a_problem():
-  text = tables.ladder_markdown([ladder_rows()])
+  text = ladder_tables.markdown([ladder_rows()])
   assert text.count("| --: | --- |") == 2
   assert text.index("float32**") < text.index("bfloat16**")
   row = "| 2 | coalesced | 20.0 ms | 5.00 | 7.5 | 0.100x | 10.0x | 10.0x |"
@@ -170,7 +196,7 @@ def test_readme_block_has_a_table_a_problem():
 
 def test_readme_block_has_devices_side_by_side():
   h100 = ladder_rows(device="NVIDIA H100 80GB HBM3")[:4]  # float32 alone
-  text = tables.ladder_markdown([ladder_rows(), h100])
+  text = ladder_tables.markdown([ladder_rows(), h100])
   assert (
     text.startswith("NVIDIA H200;") and "\n\nNVIDIA H100 80GB HBM3;" in text
   )
@@ -181,7 +207,7 @@ def test_readme_block_has_devices_side_by_side():
 
 
 def test_sweep_has_a_row_a_rung_and_a_column_a_size():
-  text = tables.sweep_markdown(sweep_rows())
+  text = ladder_tables.sweep_markdown(sweep_rows())
   header = "| # | kernel | 128 | 256 | 512 | 1024 | 2048 | 4096 | 8192 |"
   assert text.count(header) == 2 * 4
   for quantity in ("time", "GFLOP/s", "GB/s", "speed over rung 1, naive"):
@@ -195,40 +221,36 @@ def test_sweep_has_a_row_a_rung_and_a_column_a_size():
 
 def test_problems_with_most_rungs_come_first():
   small = [make_row(m=1), make_row(m=1, kernel="x", number=2)]
-  groups = tables.problems([make_row(), *small])
+  groups = ladder_tables.problems([make_row(), *small])
   assert [len(group) for group in groups] == [2, 1]
 
 
-def test_blocks_between_markers():
-  text = "a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb\n"
-  once = tables.between_markers(text, "x", "\nnew\n")
-  assert once == "a\n<!-- x:begin -->\n\nnew\n\n<!-- x:end -->\nb\n"
-  assert tables.between_markers(once, "x", "new") == once
+def test_blocks_between_markers(tmp_path):
+  path = tmp_path / "page.md"
+  path.write_text("a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb\n")
+  assert tables.update_file(path, "x", "\nnew\n")
+  new = "a\n<!-- x:begin -->\n\nnew\n\n<!-- x:end -->\nb\n"
+  assert path.read_text() == new
+  assert not tables.update_file(path, "x", "new")
+  assert path.read_text() == new
 
 
 @pytest.mark.parametrize(
-  "text",
+  "text, said",
   [
-    "",
-    "<!-- x:begin -->",
-    "<!-- x:end --><!-- x:begin -->",
-    "<!-- x:begin --><!-- x:begin --><!-- x:end -->",
+    (None, "there is no"),
+    ("", "want one line"),
+    ("<!-- x:begin -->", "want one line"),
+    ("<!-- x:end --><!-- x:begin -->", "must come after"),
+    ("<!-- x:begin --><!-- x:begin --><!-- x:end -->", "want one line"),
   ],
 )
-def test_markers_that_are_not_a_pair(text):
-  with pytest.raises(ValueError, match="x:"):
-    tables.between_markers(text, "x", "new")
-
-
-def test_update_file_says_whether_it_changed(tmp_path):
-  path = tmp_path / "README.md"
-  with pytest.raises(ValueError, match="there is no"):
+def test_markers_that_are_not_a_pair(tmp_path, text, said):
+  path = tmp_path / "page.md"
+  if text is not None:
+    path.write_text(text)
+  with pytest.raises(ValueError, match=rf"page\.md.*{said}|{said}.*page\.md"):
     tables.update_file(path, "x", "new")
-  path.write_text("<!-- x:begin --><!-- x:end -->")
-  assert tables.update_file(path, "x", "new")
-  assert not tables.update_file(path, "x", "new")
-  with pytest.raises(ValueError, match=r"README\.md: want one line"):
-    tables.update_file(path, "y", "new")
 
 
 def test_published_figures():
@@ -250,8 +272,8 @@ def test_published_figures():
 
 def test_the_page_has_the_published_figures():
   text = (ROOT / "experiments/results/ladder.md").read_text()
-  table = tables.published_markdown()
-  assert tables.between_markers(text, "published", table) == text
+  table = ladder_tables.published_markdown()
+  assert f"<!-- published:begin -->\n\n{table}\n\n<!-- published:end" in text
   for said in ("naive 22.3", "DRAM-coalesced 0.518", "60.56x in all"):
     assert said in table
 
@@ -266,9 +288,11 @@ def bytes_read(row, level):
 
 def test_plots_are_written_and_the_same_each_time(tmp_path):
   def draw(folder):
-    plots.ladder(ladder_rows(), H200, folder / "ladder.png")
-    plots.roofline(ladder_rows(), H200, bytes_read, folder / "roofline.png")
-    plots.sweep(sweep_rows(), folder / "sweep.png")
+    ladder_plots.ladder(ladder_rows(), H200, folder / "ladder.png")
+    ladder_plots.roofline(
+      ladder_rows(), H200, bytes_read, folder / "roofline.png"
+    )
+    ladder_plots.sweep(sweep_rows(), folder / "sweep.png")
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
   first = draw(tmp_path / "new")
@@ -280,9 +304,11 @@ def test_plots_are_written_and_the_same_each_time(tmp_path):
 def test_plots_of_nothing_are_refused(tmp_path):
   untimed, path = [make_row(tflops=None)], tmp_path / "x.png"
   for draw in (
-    lambda: plots.ladder(untimed, H200, path),
-    lambda: plots.sweep(untimed, path),
-    lambda: plots.roofline(ladder_rows(), H200, lambda *_: (None, True), path),
+    lambda: ladder_plots.ladder(untimed, H200, path),
+    lambda: ladder_plots.sweep(untimed, path),
+    lambda: ladder_plots.roofline(
+      ladder_rows(), H200, lambda *_: (None, True), path
+    ),
   ):
     with pytest.raises(ValueError, match="nothing to draw"):
       draw()
@@ -293,28 +319,26 @@ def drawn(monkeypatch):
   """Keeps figures: what was to be saved, laid out."""
   figures = []
 
-  def save(plt, fig, path):
+  def save(fig, path):
     fig.canvas.draw()
     figures.append(fig)
 
   monkeypatch.setattr(plots, "save", save)
-  yield figures
-  for fig in figures:
-    plots.pyplot().close(fig)
+  return figures
 
 
 @pytest.mark.parametrize(
   "draw",
   [
-    lambda rows: plots.ladder(rows, H200, ""),
-    lambda rows: plots.roofline(rows, H200, bytes_read, ""),
-    lambda rows: plots.roofline(
+    lambda rows: ladder_plots.ladder(rows, H200, ""),
+    lambda rows: ladder_plots.roofline(rows, H200, bytes_read, ""),
+    lambda rows: ladder_plots.roofline(
       rows,
       H200,
       lambda row, level: bytes_read(row, level) if level == "l2" else (None, 0),
       "",
     ),
-    lambda rows: plots.sweep(sweep_rows(), ""),
+    lambda rows: ladder_plots.sweep(sweep_rows(), ""),
   ],
   ids=["ladder", "roofline", "roofline without counters", "sweep"],
 )
@@ -339,9 +363,9 @@ def test_no_text_is_cut_and_no_labels_overlap(drawn, draw):
 
 def test_spread_keeps_order_and_distance():
   places = [10.0, 0.0, 10.5, 30.0]
-  assert plots.spread(places, 4) == [8.25, 0.0, 12.25, 30.0]
-  assert plots.spread([5.0] * 3, 2) == [3.0, 5.0, 7.0]
-  crowd = plots.spread([0.0, 1, 2, 3, 9], 3)
+  assert ladder_plots.spread(places, 4) == [8.25, 0.0, 12.25, 30.0]
+  assert ladder_plots.spread([5.0] * 3, 2) == [3.0, 5.0, 7.0]
+  crowd = ladder_plots.spread([0.0, 1, 2, 3, 9], 3)
   assert all(b - a >= 3 - 1e-9 for a, b in itertools.pairwise(crowd))
   assert math.isclose(sum(crowd[:4]) / 4, 1.5)
 
@@ -351,6 +375,6 @@ def test_panels_are_of_one_size_where_a_size_has_both():
     make_row(number=n, kernel=str(n), dtype="bfloat16", m=1)
     for n in (9, 10, 11)
   ]
-  panels = plots.one_problem_each_kind([*other, *ladder_rows()])
+  panels = ladder_plots.one_problem_each_kind([*other, *ladder_rows()])
   assert [panel[0]["dtype"] for panel in panels] == ["float32", "bfloat16"]
   assert {panel[0]["m"] for panel in panels} == {4096}

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from experiments.harness import compiled as compiled_lib
-from pallas_gemm.ladder import LADDER, with_variants
+from pallas_gemm.ladder import LADDER, contract, with_variants
 
 pytestmark = pytest.mark.aot
 
@@ -16,10 +16,10 @@ SIZE = 4096
 TUNED = [rung for rung in with_variants() if rung.number >= 6]
 
 
-def _compile(rung, dtype=None, **options):
-  return compiled_lib.compile_rung(
-    rung.label, SIZE, SIZE, SIZE, dtype or rung.dtypes[0], **options
-  )
+def _compile(rung, dtype=None, beta=0.0):
+  dtype = dtype or rung.dtypes[0]
+  problem = contract.Problem(SIZE, SIZE, SIZE, dtype, beta=beta)
+  return compiled_lib.compile_rung(rung, problem)
 
 
 @pytest.mark.parametrize("rung", with_variants(), ids=lambda r: r.name)

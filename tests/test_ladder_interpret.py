@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_gemm import hardware, numerics
+from pallas_gemm import numerics
 from pallas_gemm.ladder import LADDER, contract, with_variants
 from tests.support import problems
 from tests.support.programs import ROOT
@@ -56,40 +56,10 @@ def test_shapes(rung, shape):
 def test_alpha_and_beta(rung, factors):
   alpha, beta = factors
   index = problems.FACTORS.index(factors) // 2
-  a, b, c = problems.operands(*problems.one_shape(rung), _dtype_of(rung, index))
+  # No tile fits C.
+  a, b, c = problems.operands(67, 61, 13, _dtype_of(rung, index))
   out = rung.gemm(a, b, c, alpha=alpha, beta=beta)
   _assert_right(out, a, b, c, alpha=alpha, beta=beta)
-
-
-@pytest.mark.any_jax
-@each_rung
-def test_a_tail_in_c(rung):
-  a, b, c = problems.operands(67, 61, 13, rung.dtypes[-1])
-  out = rung.gemm(a, b, c, alpha=0.5, beta=-1.0)
-  _assert_right(out, a, b, c, alpha=0.5, beta=-1.0)
-
-
-@each_rung
-def test_every_dtype(rung):
-  for dtype in rung.dtypes:
-    a, b, c = problems.operands(*problems.one_shape(rung), dtype)
-    _assert_right(rung.gemm(a, b, c, beta=1.0), a, b, c, beta=1.0)
-
-
-@pytest.mark.any_jax
-@each_rung
-def test_small_tiles(rung, monkeypatch):
-  """Several blocks, several tiles a block, every small config."""
-  # A persistent grid of fewer blocks than there are tiles.
-  monkeypatch.setattr(hardware, "sm_count", lambda: 2)
-  m, n, k = 200, 264, 200
-  if rung.config_type is contract.SimtConfig:
-    m, n, k = (66, 130, 33) if rung.number > 3 else (34, 66, 33)
-  a, b, c = problems.operands(m, n, k, rung.dtypes[0])
-  problem = contract.Problem(m, n, k, rung.dtypes[0], beta=1.0)
-  for config in problems.small_configs(rung, problem):
-    out = rung.gemm(a, b, c, beta=1.0, config=config)
-    _assert_right(out, a, b, c, beta=1.0)
 
 
 @pytest.mark.any_jax

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_gemm import numerics
+from pallas_gemm import numerics, sampling
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -302,7 +302,7 @@ def test_infinity_near_the_limit_of_float16(value, infinite_is_right):
 def test_samples_meet_every_tile_and_the_edges():
   rng = np.random.default_rng(0)
   for size in (300, 4095, 4096, 10000):
-    picked = numerics._stratified(size, 256, rng)
+    picked = sampling.stratified(size, 256, rng)
     assert picked[0] == 0 and picked[-1] == size - 1
     assert len(picked) == len(set(picked)) == 256
     # One in each stripe: no more than two stripes between neighbours.

@@ -248,25 +248,6 @@ def test_random_calls_are_of_both_kinds():
   assert len(set(raised)) >= 40
 
 
-@pytest.mark.parametrize(
-  "numbers",
-  (
-    (((1,), (1,)), ((), ())),
-    (((1,), (0,)), ((0,), ())),
-    (((5,), (0,)), ((), ())),
-    (((1, 0), (0,)), ((), ())),
-  ),
-  ids=str,
-)
-def test_errors_are_those_of_lax(numbers):
-  arguments = normal(4, 5), normal(5, 6), numbers
-  with pytest.raises((TypeError, ValueError)) as want:
-    lax.dot_general(*arguments)
-  with pytest.raises((TypeError, ValueError)) as got:
-    pallas_gemm.dot_general(*arguments)
-  assert got.type is want.type and str(got.value) == str(want.value)
-
-
 def test_out_sharding_is_passed_on():
   mesh = jax.make_mesh(
     (1,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,)

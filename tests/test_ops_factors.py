@@ -98,26 +98,6 @@ def _ours(a, b, c, bias, alpha, beta, activation):
   )
 
 
-def _values():
-  return (
-    *(x.astype("float64") for x in (A, B, C, BIAS)),
-    jnp.array(0.75),
-    jnp.array(-1.25),
-  )
-
-
-@pytest.mark.parametrize("activation", (jnp.tanh, lambda x: x), ids=("f", "1"))
-@pytest.mark.parametrize("jit", (False, True))
-def test_value_and_gradients(activation, jit):
-  def loss(f):
-    g = lambda *x: (f(*x, activation) ** 2).sum()  # noqa: E731
-    g = jax.value_and_grad(g, tuple(range(6)))
-    return jax.jit(g) if jit else g
-
-  with jax.enable_x64(True):
-    products.assert_same(loss(_ours)(*_values()), loss(_reference)(*_values()))
-
-
 def test_gradients_of_numbers_that_are_passed_as_such():
   """A traced Python number has a weak type; so has its gradient."""
 
@@ -145,43 +125,6 @@ def test_gradients_have_the_factors_dtype(dtype):
   for grad, term in zip(got, want):
     assert grad.dtype == dtype and grad.shape == ()
     np.testing.assert_allclose(float(grad), term.sum(), rtol=2e-2, atol=0.1)
-
-
-def test_second_derivatives():
-  def hessian(f):
-    g = lambda *x: (f(*_values()[:4], *x, jnp.tanh) ** 2).sum()  # noqa: E731
-    return jax.hessian(g, (0, 1))(jnp.array(0.75), jnp.array(-1.25))
-
-  with jax.enable_x64(True):
-    products.assert_same(hessian(_ours), hessian(_reference))
-
-
-def test_forward_and_vmap_of_gradients():
-  def jvp(f):
-    g = lambda *x: f(*_values()[:4], *x, jnp.tanh)  # noqa: E731
-    x = jnp.array(0.75), jnp.array(-1.25)
-    return jax.jvp(g, x, (jnp.array(1.0), jnp.array(0.5)))
-
-  def per_example(f):
-    g = lambda *x: (f(*_values()[:4], *x, jnp.tanh) ** 2).sum()  # noqa: E731
-    x = jnp.array([0.75, 0.0]), jnp.array([-1.25, 1.0])
-    return jax.vmap(jax.grad(g, (0, 1)))(*x)
-
-  with jax.enable_x64(True):
-    products.assert_same(jvp(_ours), jvp(_reference))
-    products.assert_same(per_example(_ours), per_example(_reference))
-
-
-def test_gradients_of_an_array_alpha_are_those_of_a_number():
-  """Of everything else."""
-
-  def grads(alpha, beta):
-    f = lambda *x: _ours(*x, alpha, beta, jnp.tanh).sum()  # noqa: E731
-    return jax.grad(f, (0, 1, 2, 3))(*_values()[:4])
-
-  with jax.enable_x64(True):
-    got = grads(jnp.array(0.5), jnp.array(2.0))
-    products.assert_same(got, grads(0.5, 2.0))
 
 
 @pytest.mark.parametrize("activation", (None, jnp.tanh))

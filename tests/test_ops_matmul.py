@@ -1,5 +1,7 @@
 """matmul and gated_matmul: values, over layouts, batches, epilogues, dtypes."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,127 +11,68 @@ import pallas_gemm
 from pallas_gemm import tuning
 from pallas_gemm.ops import sm90
 from tests.support import products
+from tests.support.calls import Call
 from tests.support.products import normal
 
 FLOATS = ("float32", "bfloat16", "float16")
+BOTH = (False, True)
+BATCHES = (
+  *(((3,), ()), ((2, 3), ()), ((), (3,)), ((3,), (3,))),
+  *(((2, 3), (3,)), ((3,), (2, 3)), ((2, 1), (2, 3)), ((2, 3), (2, 1))),
+  *(((2, 3), (1, 1)), ((1, 3), (2, 1)), ((1,), (1,))),
+)
 # Small tiles, so that a small product has several.
 SMALL = tuning.Config(
   block_m=64, block_n=64, block_k=64, stages=2, consumers=1, epilogue_n=64
 )
 
 
-def stored(x, transposed):
-  return jnp.swapaxes(x, -1, -2) if transposed else x
+def each(m, n, k, batches=(((), ()),), **values):
+  """A call for every choice of a value for each field."""
+  return [
+    Call(m=m, n=n, k=k, batch_a=a, batch_b=b, **dict(zip(values, chosen)))
+    for a, b in batches
+    for chosen in itertools.product(*values.values())
+  ]
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("transpose_a", (False, True))
-@pytest.mark.parametrize("transpose_b", (False, True))
-def test_layouts(dtype, transpose_a, transpose_b):
-  a, b = normal(7, 33, dtype=dtype), normal(33, 12, dtype=dtype)
-  out = pallas_gemm.matmul(
-    stored(a, transpose_a),
-    stored(b, transpose_b),
-    transpose_a=transpose_a,
-    transpose_b=transpose_b,
-  )
-  assert out.dtype == dtype
-  products.assert_product(out, a, b)
-
-
-@pytest.mark.parametrize("transpose_a", (False, True))
-@pytest.mark.parametrize("transpose_b", (False, True))
-@pytest.mark.parametrize("batch", ((), (3,)))
-def test_a_matrix_times_a_column(transpose_a, transpose_b, batch):
-  """The kernel computes the transposed product: TMA addresses no columns."""
-  a = normal(*batch, 70, 40, dtype="bfloat16")
-  b = normal(*batch, 40, 1, dtype="bfloat16")
-  epilogue = {
-    "bias": normal(70, 1),
-    "c": normal(*batch, 70, 1, dtype="bfloat16"),
-    "activation": jnp.tanh,
-  }
-  out = pallas_gemm.matmul(
-    stored(a, transpose_a),
-    stored(b, transpose_b),
-    transpose_a=transpose_a,
-    transpose_b=transpose_b,
-    implementation="sm90",
-    **epilogue,
-  )
-  assert out.shape == (*batch, 70, 1)
-  products.assert_product(out, a, b, **epilogue)
-
-
-@pytest.mark.parametrize("side", ("n", "m"))
-def test_columns_that_share_a_matrix_are_rows_of_one_product(side):
-  a = normal(70, 40, dtype="bfloat16")
-  b = normal(5, 40, 1, dtype="bfloat16")
-  epilogue = {
-    "bias": normal(1) if side == "n" else normal(70, 1),
-    "c": normal(5, 70, 1, dtype="bfloat16"),
-    "activation": jnp.tanh,
-  }
-  f = lambda b, c: pallas_gemm.matmul(  # noqa: E731
-    a, b, implementation="sm90", **epilogue | {"c": c}
-  )
-  out = jax.jit(jax.vmap(f))(b, epilogue["c"])
-  products.assert_product(out, a, b, **epilogue)
-  x = sm90.Operands(a[None], b)
-  words = sm90.Operands("bmk", "bkn")
-  spec = sm90.Spec(words=words, out="bmn", out_dtype=jnp.bfloat16)
-  problem = sm90.problem_of(x, spec)
-  assert (problem.batch, problem.m, problem.n, problem.k) == (1, 5, 70, 40)
-
-
-def test_gradients_of_a_matrix_times_a_vector():
-  a, b = normal(70, 40, dtype="bfloat16"), normal(40, dtype="bfloat16")
-  ct = normal(70, dtype="bfloat16", seed=1)
-  f = lambda a, b: pallas_gemm.matmul(a, b, implementation="sm90")  # noqa: E731
-  out, vjp = jax.vjp(f, a, b)
-  da, db = vjp(ct)
-  assert out.shape == (70,)
-  products.assert_product(out[:, None], a, b[:, None])
-  products.assert_product(da, ct[:, None], b[None])
-  products.assert_product(db[:, None], a.T, ct[:, None])
-
-
-BATCHES = (
-  ((3,), ()),
-  ((2, 3), ()),
-  ((), (3,)),
-  ((3,), (3,)),
-  ((2, 3), (3,)),
-  ((3,), (2, 3)),
-  ((2, 1), (2, 3)),
-  ((2, 3), (2, 1)),
-  ((2, 3), (1, 1)),
-  ((1, 3), (2, 1)),
-  ((1,), (1,)),
+FLOAT32 = ("float32",)
+FLAGS = {"transpose_a": BOTH, "transpose_b": BOTH}
+CALLS = [
+  *each(7, 12, 33, dtype=FLOATS, **FLAGS),
+  *each(4, 5, 9, BATCHES, dtype=FLOAT32, transpose_a=BOTH),
+  *each(
+    *(4, 5, 9, BATCHES[1:8:2]),
+    dtype=FLOAT32,
+    c_dtype=FLOAT32,
+    beta=(-2,),
+    bias="nm",
+    transpose_a=BOTH,
+  ),
+  *each(5, 8, 20, dtype=FLOATS, out_dtype=FLOATS, alpha=(1.0, 0.5)),
+]
+for _dtype in FLOATS:
+  _of = {"dtype": (_dtype,), "bias_dtype": (_dtype,), "bias": (None, "n")}
+  _of |= {"alpha": (0.3,), "activation": (None, *products.ACTIVATIONS)}
+  CALLS += each(6, 10, 40, **_of)
+  CALLS += each(6, 10, 40, c_dtype=(_dtype,), beta=(1.7,), **_of)
+  _of = {"dtype": (_dtype,), "activation": (jax.nn.silu, jax.nn.gelu)}
+  CALLS += each(6, 8, 20, BATCHES[1:2], gated=(True,), **_of)
+  CALLS += each(6, 8, 20, gated=(True,), **_of)
+# An epilogue in float32 beside operands of 16 bits.
+CALLS += each(
+  *(5, 8, 20),
+  out_dtype=FLOAT32,
+  c_dtype=FLOAT32,
+  bias="n",
+  activation=(jax.nn.silu,),
 )
 
 
-@pytest.mark.parametrize("transpose_a", (False, True))
-@pytest.mark.parametrize("batches", BATCHES, ids=str)
-def test_batches(batches, transpose_a):
-  batch_a, batch_b = batches
-  a, b = normal(*batch_a, 4, 9), normal(*batch_b, 9, 5)
-  out = pallas_gemm.matmul(stored(a, transpose_a), b, transpose_a=transpose_a)
-  products.assert_product(out, a, b)
-
-
-@pytest.mark.parametrize("batches", BATCHES[1:8:2], ids=str)
-@pytest.mark.parametrize("along", ("n", "m"))
-@pytest.mark.parametrize("transpose_a", (False, True))
-def test_batches_with_bias_and_c(batches, along, transpose_a):
-  batch_a, batch_b = batches
-  a, b = normal(*batch_a, 4, 9), normal(*batch_b, 9, 5)
-  bias = normal(5) if along == "n" else normal(4, 1)
-  c = normal(*np.broadcast_shapes(batch_a, batch_b), 4, 5)
-  out = pallas_gemm.matmul(
-    stored(a, transpose_a), b, bias=bias, c=c, beta=-2, transpose_a=transpose_a
-  )
-  products.assert_product(out, a, b, bias=bias, c=c, beta=-2)
+@pytest.mark.parametrize("call", CALLS)
+def test_values(call):
+  x = call.operands()
+  call.assert_right(call(x), x)
 
 
 @pytest.mark.parametrize(
@@ -157,37 +100,10 @@ def test_c_of_vectors():
   )
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("activation", (None, *products.ACTIVATIONS))
-@pytest.mark.parametrize("with_bias", (False, True))
-@pytest.mark.parametrize("with_c", (False, True))
-def test_epilogues(dtype, activation, with_bias, with_c):
-  a, b = normal(6, 40, dtype=dtype), normal(40, 10, dtype=dtype)
-  epilogue = {"alpha": 0.3, "activation": activation}
-  if with_bias:
-    epilogue["bias"] = normal(10, dtype=dtype, seed=1)
-  if with_c:
-    epilogue |= {"c": normal(6, 10, dtype=dtype, seed=2), "beta": 1.7}
-  out = pallas_gemm.matmul(a, b, **epilogue)
-  assert out.dtype == dtype
-  products.assert_product(out, a, b, **epilogue)
-
-
-@pytest.mark.parametrize("out_dtype", FLOATS)
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("alpha", (1.0, 0.5))
-def test_out_dtypes(dtype, out_dtype, alpha):
-  a, b = normal(5, 20, dtype=dtype), normal(20, 8, dtype=dtype)
-  out = pallas_gemm.matmul(a, b, out_dtype=out_dtype, alpha=alpha)
-  assert out.dtype == out_dtype
-  products.assert_product(out, a, b, alpha=alpha)
-
-
-def test_epilogue_in_float32_beside_16_bit_operands():
-  a, b = normal(5, 20, dtype="bfloat16"), normal(20, 8, dtype="bfloat16")
-  epilogue = {"bias": normal(8), "c": normal(5, 8), "activation": jax.nn.silu}
-  out = pallas_gemm.matmul(a, b, out_dtype="float32", **epilogue)
-  products.assert_product(out, a, b, **epilogue)
+def test_gates_of_a_vector():
+  x, gate, up = normal(6), normal(6, 4), normal(6, 4, seed=1)
+  out = pallas_gemm.gated_matmul(x, gate, up)
+  products.assert_gated(out[None], x[None], gate, up, jax.nn.silu)
 
 
 @pytest.mark.parametrize("dtype", ("int8", "int32", "uint8", "bool"))
@@ -226,8 +142,7 @@ def test_float64():
   with jax.enable_x64(True):
     a, b = normal(4, 9, dtype="float64"), normal(9, 5, dtype="float64")
     out = pallas_gemm.matmul(a, b, activation=jnp.tanh)
-    assert out.dtype == "float64"
-    products.assert_product(out, a, b, activation=jnp.tanh)
+    products.assert_same(out, jnp.tanh(a @ b))
 
 
 def test_mixed_dtypes_are_promoted():
@@ -259,17 +174,6 @@ def test_precision_is_passed_on():
   assert "precision = [HIGHEST, HIGHEST]" in lowered.lower().as_text()
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("shape", ((6, 20), (2, 3, 20), (20,)), ids=str)
-def test_gated(dtype, shape):
-  x = normal(*shape, dtype=dtype)
-  gate, up = (normal(20, 8, dtype=dtype, seed=i) for i in (1, 2))
-  for activation in (jax.nn.silu, jax.nn.gelu):
-    out = pallas_gemm.gated_matmul(x, gate, up, activation=activation)
-    assert out.dtype == dtype
-    products.assert_gated(out, x, gate, up, activation)
-
-
 def test_factors_of_zero_read_nothing():
   nan = jnp.full((4, 4), jnp.nan)
   a, b = normal(4, 4), normal(4, 4, seed=1)
@@ -295,33 +199,67 @@ def test_same_inputs_same_bits():
 
 # The Hopper kernel, interpreted.
 
+HALF = ("bfloat16",)
+EPILOGUE = {"c_dtype": HALF, "bias": "m", "activation": (jnp.tanh,)}
+# A column is computed transposed: TMA addresses none.
+COLUMNS = each(70, 1, 40, (((), ()), ((3,), (3,))), **EPILOGUE, **FLAGS)
+SMALL_TILES = [
+  *each(
+    *(80, 72, 128),
+    bias="n",
+    bias_dtype=HALF,
+    c_dtype=HALF,
+    activation=(jax.nn.silu,),
+    alpha=(0.5,),
+    beta=(2.0,),
+    **FLAGS,
+  )[::3],  # neither is stored transposed, or both are
+  *each(
+    *(64, 64, 64, (((2,), (2,)),)),
+    dtype=("float16",),
+    gated=(True,),
+    activation=(jax.nn.silu,),
+  ),
+]
 
-@pytest.mark.parametrize("transpose", (False, True))
-def test_sm90(transpose):
-  a, b = normal(80, 128, dtype="bfloat16"), normal(128, 72, dtype="bfloat16")
+
+@pytest.mark.parametrize(
+  ("call", "config"),
+  [(call, None) for call in COLUMNS] + [(call, SMALL) for call in SMALL_TILES],
+)
+def test_sm90(call, config):
+  x = call.operands()
+  call.assert_right(call(x, implementation="sm90", config=config), x)
+
+
+@pytest.mark.parametrize("side", ("n", "m"))
+def test_columns_that_share_a_matrix_are_rows_of_one_product(side):
+  a = normal(70, 40, dtype="bfloat16")
+  b = normal(5, 40, 1, dtype="bfloat16")
   epilogue = {
-    "bias": normal(72, dtype="bfloat16", seed=1),
-    "c": normal(80, 72, dtype="bfloat16", seed=2),
-    "activation": jax.nn.silu,
-    "alpha": 0.5,
-    "beta": 2.0,
+    "bias": normal(1) if side == "n" else normal(70, 1),
+    "c": normal(5, 70, 1, dtype="bfloat16"),
+    "activation": jnp.tanh,
   }
-  out = pallas_gemm.matmul(
-    stored(a, transpose),
-    stored(b, transpose),
-    transpose_a=transpose,
-    transpose_b=transpose,
-    implementation="sm90",
-    config=SMALL,
-    **epilogue,
+  f = lambda b, c: pallas_gemm.matmul(  # noqa: E731
+    a, b, implementation="sm90", **epilogue | {"c": c}
   )
+  out = jax.jit(jax.vmap(f))(b, epilogue["c"])
   products.assert_product(out, a, b, **epilogue)
+  x = sm90.Operands(a[None], b)
+  words = sm90.Operands("bmk", "bkn")
+  spec = sm90.Spec(words=words, out="bmn", out_dtype=jnp.bfloat16)
+  problem = sm90.problem_of(x, spec)
+  assert (problem.batch, problem.m, problem.n, problem.k) == (1, 5, 70, 40)
 
 
-def test_sm90_batched_gated():
-  x = normal(2, 64, 64, dtype="float16")
-  gate, up = (normal(2, 64, 64, dtype="float16", seed=i) for i in (1, 2))
-  out = pallas_gemm.gated_matmul(
-    x, gate, up, implementation="sm90", config=SMALL
-  )
-  products.assert_gated(out, x, gate, up, jax.nn.silu)
+def test_gradients_of_a_matrix_times_a_vector():
+  a, b = normal(70, 40, dtype="bfloat16"), normal(40, dtype="bfloat16")
+  ct = normal(70, dtype="bfloat16", seed=1)
+  f = lambda a, b: pallas_gemm.matmul(a, b, implementation="sm90")  # noqa: E731
+  out, vjp = jax.vjp(f, a, b)
+  da, db = vjp(ct)
+  assert out.shape == (70,)
+  products.assert_product(out[:, None], a, b[:, None])
+  products.assert_product(da, ct[:, None], b[None])
+  products.assert_product(db[:, None], a.T, ct[:, None])

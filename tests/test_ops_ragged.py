@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+from absl import logging
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from pallas_gemm import tuning
+from pallas_gemm import report, tuning
 from pallas_gemm.ops import grouped
 from tests.support import problems, products, ragged
 from tests.support.products import normal
@@ -334,3 +335,44 @@ def test_sm90_rows_do_not_depend_on_the_others():
     some = x["lhs"][np.r_[0:9, 49:52]]
     got = fewer(x | {"lhs": some}, implementation="sm90")
   np.testing.assert_array_equal(got, want[np.r_[0:9, 49:52]])
+
+
+# Which implementation runs.
+
+
+def test_says_why_once(monkeypatch):
+  """In the log; in an error where "sm90" alone is asked for."""
+  said = []
+  monkeypatch.setattr(report, "_said", set())
+  monkeypatch.setattr(
+    logging, "info", lambda form, *args: said.append(form % args)
+  )
+  case = Case(m=9, n=8, k=6, sizes=(2, 3, 4))
+  x, reason = case.operands(), "sm90: operands must be bfloat16 or float16"
+  jax.clear_caches()
+  for _ in range(2):
+    case(x, implementation=("sm90", "xla"))
+    jax.clear_caches()
+  (message,) = said
+  assert "groups 3 along M, M 9, N 8, K 6, NN runs on 'xla'" in message
+  assert reason in message
+  with pytest.raises(NotImplementedError, match=reason):
+    case(x, implementation="sm90")
+
+
+@pytest.mark.parametrize("wide", (False, True))
+@pytest.mark.parametrize("bias", (False, True))
+def test_lowers_for_cuda(wide, bias):
+  """Ahead of time: kernels alone, forward and one for each gradient.
+
+  Rows of a float32 bias are added by a kernel, too.
+  """
+  of = Case(m=256, n=128, k=64, sizes=(100, 0, 56), dtype="bfloat16", bias=bias)
+  with jax.enable_x64(wide):
+    x = of.operands()
+    step = jax.jit(jax.value_and_grad(lambda x: of(x).astype("float32").sum()))
+    text = step.trace(x).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @mosaic_gpu") == 1 + len(x)
+    assert "chlo.ragged_dot" not in text and "dot_general" not in text
+    text = step.trace(x).lower(lowering_platforms=("cpu",)).as_text()
+    assert "mosaic_gpu" not in text

@@ -1,5 +1,7 @@
 """ragged_dot_general against jax.lax.ragged_dot_general."""
 
+import re
+
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 
 import pallas_gemm
+from pallas_gemm import report
 from tests.support import drop_in, products, ragged
 from tests.support.products import normal
 
@@ -116,7 +119,10 @@ def test_general(name):
 
 
 @pytest.mark.parametrize("name", LEFT_TO_LAX)
-def test_general_left_to_lax(name):
+def test_general_left_to_lax(name, monkeypatch):
+  said = []
+  monkeypatch.setattr(report, "log_once", said.append)
+  jax.clear_caches()
   lhs_shape, rhs_shape, numbers, reason = LEFT_TO_LAX[name]
   lhs, rhs, sizes = normal(*lhs_shape), normal(*rhs_shape), jnp.array([4, 0, 3])
   arguments = lhs, rhs, sizes, numbers
@@ -126,6 +132,9 @@ def test_general_left_to_lax(name):
       *arguments, implementation=implementation
     )
     np.testing.assert_array_equal(out, want)
+  for message in said:
+    assert re.search(f"runs on jax.lax: .*{reason}", message)
+  assert said
   for keywords in ({"implementation": "sm90"}, {"group_offset": 0}):
     with pytest.raises(NotImplementedError, match=reason):
       pallas_gemm.ragged_dot_general(*arguments, **keywords)

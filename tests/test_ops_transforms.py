@@ -1,22 +1,37 @@
 """Transformations of the ops, against those of the same thing in jnp."""
 
-import os
-from pathlib import Path
-import subprocess
-import sys
+import functools
+import itertools
 
 import jax
 from jax import export
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-import pallas_gemm
-from tests.support import gradients, products
+from tests.support import gradients, products, ragged
+from tests.support.ops import (
+  ADDED,
+  BIASED,
+  MATMUL,
+  OPS,
+  PART,
+  RAGGED,
+  SIZES,
+  Op,
+  dense,
+  grouped,
+  n64,
+  plain,
+  plain_grouped,
+)
 from tests.support.products import normal
 
 # Rules of derivatives do not depend on the dtype. In float64, right and wrong
 # are far apart.
 pytestmark = pytest.mark.usefixtures("x64")
+
+MANY_SIZES = jnp.array([[3, 0, 2, 1], [7, 0, 0, 0], [0, 0, 0, 0]])
 
 
 @pytest.fixture(name="x64")
@@ -25,58 +40,202 @@ def _x64():
     yield
 
 
-def n64(*shape, seed=0):
-  return normal(*shape, dtype="float64", seed=seed)
+each_op = pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 
 
-def plain(a, b, bias=None, c=None, *, alpha=1.0, beta=1.0, activation=None):
-  """`matmul` in jnp."""
-  out = alpha * jnp.matmul(a, b)
-  out = out if c is None else out + beta * c
-  out = out if bias is None else out + bias
-  return out if activation is None else activation(out)
-
-
-def ours(a, b, bias=None, c=None, **epilogue):
-  return pallas_gemm.matmul(a, b, bias=bias, c=c, **epilogue)
-
-
-def gated(x, gate, up):
-  return pallas_gemm.gated_matmul(x, gate, up)
-
-
-def plain_gated(x, gate, up):
-  return jax.nn.silu(x @ gate) * (x @ up)
-
-
-def loss(f, **static):
+def loss(f):
   """A scalar whose cotangents are no constants."""
-  return lambda *args: (f(*args, **static) ** 2).sum()
+  return lambda *args: (f(*args) ** 2).sum()
 
 
-EPILOGUES = (
-  {},
-  {"alpha": 0.5},
-  {"activation": jax.nn.gelu},
-  {"activation": jax.nn.silu, "alpha": -2.0, "beta": 0.3},
-)
+def assert_same_gradients(ours, plain, args):
+  """The value, and the derivatives of all arguments."""
+  step = lambda f: jax.value_and_grad(loss(f), tuple(range(len(args))))  # noqa: E731
+  products.assert_same(jax.jit(step(ours))(*args), step(plain)(*args))
+
+
+# Of every op.
+
+
+@each_op
+def test_gradients(op):
+  """Of all arguments, and of each alone."""
+  assert_same_gradients(op.ours, op.plain, op.args())
+  for i in range(len(op.shapes)):
+    got, want = (jax.grad(loss(f), i)(*op.args()) for f in op[:2])
+    products.assert_same(got, want)
+
+
+@each_op
+def test_second_order(op):
+  wrt = tuple(range(len(op.shapes)))
+  got, want = (jax.jit(jax.hessian(loss(f), wrt))(*op.args()) for f in op[:2])
+  products.assert_same(got, want)
+
+
+@each_op
+def test_forward_mode(op):
+  args, dots = op.args(), op.args(seed=1)
+  want = jax.jvp(op.plain, args, dots)
+  products.assert_same(jax.jvp(op.ours, args, dots), want)
+  out, tangents = jax.linearize(op.ours, *args)
+  products.assert_same((out, tangents(*dots)), want)
 
 
 @pytest.mark.parametrize(
-  "epilogue", EPILOGUES, ids=lambda x: "+".join(x) or "none"
+  "op",
+  (MATMUL, RAGGED, OPS["gated_matmul"], OPS["gated_ragged_dot"]),
+  ids=("matmul", "ragged_dot", "gated_matmul", "gated_ragged_dot"),
 )
-@pytest.mark.parametrize("bias", (None, (6,), (4, 1)), ids=str)
+def test_linear_transpose(op):
+  """Of the last argument: gated products are linear in it."""
+  *args, last = op.args()
+  ct = op.ours(*args, last)
+  f = functools.partial(op.ours, *args)
+  want = jax.vjp(functools.partial(op.plain, *args), last)[1](ct)
+  products.assert_same(jax.linear_transpose(f, last)(ct), want)
+
+
+@each_op
+def test_vmap(op):
+  """Every choice of which arguments have the new dimension."""
+  for mapped in itertools.product((None, 0), repeat=len(op.shapes)):
+    if not any(axis == 0 for axis in mapped):
+      continue
+    args = [
+      n64(*([] if axis is None else [3]), *shape, seed=i)
+      for i, (axis, shape) in enumerate(zip(mapped, op.shapes))
+    ]
+    got, want = (jax.vmap(f, mapped)(*args) for f in op[:2])
+    products.assert_same(got, want)
+
+
+@each_op
+def test_gradients_of_nested_vmap_and_vmap_of_gradients(op):
+  a, b, *rest = op.args()
+  a, b = jnp.stack([a, 2 * a, -a]), jnp.stack([b, 3 * b])
+
+  def both(f):
+    inner = jax.vmap(lambda a, b: f(a, b, *rest), (None, 0))
+    return jax.vmap(inner, (0, None))
+
+  assert_same_gradients(both(op.ours), both(op.plain), (a, b))
+  step = lambda f: jax.grad(loss(lambda a, b: f(a, b, *rest)), 1)  # noqa: E731
+  got, want = (jax.vmap(step(f), (0, None))(a, b[0]) for f in op[:2])
+  products.assert_same(got, want)
+
+
+@each_op
+@pytest.mark.parametrize("policy", ("nothing", "everything", "dots"))
+def test_checkpoint(op, policy):
+  policy = getattr(jax.checkpoint_policies, f"{policy}_saveable")
+  remat = jax.checkpoint(op.ours, policy=policy)
+  assert_same_gradients(remat, op.plain, op.args())
+
+
+@each_op
+@pytest.mark.parametrize("platforms", (("cpu",), ("cpu", "cuda")), ids=str)
+def test_export(op, platforms):
+  args = op.args()
+  exported = export.export(jax.jit(op.ours), platforms=platforms)(*args)
+  again = export.deserialize(exported.serialize(vjp_order=1))
+  assert_same_gradients(again.call, op.plain, args)
+
+
+@pytest.mark.parametrize(
+  "name", ("matmul", "gated_matmul", "ragged_dot, part", "gated_ragged_dot")
+)
+def test_export_with_symbolic_rows(name):
+  op = OPS[name]
+  (m,) = export.symbolic_shape("m")
+  first, *rest = op.args()
+  shape = jax.ShapeDtypeStruct((m, first.shape[1]), first.dtype)
+  exported = export.export(jax.jit(op.ours))(shape, *rest)
+  for rows in (6, 9):
+    args = n64(rows, first.shape[1]), *rest
+    products.assert_same(exported.call(*args), op.plain(*args))
+
+
+@pytest.mark.parametrize("op", (ADDED, RAGGED), ids=("matmul", "ragged_dot"))
+def test_donation(op):
+  """Of C, and of lhs, which is as large as the result."""
+  args = op.args() if op is ADDED else (n64(7, 6), n64(4, 6, 6))
+  given = 3 if op is ADDED else 0
+  want = op.plain(*args)
+  out = jax.jit(op.ours, donate_argnums=given)(*args)
+  products.assert_same(out, want)
+  assert args[given].is_deleted()
+
+
+@pytest.mark.parametrize(
+  ("op", "kept"),
+  (
+    (MATMUL, [(2, 3), (2, 4), (3, 4)]),
+    (RAGGED, [(4, 2, 3), (5,), (7, 2), (7, 3)]),
+  ),
+  ids=("matmul", "ragged_dot"),
+)
+def test_what_is_kept_for_derivatives(op, kept):
+  """Operands, what the activation is applied to, and where groups start."""
+  f = op.given(activation=jax.nn.gelu).ours
+  found = jax.tree.leaves(jax.vjp(f, *op.args())[1])
+  shapes = [tuple(n for n in x.shape if n > 1) for x in found]
+  assert sorted(shape for shape in shapes if shape) == kept
+
+
+@pytest.mark.parametrize("op", (MATMUL, RAGGED), ids=("matmul", "ragged_dot"))
+def test_saving_is_dropped_where_nobody_reads_it(op):
+  a, b = op.args()
+  f = lambda a: op.ours(a, b, activation=jnp.tanh)  # noqa: E731
+  jaxpr = jax.make_jaxpr(lambda a: jax.jvp(f, (a,), (a,))[0])(a)
+  assert "save=True" in str(jaxpr)
+  step = jax.make_jaxpr(jax.grad(lambda a: jax.checkpoint(f)(a).sum()))(a)
+  assert str(step).count("save=True") <= 1
+
+
+@pytest.mark.parametrize(
+  "op",
+  (
+    Op(functools.partial(dense, transpose_b=True), plain, ((2, 3), (4, 3))),
+    BIASED.given(activation=jnp.tanh),
+  ),
+  ids=("matmul", "ragged_dot"),
+)
+def test_operands_are_read_in_place(op):
+  """No derivative transposes an operand, or scatters."""
+  step = jax.grad(loss(op.ours), tuple(range(len(op.shapes))))
+  second = jax.grad(lambda *x: step(*x)[1].sum(), (0, 1))
+  jaxpr = str(jax.make_jaxpr(second)(*op.args()))
+  assert "pallas_gemm[" in jaxpr and "transpose[" not in jaxpr
+  assert "scatter" not in jax.jit(second).lower(*op.args()).as_text()
+
+
+# Dense products.
+
+
+@pytest.mark.parametrize(
+  "epilogue",
+  (
+    {},
+    {"alpha": 0.5},
+    {"activation": jax.nn.gelu},
+    {"activation": jax.nn.silu, "alpha": -2.0, "beta": 0.3},
+  ),
+  ids=lambda x: "+".join(x) or "none",
+)
+@pytest.mark.parametrize("bias", (None, (4,), (2, 1)), ids=str)
 @pytest.mark.parametrize("with_c", (False, True))
-def test_gradients(epilogue, bias, with_c):
-  args = [n64(4, 5), n64(5, 6)]
-  args.append(None if bias is None else n64(*bias))
-  args.append(n64(4, 6) if with_c else None)
+def test_gradients_of_epilogues(epilogue, bias, with_c):
+  there = {"bias": bias, "c": (2, 4) if with_c else None}
+  names = [name for name, shape in there.items() if shape]
   if not with_c:
     epilogue = {k: v for k, v in epilogue.items() if k != "beta"}
-  wrt = tuple(i for i, x in enumerate(args) if x is not None)
-  got = jax.value_and_grad(loss(ours, **epilogue), wrt)(*args)
-  want = jax.value_and_grad(loss(plain, **epilogue), wrt)(*args)
-  products.assert_same(got, want)
+
+  def of(f):
+    return lambda a, b, *rest: f(a, b, **dict(zip(names, rest)), **epilogue)
+
+  args = n64(2, 3), n64(3, 4), *[n64(*there[name]) for name in names]
+  assert_same_gradients(of(dense), of(plain), args)
 
 
 @pytest.mark.parametrize("transpose_a", (False, True))
@@ -86,90 +245,16 @@ def test_gradients(epilogue, bias, with_c):
 )
 def test_gradients_of_layouts(transpose_a, transpose_b, batches):
   a, b = n64(*batches[0], 4, 5), n64(*batches[1], 5, 6)
-  a = jnp.swapaxes(a, -1, -2) if transpose_a else a
-  b = jnp.swapaxes(b, -1, -2) if transpose_b else b
+  a, b = a.mT if transpose_a else a, b.mT if transpose_b else b
 
   def reference(a, b):
-    a = jnp.swapaxes(a, -1, -2) if transpose_a else a
-    return jnp.matmul(a, jnp.swapaxes(b, -1, -2) if transpose_b else b)
+    return (a.mT if transpose_a else a) @ (b.mT if transpose_b else b)
 
   flags = {"transpose_a": transpose_a, "transpose_b": transpose_b}
-  got = jax.grad(loss(ours, **flags), (0, 1))(a, b)
-  products.assert_same(got, jax.grad(loss(reference), (0, 1))(a, b))
-
-
-def test_operands_are_read_in_place():
-  """No derivative transposes an operand."""
-  a, b = n64(4, 5), n64(6, 5)
-  step = jax.grad(loss(ours, transpose_b=True), (0, 1))
-  jaxpr = str(jax.make_jaxpr(jax.grad(lambda a: step(a, b)[1].sum()))(a))
-  assert "pallas_gemm" in jaxpr and "transpose[" not in jaxpr
-
-
-def test_gated_gradients():
-  args = n64(4, 5), n64(5, 6), n64(5, 6, seed=1)
-  for wrt in ((0, 1, 2), (1,), (2,), (0,)):
-    got = jax.grad(loss(gated), wrt)(*args)
-    products.assert_same(got, jax.grad(loss(plain_gated), wrt)(*args))
-
-
-@pytest.mark.parametrize(
-  ("f", "reference", "shapes"),
-  (
-    (ours, plain, ((2, 3), (3, 2))),
-    (gated, plain_gated, ((2, 3), (3, 2), (3, 2))),
-    (
-      lambda *x: ours(*x, activation=jnp.tanh, alpha=2.0),
-      lambda *x: plain(*x, activation=jnp.tanh, alpha=2.0),
-      ((2, 3), (3, 2), (2,), (2, 2)),
-    ),
-  ),
-  ids=("plain", "gated", "epilogue"),
-)
-def test_second_order(f, reference, shapes):
-  args = [n64(*shape, seed=i) for i, shape in enumerate(shapes)]
-  wrt = tuple(range(len(args)))
-  got = jax.jit(jax.hessian(loss(f), wrt))(*args)
-  want = jax.jit(jax.hessian(loss(reference), wrt))(*args)
-  products.assert_same(got, want)
-
-
-def test_forward_mode():
-  args = n64(4, 5), n64(5, 6), n64(6), n64(4, 6)
-  dots = tuple(n64(*x.shape, seed=1) for x in args)
-  epilogue = {"activation": jax.nn.gelu, "beta": 2.0}
-  f = lambda *x: ours(*x, **epilogue)  # noqa: E731
-  want = jax.jvp(lambda *x: plain(*x, **epilogue), args, dots)
-  products.assert_same(jax.jvp(f, args, dots), want)
-  out, tangents = jax.linearize(f, *args)
-  products.assert_same((out, tangents(*dots)), want)
-
-
-def test_linear_transpose():
-  a, b, ct = n64(4, 5), n64(5, 6), n64(4, 6)
-  transposed = jax.linear_transpose(lambda a: ours(a, b), a)
-  products.assert_same(transposed(ct), (ct @ b.T,))
-
-
-def test_what_is_kept_for_derivatives():
-  """Operands and what the activation is applied to, and nothing else."""
-  a, b = n64(4, 5), n64(5, 6)
-  _, pullback = jax.vjp(lambda a, b: ours(a, b, activation=jax.nn.gelu), a, b)
-  shapes = sorted(x.shape[-2:] for x in jax.tree.leaves(pullback) if x.ndim)
-  assert shapes == [(4, 5), (4, 6), (5, 6)]
-
-
-def test_saving_is_dropped_where_nobody_reads_it():
-  a, b = n64(4, 5), n64(5, 6)
-  f = lambda a: ours(a, b, activation=jnp.tanh)  # noqa: E731
-  jaxpr = jax.make_jaxpr(lambda a: jax.jvp(f, (a,), (a,))[0])(a)
-  assert "save=True" in str(jaxpr)
-  step = jax.make_jaxpr(jax.grad(lambda a: jax.checkpoint(f)(a).sum()))(a)
-  assert str(step).count("save=True") <= 1
+  assert_same_gradients(functools.partial(dense, **flags), reference, (a, b))
 
 
 VMAPS = (
-  ((3, 4, 5), (5, 6), (0, None)),
   ((4, 3, 5), (5, 6), (1, None)),
   ((4, 5), (5, 6, 3), (None, 2)),
   ((3, 4, 5), (5, 3, 6), (0, 1)),
@@ -181,138 +266,49 @@ VMAPS = (
 
 
 @pytest.mark.parametrize(("a", "b", "axes"), VMAPS, ids=str)
-def test_vmap(a, b, axes):
+def test_vmap_of_batches_and_other_axes(a, b, axes):
   a, b = n64(*a), n64(*b)
-  for epilogue in EPILOGUES[::2]:
-    got = jax.vmap(lambda a, b: ours(a, b, **epilogue), axes)(a, b)  # noqa: B023
-    want = jax.vmap(lambda a, b: plain(a, b, **epilogue), axes)(a, b)  # noqa: B023
+  for activation in (None, jax.nn.gelu):
+    got, want = (
+      jax.vmap(functools.partial(f, activation=activation), axes)(a, b)
+      for f in (dense, plain)
+    )
     products.assert_same(got, want)
 
 
-@pytest.mark.parametrize("batched", range(1, 16))
-@pytest.mark.parametrize("along", ("n", "m"))
-def test_vmap_with_epilogue(batched, along):
-  """Every choice of which of a, b, bias, c have the new dimension."""
-  shapes = (4, 5), (5, 6), (6,) if along == "n" else (4, 1), (4, 6)
-  new = [bool(batched & 1 << i) for i in range(4)]
-  args = [n64(*([3] * b), *shape) for b, shape in zip(new, shapes)]
-  axes = [0 if b else None for b in new]
-  epilogue = {"activation": jnp.tanh, "beta": 0.5}
-  got = jax.vmap(lambda *x: ours(*x, **epilogue), axes)(*args)
-  want = jax.vmap(lambda *x: plain(*x, **epilogue), axes)(*args)
-  products.assert_same(got, want)
-
-
-@pytest.mark.parametrize("axes", ((0, None, None), (None, 0, None), (0, 0, 0)))
-def test_vmap_of_gated(axes):
-  args = [
-    n64(*([] if axis is None else [3]), *shape, seed=i)
-    for i, (axis, shape) in enumerate(zip(axes, ((4, 5), (5, 6), (5, 6))))
-  ]
-  got = jax.vmap(gated, axes)(*args)
-  products.assert_same(got, jax.vmap(plain_gated, axes)(*args))
-
-
-def test_nested_vmap_and_gradients_of_it():
-  a, b = n64(3, 4, 5), n64(2, 5, 6)
-
-  def both(f):
-    inner = jax.vmap(f, (None, 0))
-    return loss(jax.vmap(inner, (0, None)))
-
-  activated = lambda a, b: ours(a, b, activation=jnp.tanh)  # noqa: E731
-  want = jax.grad(both(lambda a, b: jnp.tanh(a @ b)), (0, 1))(a, b)
-  products.assert_same(jax.grad(both(activated), (0, 1))(a, b), want)
-  per_example = jax.vmap(jax.grad(loss(activated), 1), (0, None))(a, b[0])
-  want = jax.vmap(
-    jax.grad(lambda a, b: (jnp.tanh(a @ b) ** 2).sum(), 1), (0, None)
-  )
-  products.assert_same(per_example, want(a, b[0]))
+def test_vmap_with_a_bias_along_m():
+  """Every choice of which of a, b, bias and C have the new dimension."""
+  shapes = (2, 3), (3, 4), (2, 1), (2, 4)
+  test_vmap(ADDED._replace(shapes=shapes).given(activation=jnp.tanh, beta=0.5))
 
 
 def test_vmap_of_one_operand_is_one_product_without_batch():
   a, b = n64(3, 4, 5), n64(5, 6)
-  text = jax.jit(jax.vmap(ours, (0, None))).lower(a, b).as_text()
+  text = jax.jit(jax.vmap(dense, (0, None))).lower(a, b).as_text()
   assert "(tensor<12x5xf64>, tensor<5x6xf64>)" in text
 
 
-def test_checkpoint():
-  a, b = n64(4, 5), n64(5, 6)
-  f = lambda a, b: ours(a, b, activation=jax.nn.gelu)  # noqa: E731
-  want = jax.grad(loss(f), (0, 1))(a, b)
-  for policy in (None, jax.checkpoint_policies.dots_saveable):
-    remat = jax.checkpoint(f, policy=policy)
-    products.assert_same(jax.grad(loss(remat), (0, 1))(a, b), want)
-
-
-def test_scan():
-  w = n64(3, 4, 4)
-  step = lambda f: lambda x, w: (f(x, w, activation=jnp.tanh), None)  # noqa: E731
-  run = lambda f: lambda x: jax.lax.scan(step(f), x, w)[0].sum()  # noqa: E731
-  x = n64(2, 4)
-  products.assert_same(jax.grad(run(ours))(x), jax.grad(run(plain))(x))
-
-
-def test_donation():
-  a, b, c = n64(4, 5), n64(5, 6), n64(4, 6)
-  want = plain(a, b, c=c)
-  out = jax.jit(lambda a, b, c: ours(a, b, c=c), donate_argnums=2)(a, b, c)
-  products.assert_same(out, want)
-  assert c.is_deleted()
-
-
-@pytest.mark.parametrize("platforms", (("cpu",), ("cpu", "cuda")))
-def test_export(platforms):
-  f = jax.jit(lambda a, b: ours(a, b, activation=jnp.tanh))
-  a, b = n64(4, 5), n64(5, 6)
-  exported = export.export(f, platforms=platforms)(a, b)
-  again = export.deserialize(exported.serialize(vjp_order=1))
-  products.assert_same(again.call(a, b), jnp.tanh(a @ b))
-  got = jax.grad(loss(again.call), (0, 1))(a, b)
-  want = jax.grad(loss(lambda a, b: jnp.tanh(a @ b)), (0, 1))(a, b)
-  products.assert_same(got, want)
-
-
-def test_export_with_symbolic_rows():
-  (m,) = export.symbolic_shape("m")
-  a = jax.ShapeDtypeStruct((m, 5), jnp.float64)
-  exported = export.export(jax.jit(ours))(a, n64(5, 6))
-  for rows in (1, 7):
-    a, b = n64(rows, 5), n64(5, 6)
-    products.assert_same(exported.call(a, b), a @ b)
-
-
-def test_16_bit_gradients():
-  """In the operands' dtype, within the bound of the products they are."""
+@pytest.mark.parametrize("out_dtype", ("bfloat16", "float32"))
+def test_16_bit_gradients(out_dtype):
+  """In the operands' dtype, to which cotangents are rounded."""
   a, b = normal(6, 20, dtype="bfloat16"), normal(20, 8, dtype="bfloat16")
-  ct = normal(6, 8, dtype="bfloat16")
-  bias = normal(8)
-  out, pullback = jax.vjp(lambda a, b, bias: ours(a, b, bias), a, b, bias)
+  bias, ct = normal(8), normal(6, 8, dtype=out_dtype)
+  f = functools.partial(dense, out_dtype=out_dtype)
+  out, pullback = jax.vjp(f, a, b, bias)
   d_a, d_b, d_bias = pullback(ct)
-  assert out.dtype == d_a.dtype == d_b.dtype == "bfloat16"
-  assert d_bias.dtype == "float32"
-  products.assert_product(d_a, ct, b.T)
-  products.assert_product(d_b, a.T, ct)
-  products.assert_product(d_bias[None], jnp.ones((1, 6), jnp.float32), ct)
-
-
-def test_cotangents_are_rounded_to_the_operands_dtype():
-  a, b = normal(6, 20, dtype="bfloat16"), normal(20, 8, dtype="bfloat16")
-  ct = normal(6, 8)
-  _, pullback = jax.vjp(lambda a, b: ours(a, b, out_dtype="float32"), a, b)
-  d_a, d_b = pullback(ct)
   assert d_a.dtype == d_b.dtype == "bfloat16"
-  products.assert_product(d_a, ct.astype("bfloat16"), b.T)
-  products.assert_product(d_b, a.T, ct.astype("bfloat16"))
+  assert out.dtype == out_dtype and d_bias.dtype == "float32"
+  rounded = ct.astype("bfloat16")
+  products.assert_product(d_a, rounded, b.T)
+  products.assert_product(d_b, a.T, rounded)
+  products.assert_product(d_bias[None], jnp.ones((1, 6), jnp.float32), ct)
 
 
 def test_shared_weights_sum_in_float32():
   a, b = normal(64, 3, 4, dtype="bfloat16"), normal(4, 5, dtype="bfloat16")
   ct = normal(64, 3, 5, dtype="bfloat16")
-  f = lambda b: ours(jnp.swapaxes(a, 1, 2), b, transpose_a=True)  # noqa: E731
-  (d_b,) = jax.vjp(f, b)[1](ct)
-  rows = a.reshape(-1, 4), ct.reshape(-1, 5)
-  products.assert_product(d_b, rows[0].T, rows[1])
+  (d_b,) = jax.vjp(lambda b: dense(a.mT, b, transpose_a=True), b)[1](ct)
+  products.assert_product(d_b, a.reshape(-1, 4).T, ct.reshape(-1, 5))
 
 
 @pytest.mark.parametrize("activation", ("none", "gelu"))
@@ -325,17 +321,87 @@ def test_sm90_gradients(activation, dtype, with_c):
     gradients.assert_right((72, 80, 40), dtype, activation, with_c, **how)
 
 
-def test_sharding():
-  """On four devices, which JAX must know of before it starts."""
-  environment = os.environ | {
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-  }
-  done = subprocess.run(
-    [sys.executable, "-W", "error", "-m", "tests.support.sharded_products"],
-    cwd=Path(__file__).parent.parent,
-    env=environment,
-    capture_output=True,
-    text=True,
+# Grouped products.
+
+
+@pytest.mark.parametrize("part", (False, True))
+def test_gradients_of_transposed(part):
+  lhs, rhs = (PART if part else BIASED).args()[:2]
+  how = {"group_offset": 1} if part else {}
+  ours = lambda lhs, rhs: grouped(lhs, rhs.mT, transpose_rhs=True, **how)  # noqa: E731
+  assert_same_gradients(
+    ours, functools.partial(plain_grouped, **how), (lhs, rhs)
   )
-  assert done.returncode == 0, done.stderr
+
+
+def test_tangents_of_rows_of_no_group_are_zeros():
+  """Also where the activation's derivative at zero is infinite."""
+  args = tuple(jnp.abs(x) for x in BIASED.args())
+  f = BIASED.given(activation=jnp.sqrt).ours
+  out, tangent = jax.jvp(f, args, args)
+  assert np.isfinite(tangent).all() and np.asarray(tangent[:6]).all()
+  assert not np.asarray(out[6:]).any() and not np.asarray(tangent[6:]).any()
+  for grad in jax.grad(loss(f), (0, 1, 2))(*args):
+    assert np.isfinite(grad).all()
+
+
+def test_group_sizes_have_no_derivative():
+  f = lambda lhs, rhs, sizes: grouped(lhs, rhs, group_sizes=sizes)  # noqa: E731
+  grads = jax.grad(loss(f), (0, 2), allow_int=True)(*RAGGED.args(), SIZES)
+  assert grads[1].dtype == jax.dtypes.float0
+
+
+@pytest.mark.parametrize(
+  "axes", ((None, None, 0), (1, 2, None), (0, 0, 0)), ids=str
+)
+def test_vmap_of_groups(axes):
+  """Values, and gradients with respect to what is shared, too."""
+  *args, sizes = (
+    x if axis is None else jnp.stack([x, 2 * x, -x], axis)
+    for x, axis in zip((*RAGGED.args(), SIZES), axes)
+  )
+  sizes = sizes if axes[2] is None else MANY_SIZES
+
+  def mapped(f):
+    one = lambda *x: f(*x[:2], group_sizes=x[2], activation=jnp.tanh)  # noqa: E731
+    return lambda *x: jax.vmap(one, axes)(*x, sizes)
+
+  assert_same_gradients(mapped(grouped), mapped(plain_grouped), args)
+
+
+def test_vmap_of_offsets():
+  lhs, rhs, _ = PART.args()
+  offsets, biases = jnp.arange(3), n64(3, 2, 3)
+
+  def mapped(f):
+    one = lambda bias, at: f(lhs, rhs, bias, group_offset=at)  # noqa: E731
+    return jax.vmap(one)(biases, offsets)
+
+  products.assert_same(mapped(grouped), mapped(plain_grouped))
+
+
+def test_sizes_are_known_at_run_time_alone():
+  traced = []
+
+  @jax.jit
+  def f(sizes):
+    traced.append(sizes)
+    return grouped(*RAGGED.args(), group_sizes=sizes)
+
+  for sizes in MANY_SIZES:
+    want = plain_grouped(*RAGGED.args(), group_sizes=sizes)
+    products.assert_same(f(sizes), want)
+  assert len(traced) == 1
+
+
+def test_sm90_vmap():
+  """Interpreted: one kernel after the other."""
+  with jax.enable_x64(False):
+    case = ragged.Case(m=16, n=64, k=64, sizes=(5, 9), dtype="bfloat16")
+    x = case.operands()
+    many = jnp.stack([x["lhs"], normal(16, 64, dtype="bfloat16", seed=7)])
+    outs = jax.jit(
+      jax.vmap(lambda lhs: case(x | {"lhs": lhs}, implementation="sm90"))
+    )(many)
+    for lhs, out in zip(many, outs):
+      case.assert_right(out, x | {"lhs": lhs})

@@ -566,7 +566,7 @@ def test_factors_known_at_run_time(found):
     epilogue = dataclasses.replace(found.epilogue, **factors)
     return dense.run(problem, found.config, x, epilogue)
 
-  names = ("alpha", "beta") if problem.c_dtype else ("alpha",)
+  names = ("alpha", "beta") if problem.epilogue.c_dtype else ("alpha",)
   for values in ((-0.3, 2.7), (1.0, 0.0)):
     factors = dict(zip(names, map(jnp.float32, values)))
     outs = run(x, factors)

@@ -209,7 +209,7 @@ def few_sms(monkeypatch):
 
 def _run(problem: Problem, config: Config) -> tuple[bool, bool]:
   """Whether numbers are right, and whether races were found."""
-  run, check = (_grouped if problem.ragged else _dense)(problem, config)
+  run, check = (_grouped if problem.along else _dense)(problem, config)
   with interpret.interpreted(detect_races=True) as report:
     outs = jax.block_until_ready(run())
   assert report.kernels == 1
@@ -223,7 +223,8 @@ def _run(problem: Problem, config: Config) -> tuple[bool, bool]:
 def _dense(problem: Problem, config: Config):
   """A run of the kernel, and what checks its results."""
   x = dense.operands(problem)
-  epilogue = dense.Epilogue(activation=jax.nn.silu if problem.gated else None)
+  activation = jax.nn.silu if problem.epilogue.gated else None
+  epilogue = dense.Epilogue(activation=activation)
   return (
     lambda: dense.run(problem, config, x, epilogue),
     lambda outs: dense.assert_right(outs, problem, x, epilogue),
@@ -233,9 +234,9 @@ def _dense(problem: Problem, config: Config):
 def _grouped(problem: Problem, config: Config):
   """The same of groups that end at `OFFSETS`, or with the last row."""
   x = ragged_kernels.operands(problem)
-  rows = problem.m if problem.ragged == "m" else problem.k
-  offsets = tuple(min(offset, rows) for offset in OFFSETS[problem.groups])
-  how = (offsets, jax.nn.silu if problem.gated else None)
+  rows = problem.m if problem.along == "m" else problem.k
+  offsets = tuple(min(offset, rows) for offset in OFFSETS[problem.groups.count])
+  how = (offsets, jax.nn.silu if problem.epilogue.gated else None)
   return (
     lambda: ragged_kernels.run(problem, config, x, *how),
     lambda outs: ragged_kernels.assert_right(outs, problem, x, *how),

@@ -59,25 +59,13 @@ def _two_sms(monkeypatch):
   monkeypatch.setattr(hardware, "sm_count", lambda: 2)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (65, 130, 129), (72, 64, 192)])
-def test_one_slab_at_a_time(shape):
-  gemm(RUNGS[0], shape, Config(64, 64, 64))
-
-
 @pytest.mark.any_jax
 @pytest.mark.parametrize("rung", RING_RUNGS, ids=lambda r: r.name)
 @pytest.mark.parametrize(
   "config", [ROWS, COLUMNS, ONE], ids=["rows", "columns", "one"]
 )
-def test_ring_longer_and_shorter_than_k(rung, config, two_sms):
-  for k in (1, 64 * (config.stages + 1) + 1):
-    gemm(rung, (130, 70, k), config)
-
-
-@pytest.mark.parametrize("rung", RUNGS, ids=lambda r: r.name)
-def test_alpha_beta_and_float16(rung, two_sms):
-  config = Config(64, 64, 64) if rung is RUNGS[0] else ROWS
-  gemm(rung, (129, 70, 65), config, dtype="float16", alpha=-0.5, beta=2.0)
+def test_a_ring_longer_than_k(rung, config, two_sms):
+  gemm(rung, (130, 70, 1), config)
 
 
 @pytest.mark.any_jax
@@ -126,18 +114,6 @@ def test_result_does_not_depend_on_the_schedule(two_sms):
   first, *others = (gemm(RUNGS[3], shape, config) for config in configs)
   for out in others:
     np.testing.assert_array_equal(problems.bits(first), problems.bits(out))
-
-
-@pytest.mark.parametrize("rung", RUNGS, ids=lambda r: r.name)
-@pytest.mark.parametrize(
-  "shape",
-  [(1, 1, 1), (64, 8192, 512), (4096, 4096, 4096), (4095, 1, 7)],
-)
-def test_default_config_is_legal(rung, shape):
-  for beta in (0.0, 1.0):
-    problem = contract.Problem(*shape, "bfloat16", beta=beta)
-    config = rung.default_config(problem)
-    assert rung.is_legal(config, problem) is None
 
 
 def test_default_config_fills_the_gpu():
@@ -200,17 +176,3 @@ def test_other_architectures_are_refused():
     for rung in RUNGS:
       reason = rung.is_legal(rung.default_config(problem), problem)
       assert "compute capability 9.0" in reason
-
-
-@pytest.mark.parametrize("rung", RUNGS, ids=lambda r: r.name)
-@pytest.mark.parametrize("shape", [(1, 1, 1), (129, 257, 65), (512, 512, 512)])
-@pytest.mark.parametrize("beta", [0.0, 1.0])
-def test_lowers(rung, shape, beta):
-  m, n, k = shape
-  dtype = jnp.bfloat16
-  a, b, c = (jax.ShapeDtypeStruct(s, dtype) for s in ((m, k), (k, n), (m, n)))
-  with hardware.assume("NVIDIA H200"):
-    traced = jax.jit(
-      lambda a, b, c: rung.gemm(a, b, c if beta else None, beta=beta)
-    ).trace(a, b, c)
-    traced.lower(lowering_platforms=("cuda",))

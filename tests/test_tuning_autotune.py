@@ -1,6 +1,5 @@
 """autotune: finds the products, measures, and remembers what is right."""
 
-import contextlib
 import dataclasses
 import functools
 import importlib
@@ -12,12 +11,12 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from pallas_gemm import autotuning, compat, hardware, tuning
+from pallas_gemm import autotuning, compat, hardware, measure, tuning
 from pallas_gemm.kernels import epilogues
 from pallas_gemm.kernels.sm90 import launch
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import cache, measure, model, trial
+from pallas_gemm.tuning import cache, model, trial
 from pallas_gemm.tuning.entries import Entry
 
 PROBLEM = Problem.flat(m=96, n=80, k=72, dtype="bfloat16", out_dtype="bfloat16")
@@ -55,16 +54,16 @@ def kernel(monkeypatch):
     a, b, b_up = (
       None if x is None else x.astype(jnp.float32) for x in (a, b, b_up)
     )
-    a = jnp.matrix_transpose(a) if p.transpose_a else a
+    a = a if p.a.k_last else jnp.matrix_transpose(a)
     sums = [
       jnp.matmul(
-        a, jnp.matrix_transpose(x) if p.transpose_b else x, precision="highest"
+        a, jnp.matrix_transpose(x) if p.b.k_last else x, precision="highest"
       )
       for x in (b, b_up)
       if x is not None
     ]
     if bias is not None:
-      bias = bias[:, None] if p.bias == "m" else bias
+      bias = bias[:, None] if p.epilogue.bias == "m" else bias
       bias = jnp.broadcast_to(bias.astype(jnp.float32), sums[0].shape)
     c = None if c is None else c.astype(jnp.float32)
     outs = epilogues.apply(sums, c, bias, problem=p, **epilogue)
@@ -511,93 +510,6 @@ def test_result(kernel):
   assert "48x40x72 bfloat16 out_dtype=float32\n" in text
   assert "100.0 us, 2.00x as fast as the model's choice" in text
   assert "epilogue_n=32" in text
-
-
-# Measuring: a GPU and its profiler, played.
-
-
-class Profiler:
-  """Launches kernels (name, ms), and tells what was launched."""
-
-  def __init__(self):
-    self.now = None
-    self.calls = []
-
-  @contextlib.contextmanager
-  def session(self):
-    self.now, events = [], []
-    yield events
-    events.extend(self.now)
-    self.now = None
-
-  def call(self, name, *kernels):
-    def run():
-      self.calls.append(name)
-      if self.now is not None:
-        self.now.extend((f"{name}{i}", ms) for i, ms in enumerate(kernels))
-      return ()
-
-    return run
-
-
-@pytest.fixture
-def profiler(monkeypatch):
-  fake = Profiler()
-  monkeypatch.setattr(compat, "targets_gpu", lambda: True)
-  monkeypatch.setattr(compat, "cupti_session", fake.session)
-  monkeypatch.setattr(
-    measure, "_l2_flush", lambda: fake.call("flush", 7.0, 9.0)
-  )
-  return fake
-
-
-def test_kernel_times_are_summed_and_flushes_left_out(profiler):
-  calls = [profiler.call("a", 1.0), profiler.call("b", 0.5, 0.25)]
-  assert measure.seconds(calls) == [1e-3, 0.75e-3]
-  # In turns, each after a flush.
-  assert profiler.calls[-4:] == ["flush", "a", "flush", "b"]
-
-
-def test_medians(profiler):
-  times = iter([0.0] + [1.0, 2.0, 90.0] * measure._REPEATS)
-
-  def run():
-    if profiler.now is not None:
-      profiler.now.append(("k", next(times)))
-    return ()
-
-  assert measure.seconds([run]) == [2e-3]
-
-
-def test_kernels_of_something_else_are_noticed(profiler):
-  counts = iter(range(100))
-
-  def run():
-    if profiler.now is not None:
-      profiler.now.extend([("k", 1.0)] * (2 if next(counts) == 5 else 1))
-    return ()
-
-  with pytest.raises(RuntimeError, match="something else"):
-    measure.seconds([run])
-
-
-def test_without_cupti_the_hosts_clock(profiler, monkeypatch):
-  def none():
-    raise RuntimeError("CUPTI needs the jax CUDA plugin")
-
-  monkeypatch.setattr(compat, "cupti_session", none)
-  calls = [profiler.call("a"), profiler.call("b")]
-  found = measure.seconds(calls)
-  assert len(found) == 2 and min(found) > 0
-  assert profiler.calls[-4:] == ["flush", "a", "flush", "b"]
-
-
-def test_interpreted_calls_run_once():
-  calls = []
-  found = measure.seconds(
-    [lambda: calls.append("a"), lambda: calls.append("b")]
-  )
-  assert calls == ["a", "b"] and min(found) > 0
 
 
 # The kernel itself.

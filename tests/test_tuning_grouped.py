@@ -14,7 +14,6 @@ from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import cache, grouped, trial
-from pallas_gemm.tuning.grouped_trial import GroupedTrial
 from tests.support import products
 
 DTYPES = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
@@ -111,7 +110,7 @@ TRIALS = {
 def test_a_right_result_passes_and_a_wrong_one_does_not(name):
   problem, has_activation = TRIALS[name]
   activation = jax.nn.silu if has_activation else None
-  attempt = GroupedTrial(trial.Case(problem, activation))
+  attempt = trial.Trial(trial.Case(problem, activation))
   results = attempt.compile(SMALL)()
   assert attempt.error(results) is None
   by_xla = autotuning._compile_xla(attempt.case, attempt.operands)

@@ -6,6 +6,7 @@ from typing import Any
 from docs.extensions import lookup, results, show
 from experiments.harness import (
   counter_tables,
+  ladder_tables,
   modelled,
   published,
   suites,
@@ -31,19 +32,16 @@ def rung(text: str) -> str:
       row = results.kernel(name, gpu, shape)
     except lookup.UnknownError as other:
       raise lookup.UnknownError(f"{other}; {error}") from None
-  rows = results.beside(row, gpu)
   figures = {
-    "time": lambda: tables.duration(row["ms_median"]),
-    "tflops": lambda: f"{tables.rate(row['tflops'])} TFLOP/s",
-    "peak": lambda: f"{tables.of_peak(row)} %",
-    "jnp": lambda: tables.factor(row["ratio_to_jnp_dot"]),
-    "before": lambda: tables.factor(tables.over_rung_before(row, rows)),
-    "first": lambda: tables.factor(
-      tables.over_start(row, rows, tables.starts()[0])
-    ),
+    "time": tables.TIME,
+    "tflops": lambda row: f"{tables.TFLOPS(row)} TFLOP/s",
+    "peak": lambda row: f"{ladder_tables.of_peak(row)} %",
+    "jnp": tables.RATIO,
+    "before": lambda row: results.relative(row, "x before"),
+    "first": lambda row: results.relative(row, "x rung 1"),
   }
   if field in figures:
-    found = figures[field]()
+    found = figures[field](row)
     if found.startswith(tables.EMPTY):
       raise lookup.UnknownError(f"rung {name} has no {field!r} at {shape}")
     return found

@@ -4,6 +4,7 @@ from docs.extensions import lookup, results
 from experiments.harness import (
   dense_tables,
   ladder_pages,
+  ladder_tables,
   ragged_tables,
   tables,
 )
@@ -34,7 +35,7 @@ def ladder(text: str) -> str:
     raise lookup.UnknownError(
       f"no rows of the ladder at {text!r}; there is {lookup.listed(there)}"
     )
-  return tables.ladder_markdown(found)
+  return ladder_tables.markdown(found)
 
 
 def ops(text: str) -> str:

@@ -8,6 +8,7 @@ from docs.extensions import lookup
 from experiments.harness import (
   counter_tables,
   ladder_pages,
+  ladder_tables,
   suites,
   tables,
 )
@@ -124,8 +125,15 @@ def kernel(
   )
 
 
-def beside(row: dict[str, Any], gpu_name: str) -> Sequence[dict[str, Any]]:
-  """The rows that one may be compared with: of the same experiment."""
+def relative(row: dict[str, Any], name: str) -> str:
+  """A row's speed over another rung: "x before", "x rung 1"; or "-"."""
+  first = ladder_tables.starts()[:1]
+  return ladder_tables.relative(_beside(row), first)[name](row)
+
+
+def _beside(row: dict[str, Any]) -> Sequence[dict[str, Any]]:
+  """The rows that one may be compared with: of its GPU and experiment."""
+  [gpu_name] = [x for x in MEASURED if GPUS[x] == row["device"]]
   everything = device(gpu_name)
   swept = row["experiment"] == ladder_pages.SWEEP
   return everything.sweep if swept else everything.ladder
@@ -137,5 +145,5 @@ def counters(one: contract.Rung, gpu_name: str) -> dict[str, Any]:
   Raises:
     UnknownError: there are none.
   """
-  found = {counter_tables.label(row): row for row in counted(gpu_name)}
+  found = {ladder_tables.label(row): row for row in counted(gpu_name)}
   return lookup.pick(found, one.label, f"counters on {gpu_name} of rung")

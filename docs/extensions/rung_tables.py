@@ -4,7 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from docs.extensions import numbers, results
-from experiments.harness import counter_tables, modelled, published, tables
+from experiments.harness import (
+  counter_tables,
+  ladder_tables,
+  modelled,
+  published,
+  tables,
+)
 from pallas_gemm import hardware
 from pallas_gemm.ladder import contract
 
@@ -15,88 +21,68 @@ def card(label: str) -> str:
   """What was measured of a rung and its variants, and what others published."""
   one = results.rung(label)
   family = [one, *one.variants]
-  timed = [
-    (x, gpu, results.timed(x, gpu)) for x in family for gpu in results.MEASURED
+  timed = [results.timed(x, gpu) for x in family for gpu in results.MEASURED]
+  mine = [row for row in timed if row["kernel"] == one.name]
+  config = {name: mine[0]["config"][name] for name in one.uses}
+  parts = [
+    _times(timed),
+    _resources([results.counters(x, results.MEASURED[0]) for x in family]),
+    f"Config: `{', '.join(f'{k}={v}' for k, v in config.items())}`.",
+    "" if one.variant else _published(one),
+    tables.provenance_line(mine),
   ]
-  mine = [row for x, _, row in timed if x is one]
-  parts = [_times(timed), _resources(timed), _config(one, mine[0])]
-  parts += [_published(one), tables.provenance_line(mine)]
   return "\n\n".join(part for part in parts if part)
 
 
-def _times(timed: Sequence[tuple[contract.Rung, str, RowDict]]) -> str:
-  header = [
-      "#", "kernel", "GPU", "time", "TFLOP/s", "% of peak", "x jnp.dot",
-      "x before", "x rung 1",
-  ]  # fmt: skip
-  cells = []
-  for x, gpu, row in timed:
-    rows = results.beside(row, gpu)
-    cells.append(
-      [
-        x.label,
-        f"`{x.name}`",
-        tables.short_name(row["device"]),
-        tables.duration(row["ms_median"]),
-        tables.rate(row["tflops"]),
-        tables.of_peak(row),
-        tables.factor(row["ratio_to_jnp_dot"]),
-        tables.factor(tables.over_rung_before(row, rows)),
-        tables.factor(tables.over_start(row, rows, tables.starts()[0])),
-      ]
-    )
+def _times(timed: Sequence[RowDict]) -> str:
+  columns = {
+    "#": ladder_tables.label,
+    "kernel": lambda row: f"`{row['kernel']}`",
+    "GPU": tables.short_name,
+    "time": tables.TIME,
+    "TFLOP/s": tables.TFLOPS,
+    "% of peak": ladder_tables.of_peak,
+    "x jnp.dot": tables.RATIO,
+    "x before": lambda row: results.relative(row, "x before"),
+    "x rung 1": lambda row: results.relative(row, "x rung 1"),
+  }
+  header, cells = tables.pivot(timed, columns)
   return tables.markdown(header, cells, header[3:])
 
 
-def _resources(timed: Sequence[tuple[contract.Rung, str, RowDict]]) -> str:
-  """What a thread and a block take; as counted on the first GPU."""
-  rows = [
-    results.counters(x, gpu)
-    for x, gpu, _ in timed
-    if gpu == results.MEASURED[0]
-  ]
-  header, cells = counter_tables.occupancy(rows)
+def _resources(counted: Sequence[RowDict]) -> str:
+  """What a thread and a block take."""
+  header, cells = counter_tables.occupancy(counted)
   return tables.markdown(header, cells, header[2:-1]) if cells else ""
-
-
-def _config(one: contract.Rung, row: RowDict) -> str:
-  config = {name: row["config"][name] for name in one.uses}
-  return f"Config: `{', '.join(f'{k}={v}' for k, v in config.items())}`."
 
 
 def _published(one: contract.Rung) -> str:
   """What published ladders got for the step; "" if none has it."""
   cells = []
-  for ladder in published.LADDERS if not one.variant else ():
-    figures = {}
-    before = None
-    for name, figure, number in ladder.steps:
-      if number == one.number:
-        figures[name] = (figure, before)
-      before = figure
-    for name, (figure, previous) in figures.items():
-      source = ladder.source
-      if ladder.url:
-        source = f"[{source}]({ladder.url})"
-      gain = None
-      if previous:
-        gain = figure / previous
-        gain = 1 / gain if ladder.unit == published.MS else gain
+  for ladder in published.LADDERS:
+    for before, (name, figure, number) in zip(
+      (None, *ladder.steps), ladder.steps
+    ):
+      if number != one.number:
+        continue
+      gain = figure / before[1] if before else None
+      if gain and ladder.unit == published.MS:
+        gain = 1 / gain
+      source = f"[{ladder.source}]({ladder.url})"
       cells.append(
         [
-          source,
-          ", ".join([ladder.gpu or "GPU not named", ladder.problem]),
+          source if ladder.url else ladder.source,
+          f"{ladder.gpu or 'GPU not named'}, {ladder.problem}",
           name,
           f"{figure:,g} {ladder.unit}",
           tables.factor(gain),
-          tables.factor(ladder.of_cublas(one.number)),
+          tables.factor(ladder.of_cublas(number)),
         ]
       )
-  if not cells:
-    return ""
-  header = ["published", "measured on", "step", "figure", "x step before",
-            "x cuBLAS"]  # fmt: skip
-  return tables.markdown(header, cells, header[3:])
+  header = [
+      "published", "measured on", "step", "figure", "x step before", "x cuBLAS",
+  ]  # fmt: skip
+  return tables.markdown(header, cells, header[3:]) if cells else ""
 
 
 def grid(label: str) -> str:
@@ -139,76 +125,64 @@ _QUANTITIES = {
 def traffic(label: str) -> str:
   """The traffic model beside the bytes that were counted, at 4096^3."""
   one = results.rung(label)
-  rows = {gpu: results.counters(one, gpu) for gpu in results.MEASURED}
-  header = ["bytes", "model"]
-  for row in rows.values():
-    name = tables.short_name(row["device"])
-    header += [f"{name} counted", f"{name} counted / model"]
-  cells, why = [], {}
-  models = [row.get("model") or {} for row in rows.values()]
-  for key, words in _QUANTITIES.items():
-    if not any(key in m for m in models):
-      continue
-    cell = [
-      words,
-      counter_tables.size(next(m[key] for m in models if key in m)),
-    ]
-    for row in rows.values():
-      cell.append(counter_tables.size(row["measured"].get(key)))
-      cell.append(tables.factor((row.get("ratio") or {}).get(key)))
-    cells.append(cell)
-    for row in rows.values():
-      text = (row.get("explanation") or {}).get(key)
-      if text:
-        why.setdefault(text, []).append(tables.short_name(row["device"]))
-  parts = [tables.markdown(header, cells, header[1:])]
-  t = numbers.traffic_of(label)
-  asked = modelled.size(t.global_load_bytes)
-  parts.append(
-    f"Threads{'' if t.threads_load else ', or TMA,'} ask for {asked} of global"
-    f" memory, {t.intensity:.3g} FLOP/byte."
-  )
-  parts += [f"* {', '.join(gpus)}: {text}" for text, gpus in why.items()]
+  rows = [results.counters(one, gpu) for gpu in results.MEASURED]
+  models = [row.get("model") or {} for row in rows]
+  keys = [key for key in _QUANTITIES if any(key in model for model in models)]
+
+  def modelled_size(key: str) -> str:
+    return counter_tables.size(next(m[key] for m in models if key in m))
+
+  columns = {"bytes": _QUANTITIES.get, "model": modelled_size}
+  for row in rows:
+
+    def counted(key: str, row=row) -> str:
+      return counter_tables.size(row["measured"].get(key))
+
+    def of_model(key: str, row=row) -> str:
+      return tables.factor((row.get("ratio") or {}).get(key))
+
+    gpu = tables.short_name(row)
+    columns[f"{gpu} counted"] = counted
+    columns[f"{gpu} counted / model"] = of_model
+  header, cells = tables.pivot(keys, columns)
+  model = numbers.traffic_of(label)
+  parts = [
+    tables.markdown(header, cells, header[1:]),
+    f"Threads{'' if model.threads_load else ', or TMA,'} ask for"
+    f" {modelled.size(model.global_load_bytes)} of global memory,"
+    f" {model.intensity:.3g} FLOP/byte.",
+  ]
+  explained = [
+    (text, tables.short_name(row))
+    for key in keys
+    for row in rows
+    if (text := (row.get("explanation") or {}).get(key))
+  ]
+  for text, found in tables.grouped(explained, lambda pair: pair[0]).items():
+    parts.append(f"* {', '.join(gpu for _, gpu in found)}: {text}")
   return "\n\n".join(parts)
 
 
 def counters(label: str) -> str:
   """A rung's counters and stalls beside those of the rung before."""
   one = results.rung(label)
-  before = results.before(one)
-  columns = [
-    results.counters(x, gpu)
-    for gpu in results.MEASURED
-    for x in (before, one)
-    if x is not None
-  ]
+  rungs = [x for x in (results.before(one), one) if x is not None]
+  rows = [results.counters(x, gpu) for gpu in results.MEASURED for x in rungs]
   names = [
-    f"{tables.short_name(row['device'])} rung {counter_tables.label(row)}"
-    for row in columns
+    f"{tables.short_name(row)} rung {ladder_tables.label(row)}" for row in rows
   ]
-  titles, *counted = _transposed(*counter_tables.counts(columns))
-  del titles
-  parts = [tables.markdown(["counter", *names], counted, names)]
-  header, cells = counter_tables.stalls(columns)
-  if cells:
-    _, *waits = _transposed(header, cells)
-    rows = [
-      [name, *values, counter_tables.REASONS.get(name.replace(" ", "_"), "")]
-      for name, *values in waits
-    ]
-    parts.append(
-      tables.markdown(
-        ["stall, in warps per issued instruction", *names, "a warp waits for"],
-        rows,
-        names,
-      )
-    )
+  counts = _transposed(counter_tables.counts(rows))
+  parts = [tables.markdown(["counter", *names], counts, names)]
+  if waits := _transposed(counter_tables.stalls(rows)):
+    header = ["stall, in warps per issued instruction", *names,
+              "a warp waits for"]  # fmt: skip
+    reasons = counter_tables.REASONS
+    cells = [[*x, reasons.get(x[0].replace(" ", "_"), "")] for x in waits]
+    parts.append(tables.markdown(header, cells, names))
   return "\n\n".join(parts)
 
 
-def _transposed(
-  header: Sequence[str], cells: Sequence[Sequence[str]]
-) -> list[list[str]]:
-  """Columns as rows, without that of kernels' names."""
-  found = [[name, *column] for name, column in zip(header, zip(*cells))]
-  return [row for row in found if row[0] != "kernel"]
+def _transposed(table: tables.Table) -> list[tuple[str, ...]]:
+  """Columns as rows, without those that name a rung; none of no cells."""
+  header, cells = table
+  return [*zip(header, *cells)][2:] if cells else []

@@ -11,14 +11,14 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from docs.figures.style import Style, chart, drawn
-from experiments.harness import ragged_bench, ragged_tables
+from experiments.harness import ragged_cases, ragged_tables
 from experiments.harness import rows as rows_lib
 from pallas_gemm import hardware
 
 _PASSES = ("forward", "dx", "dw")
 _NAMES = {
-  ragged_bench.LAX: "lax.ragged_dot",
-  ragged_bench.EXAMPLE: "JAX's example kernel",
+  ragged_cases.LAX: "lax.ragged_dot",
+  ragged_cases.EXAMPLE: "JAX's example kernel",
 }
 
 
@@ -62,8 +62,8 @@ def draw(style: Style) -> Figure:
     if row["pass"] != "forward":
       continue
     for arm, colour, shift in (
-      (ragged_bench.LAX, style.warps[0], 0.92),
-      (ragged_bench.EXAMPLE, style.warps[1], 1.08),
+      (ragged_cases.LAX, style.warps[0], 0.92),
+      (ragged_cases.EXAMPLE, style.warps[1], 1.08),
     ):
       if (speed := ragged_tables.speed_over(row, arm)) is not None:
         _dot(low, style, row, speed, colour, shift)
@@ -82,8 +82,7 @@ def draw(style: Style) -> Figure:
     axis.set_minor_locator(ticker.NullLocator())
   low.set_ylim(0.8, 50)
   for ax in (top, low):
-    ax.grid(lw=0.6)
-    ax.set_axisbelow(True)
+    ax.grid()
   for face, words in ((style.c, "even groups"), ("none", "uneven")):
     top.plot([], [], "o", color=style.c, markerfacecolor=face, label=words,
              markersize=7, markeredgewidth=1.6)  # fmt: skip

@@ -7,8 +7,8 @@ its own. The dashed line is what jnp.dot does in the same precision.
 from matplotlib.figure import Figure
 
 from docs.figures.style import SMALL, Style, chart, drawn
+from experiments.harness import ladder_tables, plots, tables
 from experiments.harness import rows as rows_lib
-from experiments.harness import tables
 from pallas_gemm import ladder
 
 SIZE = 4096
@@ -16,7 +16,7 @@ SIZE = 4096
 
 def speeds() -> list[tuple[str, list[tuple[ladder.Rung, float]], float]]:
   """(precision, [(rung, TFLOP/s)], jnp.dot's TFLOP/s) of both halves."""
-  rows = tables.newest(
+  rows = ladder_tables.newest(
     rows_lib.read(rows_lib.RESULTS / "nvidia_h200/ladder.jsonl")
   )
   found = []
@@ -52,9 +52,9 @@ def draw(style: Style) -> Figure:
         limit, line, tables.rate(speed), va="center", ha="right", size=SMALL
       )
     ax.axvline(dot, color=style.text, lw=1.4, linestyle=(0, (4, 3)), zorder=0)
-    ax.annotate(
-      f"jnp.dot {tables.rate(dot)}", (dot, -0.62), xytext=(-5, 0),
-      textcoords="offset points", ha="right", va="center", size=SMALL,
+    plots.note(
+      ax, f"jnp.dot {tables.rate(dot)}", (dot, -0.62), (-5, 0), ha="right",
+      va="center", size=SMALL,
     )  # fmt: skip
     ax.set_yticks(
       range(len(rungs)),
@@ -64,7 +64,6 @@ def draw(style: Style) -> Figure:
     ax.tick_params(axis="y", length=0)
     ax.set_title(name, loc="left", weight="bold")
     ax.spines["left"].set_visible(False)
-    ax.grid(axis="x", lw=0.6)
-    ax.set_axisbelow(True)
+    ax.grid(axis="x")
   panels[-1].set_xlabel("TFLOP/s on an H200")
   return figure

@@ -14,8 +14,8 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from docs.figures.style import SMALL, Style, chart, drawn
+from experiments.harness import ladder_tables, plots
 from experiments.harness import rows as rows_lib
-from experiments.harness import tables
 from pallas_gemm import hardware, ladder
 from pallas_gemm import roofline as roofline_lib
 from pallas_gemm.ladder import contract, traffic
@@ -39,7 +39,7 @@ _PLACES = {
 
 def measured() -> list[tuple[ladder.Rung, float, float]]:
   """(rung, FLOP/byte modelled, TFLOP/s measured) of the twelve."""
-  rows = tables.newest(
+  rows = ladder_tables.newest(
     rows_lib.read(rows_lib.RESULTS / "nvidia_h200/ladder.jsonl")
   )
   gpu = hardware.lookup(GPU)
@@ -94,9 +94,9 @@ def draw(style: Style) -> Figure:
   ):
     level = tera[key]
     roof.plot([level / slope, high], [level, level], color=colour, lw=2.4)
-    roof.annotate(
-      f"{name} {level:.0f}", (x, level), xytext=(0, 5), size=SMALL,
-      textcoords="offset points", ha="right", color=style.text,
+    plots.note(
+      roof, f"{name} {level:.0f}", (x, level), (0, 5), size=SMALL, ha="right",
+      color=style.text,
     )  # fmt: skip
   for rung, x, y in points:
     is_half = rung.dtypes[0] != "float32"
@@ -106,9 +106,9 @@ def draw(style: Style) -> Figure:
     )  # fmt: skip
   for words, x, y in _labels(points):
     dx, dy, ha = _PLACES.get(words, (8, -1, "left"))
-    roof.annotate(
-      words, (x, y), xytext=(dx, dy), va="center", ha=ha, weight="bold",
-      textcoords="offset points", size=SMALL,
+    plots.note(
+      roof, words, (x, y), (dx, dy), va="center", ha=ha, weight="bold",
+      size=SMALL,
     )  # fmt: skip
   roof.set(
     xscale="log", yscale="log", xlim=(low, high), ylim=(0.3, 2500),
@@ -123,7 +123,7 @@ def draw(style: Style) -> Figure:
   roof.set_title("Rungs 1 to 12 on an H200", loc="left", weight="bold")
   for axis in (roof.xaxis, roof.yaxis):
     axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-  roof.grid(which="major", lw=0.6)
+  roof.grid(which="major")
   for line, name in enumerate(RIDGES):
     of = hardware.lookup(name)
     pair = [roofline_lib.ridge_point(of, x) for x in ("float32", "bfloat16")]
@@ -131,10 +131,9 @@ def draw(style: Style) -> Figure:
     ridges.plot(pair[0], line, "o", color=style.fp32, markersize=8)
     ridges.plot(pair[1], line, "s", color=style.half, markersize=8)
     for value, side in zip(pair, (-1, 1)):
-      ridges.annotate(
-        f"{value:.0f}", (value, line), xytext=(9 * side, 0), va="center",
-        textcoords="offset points", ha="left" if side > 0 else "right",
-        size=SMALL,
+      plots.note(
+        ridges, f"{value:.0f}", (value, line), (9 * side, 0), va="center",
+        ha="left" if side > 0 else "right", size=SMALL,
       )  # fmt: skip
   names = [name.split(" 80GB")[0].split("-SXM")[0] for name in RIDGES]
   ridges.set_yticks(range(len(names)), names)
@@ -143,7 +142,7 @@ def draw(style: Style) -> Figure:
   ridges.set_xlabel("FLOP per byte of device memory")
   ridges.set_title("Ridge points", loc="left", weight="bold")
   ridges.tick_params(axis="y", length=0)
-  ridges.grid(axis="x", which="major", lw=0.6)
+  ridges.grid(axis="x", which="major")
   for marker, colour, words in (
     ("o", style.fp32, "fp32"),
     ("s", style.half, "16 bits"),

@@ -22,6 +22,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 import numpy as np
 
+from experiments.harness import plots
+
 # Points; nothing is smaller than SMALL.
 SMALL, TEXT, HEAD = 11.0, 12.5, 13.5
 WIDTH = 64.0
@@ -97,11 +99,13 @@ class Style:
       "ytick.color": self.line,
       "xtick.labelcolor": self.text,
       "ytick.labelcolor": self.text,
+      "axes.axisbelow": True,
       "axes.facecolor": "none",
       "figure.facecolor": "none",
       "axes.spines.top": False,
       "axes.spines.right": False,
       "grid.color": self.tint(self.line, 0.6),
+      "grid.linewidth": 0.6,
       "hatch.linewidth": 1.0,
     }
 
@@ -148,8 +152,7 @@ def drawn(draw: Callable[[Style], Figure]) -> Callable[[Style], Figure]:
 
 def chart(height: float, width: float = WIDTH, **subplots: Any):
   """A figure of so many tenths of an inch, and its axes, for data."""
-  figure = Figure(figsize=(width / 10, height / 10), layout="constrained")
-  return figure, figure.subplots(**subplots)
+  return plots.panels(width / 10, height / 10, **subplots)
 
 
 class Sheet:

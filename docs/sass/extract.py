@@ -190,7 +190,9 @@ def section(title: str, loop: Loop) -> list[str]:
 def excerpt(rung: contract.Rung) -> str:
   """The text of a rung's file."""
   dtype = rung.dtypes[0]
-  kernel = compiled_lib.compile_rung(rung.label, SIZE, SIZE, SIZE, dtype)
+  kernel = compiled_lib.compile_rung(
+    rung, contract.Problem(SIZE, SIZE, SIZE, dtype)
+  )
   loader = loader_loop(kernel.sass)
   lines = [
     f"Rung {rung.label}, {rung.name}, {dtype}: {kernel.registers} registers a"

@@ -9,10 +9,12 @@ import re
 import signal
 import sys
 import tempfile
+from typing import Any
 
 from absl import app, flags
 
 from experiments.harness import console, suites, timing
+from pallas_gemm import hardware
 from pallas_gemm.ladder import contract
 
 DTYPES = contract.FLOAT32 + contract.FLOAT16S
@@ -133,12 +135,53 @@ def parse_shapes(
     if not re.fullmatch(r"\d+", size.strip()) or int(size) < 1:
       raise FlagError(f"--sizes: want positive integers, got {size!r}")
     found += suites.square(int(size))
-  for text in shapes:
-    try:
-      found.append(suites.parse(text))
-    except ValueError as error:
-      raise FlagError(f"--shapes: {error}") from None
+  try:
+    found += map(suites.parse, shapes)
+  except ValueError as error:
+    raise FlagError(f"--shapes: {error}") from None
   return tuple(dict.fromkeys(found))
+
+
+def gpu() -> hardware.Gpu:
+  """The GPU that the traffic model describes.
+
+  Raises:
+    FlagError: none is known by the name of `--gpu`.
+  """
+  try:
+    return hardware.lookup(GPU.value) if GPU.value else hardware.current()
+  except ValueError as error:
+    raise FlagError(f"--gpu: {error}") from None
+
+
+def parse_suites(
+  names: Sequence[str],
+  suite: Callable[[str, str], list[Any]],
+  interpreted: Sequence[str] | None,
+) -> list[Any]:
+  """The cases of `--suite`, in 16 bits.
+
+  Args:
+    names: of the suites.
+    suite: the cases of a name and a dtype.
+    interpreted: without a GPU, the names of what is small enough; else None.
+
+  Raises:
+    FlagError: no such suite, one that is too large, or float32.
+  """
+  if DTYPE.value == "float32":
+    raise FlagError("--dtype: the ops are compared in 16 bits")
+  try:
+    dtype = DTYPE.value or "bfloat16"
+    found = [case for name in names for case in suite(name, dtype)]
+  except ValueError as error:
+    raise FlagError(f"--suite: {error}") from None
+  if interpreted is not None and not set(names) <= set(interpreted):
+    raise FlagError(
+      f"--suite={','.join(names)}: too large without an NVIDIA GPU, where there"
+      f" is {' and '.join(interpreted)}"
+    )
+  return found
 
 
 def check_folder(folder: pathlib.Path) -> None:

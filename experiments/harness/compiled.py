@@ -5,11 +5,6 @@ there, so `compile_rung` and `compile_example` need no GPU: they compile for
 an NVIDIA H200, and give what ptxas says, what the kernel is launched with, and
 the machine code (SASS). Each compilation has a process of its own, since some
 failures end it. On a GPU `capture` listens while a kernel is compiled to run.
-
-As a program it is the process of one compilation, given the two arguments of
-`main`:
-
-    python -m experiments.harness.compiled MODULE:FUNCTION '{"keyword": 1}'
 """
 
 from collections.abc import Iterator
@@ -17,7 +12,6 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
-import importlib
 import importlib.util
 import io
 import json
@@ -31,16 +25,18 @@ import sys
 import tempfile
 from typing import IO, Any
 
-from pallas_gemm import hardware
+import jax
+
+from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract
 
 GPU = "NVIDIA H200"
-_ROOT = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 240
-_MODULE = "experiments.harness.compiled"
+_PROCESS = "experiments.harness.compile_process"
+_TOOLS = "ptxas", "nvdisasm"
 # Mosaic GPU prints to the process's stdout, when it compiles a kernel: what
 # ptxas says; and the code that launches, which holds what ptxas is not told.
-_TELL = ("MOSAIC_GPU_DUMP_PTXAS", "MOSAIC_GPU_DUMP_HOST_LLVM")
+TELL = ("MOSAIC_GPU_DUMP_PTXAS", "MOSAIC_GPU_DUMP_HOST_LLVM")
 # The call in that code, of JAX 0.12 or 0.11: grid, cluster and threads of a
 # block in three dimensions each, then bytes of dynamic shared memory.
 _LAUNCH = re.compile(
@@ -109,7 +105,7 @@ def unavailable() -> str | None:
   """Why kernels can't be compiled to SASS here, or None."""
   if importlib.util.find_spec("jax_cuda13_plugin") is None:
     return "compiling without a GPU needs the extra `aot`: no CUDA plugin"
-  for tool in ("ptxas", "nvdisasm"):
+  for tool in _TOOLS:
     if _find(tool) is None:
       return f"compiling without a GPU needs the extra `aot`: no {tool}"
   return None
@@ -140,8 +136,7 @@ def capture(gpu: hardware.Gpu | None = None) -> Iterator[dict[str, Any]]:
   with contextlib.ExitStack() as stack:
     with contextlib.suppress(OSError):  # no stdout, or no room for a file
       said = stack.enter_context(tempfile.TemporaryFile())
-      stack.enter_context(_stdout_to(said.fileno()))
-      stack.enter_context(_telling())
+      stack.enter_context(_printing_to(said.fileno()))
     yield found
     _flush()
     said.seek(0)
@@ -150,16 +145,44 @@ def capture(gpu: hardware.Gpu | None = None) -> Iterator[dict[str, Any]]:
     found |= facts(kernel, gpu or hardware.current())
 
 
+@contextlib.contextmanager
+def _printing_to(file: int) -> Iterator[None]:
+  """Context in which Mosaic GPU says what it compiles, stdout is that file."""
+  _flush()
+  stdout = os.dup(1)
+  before = {name: os.environ.get(name) for name in TELL}
+  try:
+    os.dup2(file, 1)
+    os.environ |= dict.fromkeys(TELL, "1")
+    yield
+  finally:
+    _flush()
+    os.dup2(stdout, 1)
+    os.close(stdout)
+    for name, value in before.items():
+      os.environ.pop(name, None)
+      if value is not None:
+        os.environ[name] = value
+
+
+def _flush() -> None:
+  """Empties what Python and C hold back of stdout."""
+  with contextlib.suppress(AttributeError, OSError, ValueError):
+    sys.stdout.flush()
+  with contextlib.suppress(OSError, TypeError):
+    ctypes.CDLL(None).fflush(None)
+
+
 def facts(kernel: Resources, gpu: hardware.Gpu) -> dict[str, Any]:
   """What a kernel takes, and how many blocks an SM has room for, for a row."""
-  occupancy = kernel.occupancy(gpu)
+  room = kernel.occupancy(gpu)
   return {
     "registers": kernel.registers,
     "spill_bytes": kernel.spill_bytes,
     "shared_bytes": kernel.shared_bytes,
-    "blocks_per_sm": occupancy and occupancy.blocks,
-    "warps_per_sm": occupancy and occupancy.warps,
-    "occupancy_limit": occupancy and occupancy.limit,
+    "blocks_per_sm": room and room.blocks,
+    "warps_per_sm": room and room.warps,
+    "occupancy_limit": room and room.limit,
   }
 
 
@@ -175,15 +198,7 @@ def describe(
   if reason := unavailable():
     return [f"machine code: not known here; {reason}"]
   try:
-    kernel = compile_rung(
-      rung.label,
-      problem.m,
-      problem.n,
-      problem.k,
-      problem.dtype,
-      beta=problem.beta,
-      config=rung.default_config(problem),
-    )
+    kernel = compile_rung(rung, problem, rung.default_config(problem))
   except RuntimeError as error:
     return [f"machine code: none; {str(error).splitlines()[-1]}"]
   spills = f"{kernel.spill_bytes} bytes of" if kernel.spill_bytes else "no"
@@ -191,69 +206,54 @@ def describe(
     "machine code, as ptxas made it:",
     f"  {kernel.registers} registers a thread, {spills} spills",
   ]
-  occupancy = kernel.occupancy(gpu)
-  if occupancy is None:
+  room = kernel.occupancy(gpu)
+  if room is None:
     return [*lines, "  threads and shared memory of a block: not found"]
   most = gpu.max_threads_per_sm // hardware.WARP_THREADS
   return [
     *lines,
     f"  {kernel.threads} threads and {kernel.shared_bytes / 1024:.1f} KiB of"
     " shared memory a block",
-    f"  room on an SM for {occupancy.blocks}"
-    f" {'block' if occupancy.blocks == 1 else 'blocks'}: {occupancy.warps} of"
-    f" {most} warps; limit: {occupancy.limit}",
+    f"  room on an SM for {room.blocks}"
+    f" {'block' if room.blocks == 1 else 'blocks'}: {room.warps} of"
+    f" {most} warps; limit: {room.limit}",
   ]
 
 
 def compile_rung(
-  rung: int | str,
-  m: int,
-  n: int,
-  k: int,
-  dtype: str,
-  *,
-  beta: float = 0.0,
+  rung: contract.Rung | int | str,
+  problem: contract.Problem,
   config: contract.Config | None = None,
 ) -> Compiled:
-  """The kernel of a rung, or of a variant, for A [m, k] and B [k, n].
+  """The kernel of a rung, or of a variant.
 
   Args:
-    rung: its number or its label: 1..12, "8a".
-    m: rows of A.
-    n: columns of B.
-    k: the contracted dimension.
-    dtype: of the operands.
-    beta: not zero adds a C [m, n].
+    rung: itself, its number or its label: 1..12, "8a".
+    problem: what it computes.
     config: None takes the default.
 
   Raises:
     RuntimeError: it does not compile, or the compiler reported nothing.
   """
   return compile_example(
-    f"{_MODULE}:rung_example",
-    rung=rung,
-    shape=(m, n, k),
-    dtype=dtype,
-    beta=beta,
-    config=None if config is None else dataclasses.asdict(config),
+    f"{__name__}:rung_example",
+    rung=getattr(rung, "label", rung),
+    problem=dataclasses.asdict(problem),
+    config=config and dataclasses.asdict(config),
   )
 
 
-def rung_example(rung: int | str, shape, dtype: str, beta: float, config):
+def rung_example(rung: int | str, problem, config):
   """A rung's gemm as a function, and its arguments; see `compile_example`."""
-  import jax
-
-  from pallas_gemm.ladder import with_variants
-
-  (rung,) = (r for r in with_variants() if r.label == str(rung))
-  m, n, k = shape
-  config = config and rung.config_type(**config)
-  shapes = [(m, k), (k, n)] + ([(m, n)] if beta else [])
-
-  def gemm(*operands):
-    return rung.gemm(*operands, beta=beta, config=config)
-
-  return gemm, [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+  rung, p = ladder.find(rung), contract.Problem(**problem)
+  gemm = functools.partial(
+    rung.gemm,
+    alpha=p.alpha,
+    beta=p.beta,
+    config=config and rung.config_type(**config),
+  )
+  shapes = [(p.m, p.k), (p.k, p.n)] + ([(p.m, p.n)] if p.beta else [])
+  return gemm, [jax.ShapeDtypeStruct(shape, p.dtype) for shape in shapes]
 
 
 def compile_example(example: str, **keywords: Any) -> Compiled:
@@ -277,7 +277,7 @@ def _compile(example: str, keywords: str) -> Compiled:
     # Mosaic GPU looks for its tools in bin/ of one CUDA installation.
     tools = Path(folder, "bin")
     tools.mkdir()
-    for tool in ("ptxas", "nvdisasm"):
+    for tool in _TOOLS:
       (tools / tool).symlink_to(_find(tool))
     environment = os.environ | {
       "JAX_PLATFORMS": "cpu",
@@ -287,8 +287,8 @@ def _compile(example: str, keywords: str) -> Compiled:
     }
     try:
       done = subprocess.run(
-        [sys.executable, "-m", _MODULE, example, keywords],
-        cwd=_ROOT,
+        [sys.executable, "-m", _PROCESS, example, keywords],
+        cwd=Path(__file__).resolve().parents[2],
         env=environment,
         capture_output=True,
         text=True,
@@ -354,129 +354,23 @@ def resources(text: str) -> Resources | None:
   )
 
 
-@contextlib.contextmanager
-def _stdout_to(file: int) -> Iterator[None]:
-  """Context in which the process's stdout is another file."""
-  _flush()
-  before = os.dup(1)
-  try:
-    os.dup2(file, 1)
-    yield
-  finally:
-    _flush()
-    os.dup2(before, 1)
-    os.close(before)
-
-
-def _flush() -> None:
-  """Empties what Python and C hold back of stdout."""
-  with contextlib.suppress(AttributeError, OSError, ValueError):
-    sys.stdout.flush()
-  with contextlib.suppress(OSError, TypeError):
-    ctypes.CDLL(None).fflush(None)
-
-
-@contextlib.contextmanager
-def _telling() -> Iterator[None]:
-  """Context in which Mosaic GPU prints what it compiles."""
-  before = {name: os.environ.get(name) for name in _TELL}
-  os.environ |= dict.fromkeys(_TELL, "1")
-  try:
-    yield
-  finally:
-    for name, value in before.items():
-      os.environ.pop(name)
-      if value is not None:
-        os.environ[name] = value
-
-
 @functools.cache
 def _find(tool: str) -> str | None:
   """Absolute path of a CUDA program, or None."""
 
-  def in_package(name: str, *parts: str) -> list[Path]:
+  def in_package(name: str, *parts: str) -> list[str]:
     spec = importlib.util.find_spec(name)
     places = spec.submodule_search_locations if spec else None
-    return [Path(place, *parts) for place in places or ()]
+    return [os.path.join(place, *parts) for place in places or ()]
 
   # NVIDIA's wheels, where JAX looks first; an installation; Triton's copies,
   # which may be older than the plugin's PTX.
-  folders = in_package("nvidia", "cu13", "bin")
-  if home := os.environ.get("CUDA_HOME"):
-    folders.append(Path(home, "bin"))
-  folders += [Path("/usr/local/cuda/bin")]
-  folders += [Path(place) for place in os.environ["PATH"].split(os.pathsep)]
-  folders += in_package("triton", "backends", "nvidia", "bin")
-  for folder in folders:
-    if found := shutil.which(tool, path=str(folder)):
-      return os.path.abspath(found)
-  return None
-
-
-def target_config(gpu: hardware.Gpu) -> str:
-  """The GPU as XLA's GpuTargetConfig, in text form.
-
-  Numbers that are not the GPU's are limits of CUDA.
-  """
-  major, minor = gpu.compute_capability
-  return f"""
-    gpu_device_info {{
-      threads_per_block_limit: 1024
-      threads_per_warp: 32
-      shared_memory_per_block: 49152
-      shared_memory_per_block_optin: {gpu.shared_bytes_per_block}
-      shared_memory_per_core: {gpu.shared_bytes_per_sm}
-      threads_per_core_limit: {gpu.max_threads_per_sm}
-      core_count: {gpu.sm_count}
-      fpus_per_core: {gpu.fp32_lanes_per_sm}
-      block_dim_limit_x: 2147483647
-      block_dim_limit_y: 65535
-      block_dim_limit_z: 65535
-      memory_bandwidth: {gpu.dram_bytes_per_s:.0f}
-      l2_cache_size: {gpu.l2_bytes}
-      clock_rate_ghz: {gpu.clock_hz / 1e9}
-      device_memory_size: {64 << 30}
-      cuda_compute_capability {{
-        major: {major}
-        minor: {minor}
-        feature_extension: ACCELERATED_FEATURES
-      }}
-      registers_per_core_limit: {gpu.registers_per_sm}
-      registers_per_block_limit: {gpu.registers_per_sm}
-    }}
-    platform_name: "CUDA"
-    dnn_version_info {{ major: 9 minor: 10 }}
-    device_description_str: "{gpu.name}"
-  """
-
-
-def main(example: str, keywords: str) -> None:
-  """Compiles, and leaves what the compiler prints on stdout."""
-  import jax
-  from jax.experimental import topologies
-  from jax.experimental.mosaic.gpu import core  # noqa: F401  (sets the next)
-
-  # Importing it points Mosaic GPU at the CUDA installation it finds.
-  os.environ["MOSAIC_GPU_CUDA_ROOT"] = os.environ["PALLAS_GEMM_AOT_TOOLS"]
-  os.environ |= dict.fromkeys((*_TELL, "MOSAIC_GPU_DUMP_SASS"), "1")
-
-  import numpy as np
-
-  module, _, name = example.partition(":")
-  make = getattr(importlib.import_module(module), name)
-  with hardware.assume(GPU) as gpu:
-    function, shapes = make(**json.loads(keywords))
-    topology = topologies.get_topology_desc(
-      platform="cuda", target_config=target_config(gpu), topology="1x1x1"
-    )
-    mesh = jax.sharding.Mesh(np.array(topology.devices), ("x",))
-    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    arguments = [
-      jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole) for x in shapes
-    ]
-    traced = jax.jit(function, out_shardings=whole).trace(*arguments)
-    traced.lower(lowering_platforms=("cuda",)).compile()
-
-
-if __name__ == "__main__":
-  main(*sys.argv[1:])
+  folders = [
+    *in_package("nvidia", "cu13", "bin"),
+    os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin"),
+    "/usr/local/cuda/bin",
+    os.environ["PATH"],
+    *in_package("triton", "backends", "nvidia", "bin"),
+  ]
+  found = shutil.which(tool, path=os.pathsep.join(folders))
+  return found and os.path.abspath(found)

@@ -1,7 +1,8 @@
 """Lines as a run goes, and a progress bar where there is a terminal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import functools
 import logging
 import signal
 import sys
@@ -23,10 +24,9 @@ class Console:
   """
 
   def __init__(self) -> None:
-    self._rich = None
-    self._progress = None
-    if rich is not None and sys.stdout.isatty():
-      self._rich = rich.console.Console(highlight=False)
+    on_terminal = rich is not None and sys.stdout.isatty()
+    self._rich = rich.console.Console(highlight=False) if on_terminal else None
+    self._update: Callable[..., None] = lambda **_: None
 
   def line(self, text: str = "", *, bad: bool = False) -> None:
     """Writes one line; red if it tells of a failure."""
@@ -48,25 +48,24 @@ class Console:
       rich.progress.MofNCompleteColumn(),
       rich.progress.TimeElapsedColumn(),
     )
-    bar = rich.progress.Progress(*columns, console=self._rich, transient=True)
-    with bar:
-      self._progress = bar, bar.add_task("", total=total)
+    before = self._update
+    with rich.progress.Progress(
+      *columns, console=self._rich, transient=True
+    ) as bar:
+      task = bar.add_task("", total=total)
+      self._update = functools.partial(bar.update, task)
       try:
         yield
       finally:
-        self._progress = None
+        self._update = before
 
   def doing(self, text: str) -> None:
     """Says on the bar what is under way."""
-    if self._progress is not None:
-      bar, task = self._progress
-      bar.update(task, description=text)
+    self._update(description=text)
 
   def step(self) -> None:
     """Moves the bar by one."""
-    if self._progress is not None:
-      bar, task = self._progress
-      bar.advance(task)
+    self._update(advance=1)
 
   def table(
     self,
@@ -85,20 +84,14 @@ class Console:
         table.add_row(*row, style="bold red" if bad else None)
       self._rich.print(table)
       return
-    widths = [
-      max(map(len, column)) for column in zip(header, *cells, strict=True)
-    ]
-
-    def justify(row: Sequence[str]) -> str:
-      found = [
-        cell.rjust(width) if name in numeric else cell.ljust(width)
-        for name, cell, width in zip(header, row, widths, strict=True)
-      ]
-      return "  ".join(found).rstrip()
-
+    widths = [max(map(len, column)) for column in zip(header, *cells)]
     self.line(title)
     for row in (header, ["-" * width for width in widths], *cells):
-      self.line(justify(row))
+      justified = (
+        cell.rjust(width) if name in numeric else cell.ljust(width)
+        for name, cell, width in zip(header, row, widths, strict=True)
+      )
+      self.line("  ".join(justified).rstrip())
 
 
 class Interrupt:

@@ -4,19 +4,24 @@ from collections.abc import Iterable, Mapping, Sequence
 import math
 from typing import Any
 
-from experiments.harness import modelled, tables
+from experiments.harness import ladder_tables, modelled, tables
 from experiments.harness import rows as rows_lib
+from experiments.harness.tables import RowDict
 
-RowDict = Mapping[str, Any]
 # Why a warp does not issue an instruction, in ncu's words, and what it waits
-# for. A warp that is "selected" issues one.
+# for. A warp that is "selected" issues one. Samples by instruction (an H100's
+# waits.jsonl) say what the names stand for in rungs whose threads load nothing:
+# "long_scoreboard" is the wait at an mbarrier, "barrier" also that for wgmma.
 REASONS = {
-  "long_scoreboard": "a value from global memory, or from L2",
+  "long_scoreboard": (
+    "a value from global memory, or from L2 (where TMA loads, an mbarrier: a"
+    " slab, or room for one)"
+  ),
   "short_scoreboard": "a value from shared memory",
   "mio_throttle": "room in the queue to shared memory",
   "lg_throttle": "room in the queue to global memory",
   "tex_throttle": "room in the queue to the texture unit",
-  "barrier": "the other warps at a barrier",
+  "barrier": "the other warps at a barrier, or the end of wgmma",
   "membar": "a memory fence",
   "wait": "the fixed latency of its last instruction",
   "math_pipe_throttle": "an arithmetic pipe that is busy",
@@ -35,11 +40,6 @@ OTHERS = "others"
 SHOWN_REASONS = 8
 
 
-def label(row: RowDict) -> str:
-  """The number, with the letter of a variant: "8", "8a"."""
-  return f"{row['number']}{row.get('variant', '')}"
-
-
 def newest(rows: Sequence[RowDict]) -> list[RowDict]:
   """A row a rung, in the ladder's order, of what was counted together last.
 
@@ -49,11 +49,8 @@ def newest(rows: Sequence[RowDict]) -> list[RowDict]:
   last = rows_lib.latest(
     row for row in rows if row["commit"] == rows[-1]["commit"]
   )
-  shapes: dict[str, list[RowDict]] = {}
-  for row in last:
-    shapes.setdefault(tables.shape(row), []).append(row)
-  most = max(shapes.values(), key=len, default=[])
-  return sorted(most, key=lambda row: (row["number"], row.get("variant", "")))
+  shapes = tables.grouped(last, tables.shape).values()
+  return ladder_tables.ordered(max(shapes, key=len, default=[]))
 
 
 def markdown(rows: Sequence[RowDict], links: Mapping[str, Any]) -> str:
@@ -79,8 +76,7 @@ def markdown(rows: Sequence[RowDict], links: Mapping[str, Any]) -> str:
   )
   for text, (header, cells), figure in sections:
     if cells:
-      right = [name for name in header if name not in ("kernel", "limit")]
-      parts += [text, tables.markdown(header, cells, right)]
+      parts += [text, tables.markdown(header, cells)]
       if figure in links:
         parts.append(f"![{figure.split('.')[0]}]({links[figure].as_posix()})")
   return "\n\n".join(parts)
@@ -108,71 +104,82 @@ _STALLS = (
 )
 
 
-def occupancy(
-  rows: Sequence[RowDict],
-) -> tuple[list[str], list[list[str]]]:
+whole = tables.formatted(".0f")
+percent = tables.formatted(".1f")
+
+
+def kib(x: float | None) -> str:
+  """Bytes in KiB: "192.1"."""
+  return percent(None if x is None else x / 1024)
+
+
+def size(x: float | None) -> str:
+  """Bytes with a prefix: "33.6 MB"."""
+  return tables.EMPTY if x is None else modelled.size(x)
+
+
+def number(x: float | None) -> str:
+  """A count with a prefix: "33.6 M"."""
+  return size(x).removesuffix("B").strip()
+
+
+def warps(x: float) -> str:
+  """Warps for each instruction: "383", "12.4", "0.05", "0"."""
+  return "0" if x < 0.005 else tables.rate(x)
+
+
+def _field(part: str, name: str, text: tables.Text) -> tables.Text:
+  """What a column has of a row: a field of one of its parts."""
+  return lambda row: text(row[part].get(name))
+
+
+OCCUPANCY: tables.Columns = {
+  "registers": _field("occupancy", "registers", whole),
+  "spilled bytes": _field("occupancy", "spill_bytes", whole),
+  "shared KiB": _field("occupancy", "shared_bytes", kib),
+  "threads": _field("occupancy", "threads", whole),
+  "blocks/SM": _field("occupancy", "blocks_per_sm", whole),
+  "warps/SM": _field("occupancy", "warps_per_sm", whole),
+  "active %": _field("occupancy", "warps_active_percent", tables.rate),
+  "limit": _field("occupancy", "limit", lambda x: x or tables.EMPTY),
+}
+COUNTS: tables.Columns = {
+  "DRAM read": _field("measured", "dram_read_bytes", size),
+  "DRAM written": _field("measured", "dram_write_bytes", size),
+  "L2 read": _field("measured", "l2_read_bytes", size),
+  "L2 written": _field("measured", "l2_write_bytes", size),
+  "L1 hit %": _field("measured", "l1_hit_percent", percent),
+  "L2 hit %": _field("measured", "l2_hit_percent", percent),
+  "load conflicts": _field("measured", "shared_load_bank_conflicts", number),
+  "store conflicts": _field("measured", "shared_store_bank_conflicts", number),
+  "FMA pipe %": _field("measured", "fma_pipe_percent", percent),
+  "tensor pipe %": _field("measured", "tensor_pipe_percent", percent),
+  "issue %": _field("measured", "issue_active_percent", percent),
+}
+
+
+def occupancy(rows: Iterable[RowDict]) -> tables.Table:
   """Header and cells of what kernels take; no cells if no row says."""
-  header = [
-      "#", "kernel", "registers", "spilled bytes", "shared KiB", "threads",
-      "blocks/SM", "warps/SM", "active %", "limit",
-  ]  # fmt: skip
-  cells = []
-  for row in rows:
-    if not (found := row.get("occupancy")):
-      continue
-    shared = found.get("shared_bytes")
-    numbers = ("threads", "blocks_per_sm", "warps_per_sm")
-    cells.append(
-      [
-        label(row),
-        row["kernel"],
-        whole(found.get("registers")),
-        whole(found.get("spill_bytes")),
-        tables.EMPTY if shared is None else f"{shared / 1024:.1f}",
-        *(whole(found.get(name)) for name in numbers),
-        tables.rate(found.get("warps_active_percent")),
-        found.get("limit", tables.EMPTY),
-      ]
-    )
-  return header, cells
+  found = [row for row in rows if row.get("occupancy")]
+  return tables.pivot(found, ladder_tables.KERNEL | OCCUPANCY)
 
 
-def counts(rows: Sequence[RowDict]) -> tuple[list[str], list[list[str]]]:
+def counts(rows: Iterable[RowDict]) -> tables.Table:
   """Header and cells of the counters."""
-  columns = {
-    "DRAM read": ("dram_read_bytes", size),
-    "DRAM written": ("dram_write_bytes", size),
-    "L2 read": ("l2_read_bytes", size),
-    "L2 written": ("l2_write_bytes", size),
-    "L1 hit %": ("l1_hit_percent", percent),
-    "L2 hit %": ("l2_hit_percent", percent),
-    "load conflicts": ("shared_load_bank_conflicts", number),
-    "store conflicts": ("shared_store_bank_conflicts", number),
-    "FMA pipe %": ("fma_pipe_percent", percent),
-    "tensor pipe %": ("tensor_pipe_percent", percent),
-    "issue %": ("issue_active_percent", percent),
-  }
-  cells = [
-    [
-      label(row),
-      row["kernel"],
-      *(show(row["measured"].get(name)) for name, show in columns.values()),
-    ]
-    for row in rows
-  ]
-  return ["#", "kernel", *columns], cells
+  return tables.pivot(rows, ladder_tables.KERNEL | COUNTS)
 
 
-def stalls(rows: Sequence[RowDict]) -> tuple[list[str], list[list[str]]]:
+def stalls(rows: Sequence[RowDict]) -> tables.Table:
   """Header and cells of what warps wait for; no cells if no row says."""
   shown = largest(rows)
-  cells = []
-  for row in rows:
-    if found := grouped(row, shown):
-      values = [*found.values(), sum(found.values())]
-      cells.append([label(row), row["kernel"], *map(warps, values)])
-  names = (name.replace("_", " ") for name in shown)
-  return ["#", "kernel", *names, OTHERS, "sum"], cells
+
+  def wait(name: str) -> tables.Text:
+    return lambda row: warps(grouped(row, shown)[name])
+
+  columns = {name.replace("_", " "): wait(name) for name in (*shown, OTHERS)}
+  columns["sum"] = lambda row: warps(sum(grouped(row, shown).values()))
+  found = [row for row in rows if grouped(row, shown)]
+  return tables.pivot(found, ladder_tables.KERNEL | columns)
 
 
 def largest(rows: Iterable[RowDict]) -> list[str]:
@@ -208,28 +215,3 @@ def _waits_for(rows: Sequence[RowDict]) -> str:
     for name in largest(rows)
   )
   return f" A warp waits for — {'; '.join(meanings)}."
-
-
-def warps(x: float) -> str:
-  """Warps for each instruction: "383", "12.4", "0.05", "0"."""
-  return "0" if x < 0.005 else tables.rate(x)
-
-
-def percent(x: float | None) -> str:
-  """One digit after the point."""
-  return tables.EMPTY if x is None else f"{x:.1f}"
-
-
-def whole(x: float | None) -> str:
-  """A whole number: "1024"."""
-  return tables.EMPTY if x is None else f"{x:.0f}"
-
-
-def number(x: float | None) -> str:
-  """A count with a prefix: "33.6 M"."""
-  return size(x).removesuffix("B").strip()
-
-
-def size(x: float | None) -> str:
-  """Bytes with a prefix: "33.6 MB"."""
-  return tables.EMPTY if x is None else modelled.size(x)

@@ -6,18 +6,21 @@ product before a bias, C or an activation sees it (XLA may fuse them and skip
 that); the ops round once, at the end.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 import dataclasses
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from experiments.harness import inputs, suites
+from experiments.harness import case as case_lib
+from experiments.harness import inputs, sampled, suites
 import pallas_gemm
+from pallas_gemm import numerics, sampling
 
-Arrays = dict[str, Any]
+BASELINE, TUNED = "jnp", "tuned"
 
 ACTIVATIONS = {
   "relu": jax.nn.relu,
@@ -30,7 +33,7 @@ _PRODUCTS = {"matmul": 1, "gated_matmul": 2, "matmul_vjp": 3}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(case_lib.Case):
   """One expression on one shape; A is [M, K] and B [K, N] unless transposed.
 
   Attributes:
@@ -56,6 +59,7 @@ class Case:
   epilogue: str = "none"
   batch: int = 1
   out_dtype: str | None = None
+  baseline = BASELINE
 
   @property
   def parts(self) -> tuple[str, ...]:
@@ -101,20 +105,25 @@ class Case:
 
   def draw(self, seed: int) -> dict[str, jax.Array]:
     """The arguments, N(0, 1), on the device."""
-    found = {
+    return {
       name: inputs.normal(seed, i, x.shape, x.dtype.name)
       for i, (name, x) in enumerate(self.operands().items())
     }
-    return jax.block_until_ready(found)
 
-  @property
-  def flops(self) -> int:
+  def arms(self, implementation: str | None = None) -> dict[str, case_lib.Arm]:
+    """The op, and the same expression in `jax.numpy`."""
+    mine, theirs = ours(self, implementation), baseline(self)
+    return {
+      case_lib.OURS: case_lib.only(mine),
+      BASELINE: case_lib.only(theirs),
+    }
+
+  def flops(self, seed: int = 0) -> int:
     """2*M*N*K for each product."""
     products = _PRODUCTS[self.kernel] * self.batch
     return 2 * products * self.m * self.n * self.k
 
-  @property
-  def least_bytes(self) -> int:
+  def least_bytes(self, seed: int = 0) -> int:
     """Bytes if each operand is read once and each result written once."""
     operands = self.operands()
     read = sum(x.size * x.dtype.itemsize for x in operands.values())
@@ -123,10 +132,44 @@ class Case:
       written += operands["a"].size + operands["b"].size
     return read + written * jnp.dtype(self.result_dtype).itemsize
 
+  def check(
+    self,
+    results: jax.Array | tuple[jax.Array, ...],
+    operands: dict[str, jax.Array],
+    seed: int = 0,
+  ) -> numerics.Check:
+    """Compares samples of each product with float64; see `sampled`."""
+    rng = np.random.default_rng(seed)
+    activation = ACTIVATIONS.get(self.activation)
+    found = []
+    for out, x, layout in self._products(results, operands):
+      parts = sampling.of_batch(out.shape, *sampled.BATCH, rng)
+      found += sampled.checks(out, x, parts, layout, activation)
+    return sampled.worst_of(found, results)
 
-def ours(
-  case: Case, implementation: str | None = None
-) -> Callable[..., jax.Array | tuple[jax.Array, ...]]:
+  def _products(self, results, operands) -> Iterator[tuple[Any, Any, str]]:
+    """(result, operands, layout) of each product."""
+    if self.kernel != "matmul_vjp":
+      names = {"b2": "b_up"}
+      x = {names.get(name, name): value for name, value in operands.items()}
+      yield results, x, self.layout
+      return
+    a, b, ct = (operands[name] for name in ("a", "b", "ct"))
+    out, da, db = results
+    yield out, {"a": a, "b": b}, "NN"
+    yield da, {"a": ct, "b": b}, "NT"
+    yield db, {"a": a, "b": ct}, "TN"
+
+  def measured(self, found: case_lib.Measured) -> dict[str, Any]:
+    """The time and the config of what was tuned."""
+    tuned = found.times.get(TUNED)
+    return {
+      "tuned_ms_median": tuned and tuned.median,
+      "tuned_config": found.configs.get(TUNED),
+    }
+
+
+def ours(case: Case, implementation: str | None = None) -> case_lib.Call:
   """The case with `pallas_gemm`: a function of the case's operands."""
   activation = ACTIVATIONS.get(case.activation)
 
@@ -145,15 +188,18 @@ def ours(
 
   def gated(a, b, b2):
     return pallas_gemm.gated_matmul(
-      a, b, b2, activation=activation, implementation=implementation
+      a,
+      b,
+      b2,
+      activation=activation,
+      out_dtype=case.out_dtype,
+      implementation=implementation,
     )
 
   return _by_kernel(case, matmul, gated)
 
 
-def baseline(
-  case: Case,
-) -> Callable[..., jax.Array | tuple[jax.Array, ...]]:
+def baseline(case: Case) -> case_lib.Call:
   """The case as written without `pallas_gemm`."""
   activation = ACTIVATIONS.get(case.activation, lambda x: x)
 

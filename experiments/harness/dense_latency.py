@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.harness import dense_bench, inputs, suites
+from experiments.harness import dense_cases, suites
+from experiments.harness import run as run_lib
 import pallas_gemm
 from pallas_gemm.tuning import Problem, model
 
@@ -26,36 +27,36 @@ EAGER_CALLS = 200
 SUITE = "latency"
 
 
-def rows(bench: dense_bench.DenseBench, dtype: str) -> Iterator[dict[str, Any]]:
+def rows(
+  bench: run_lib.Bench, dtype: str, implementation: str | None
+) -> Iterator[dict[str, Any]]:
   """Measures, and yields a row as each is done."""
-  implementation = bench.implementation
 
   def op(a, b):
     return pallas_gemm.matmul(a, b, implementation=implementation)
 
-  first_calls(FIRST_CALLS[0], dtype, op, bench.bench.seed)
+  def row(kernel: str, shape: suites.Shape, found, repeats: int):
+    fields = shape._asdict() | found
+    made = bench.row(suite=SUITE, kernel=kernel, dtype=dtype, **fields)
+    return made | {"repeats": repeats}
+
+  def operands(shape: suites.Shape):
+    [case] = dense_cases.plain((shape,), dtype)
+    return jax.block_until_ready(case.draw(bench.seed))
+
+  first_calls(op, **operands(FIRST_CALLS[0]))
   for shape in FIRST_CALLS[1:]:
-    found = first_calls(shape, dtype, op, bench.bench.seed)
-    yield _row(bench, "first_call", shape, dtype, found, 1)
-  found = eager_calls(op, dtype, bench.bench.seed)
-  yield _row(bench, "eager_call", TINY, dtype, found, EAGER_CALLS)
+    found = first_calls(op, **operands(shape))
+    yield row("first_call", shape, found, 1)
+  found = eager_calls(op, **operands(TINY))
+  yield row("eager_call", TINY, found, EAGER_CALLS)
   shapes = suites.suite("llama_70b")
   found = {"choose_us": choosing(shapes, dtype)}
-  yield _row(bench, "model.choose", shapes[0], dtype, found, len(shapes))
+  yield row("model.choose", shapes[0], found, len(shapes))
 
 
-def _row(bench, kernel, shape, dtype, found, repeats) -> dict[str, Any]:
-  row = bench.row(
-    suite=SUITE, kernel=kernel, dtype=dtype, **shape._asdict(), **found
-  )
-  return row | {"repeats": repeats}
-
-
-def first_calls(
-  shape: suites.Shape, dtype: str, op: Callable, seed: int
-) -> dict[str, float]:
+def first_calls(op: Callable, a: jax.Array, b: jax.Array) -> dict[str, float]:
   """ms until the first result of a jitted function: traced, compiled, run."""
-  a, b = _operands(shape, dtype, seed)
   found = {}
   for name, fn in (
     ("first_call_ms", op),
@@ -67,9 +68,8 @@ def first_calls(
   return found
 
 
-def eager_calls(op: Callable, dtype: str, seed: int) -> dict[str, float]:
+def eager_calls(op: Callable, a: jax.Array, b: jax.Array) -> dict[str, float]:
   """us until a call outside jit returns, its kernel perhaps still running."""
-  a, b = _operands(TINY, dtype, seed)
   times: dict[str, list[float]] = {
     "dispatch_us": [],
     "baseline_dispatch_us": [],
@@ -96,13 +96,3 @@ def choosing(shapes: tuple[suites.Shape, ...], dtype: str) -> float:
     choose(problem)
     found.append((time.perf_counter() - start) * 1e6)
   return statistics.median(found)
-
-
-def _operands(shape: suites.Shape, dtype: str, seed: int):
-  m, n, k = shape
-  return jax.block_until_ready(
-    (
-      inputs.normal(seed, 0, (m, k), dtype),
-      inputs.normal(seed, 1, (k, n), dtype),
-    )
-  )

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 import itertools
 import math
-import os
 
 from experiments.harness import dense_tables, plots, tables
+from experiments.harness.tables import RowDict
 
-RowDict = tables.RowDict
 WORST = 10
 # A bin of the histogram is so many times as wide as the one before.
 _BIN = 1.05
@@ -15,26 +14,14 @@ _SMALL = 11
 _LINES = (plots.BLUE, plots.VERMILLION, plots.GREEN, plots.INK)
 
 
-def ratios(rows: Sequence[RowDict], path: str | os.PathLike[str]) -> None:
-  """Draws how often an op is so much faster than its baseline, and the worst.
-
-  Args:
-    rows: of one device.
-    path: of the PNG.
-
-  Raises:
-    ValueError: no case was timed.
-    ImportError: matplotlib is not installed.
-  """
+@plots.drawn
+def ratios(rows: Sequence[RowDict]):
+  """How often an op is so much faster than its baseline, and the worst."""
   if not dense_tables.compared(rows):
     raise ValueError("no case was timed; there is nothing to draw")
-  plt = plots.pyplot()
-  with plt.rc_context(plots.STYLE):
-    fig, axes = plt.subplots(
-      2, 1, figsize=(7.6, 7.0), height_ratios=(1, 0.86), layout="constrained"
-    )
-    histogram(*axes, rows, (plots.VERMILLION, plots.BLUE), "white", plots.INK)
-    plots.save(plt, fig, path)
+  fig, axes = plots.panels(7.6, 7.0, nrows=2, height_ratios=(1, 0.86))
+  histogram(*axes, rows, (plots.VERMILLION, plots.BLUE), "white", plots.INK)
+  return fig
 
 
 def histogram(
@@ -58,7 +45,7 @@ def histogram(
   from matplotlib import ticker  # pylint: disable=g-import-not-at-top
 
   found = worst_first(rows)
-  speeds = [row["ratio_to_jnp_dot"] for row in found]
+  speeds = [*map(dense_tables.ratio, found)]
   edges = bins(speeds)
   for left, right in itertools.pairwise(edges):
     count = sum(left <= speed < right for speed in speeds)
@@ -67,7 +54,7 @@ def histogram(
         left, count, width=right - left, align="edge", color=colour,
         edgecolor=page, linewidth=0.8,
     )  # fmt: skip
-  device = tables.short_name(found[0]["device"])
+  device = tables.short_name(found[0])
   ax.set(xscale="log", ylabel="cases", xlabel=f"speed over jnp.dot, {device}")
   marks = [0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4, 6, 10]
   ax.xaxis.set_major_locator(ticker.FixedLocator(marks))
@@ -89,20 +76,15 @@ def _list_of_worst(ax, rows: Sequence[RowDict]) -> None:
   ax.axis("off")
   ax.set(xlim=(0, 1), ylim=(WORST - 0.4, -1.4))
   ax.text(0, -1, f"The {len(rows)} worst", weight="bold", va="center")
+  columns = (0, tables.RATIO), (0.14, tables.field("suite"))
   for line, row in enumerate(rows):
-    cells = (
-      (0, tables.factor(row["ratio_to_jnp_dot"])),
-      (0.14, row["suite"]),
-      (0.36, dense_tables.label(row)),
-    )
-    for x, words in cells:
-      ax.text(x, line, words, va="center", size=_SMALL)
+    for x, words in (*columns, (0.36, dense_tables.label)):
+      ax.text(x, line, words(row), va="center", size=_SMALL)
 
 
 def worst_first(rows: Sequence[RowDict]) -> list[RowDict]:
   """The timed cases, by their speed over the baseline."""
-  found = dense_tables.compared(rows)
-  return sorted(found, key=lambda row: row["ratio_to_jnp_dot"])
+  return sorted(dense_tables.compared(rows), key=dense_tables.ratio)
 
 
 def bins(speeds: Sequence[float]) -> list[float]:
@@ -112,48 +94,32 @@ def bins(speeds: Sequence[float]) -> list[float]:
   return [_BIN**e for e in range(first, last + 1)]
 
 
-def small_m(rows: Sequence[RowDict], path: str | os.PathLike[str]) -> None:
-  """Draws the GB/s of Llama's weights times few tokens, over the tokens.
-
-  Args:
-    rows: of one device.
-    path: of the PNG.
-
-  Raises:
-    ValueError: no such case was timed.
-    ImportError: matplotlib is not installed.
-  """
-  groups = tables.by_suite(dense_tables.small_m(rows))
+@plots.drawn
+def small_m(rows: Sequence[RowDict]):
+  """The GB/s of Llama's weights times few tokens, over the tokens."""
+  groups = tables.grouped(dense_tables.small_m(rows), tables.suite)
   if not groups:
     raise ValueError("no small batch was timed; there is nothing to draw")
-  plt = plots.pyplot()
-  with plt.rc_context(plots.STYLE):
-    fig, axes = plt.subplots(
-      1,
-      len(groups),
-      figsize=(6.4 * len(groups), 4.6),
-      squeeze=False,
-      sharey=True,
-      layout="constrained",
-    )
-    for ax, (name, group) in zip(axes[0], groups.items()):
-      _curves(ax, group)
-      ax.set_title(name, loc="left", fontsize=10)
-    axes[0][0].set_ylim(bottom=0)  # of all: they share it
-    axes[0][0].set_ylabel("GB/s: operands and result once / time")
-    plots.save(plt, fig, path)
+  width = 6.4 * len(groups)
+  fig, axes = plots.panels(width, 4.6, ncols=len(groups), sharey=True)
+  for ax, (name, group) in zip(axes, groups.items()):
+    _curves(ax, group)
+    ax.set_title(name)
+  axes[0].set_ylim(bottom=0)  # of all: they share it
+  axes[0].set_ylabel("GB/s: operands and result once / time")
+  return fig
 
 
 def _curves(ax, rows: Sequence[RowDict]) -> None:
   """One model: a colour for each weight matrix, dashed for the baseline."""
-  weights: dict[str, list[RowDict]] = {}
-  for row in sorted(rows, key=lambda row: row["m"]):
-    weights.setdefault(f"N x K = {row['n']} x {row['k']}", []).append(row)
+  weights = tables.grouped(
+    sorted(rows, key=lambda row: row["m"]),
+    lambda row: f"N x K = {row['n']} x {row['k']}",
+  )
   for (name, group), colour in zip(weights.items(), _LINES):
     m = [row["m"] for row in group]
     rates = [row["gbytes_per_s"] for row in group]
-    theirs = [row["gbytes_per_s"] * row["ms_median"] / row["baseline_ms_median"]
-              for row in group]  # fmt: skip
+    theirs = [x / dense_tables.ratio(row) for x, row in zip(rates, group)]
     ax.plot(m, rates, color=colour, marker="o", markersize=4, label=name)
     ax.plot(
         m, theirs, color=colour, marker="s", markersize=3, linewidth=1,
@@ -165,18 +131,13 @@ def _curves(ax, rows: Sequence[RowDict]) -> None:
   ):
     if (rate := rows[-1].get(field)) is not None:
       ax.axhline(rate, color=plots.GREY, linewidth=1, linestyle=":")
-      ax.annotate(
-        f"{name}: {rate:.0f}",
-        (0.01, rate),
+      plots.note(
+        ax, f"{name}: {rate:.0f}", (0.01, rate), (0, 3), fontsize=8,
         xycoords=("axes fraction", "data"),
-        xytext=(0, 3),
-        textcoords="offset points",
-        fontsize=8,
-      )
+      )  # fmt: skip
   ticks = sorted({row["m"] for row in rows})
   ax.set_xscale("log", base=2)
   ax.set_xticks(ticks, map(str, ticks))
   ax.set_xlabel("tokens M (dashed: jnp.dot)")
-  ax.legend(fontsize=8, loc="lower center", frameon=False)
-  ax.grid(**plots.GRID)
-  ax.set_axisbelow(True)
+  ax.legend(fontsize=8, loc="lower center")
+  ax.grid()

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 import statistics
-from typing import Any
 
 from experiments.harness import tables, timing
+from experiments.harness.tables import RowDict
 
-RowDict = tables.RowDict
 # The suite whose speed says more of the baseline's copies than of the op.
 UNALIGNED = "unaligned"
-NUMERIC = ("cases", "geomean", "worst", "best", "tuned", "failed")
 
 
 def label(fields: RowDict) -> str:
@@ -38,6 +36,11 @@ def compared(rows: Iterable[RowDict]) -> list[RowDict]:
   return [r for r in cases(rows) if r["ratio_to_jnp_dot"] is not None]
 
 
+def ratio(row: RowDict) -> float | None:
+  """The baseline's time over the op's; None if they were not timed."""
+  return row["ratio_to_jnp_dot"]
+
+
 def tuned_ratio(row: RowDict) -> float | None:
   """The baseline's time over that of the fastest config measured."""
   if row.get("tuned_ms_median") is None:
@@ -45,34 +48,25 @@ def tuned_ratio(row: RowDict) -> float | None:
   return row["baseline_ms_median"] / row["tuned_ms_median"]
 
 
-def summary(
-  rows: Sequence[RowDict],
-) -> tuple[list[str], list[list[str]]]:
+def summary(rows: Sequence[RowDict]) -> tables.Table:
   """Header and cells: the ratios of each suite, and of all."""
-  header = [
-      "suite", "cases", "geomean", "worst", "worst case", "best", "best case",
-  ]  # fmt: skip
-  with_tuned = any(tuned_ratio(row) is not None for row in rows)
-  header += ["tuned"] if with_tuned else []
-  header.append("failed")
-  groups = tables.by_suite(cases(rows))
-  if len(groups) > 1:
-    groups["all"] = cases(rows)
-  cells = []
-  for name, group in groups.items():
-    timed = sorted(compared(group), key=lambda r: r["ratio_to_jnp_dot"])
-    ratios = [row["ratio_to_jnp_dot"] for row in timed]
-    cell = [name, str(len(group)), tables.factor(tables.geomean(ratios))]
-    for end in (0, -1):
-      row = timed[end] if timed else None
-      cell.append(tables.factor(row and row["ratio_to_jnp_dot"]))
-      cell.append(label(row) if row else tables.EMPTY)
-    if with_tuned:
-      tuned = [x for row in timed if (x := tuned_ratio(row)) is not None]
-      cell.append(tables.factor(tables.geomean(tuned)))
-    cell.append(str(sum(row["passed"] is False for row in group)))
-    cells.append(cell)
-  return header, cells
+  rows = cases(rows)
+  suites = [*tables.grouped(rows, tables.suite).values()]
+  if len(suites) > 1:
+    suites.append(rows)
+
+  columns = {
+    "suite": lambda suite: "all" if suite is rows else tables.suite(suite[0]),
+    "cases": lambda suite: str(len(suite)),
+    "geomean": tables.summarized(tables.geomean, ratio),
+    "worst": tables.summarized(min, ratio),
+    "worst case": tables.extreme(min, ratio, label),
+    "best": tables.summarized(max, ratio),
+    "best case": tables.extreme(max, ratio, label),
+  }
+  if any(tuned_ratio(row) is not None for row in rows):
+    columns["tuned"] = tables.summarized(tables.geomean, tuned_ratio)
+  return tables.pivot(suites, columns | {"failed": tables.failed})
 
 
 def measured_parts(row: RowDict) -> list[str]:
@@ -80,13 +74,13 @@ def measured_parts(row: RowDict) -> list[str]:
   parts = [row["implementation"]]
   if row["ms_median"] is not None:
     parts += [
-      f"{tables.duration(row['ms_median']):>8}",
-      f"{tables.rate(row['tflops']):>5} TFLOP/s",
-      f"{tables.rate(row['gbytes_per_s']):>5} GB/s",
-      f"{tables.factor(row['ratio_to_jnp_dot']):>6} of jnp",
+      f"{tables.TIME(row):>8}",
+      f"{tables.TFLOPS(row):>5} TFLOP/s",
+      f"{tables.GBYTES(row):>5} GB/s",
+      f"{tables.RATIO(row):>6} of jnp",
     ]
-    if (ratio := tuned_ratio(row)) is not None:
-      parts.append(f"tuned {tables.factor(ratio)}")
+    if (tuned := tuned_ratio(row)) is not None:
+      parts.append(f"tuned {tables.factor(tuned)}")
   if (wall := row.get("wall_ms_median")) is not None:
     baseline = row["baseline_wall_ms_median"]
     parts.append(
@@ -99,20 +93,19 @@ def host_line(row: RowDict) -> str:
   """A row of the suites "latency" and "bandwidth", as a line."""
   name = f"{row['kernel']} {tables.shape(row)}"
   if row["suite"] == "bandwidth":
-    return f"{name}  {tables.rate(row['gbytes_per_s'])} GB/s"
-  cells = ", ".join(" ".join(cell) for cell in _host_cells(row))
-  return f"{name}  {cells}"
+    return f"{name}  {tables.GBYTES(row)} GB/s"
+  return f"{name}  {', '.join(map(' '.join, host_times(row).items()))}"
 
 
-def _host_cells(row: RowDict) -> list[tuple[str, str]]:
-  """(whose, time) of a row of the suite "latency"."""
+def host_times(row: RowDict) -> dict[str, str]:
+  """What the host waits for in a row of the suite "latency", by whose it is."""
   scales = {"first_call_ms": 1.0, "dispatch_us": 1e-3, "choose_us": 1e-3}
-  return [
-    (whose, tables.duration(row[prefix + name] * scale))
+  return {
+    whose: tables.duration(row[prefix + name] * scale)
     for name, scale in scales.items()
     for whose, prefix in (("pallas_gemm", ""), ("jnp.dot", "baseline_"))
     if prefix + name in row
-  ]
+  }
 
 
 def markdown(rows: Sequence[RowDict]) -> str:
@@ -121,29 +114,25 @@ def markdown(rows: Sequence[RowDict]) -> str:
   Args:
     rows: the latest rows of the device.
   """
-  header, cells = summary(rows)
   parts = [
     tables.provenance_line(compared(rows)),
-    tables.markdown(header, cells, NUMERIC),
+    tables.markdown(*summary(rows)),
     "Speed over the same expression in `jax.numpy` under `jax.jit`: time of"
     " the baseline over time of the op, interleaved, in one run.",
+    losses(compared(rows)),
+    _wall(rows),
+    _small_m(rows),
+    _latency(rows),
   ]
-  parts.append(losses(compared(rows)))
-  if wall := _wall(rows):
-    parts.append(wall)
-  if small := _small_m(rows):
-    parts.append(small)
-  if latency := [row for row in rows if row.get("suite") == "latency"]:
-    parts.append(_latency(latency))
-  return "\n\n".join(parts)
+  return "\n\n".join(part for part in parts if part)
 
 
 def losses(rows: Sequence[RowDict]) -> str:
   """What a mean over compared cases hides, in two sentences."""
-  ratios = [row["ratio_to_jnp_dot"] for row in rows]
-  slower = sum(ratio < 1 for ratio in ratios)
+  ratios = [*map(ratio, rows)]
+  slower = sum(x < 1 for x in ratios)
   median = f"median {tables.factor(statistics.median(ratios))}"
-  others = [r["ratio_to_jnp_dot"] for r in rows if r["suite"] != UNALIGNED]
+  others = [ratio(row) for row in rows if row["suite"] != UNALIGNED]
   if others and len(others) < len(ratios):
     mean = tables.factor(tables.geomean(others))
     median = f"without `{UNALIGNED}`: {mean}; {median}"
@@ -163,7 +152,7 @@ def _wall(rows: Sequence[RowDict]) -> str:
   if not rows:
     return ""
   ratios = [r["baseline_wall_ms_median"] / r["wall_ms_median"] for r in rows]
-  kernels = tables.geomean([row["ratio_to_jnp_dot"] for row in rows])
+  kernels = tables.geomean([*map(ratio, rows)])
   lowest = min(ratios)
   more = sum(
     len(row["kernel_names"]) > len(row["baseline_kernel_names"]) for row in rows
@@ -178,7 +167,7 @@ def _wall(rows: Sequence[RowDict]) -> str:
     f" to result: of these {len(rows)} cases the geomean is"
     f" {tables.factor(kernels)} by kernel time and"
     f" {tables.factor(tables.geomean(ratios))} by wall time, by which"
-    f" {sum(ratio < 1 for ratio in ratios)} are slower, at worst"
+    f" {sum(x < 1 for x in ratios)} are slower, at worst"
     f" {tables.factor(lowest)} ({label(rows[ratios.index(lowest)])}). At the"
     f" median a call takes {median('wall_ms_median')} with"
     f" {median('ms_median')} of kernels,"
@@ -216,21 +205,17 @@ def _small_m(rows: Sequence[RowDict]) -> str:
 
 
 def _latency(rows: Sequence[RowDict]) -> str:
+  """What the host waits for, as a table; "" if that was not measured."""
   what = {
     "first_call": "first call under `jit`: traced, compiled, run",
     "eager_call": "a call outside `jit`, until it returns",
     "model.choose": "the cost model's choice of a config",
   }
-  cells = []
-  for row in rows:
-    times: dict[str, Any] = dict(_host_cells(row))
-    cells.append(
-      [
-        what[row["kernel"]],
-        tables.shape(row),
-        times["pallas_gemm"],
-        times.get("jnp.dot", tables.EMPTY),
-      ]
-    )
-  header = ["host time", "MxNxK", "pallas_gemm", "jnp.dot"]
-  return tables.markdown(header, cells, header[2:])
+  columns = {
+    "host time": lambda row: what[row["kernel"]],
+    "MxNxK": tables.shape,
+    "pallas_gemm": lambda row: host_times(row)["pallas_gemm"],
+    "jnp.dot": lambda row: host_times(row).get("jnp.dot", tables.EMPTY),
+  }
+  found = [row for row in rows if row.get("suite") == "latency"]
+  return tables.markdown(*tables.pivot(found, columns)) if found else ""

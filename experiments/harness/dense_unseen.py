@@ -71,7 +71,7 @@ def draw(seed: int, count: int, dtype: str) -> list[Case]:
   while len(found) < count:
     case = Case(dtype=dtype, **_fields(rng))
     elements = sum(math.prod(x.shape) for x in case.operands().values())
-    if case.flops <= _MOST_FLOPS and elements <= _MOST_ELEMENTS:
+    if case.flops() <= _MOST_FLOPS and elements <= _MOST_ELEMENTS:
       found.append(case)
   return sorted(found, key=lambda case: case.suite)
 

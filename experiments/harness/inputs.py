@@ -52,4 +52,4 @@ def operands(
   a = normal(seed, 0, (p.m, p.k), p.dtype)
   b = normal(seed, 1, (p.k, p.n), p.dtype)
   c = normal(seed, 2, (p.m, p.n), p.dtype) if p.beta != 0 else None
-  return jax.block_until_ready((a, b, c))
+  return a, b, c

@@ -3,13 +3,19 @@
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import functools
-import itertools
 import pathlib
-from typing import Any
 
-from experiments.harness import cli, plots, report, suites, tables
+from experiments.harness import (
+  cli,
+  ladder_plots,
+  ladder_tables,
+  report,
+  suites,
+  tables,
+)
 from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
+from experiments.harness.tables import RowDict
 from pallas_gemm import hardware
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract, traffic
@@ -19,15 +25,12 @@ SWEEP = "sweep"
 
 
 def print_table(
-  console: console_lib.Console, title: str, rows: Sequence[dict[str, Any]]
+  console: console_lib.Console, title: str, rows: Sequence[RowDict]
 ) -> None:
   """Prints the rungs of one problem, then of the next."""
-  problems = map(tables.ordered, tables.problems(rows))
-  header, cells = tables.summary(list(itertools.chain.from_iterable(problems)))
+  header, cells = ladder_tables.summary(rows)
   console.line()
-  console.table(
-    title, header, cells, [name for name in header if name not in tables.WORDS]
-  )
+  console.table(title, header, cells, tables.numeric(header))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,15 +38,19 @@ class Device:
   """A folder of results: the timed rows of its newest commit, and its plots."""
 
   folder: pathlib.Path
-  ladder: list[dict[str, Any]]
-  sweep: list[dict[str, Any]]
+  ladder: list[RowDict]
+  sweep: list[RowDict]
 
   @classmethod
-  def of(cls, folder: pathlib.Path, rows: Sequence[dict[str, Any]]) -> "Device":
+  def of(cls, folder: pathlib.Path, rows: Sequence[RowDict]) -> "Device":
     """Of rows of both experiments."""
     swept = [row for row in rows if row["experiment"] == SWEEP]
     others = [row for row in rows if row["experiment"] != SWEEP]
-    return cls(folder, tables.newest(others), tables.newest(swept, failed=True))
+    return cls(
+      folder,
+      ladder_tables.newest(others),
+      ladder_tables.newest(swept, failed=True),
+    )
 
   @classmethod
   def read(cls, folder: pathlib.Path) -> "Device":
@@ -66,29 +73,27 @@ class Device:
   @property
   def figures(self) -> dict[str, Callable[[pathlib.Path], None]]:
     """What draws each plot, by the name of its file."""
-    rows = self.ladder + self.sweep
     try:
-      gpu = hardware.lookup(cli.GPU.value or rows[0]["device"])
+      name = cli.GPU.value or (self.ladder + self.sweep)[0]["device"]
+      gpu = hardware.lookup(name)
     except ValueError:
       gpu = hardware.current()
     counted = rows_lib.read(self.folder / "counters.jsonl")
     moved = functools.partial(bytes_read, counted=counted, gpu=gpu)
-    found = {}
-    if self.ladder:
-      found["ladder.png"] = functools.partial(plots.ladder, self.ladder, gpu)
-      found["roofline.png"] = functools.partial(
-        plots.roofline, self.ladder, gpu, moved
-      )
-    if self.sweep:
-      found["sweep.png"] = functools.partial(plots.sweep, self.sweep)
-    return found
+    draws = {
+      "ladder.png": (ladder_plots.ladder, self.ladder, gpu),
+      "roofline.png": (ladder_plots.roofline, self.ladder, gpu, moved),
+      "sweep.png": (ladder_plots.sweep, self.sweep),
+    }
+    return {
+      name: functools.partial(draw, rows, *more)
+      for name, (draw, rows, *more) in draws.items()
+      if rows
+    }
 
 
 def bytes_read(
-  row: dict[str, Any],
-  level: str,
-  counted: Sequence[dict[str, Any]],
-  gpu: hardware.Gpu,
+  row: RowDict, level: str, counted: Sequence[RowDict], gpu: hardware.Gpu
 ) -> tuple[float | None, bool]:
   """Bytes that a row's kernel read, and whether they were counted.
 
@@ -103,9 +108,7 @@ def bytes_read(
   same = {f: row[f] for f in (*rows_lib.PROBLEM_FIELDS, "config")}
   if counter := rows_lib.find(counted, **same):
     return counter["measured"].get(f"{level}_read_bytes"), True
-  problem = contract.Problem(
-    *(row[f] for f in rows_lib.PROBLEM_FIELDS if f != "kernel")
-  )
+  problem = contract.Problem(*ladder_tables.problem(row))
   try:
     [rung] = cli.parse_rungs(row["kernel"], ladder_lib.LADDER)
     config = rung.config_type(**row["config"])
@@ -147,39 +150,44 @@ def show(console: console_lib.Console, devices: Sequence[Device]) -> None:
   """
   devices = [device for device in devices if device.ladder + device.sweep]
   if not devices:
-    raise cli.FlagError(
-      "no timed rows in"
-      f" {cli.FROM_ROWS.value or cli.OUTPUT_DIR.value or rows_lib.RESULTS};"
-      " measure on a GPU first"
-    )
+    place = cli.FROM_ROWS.value or cli.OUTPUT_DIR.value or rows_lib.RESULTS
+    raise cli.FlagError(f"no timed rows in {place}; measure on a GPU first")
   if cli.PLOT.value:
     for device in devices:
       cli.check_folder(device.folder)
       report.draw(console, device.folder, device.figures)
   if cli.UPDATE_README.value:
-    update_tables(console, devices)
-    update_sweep(console, devices)
-    report.update_readme(console)
+    _update_pages(console, devices)
 
 
-def update_tables(
+def _update_pages(
   console: console_lib.Console, devices: Sequence[Device]
 ) -> None:
-  """Writes the tables of the ladder's own problems, and published ones.
+  """Writes the tables of own problems, published ladders, sizes, and README's.
 
   Raises:
     cli.FlagError: no page has such markers.
   """
-  tabled = own_rows(devices)
-  if tabled:
-    text = tables.ladder_markdown(list(tabled.values()))
+  if own := own_rows(devices):
+    text = ladder_tables.markdown(list(own.values()))
     names = "ladder.png", "roofline.png"
-    pictures = [folder / name for folder in tabled for name in names]
+    pictures = [folder / name for folder in own for name in names]
     report.update_page(console, EXPERIMENT, text, pictures)
   else:
     sizes = ", ".join(map(str, own_problems()))
     console.line(f"no table of the ladder: none of its rows is of {sizes}")
-  report.update_page(console, "published", tables.published_markdown())
+  report.update_page(console, "published", ladder_tables.published_markdown())
+  if swept := [device for device in devices if device.sweep]:
+    text = "\n\n".join(
+      f"### {device.sweep[0]['device']}\n\n"
+      + ladder_tables.sweep_markdown(device.sweep)
+      for device in swept
+    )
+    pictures = [device.folder / "sweep.png" for device in swept]
+    report.update_page(console, SWEEP, text, pictures)
+  else:
+    console.line("no tables over sizes: there are no rows of --sweep")
+  report.update_readme(console)
 
 
 def own_problems() -> tuple[suites.Shape, ...]:
@@ -187,9 +195,7 @@ def own_problems() -> tuple[suites.Shape, ...]:
   return suites.suite("ladder") + suites.suite("large")
 
 
-def own_rows(
-  devices: Iterable[Device],
-) -> dict[pathlib.Path, list[dict[str, Any]]]:
+def own_rows(devices: Iterable[Device]) -> dict[pathlib.Path, list[RowDict]]:
   """Rows of the ladder's own problems by folder, of devices that have some."""
   own = own_problems()
   return {
@@ -197,22 +203,3 @@ def own_rows(
     for device in devices
     if (rows := [x for x in device.ladder if (x["m"], x["n"], x["k"]) in own])
   }
-
-
-def update_sweep(
-  console: console_lib.Console, devices: Sequence[Device]
-) -> None:
-  """Writes the tables and plots over sizes, of every device.
-
-  Raises:
-    cli.FlagError: no page has such markers.
-  """
-  swept = {device.folder: device.sweep for device in devices if device.sweep}
-  if not swept:
-    console.line("no tables over sizes: there are no rows of --sweep")
-    return
-  parts = []
-  for rows in swept.values():
-    parts += [f"### {rows[0]['device']}", tables.sweep_markdown(rows)]
-  pictures = [folder / "sweep.png" for folder in swept]
-  report.update_page(console, SWEEP, "\n\n".join(parts), pictures)

@@ -1,8 +1,8 @@
 """Small kernels that touch one level of the memory hierarchy, and their data.
 
-`chase` and `chase_shared` take one step after another along a ring: each load
-waits for the one before, whose result is its address. `read` and `read_shared`
-load tiles again and again, 128 bits a thread; `copy` moves an array once.
+`chase` takes one step after another along a ring: each load waits for the one
+before, whose result is its address. `read` loads tiles again and again, 128
+bits a thread; `copy` moves an array once.
 
 Trip counts are arguments: one kernel serves any length, and no compiler can
 take a loop apart. So is the number of tiles, without which the loads of a ring
@@ -35,7 +35,6 @@ TILE_BYTES = TILE * WORD_BYTES
 # Blocks begin so many tiles apart. Where 8 blocks share an SM, none meets in L1
 # what another has just brought there, whichever way blocks are dealt to SMs.
 _APART = 37
-_VECTOR_LAYOUT = plgpu.Layout.WG_STRIDED((VECTOR,), vec_size=4)
 
 
 def order(lines: int, seed: int) -> np.ndarray:
@@ -68,112 +67,65 @@ def end(visits: np.ndarray, steps: int) -> int:
   return int(visits[steps % len(visits)]) * LINE_WORDS
 
 
-@jax.jit
-def chase(links: jax.Array, steps: jax.Array) -> jax.Array:
-  """int32 [THREADS], all alike: where `steps` [1] steps through GMEM lead."""
+@functools.partial(jax.jit, static_argnames="shared")
+def chase(
+  links: jax.Array, steps: jax.Array, *, shared: bool = False
+) -> jax.Array:
+  """int32 [THREADS], all alike: where `steps` steps along the links lead.
+
+  Args:
+    links: of `ring`.
+    steps: int32 [1].
+    shared: goes through a copy of the links in shared memory.
+  """
 
   def body(links_ref, steps_ref, out_ref):
-    out_ref[...] = _walk(links_ref, steps_ref[0])
+    at = lax.fori_loop(0, steps_ref[0], lambda _, x: links_ref[x], jnp.int32(0))
+    out_ref[...] = jnp.full((THREADS,), at)
 
-  return _one_block(body, "chase")(links, steps)
-
-
-@jax.jit
-def chase_shared(links: jax.Array, steps: jax.Array) -> jax.Array:
-  """`chase` through a copy of the links in shared memory."""
-
-  def body(links_ref, steps_ref, out_ref, shared):
-    shared[...] = _load(links_ref, _whole(links))
-    out_ref[...] = _walk(shared, steps_ref[0])
-
-  scratch = (plgpu.SMEM(links.shape, links.dtype),)
-  return _one_block(body, "chase_shared", scratch)(links, steps)
+  return _launch("chase", body, (THREADS,), 1, (links, steps), shared)
 
 
-def _walk(ref: Any, steps: jax.Array) -> jax.Array:
-  at = lax.fori_loop(0, steps, lambda _, at: ref[at], jnp.int32(0))
-  return jnp.full((THREADS,), at)
-
-
-def _one_block(body: Callable, name: str, scratch: tuple = ()) -> Callable:
-  return compat.kernel(
-    body,
-    name=name,
-    out_type=jax.ShapeDtypeStruct((THREADS,), jnp.int32),
-    grid=(1,),
-    grid_names=("block",),
-    scratch_types=scratch,
-    compiler_params=LANE,
-  )
-
-
-@functools.partial(jax.jit, static_argnames="blocks")
-def read(words: jax.Array, steps: jax.Array, *, blocks: int) -> jax.Array:
-  """Each block sums tiles of GMEM, one a step, round and round.
+@functools.partial(jax.jit, static_argnames=("blocks", "shared"))
+def read(
+  words: jax.Array, steps: jax.Array, *, blocks: int, shared: bool = False
+) -> jax.Array:
+  """Each block sums tiles, one a step, round and round.
 
   Args:
     words: int32, a power of two of tiles.
     steps: int32 [2], steps and the number of tiles less one.
     blocks: thread blocks.
+    shared: reads a copy of the words in each block's shared memory.
 
   Returns:
     int32 [blocks, VECTOR]: sums, modulo 2^32, of the words of whole vectors.
   """
+  layout = plgpu.Layout.WG_STRIDED((VECTOR,), vec_size=4)
 
   def body(words_ref, steps_ref, out_ref):
-    _sum_tiles(words_ref, steps_ref, out_ref)
+    block, last = lax.axis_index("block"), steps_ref[1]
 
-  return _all_blocks(body, "read", blocks)(words, steps)
+    def step(s, total):
+      tile = (block * _APART + s) & last
+      starts = [
+        pl.multiple_of(tile * TILE + i * VECTOR, VECTOR) for i in range(LOADS)
+      ]
+      loaded = [_load(words_ref.at[pl.ds(at, VECTOR)]) for at in starts]
+      # Pairwise: the loop carries one sum, and no load waits for another's.
+      while len(loaded) > 1:
+        loaded = [a + b for a, b in zip(loaded[::2], loaded[1::2], strict=True)]
+      return total + loaded[0]
 
+    zero = plgpu.layout_cast(jnp.zeros((VECTOR,), jnp.int32), layout)
+    compat.store(out_ref.at[block], lax.fori_loop(0, steps_ref[0], step, zero))
 
-@functools.partial(jax.jit, static_argnames="blocks")
-def read_shared(
-  words: jax.Array, steps: jax.Array, *, blocks: int
-) -> jax.Array:
-  """`read` from a copy of the words in each block's shared memory."""
-
-  def body(words_ref, steps_ref, out_ref, shared):
-    shared[...] = _load(words_ref, _whole(words))
-    _sum_tiles(shared, steps_ref, out_ref)
-
-  scratch = (plgpu.SMEM(words.shape, words.dtype),)
-  return _all_blocks(body, "read_shared", blocks, scratch)(words, steps)
-
-
-def _sum_tiles(ref: Any, steps_ref: Any, out_ref: Any) -> None:
-  block, last = lax.axis_index("block"), steps_ref[1]
-
-  def step(s, total):
-    tile = (block * _APART + s) & last
-    starts = [
-      pl.multiple_of(tile * TILE + i * VECTOR, VECTOR) for i in range(LOADS)
-    ]
-    loaded = [_load(ref.at[pl.ds(at, VECTOR)], _VECTOR_LAYOUT) for at in starts]
-    # Pairwise: the loop carries one sum, and no load waits for another's.
-    while len(loaded) > 1:
-      loaded = [a + b for a, b in zip(loaded[::2], loaded[1::2], strict=True)]
-    return total + loaded[0]
-
-  zero = plgpu.layout_cast(jnp.zeros((VECTOR,), jnp.int32), _VECTOR_LAYOUT)
-  compat.store(out_ref.at[block], lax.fori_loop(0, steps_ref[0], step, zero))
+  return _launch("read", body, (blocks, VECTOR), blocks, (words, steps), shared)
 
 
-def _all_blocks(
-  body: Callable, name: str, blocks: int, scratch: tuple = ()
-) -> Callable:
-  return compat.kernel(
-    body,
-    name=name,
-    out_type=jax.ShapeDtypeStruct((blocks, VECTOR), jnp.int32),
-    grid=(blocks,),
-    grid_names=("block",),
-    scratch_types=scratch,
-    compiler_params=LANE,
-  )
-
-
-def sums(words: np.ndarray, rounds: int) -> np.ndarray:
+def sums(words: np.ndarray, steps: int) -> np.ndarray:
   """int32 [VECTOR]: what each block of `read` gives after whole rounds."""
+  rounds = steps // (words.size // TILE)
   total = words.reshape(-1, VECTOR).sum(0, dtype=np.int64) * rounds
   return total.astype(np.int32)  # modulo 2^32, as the kernel
 
@@ -184,36 +136,51 @@ def copy(words: jax.Array) -> jax.Array:
 
   def body(words_ref, out_ref):
     at = pl.ds(lax.axis_index("block") * TILE, TILE)
-    tile = plgpu.Layout.WG_STRIDED((TILE,), vec_size=4)
-    compat.store(out_ref.at[at], _load(words_ref.at[at], tile))
+    compat.store(out_ref.at[at], _load(words_ref.at[at]))
 
+  return _launch("copy", body, words.shape, words.size // TILE, (words,))
+
+
+def _launch(
+  name: str,
+  body: Callable[..., None],
+  out_shape: tuple[int, ...],
+  blocks: int,
+  operands: tuple[jax.Array, ...],
+  shared: bool = False,
+) -> jax.Array:
+  """Runs a body; if asked, on a copy of its first operand in shared memory."""
+
+  def on_copy(source_ref, *refs):
+    *refs, copied = refs
+    copied[...] = _load(source_ref)
+    body(copied, *refs)
+
+  source = operands[0]
   return compat.kernel(
-    body,
-    name="copy",
-    out_type=jax.ShapeDtypeStruct(words.shape, words.dtype),
-    grid=(words.size // TILE,),
+    on_copy if shared else body,
+    name=f"{name}_shared" if shared else name,
+    out_type=jax.ShapeDtypeStruct(out_shape, jnp.int32),
+    grid=(blocks,),
     grid_names=("block",),
+    scratch_types=(plgpu.SMEM(source.shape, source.dtype),) * shared,
     compiler_params=LANE,
-  )(words)
+  )(*operands)
 
 
-def _whole(words: jax.Array) -> Any:
-  return plgpu.Layout.WG_STRIDED(words.shape, vec_size=4)
-
-
-def _load(ref: Any, layout: Any) -> jax.Array:
+def _load(ref: Any) -> jax.Array:
+  layout = plgpu.Layout.WG_STRIDED(ref.shape, vec_size=4)
   return plgpu.load(ref, layout=layout)
 
 
-def example(name: str, words: int, blocks: int | None = None):
+def example(name: str, words: int, **keywords: Any):
   """A kernel as a function, and its arguments; see `compiled`."""
-  kernel = {
-    f.__name__: f for f in (chase, chase_shared, read, read_shared, copy)
-  }
-  data = jax.ShapeDtypeStruct((words,), jnp.int32)
-  if name == "copy":
-    return copy, [data]
-  if blocks is None:
-    return kernel[name], [data, jax.ShapeDtypeStruct((1,), jnp.int32)]
-  steps = jax.ShapeDtypeStruct((2,), jnp.int32)
-  return functools.partial(kernel[name], blocks=blocks), [data, steps]
+  kernel, arguments = {
+    "chase": (chase, [1]),
+    "read": (read, [2]),
+    "copy": (copy, []),
+  }[name]
+  shapes = [(words,), *((count,) for count in arguments)]
+  return functools.partial(kernel, **keywords), [
+    jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes
+  ]

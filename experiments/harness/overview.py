@@ -4,20 +4,20 @@ Every program with --update_readme writes them anew; the pages beside the rows
 have all cases.
 """
 
-from collections.abc import Callable, Sequence
 import pathlib
 from typing import Any
 
 from experiments.harness import (
   dense_tables,
-  ragged_bench,
+  ladder_tables,
+  ragged_cases,
   ragged_tables,
   tables,
 )
 from experiments.harness import rows as rows_lib
+from experiments.harness.tables import RowDict
 from pallas_gemm import ladder as ladder_lib
 
-RowDict = tables.RowDict
 # The size that the ladder is compared at.
 SIZE = 4096
 DEVICES = "nvidia_h200", "nvidia_h100_80gb_hbm3"
@@ -39,82 +39,61 @@ def _read(device: str, experiment: str) -> list[dict[str, Any]]:
 
 def ladder() -> str:
   """A line for each rung: what it adds, and its speed on each device."""
-  measured = [tables.newest(_read(device, "ladder")) for device in DEVICES]
-  gpus = [tables.short_name(rows[0]["device"]) for rows in measured]
-  header = ["#", "rung", "what it adds", f"{gpus[0]} time"]
-  for gpu in gpus:
-    header += [f"{gpu} TFLOP/s", f"{gpu} x jnp.dot"]
-  cells = []
-  for rung in ladder_lib.LADDER:
-    size = dict.fromkeys("mnk", SIZE)
-    found = [
-      rows_lib.find(
-        rows, kernel=rung.name, variant=None, dtype=rung.dtypes[0], **size
-      )
-      for rows in measured
-    ]
-    page = f"docs/rungs/{rung.number:02}_{rung.name}.md"
-    cell = [f"[{rung.number}]({page})", rung.name, rung.idea]
-    cell.append(tables.duration(found[0] and found[0]["ms_median"]))
-    for row in found:
-      cell.append(tables.rate(row and row["tflops"]))
-      cell.append(tables.factor(row and row["ratio_to_jnp_dot"]))
-    cells.append(cell)
-  right = [name for name in header if name not in ("rung", "what it adds")]
-  return tables.markdown(header, cells, right)
+  rungs = {rung.name: rung for rung in ladder_lib.LADDER}
+
+  def number(row: RowDict) -> str:
+    rung = rungs[row["kernel"]]
+    return f"[{rung.number}](docs/rungs/{rung.number:02}_{rung.name}.md)"
+
+  def compares(row: RowDict) -> bool:
+    rung = rungs.get(row["kernel"])
+    same = rung is not None and row["dtype"] == rung.dtypes[0]
+    return same and (row["m"], row["n"], row["k"]) == 3 * (SIZE,)
+
+  index = {
+    "#": number,
+    "rung": tables.field("kernel"),
+    "what it adds": lambda row: rungs[row["kernel"]].idea,
+  }
+  values = {"TFLOP/s": tables.TFLOPS, "x jnp.dot": tables.RATIO}
+  columns = []
+  for device in DEVICES:
+    rows = ladder_tables.newest(_read(device, "ladder"))
+    gpu, rows = tables.short_name(rows[0]), [*filter(compares, rows)]
+    if not columns:
+      columns.append((gpu, rows, {"time": tables.TIME}))
+    columns.append((gpu, rows, values))
+  lines = [{"kernel": name} for name in rungs]
+  return tables.markdown(*tables.pivot(lines, index, columns))
 
 
 def ops() -> str:
   """What an op computes, beside what, and how much faster; then the losses."""
   dense = dense_tables.compared(rows_lib.latest(_read(DEVICES[0], "dense")))
-  grouped = ragged_tables.timed(rows_lib.latest(_read(DEVICES[0], "ragged")))
+  ragged = ragged_tables.timed(rows_lib.latest(_read(DEVICES[0], "ragged")))
 
-  def of(suites: Sequence[str], rows: Sequence[RowDict]) -> list[RowDict]:
-    return [row for row in rows if row["suite"] in suites]
-
-  def of_dense(row: RowDict) -> float | None:
-    return row["ratio_to_jnp_dot"]
-
-  def over(arm: str) -> Callable[[RowDict], float | None]:
-    return lambda row: ragged_tables.speed_over(row, arm)
-
-  mixtral = of(("mixtral",), grouped)
+  fused = [row for row in dense if row["suite"] in ("epilogues", "models")]
   small = dense_tables.small_m(dense)
+  over_jnp = [[*map(dense_tables.ratio, x)] for x in (dense, fused, small)]
+
+  def over(arm: str) -> list[float]:
+    mixtral = (row for row in ragged if row["suite"] == "mixtral")
+    speeds = (ragged_tables.speed_over(row, arm) for row in mixtral)
+    return [speed for speed in speeds if speed is not None]
+
+  lax, example = over(ragged_cases.LAX), over(ragged_cases.EXAMPLE)
   lines = [
-    ("`matmul`, all suites", "`jnp`", dense, of_dense),
-    (
-      "`matmul` with bias, C, activation",
-      "`jnp`",
-      of(("epilogues", "models"), dense),
-      of_dense,
-    ),
-    ("`matmul`, 1 to 128 rows (Llama)", "`jnp`", small, of_dense),
-    (
-      "`ragged_dot`, Mixtral, and gradients",
-      "`lax.ragged_dot`",
-      mixtral,
-      over(ragged_bench.LAX),
-    ),
-    (
-      "`ragged_dot`, Mixtral",
-      "JAX's `ragged_dot_mgpu`",
-      mixtral,
-      over(ragged_bench.EXAMPLE),
-    ),
+    ("`matmul`, all suites", "`jnp`", over_jnp[0]),
+    ("`matmul` with bias, C, activation", "`jnp`", over_jnp[1]),
+    ("`matmul`, 1 to 128 rows (Llama)", "`jnp`", over_jnp[2]),
+    ("`ragged_dot`, Mixtral, and gradients", "`lax.ragged_dot`", lax),
+    ("`ragged_dot`, Mixtral", "JAX's `ragged_dot_mgpu`", example),
   ]
   header = ["op", "beside", "cases", "geomean", "worst", "best"]
-  cells = [_line(*line) for line in lines]
-  table = tables.markdown(header, cells, header[2:])
+  cells = []
+  for op, beside, speeds in lines:
+    figures = tables.geomean(speeds), min(speeds), max(speeds)
+    cells.append([op, beside, str(len(speeds)), *map(tables.factor, figures)])
+  table = tables.markdown(header, cells)
   note = "`lax.ragged_dot` multiplies all rows with every group."
   return f"{table}\n\n`matmul`: {dense_tables.losses(dense)} {note}"
-
-
-def _line(
-  name: str,
-  beside: str,
-  rows: Sequence[RowDict],
-  speed: Callable[[RowDict], float | None],
-) -> list[str]:
-  found = [x for row in rows if (x := speed(row)) is not None]
-  ends = tables.geomean(found), min(found), max(found)
-  return [name, beside, str(len(found)), *map(tables.factor, ends)]

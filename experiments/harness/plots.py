@@ -1,529 +1,92 @@
-"""The figures of the ladder: bars of the rungs, the roofline, and the sweep.
+"""How the figures look, and what they have in common.
+
+A figure is drawn of the rows of one device, to a path. It raises ValueError if
+none of them was measured, and ImportError if matplotlib is not installed.
 
 Colours are Okabe and Ito's, which stay apart for colour-blind readers; what
 tells kinds apart is also said in words or by shape, never by colour alone.
-matplotlib is needed only when a figure is drawn.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-import math
+from collections.abc import Callable, Sequence
+import functools
 import os
 import pathlib
 from typing import Any
 
-from experiments.harness import tables
-from pallas_gemm import hardware
-from pallas_gemm import roofline as roofline_lib
-
-RowDict = Mapping[str, Any]
 BLUE, VERMILLION, GREEN, GREY, INK = (
     "#0072B2", "#D55E00", "#009E73", "#8C8C8C", "#222222",
 )  # fmt: skip
-GRID = {"color": "#E3E3E3", "linewidth": 0.8}
-_COLOURS = {"float32": BLUE, "bfloat16": VERMILLION, "float16": VERMILLION}
-_DPI = 160
+COLOURS = {"float32": BLUE, "bfloat16": VERMILLION, "float16": VERMILLION}
 STYLE = {
   "font.size": 10,
+  "axes.axisbelow": True,
   "axes.spines.top": False,
   "axes.spines.right": False,
   "axes.edgecolor": GREY,
   "axes.labelcolor": INK,
+  "axes.titlelocation": "left",
+  "axes.titlesize": 10,
   "text.color": INK,
   "xtick.color": INK,
   "ytick.color": INK,
+  "grid.color": "#E3E3E3",
+  "grid.linewidth": 0.8,
   "figure.facecolor": "white",
+  "legend.frameon": False,
 }
+_DPI = 160
 
 
-def pyplot():
-  """matplotlib.pyplot, drawing to files."""
-  # pylint: disable=g-import-not-at-top
-  import matplotlib
+def drawn(draw: Callable[..., Any]) -> Callable[..., None]:
+  """Has a function that returns a figure write it, to its last argument.
 
-  matplotlib.use("Agg")
-  import matplotlib.pyplot as plt
-
-  return plt
-
-
-Groups = dict[str, Sequence[RowDict]]
-
-
-def columns(groups: Groups, count: int) -> Iterator[Groups]:
-  """Groups in order, cut into about `count` columns of about one height."""
-  enough = lines(groups) / count
-  column: Groups = {}
-  for name, group in groups.items():
-    # A group that would mostly hang over begins the next column.
-    if column and lines(column) + len(group) / 2 > enough:
-      yield column
-      column = {}
-    column[name] = group
-  yield column
-
-
-def lines(groups: Groups) -> int:
-  """Lines of a column: a title and a gap for each group, and its rows."""
-  return sum(len(group) + 2 for group in groups.values())
-
-
-def heading(ax, name: str, line: float) -> None:
-  """A group's title in a column, at a line."""
-  ax.annotate(
-    name,
-    (0, line),
-    xycoords=("axes fraction", "data"),
-    xytext=(4, 0),
-    textcoords="offset points",
-    va="center",
-    fontweight="bold",
-    fontsize=9,
-  )
-
-
-def one_problem_each_kind(
-  rows: Sequence[RowDict],
-) -> list[list[RowDict]]:
-  """The problem with the most rungs: in float32, and in 16 bits.
-
-  Both of one size where a size has both.
+  The function is called in the style of this module.
   """
-  timed = [row for row in rows if row["tflops"] is not None]
-  groups = [
-    group
-    for group in tables.problems(timed)
-    if any(row["number"] is not None for row in group)
-  ]
-  found: list[list[RowDict]] = []
-  for wants_float32 in (True, False):
-    of_kind = [
-      group
-      for group in groups
-      if (group[0]["dtype"] == "float32") == wants_float32
-    ]
-    if found:  # the same size as the first panel, if it was run
-      size = tables.shape(found[0][0])
-      of_kind.sort(key=lambda group: tables.shape(group[0]) != size)
-    found += of_kind[:1]
-  return found
+
+  @functools.wraps(draw)
+  def write(*args: Any) -> None:
+    import matplotlib  # pylint: disable=g-import-not-at-top
+
+    *of, path = args
+    with matplotlib.rc_context(STYLE):
+      save(draw(*of), path)
+
+  return write
 
 
-def ladder(
-  rows: Sequence[RowDict], gpu: hardware.Gpu, path: str | os.PathLike[str]
-) -> None:
-  """Draws the rungs as bars, in per cent of the peak; jnp.dot as a line.
-
-  fp32 and 16-bit rungs have a panel each, one above the other on one axis:
-  they compute on different units, and each is measured against its own.
-
-  Args:
-    rows: of one device.
-    gpu: whose peaks count.
-    path: of the PNG.
-
-  Raises:
-    ValueError: no row of a rung was timed.
-    ImportError: matplotlib is not installed.
-  """
-  groups = one_problem_each_kind(rows)
-  if not groups:
-    raise ValueError("no rung was timed; there is nothing to draw")
-  plt = pyplot()
-  counts = [
-    sum(not tables.is_dot(row["kernel"]) for row in group) for group in groups
-  ]
-  with plt.rc_context(STYLE):
-    fig, axes = plt.subplots(
-      len(groups),
-      1,
-      figsize=(9, 1.4 + 0.31 * sum(counts) + 0.7 * len(groups)),
-      sharex=True,
-      squeeze=False,
-      height_ratios=[count + 0.4 for count in counts],
-      layout="constrained",
-    )
-    for ax, group in zip(axes[:, 0], groups, strict=True):
-      _bars(ax, group, gpu)
-    axes[-1, 0].set_xlabel("% of the peak of the unit that computes")
-    axes[-1, 0].set_xlim(0, 100)
-    fig.suptitle(
-        f"The ladder on {groups[0][0]['device']}", fontweight="bold", x=0.01,
-        ha="left",
-    )  # fmt: skip
-    save(plt, fig, path)
-
-
-def _bars(ax, group: Sequence[RowDict], gpu: hardware.Gpu) -> None:
-  """One panel: horizontal bars, so that names can be read."""
-  bars = [row for row in group if not tables.is_dot(row["kernel"])]
-  dots = [row for row in group if tables.is_dot(row["kernel"])]
-
-  def share(row: RowDict) -> float:
-    return 1e14 * row["tflops"] / tables.peak_flops(row, gpu)
-
-  for line, row in enumerate(bars):
-    ax.barh(line, share(row), height=0.74, color=_tone(row))
-  ax.set_yticks(range(len(bars)), [_name(row) for row in bars])
-  ax.set_ylim(len(bars) - 0.4, -1.5)
-  ax.tick_params(axis="y", length=0)
-  # The figures stand in a margin of their own, where no line crosses them.
-  figures = ["TFLOP/s  x jnp.dot"]
-  for row in bars:
-    ratio = tables.factor(row["ratio_to_jnp_dot"])
-    figures.append(f"{tables.rate(row['tflops']):>7}  {ratio:>9}")
-  margin = ax.secondary_yaxis("right")
-  margin.set_yticks(
-    range(-1, len(bars)), figures, family="monospace", fontsize=9
-  )
-  margin.tick_params(length=0)
-  margin.spines["right"].set_visible(False)
-  if dots:
-    x = share(dots[0])
-    ax.axvline(x, color=INK, linewidth=1.4, linestyle=(0, (5, 3)), zorder=3)
-    ax.annotate(
-      f"{dots[0]['kernel']}: {tables.rate(dots[0]['tflops'])} TFLOP/s",
-      (x, -1.1),
-      xytext=(-5, 0),
-      textcoords="offset points",
-      ha="right",
-      va="center",
-      fontsize=9,
-    )
-  first = group[0]
-  wide = first["dtype"] == "float32"
-  ax.set_title(
-    f"{first['dtype']}, {tables.expression(first)}, {tables.shape(first)};"
-    f" 100 % are {roofline_lib.peak_flops(gpu, first['dtype']) / 1e12:.0f}"
-    f" TFLOP/s of the {'CUDA' if wide else 'tensor'} cores",
-    fontsize=10,
-    loc="left",
-  )
-  ax.grid(axis="x", **GRID)
-  ax.set_axisbelow(True)
-
-
-def _tone(row: RowDict) -> tuple[float, ...]:
-  """A rung's colour, lighter for its variants; grey for what is no rung."""
-  # pylint: disable=g-import-not-at-top
-  from matplotlib import colors
-
-  of_rung = row["number"] is not None
-  rgb = colors.to_rgb(_COLOURS[row["dtype"]] if of_rung else GREY)
-  light = 0.5 if row.get("variant") else 0
-  return tuple(x + light * (1 - x) for x in rgb)
-
-
-def _name(row: RowDict) -> str:
-  return f"{tables.label(row)}  {row['kernel']}".strip()
-
-
-def roofline(
-  rows: Sequence[RowDict],
-  gpu: hardware.Gpu,
-  bytes_read: Callable[[RowDict, str], tuple[float | None, bool]],
-  path: str | os.PathLike[str],
-) -> None:
-  """Draws each rung's throughput over what it reads from L2, and from DRAM.
-
-  A panel for each level of the memory, with the roof of that level.
-
-  Args:
-    rows: of one device.
-    gpu: whose roofs to draw.
-    bytes_read: (row, "l2" or "dram") -> bytes that the kernel read from there,
-      and whether they were counted (else modelled); None leaves the row out.
-    path: of the PNG.
-
-  Raises:
-    ValueError: no row of a rung was timed, or nothing is known of its bytes.
-    ImportError: matplotlib is not installed.
-  """
-  rungs = [
-    row
-    for group in one_problem_each_kind(rows)
-    for row in group
-    if row["number"] is not None
-  ]
-  levels = {
-    "L2": (
-      "l2",
-      roofline_lib.L2_BYTES_PER_CLOCK * gpu.sm_count * gpu.clock_hz / 1e12,
-    ),
-    "device memory": ("dram", gpu.dram_bytes_per_s / 1e12),
-  }
-  panels = []
-  for name, (level, bandwidth) in levels.items():
-    points = []
-    for row in rungs:
-      count, counted = bytes_read(row, level)
-      if count:
-        flops = 2 * row["m"] * row["n"] * row["k"]
-        points.append((row, flops / count, counted))
-    if points:
-      panels.append((name, bandwidth, points))
-  if not panels:
-    raise ValueError("no rung was timed; there is nothing to draw")
-  plt = pyplot()
-  with plt.rc_context(STYLE):
-    fig, axes = plt.subplots(
-      1,
-      len(panels),
-      figsize=(6.4 * len(panels), 6.8),
-      sharey=True,
-      squeeze=False,
-      layout="constrained",
-    )
-    for ax, (name, bandwidth, points) in zip(axes[0], panels):
-      _roofs(ax, name, bandwidth, points, gpu)
-    axes[0, 0].set_ylabel("TFLOP/s (measured)")
-    sizes = dict.fromkeys(tables.shape(row) for row in rungs)
-    fig.suptitle(
-        f"Roofline of {rows[0]['device']}, {', '.join(sizes)}\ncircles float32,"
-        " squares 16 bits; hollow where bytes are modelled, not counted",
-        x=0.01, ha="left", fontsize=11,
-    )  # fmt: skip
-    drawn = {tables.label(row): row for _, _, ps in panels for row, _, _ in ps}
-    names = [_name(row) for row in rungs if tables.label(row) in drawn]
-    deep = math.ceil(len(names) / (2 * len(panels)))
-    fig.supxlabel(
-      "\n".join(
-        "".join(f"{name:<32}" for name in names[line::deep])
-        for line in range(deep)
-      ),
-      family="monospace",
-      fontsize=8,
-      ha="left",
-      x=0.06,
-    )
-    fig.canvas.draw()  # now it is known where points are on the page
-    for ax, (_, _, points) in zip(axes[0], panels):
-      _label_points(ax, points)
-    save(plt, fig, path)
-
-
-def _roofs(ax, name: str, bandwidth: float, points, gpu: hardware.Gpu) -> None:
-  """One panel: the slope of a memory, the ceilings of the units, the rungs."""
-  low_roof, top = gpu.fp32_flops / 1e12, gpu.bf16_flops / 1e12
-  low = min(min(x for _, x, _ in points) / 3, low_roof / bandwidth / 12)
-  high = max(max(x for _, x, _ in points), top / bandwidth) * 5
-  bottom = min(row["tflops"] for row, _, _ in points) / 2.5
-  ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, 2.2 * top))
-  # The text of the lower ceiling stands on the left: on the right hang the
-  # labels of points below the upper one.
-  for text, roof, colour, x, side in (
-    ("CUDA cores, fp32", low_roof, BLUE, 2 * low_roof / bandwidth, "left"),
-    ("tensor cores, 16 bits", top, VERMILLION, high, "right"),
-  ):
-    ax.plot([roof / bandwidth, high], [roof, roof], color=colour, linewidth=2)
-    ax.annotate(
-      f"{text}: {tables.rate(roof)}",
-      (x, roof),
-      xytext=(-2, 4),
-      textcoords="offset points",
-      ha=side,
-      color=colour,
-      fontsize=9,
-    )
-  ax.plot([low, top / bandwidth], [low * bandwidth, top], color=INK, lw=2)
-  for row, x, counted in points:
-    colour = _tone(row)
-    ax.plot(
-        x, row["tflops"], marker="o" if row["dtype"] == "float32" else "s",
-        markersize=6, color=colour, markeredgecolor=colour, zorder=4,
-        markerfacecolor=colour if counted else "white",
-    )  # fmt: skip
-  ax.set_xlabel(f"FLOP per byte read from {name}")
-  ax.grid(which="major", **GRID)
-  ax.set_axisbelow(True)
-  # Along the slope, between the edge and the lower ceiling.
-  middle = math.sqrt(max(low, bottom / bandwidth) * low_roof / bandwidth)
-  ax.text(
-    middle,
-    1.1 * middle * bandwidth,
-    f"{name}, {tables.rate(bandwidth)} TB/s",
-    rotation=math.degrees(math.atan(bandwidth)),
-    transform_rotates_text=True,
-    rotation_mode="anchor",
-    ha="center",
-    va="bottom",
-    fontsize=9,
-  )
-
-
-def _label_points(ax, points) -> None:
-  """The rungs' labels, right of the points of each cluster, with a line."""
-  gap = 12
-  clusters: list[list[tuple[tuple[float, float], RowDict]]] = []
-  for row, x, _ in sorted(points, key=lambda point: point[0]["tflops"]):
-    spot = _place(ax, x, row["tflops"]), row
-    # Of the cluster whose last point is so near that labels would touch.
-    near = (
-      cluster
-      for cluster in clusters
-      if spot[0][1] - cluster[-1][0][1] < gap
-      and abs(spot[0][0] - cluster[-1][0][0]) < 60
-    )
-    if (cluster := next(near, None)) is None:
-      clusters.append(cluster := [])
-    cluster.append(spot)
-  xs = {row["kernel"]: x for row, x, _ in points}
-  taken: list[tuple[float, float]] = []
-  # The large ones first; a point by itself can have its label on the left.
-  for cluster in sorted(clusters, key=len, reverse=True):
-    right = max(x for (x, _), _ in cluster) + 12
-    heights = spread([y for (_, y), _ in cluster], gap)
-    # Above the points there is a ceiling.
-    lower = max(heights) - max(y for (_, y), _ in cluster)
-    if len(cluster) == 1 and any(
-      abs(right - x) < 40 and abs(heights[0] - y) < gap for x, y in taken
-    ):
-      right -= 42
-    taken += [(right, height - lower) for height in heights]
-    for ((x, y), row), height in zip(cluster, heights):
-      _label(
-        ax,
-        tables.label(row),
-        (xs[row["kernel"]], row["tflops"]),
-        (right - x, height - lower - y),
-        GREY,
-        fontweight="bold",
-      )
-
-
-def _place(ax, x: float, y: float) -> tuple[float, float]:
-  """Where a point is on the page, in points of 1/72 inch."""
-  place = ax.transData.transform((x, y)) * 72 / ax.figure.dpi
-  return tuple(place.tolist())
-
-
-def _label(ax, text, point, offset, colour, **font) -> None:
-  """A text beside a point, and a thin line from one to the other."""
-  ax.annotate(
-    text,
-    point,
-    xytext=offset,
-    textcoords="offset points",
-    va="center",
-    fontsize=9,
-    arrowprops={
-      "arrowstyle": "-", "color": colour, "lw": 0.6, "shrinkA": 0, "shrinkB": 0,
-      "relpos": (0, 0.5),
-    },
-    zorder=5,
-    **font,
-  ).set_in_layout(False)  # fmt: skip
-
-
-def spread(places: Sequence[float], gap: float) -> list[float]:
-  """Places moved as little as it takes to be `gap` apart, in their order."""
-  order = sorted(range(len(places)), key=places.__getitem__)
-  groups: list[tuple[float, list[int]]] = []  # centre, who is in it
-  for index in order:
-    centre, members = places[index], [index]
-    while groups and (
-      centre - groups[-1][0] < gap * (len(members) + len(groups[-1][1])) / 2
-    ):
-      _, before = groups.pop()
-      members = before + members
-      centre = sum(places[i] for i in members) / len(members)
-    groups.append((centre, members))
-  found = list(places)
-  for centre, members in groups:
-    for i, index in enumerate(members):
-      found[index] = centre + gap * (i - (len(members) - 1) / 2)
-  return found
-
-
-def sweep(rows: Sequence[RowDict], path: str | os.PathLike[str]) -> None:
-  """Draws the throughput of each kernel over the size of the product.
-
-  Args:
-    rows: of one device, of square products.
-    path: of the PNG.
-
-  Raises:
-    ValueError: no row was timed.
-    ImportError: matplotlib is not installed.
-  """
-  timed = [row for row in rows if row["tflops"] is not None]
-  dtypes = sorted({row["dtype"] for row in timed}, key=_is_16_bits)
-  if not dtypes:
-    raise ValueError("no kernel was timed; there is nothing to draw")
-  plt = pyplot()
-  with plt.rc_context(STYLE):
-    fig, axes = plt.subplots(
-      1,
-      len(dtypes),
-      figsize=(7 * len(dtypes), 6),
-      squeeze=False,
-      layout="constrained",
-    )
-    for ax, dtype in zip(axes[0], dtypes):
-      _over_size(plt, ax, [row for row in timed if row["dtype"] == dtype])
-    axes[0, 0].set_ylabel("TFLOP/s")
-    fig.suptitle(
-        f"Throughput over size on {timed[0]['device']}", fontweight="bold",
-        x=0.01, ha="left",
-    )  # fmt: skip
-    fig.canvas.draw()
-    for ax in axes[0]:
-      _label_ends(ax)
-    save(plt, fig, path)
-
-
-def _is_16_bits(dtype: str) -> bool:
-  return dtype != "float32"
-
-
-def _over_size(plt, ax, rows: Sequence[RowDict]) -> None:
-  """One precision: a line for each kernel, darker for later rungs."""
-  lines_: dict[str, list[RowDict]] = {}
-  for row in tables.ordered(rows):
-    lines_.setdefault(row["kernel"], []).append(row)
-  numbers = sorted({row["number"] for row in rows if row["number"] is not None})
-  shades = plt.get_cmap("viridis_r")
-  for group in lines_.values():
-    group = sorted(group, key=lambda row: row["m"])
-    first = group[0]
-    style = {"color": INK, "linestyle": (0, (5, 2)), "linewidth": 1.6}
-    if first["number"] is not None:
-      place = numbers.index(first["number"]) / max(1, len(numbers) - 1)
-      style = {"color": shades(0.2 + 0.8 * place), "linewidth": 1.8}
-      if first.get("variant"):
-        style |= {"linestyle": ":", "linewidth": 1.4}
-    ax.plot(
-        [row["m"] for row in group], [row["tflops"] for row in group],
-        marker="o", markersize=3.5, label=_name(first), **style,
-    )  # fmt: skip
-  sizes = sorted({row["m"] for row in rows})
-  ax.set(xscale="log", yscale="log")
-  ax.set_xticks(sizes, [str(size) for size in sizes])
-  ax.minorticks_off()
-  ax.yaxis.set_major_formatter("{x:g}")
-  ax.set_xlabel("M = N = K")
-  ax.set_title(rows[0]["dtype"], loc="left", fontsize=11)
-  ax.grid(**GRID)
-  ax.set_axisbelow(True)
-  # Room for the names at the lines' ends.
-  ax.set_ylim(top=3 * max(row["tflops"] for row in rows))
-  ax.set_xlim(sizes[0] * 0.85, sizes[-1] * (sizes[-1] / sizes[0]) ** 0.62)
-
-
-def _label_ends(ax) -> None:
-  """Each line's name right of the last size, with a line to its end."""
-  ends = [(line.get_xdata()[-1], line.get_ydata()[-1]) for line in ax.lines]
-  places = [_place(ax, *end) for end in ends]
-  right = max(x for x, _ in places) + 18
-  heights = spread([y for _, y in places], 13)
-  for line, end, (x, y), height in zip(ax.lines, ends, places, heights):
-    offset = right - x, height - y
-    _label(ax, line.get_label(), end, offset, line.get_color())
-
-
-def save(plt, fig, path: str | os.PathLike[str]) -> None:
-  """Writes a figure as PNG and closes it."""
+def save(figure, path: str | os.PathLike[str]) -> None:
+  """Writes a figure as PNG: the same rows give the same bytes."""
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
-  # No date and no version in the file: the same rows give the same bytes.
-  fig.savefig(path, dpi=_DPI, metadata={"Software": None})
-  plt.close(fig)
+  figure.savefig(path, dpi=_DPI, metadata={"Software": None})
+
+
+def panels(width: float, height: float, **subplots: Any):
+  """A figure of so many inches, and its axes; both leave room for words."""
+  # pylint: disable=g-import-not-at-top
+  from matplotlib.backends import backend_agg
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(width, height), layout="constrained")
+  backend_agg.FigureCanvasAgg(figure)
+  return figure, [*figure.subplots(squeeze=False, **subplots).flat]
+
+
+def title(figure, words: str) -> None:
+  """The title of all panels."""
+  figure.suptitle(words, fontweight="bold", x=0.01, ha="left")
+
+
+def note(
+  ax, words: str, at: tuple[Any, Any], beside: tuple[float, float], **font: Any
+):
+  """Writes words so many points right of and above a place in the data."""
+  offset = {"xytext": beside, "textcoords": "offset points"}
+  return ax.annotate(words, at, **offset, **font)
+
+
+def lines(ax, names: Sequence[str], top: float = -0.6) -> None:
+  """Lines with names from the first down to the last; `top` is above them."""
+  ax.set_yticks(range(len(names)), names)
+  ax.set_ylim(len(names) - 0.4, top)
+  ax.tick_params(axis="y", length=0)

@@ -6,11 +6,9 @@ with `pallas_gemm`, with `jax.lax.ragged_dot`, and as a dense product of the
 same FLOPs, which a grouped one can't be expected to beat.
 """
 
-from collections.abc import Callable
 import dataclasses
 import functools
 import inspect
-import math
 from typing import Any
 
 import jax
@@ -18,11 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from examples import moe
-from experiments.harness import inputs, suites
+from experiments.harness import case as case_lib
+from experiments.harness import inputs, peers, sampled, suites
+from experiments.harness.case import OURS, Call, only
+from experiments.harness.group_sizes import DISTRIBUTIONS
 import pallas_gemm
+from pallas_gemm import numerics, sampling
 
 Operands = dict[str, Any]
-Call = Callable[..., Any]
+
+LAX, DENSE, TWO = "lax.ragged_dot", "jnp.dot", "two ragged_dot"
+EXAMPLE = "jax_ragged_dot_mgpu"
 
 PASSES = ("forward", "dx", "dw", "gated", "layer", "layer_grad")
 LAYERS = ("layer", "layer_grad")
@@ -32,7 +36,7 @@ _KERNELS = {"gated": "gated_ragged_dot", "layer": "moe", "layer_grad": "moe"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(case_lib.Case):
   """One pass over groups of rows; lhs is [M, K], rhs [G, K, N].
 
   Attributes:
@@ -58,6 +62,7 @@ class Case:
   sizes: str = "even"
   dtype: str = "bfloat16"
   top_k: int = 1
+  baseline, may_skip = LAX, True
 
   @property
   def program(self) -> "Case":
@@ -86,15 +91,8 @@ class Case:
       self.m, self.groups, np.random.default_rng(seed)
     ).astype(np.int32)
 
-  def operands(self) -> Operands:
-    """Shapes and dtypes of the arguments, by name."""
-    return jax.eval_shape(functools.partial(self._draw, 0))
-
   def draw(self, seed: int) -> Operands:
     """The arguments, N(0, 1), on the device; a layer's weights are smaller."""
-    return jax.block_until_ready(self._draw(seed))
-
-  def _draw(self, seed: int) -> Operands:
     normal = functools.partial(inputs.normal, seed, dtype=self.dtype)
     if self.is_layer:
       return self._draw_layer(normal, seed)
@@ -158,62 +156,67 @@ class Case:
     weights = (2 if self.pass_ == "gated" else 1) * groups * weight
     return int(itemsize * (weights + rows * (self.k + self.n)))
 
+  def arms(self, implementation: str | None = None) -> dict[str, case_lib.Arm]:
+    """The op, XLA's, a dense product; two calls of a gate; JAX's example."""
+    found = {
+      OURS: only(ours(self, implementation)),
+      LAX: functools.partial(peers.lax_ragged_dot, self, lax(self)),
+      DENSE: only(dense(self)),
+    }
+    if self.pass_ == "gated":
+      found[TWO] = only(two_calls(self, implementation))
+    if self.pass_ == "forward":
+      found[EXAMPLE] = functools.partial(peers.jax_ragged_dot, self.n)
+    return found
+
+  def check(
+    self, results: Any, operands: Operands, seed: int = 0
+  ) -> numerics.Check:
+    """Compares samples of a product or a layer with float64; see `sampled`.
+
+    Rows of no group must be zero. A layer's derivatives are only searched for
+    NaN: the products that they are made of are checked by themselves, as the
+    passes "dx" and "dw".
+    """
+    rng = np.random.default_rng(seed)
+    if self.is_layer:
+      out, params = jax.tree.leaves(results)[0], operands["params"]
+      found = [sampled.layer(out, params, operands["x"], self.top_k, rng)]
+      return sampled.worst_of(found, results)
+    sizes = np.asarray(operands["group_sizes"])
+    a, b, layout = {
+      "dx": ("dout", "rhs", "NT"),
+      "dw": ("lhs", "dout", "TN"),
+    }.get(self.pass_, ("lhs", "rhs", "NN"))
+    x = {"a": operands[a], "b": operands[b]}
+    if self.pass_ == "gated":
+      x["b_up"] = operands["rhs_up"]
+    activation = jax.nn.silu if self.pass_ == "gated" else None
+    parts = sampling.of_groups(results.shape, sizes, *sampled.GROUPS, rng)
+    found = [*sampled.checks(results, x, parts, layout, activation)]
+    if self.pass_ != "dw" and sizes.sum() < self.m:
+      found.append(sampled.zeros(results, sizes.sum()))
+    return sampled.worst_of(found, results)
+
+  def measured(self, found: case_lib.Measured) -> dict[str, Any]:
+    """Times of all arms, and why others have none."""
+    arms = {}
+    for name, times in found.times.items():
+      arms[name] = {
+        "ms_median": times.median,
+        "ms_p25": times.p25,
+        "ms_p75": times.p75,
+        "tflops": found.flops / times.median / 1e9,
+        "kernel_names": list(times.kernel_names),
+      }
+      if name != OURS and (config := found.configs[name]) is not None:
+        arms[name]["config"] = config
+    return {"arms": arms, "skipped": found.skipped}
+
 
 _init = jax.jit(
   moe.init, static_argnames=("features", "hidden", "experts", "dtype")
 )
-
-
-# How M rows are shared out among G groups: (m, groups, rng) -> [groups].
-
-
-def _even(m: int, groups: int, rng) -> np.ndarray:
-  del rng
-  return m // groups + (np.arange(groups) < m % groups)
-
-
-def _random(m: int, groups: int, rng) -> np.ndarray:
-  return rng.multinomial(m, np.full(groups, 1 / groups))
-
-
-def _zipf(m: int, groups: int, rng) -> np.ndarray:
-  shares = 1 / np.arange(1, groups + 1)
-  return rng.permutation(rng.multinomial(m, shares / shares.sum()))
-
-
-def _one_hot(m: int, groups: int, rng) -> np.ndarray:
-  sizes = np.zeros(groups, int)
-  sizes[rng.integers(groups)] = m
-  return sizes
-
-
-def _half_empty(m: int, groups: int, rng) -> np.ndarray:
-  full = np.arange(groups) < math.ceil(groups / 2)
-  sizes = np.zeros(groups, int)
-  sizes[rng.permutation(full)] = _even(m, int(full.sum()), rng)
-  return sizes
-
-
-def _odd(m: int, groups: int, rng) -> np.ndarray:
-  """Each odd, about even; a row is left over if the parities say so."""
-  pairs = _random(max(0, m - groups) // 2, groups, rng)
-  return 2 * pairs + 1
-
-
-def _padded(m: int, groups: int, rng) -> np.ndarray:
-  """The last quarter of the rows is of no group."""
-  return _random(m - m // 4, groups, rng)
-
-
-DISTRIBUTIONS: dict[str, Callable[..., np.ndarray]] = {
-  "even": _even,
-  "random": _random,
-  "zipf": _zipf,
-  "one_hot": _one_hot,
-  "half_empty": _half_empty,
-  "odd": _odd,
-  "padded": _padded,
-}
 
 
 # The case, written with what multiplies groups: a function of its operands.

@@ -1,24 +1,20 @@
 """Rows of grouped products as tables: by suite and pass, and by group sizes."""
 
 from collections.abc import Iterable, Sequence
+import operator
 import statistics
-from typing import Any
 
-from experiments.harness import ragged_bench, ragged_cases, tables
+from experiments.harness import ragged_cases, tables
+from experiments.harness.tables import RowDict
 
-RowDict = tables.RowDict
 DECODE = "decode"
 # What the op is compared with, in the order of columns.
 OTHERS = (
-  ragged_bench.LAX,
-  ragged_bench.EXAMPLE,
-  ragged_bench.TWO,
-  ragged_bench.DENSE,
+  ragged_cases.LAX,
+  ragged_cases.EXAMPLE,
+  ragged_cases.TWO,
+  ragged_cases.DENSE,
 )
-NUMERIC = (
-    "cases", "TFLOP/s", *(f"x {name}" for name in OTHERS), "worst", "failed",
-    "time", "GB/s", "of a copy", *ragged_cases.PASSES,
-)  # fmt: skip
 
 
 def label(fields: RowDict) -> str:
@@ -50,7 +46,7 @@ def speed_over(row: RowDict, arm: str) -> float | None:
   """
   if row["ms_median"] is None or arm not in row["arms"]:
     return None
-  if row["suite"] == DECODE and arm == ragged_bench.DENSE:
+  if row["suite"] == DECODE and arm == ragged_cases.DENSE:
     return None
   return row["arms"][arm]["ms_median"] / row["ms_median"]
 
@@ -68,13 +64,13 @@ def measured_parts(row: RowDict) -> list[str]:
   parts = [row["implementation"]]
   if row["ms_median"] is not None:
     parts += [
-      f"{tables.duration(row['ms_median']):>8}",
-      f"{tables.rate(row['tflops']):>5} TFLOP/s",
+      f"{tables.TIME(row):>8}",
+      f"{tables.TFLOPS(row):>5} TFLOP/s",
     ]
     if row["suite"] == DECODE:
-      parts.append(f"{tables.rate(row['gbytes_per_s']):>5} GB/s")
-      if (share := of_copy(row)) is not None:
-        parts.append(f"{share:.0%} of a copy")
+      parts.append(f"{tables.GBYTES(row):>5} GB/s")
+      if (part := of_copy(row)) is not None:
+        parts.append(f"{part:.0%} of a copy")
     parts += [
       f"{tables.factor(speed):>6} of {arm}"
       for arm in OTHERS
@@ -88,40 +84,35 @@ def measured_parts(row: RowDict) -> list[str]:
   return parts
 
 
-def by_pass(rows: Iterable[RowDict]) -> dict[tuple[str, str], list[RowDict]]:
-  """Rows by suite (and dtype) and pass, as they appear."""
-  found: dict[tuple[str, str], list[RowDict]] = {}
-  for suite, group in tables.by_suite(rows).items():
-    for row in group:
-      found.setdefault((suite, row["pass"]), []).append(row)
-  return found
-
-
-def summary(rows: Sequence[RowDict]) -> tuple[list[str], list[list[str]]]:
+def summary(rows: Sequence[RowDict]) -> tables.Table:
   """Header and cells: geometric means of each suite and pass."""
   rows = cases(rows)
-  there = {arm for row in rows for arm in row["arms"]}
-  others = [arm for arm in OTHERS if arm in there]
-  header = ["suite", "pass", "cases", "TFLOP/s"]
-  header += [f"x {arm}" for arm in others]
-  header += ["worst", "worst case", "failed"]
-  cells = []
-  for (suite, pass_), group in by_pass(rows).items():
-    rates = [row["tflops"] for row in timed(group)]
-    cell = [suite, pass_, str(len(group)), tables.rate(tables.geomean(rates))]
-    for arm in others:
-      speeds = [s for row in group if (s := speed_over(row, arm)) is not None]
-      cell.append(tables.factor(tables.geomean(speeds)))
-    of_dense = {
-      label(row): speed
-      for row in group
-      if (speed := speed_over(row, ragged_bench.DENSE)) is not None
-    }
-    worst = min(of_dense, key=of_dense.__getitem__, default=None)
-    cell += [tables.factor(of_dense.get(worst)), worst or tables.EMPTY]
-    cell.append(str(sum(row["passed"] is False for row in group)))
-    cells.append(cell)
-  return header, cells
+
+  def over(arm: str) -> tables.Value:
+    return lambda row: speed_over(row, arm)
+
+  of_dense, tflops = over(ragged_cases.DENSE), operator.itemgetter("tflops")
+  columns = {
+    "suite": lambda group: tables.suite(group[0]),
+    "pass": lambda group: group[0]["pass"],
+    "cases": lambda group: str(len(group)),
+    "TFLOP/s": tables.summarized(tables.geomean, tflops, tables.rate),
+  }
+  for arm in OTHERS:
+    if any(arm in row["arms"] for row in rows):
+      columns[f"x {arm}"] = tables.summarized(tables.geomean, over(arm))
+  columns |= {
+    "worst": tables.summarized(min, of_dense),
+    "worst case": tables.extreme(min, of_dense, label),
+    "failed": tables.failed,
+  }
+  # Suites as they appear, and so the passes of each.
+  groups = [
+    group
+    for suite in tables.grouped(rows, tables.suite).values()
+    for group in tables.grouped(suite, lambda row: row["pass"]).values()
+  ]
+  return tables.pivot(groups, columns)
 
 
 def markdown(rows: Sequence[RowDict]) -> str:
@@ -132,71 +123,62 @@ def markdown(rows: Sequence[RowDict]) -> str:
   """
   parts = [
     tables.provenance_line(timed(rows)),
-    tables.markdown(*summary(rows), NUMERIC),
+    tables.markdown(*summary(rows)),
     "TFLOP/s count the rows in groups. *x*: time of the other over time of the"
-    f" op, interleaved, in one run; `{ragged_bench.DENSE}` is one dense"
+    f" op, interleaved, in one run; `{ragged_cases.DENSE}` is one dense"
     " product of the same FLOPs (the MLP of one expert beside a layer), the"
     " *worst* case the one furthest from it. Geometric means.",
   ]
-  parts += [part(rows) for part in (_distributions, _decode, _skipped)]
+  parts += [_distributions(rows), _decode(rows), _skipped(rows)]
   return "\n\n".join(part for part in parts if part)
 
 
 def _distributions(rows: Sequence[RowDict]) -> str:
   """Speed relative to groups of one size, by distribution and pass."""
-  found: dict[str, dict[str, Any]] = {}
-  for row in timed(rows):
-    if row["suite"] == "distributions" and "ratio_to_even" in row:
-      ratios = found.setdefault(row["group_sizes"], {})
-      ratios[row["pass"]] = row["ratio_to_even"]
-  if not found:
-    return ""
-  passes = [
-    p for p in ragged_cases.PASSES if any(p in x for x in found.values())
+  found = [
+    row
+    for row in timed(rows)
+    if row["suite"] == "distributions" and "ratio_to_even" in row
   ]
-  cells = [
-    [sizes, *(tables.factor(ratios.get(p)) for p in passes)]
-    for sizes, ratios in found.items()
-  ]
-  return tables.markdown(["speed over even groups", *passes], cells, NUMERIC)
+  passes = tables.grouped(found, lambda row: row["pass"])
+  ratio = {"": tables.field("ratio_to_even", tables.factor)}
+  columns = [(x, passes[x], ratio) for x in ragged_cases.PASSES if x in passes]
+  index = {"speed over even groups": tables.field("group_sizes")}
+  table = tables.pivot(found, index, columns)
+  return tables.markdown(*table) if found else ""
 
 
 def _decode(rows: Sequence[RowDict]) -> str:
   """How near small groups come to a copy's rate."""
-  found = decoding(rows)
-  if not found:
+  percent = tables.formatted(".0%")
+  columns = {
+    "few rows a group": label,
+    "time": tables.TIME,
+    "GB/s": tables.GBYTES,
+    "of a copy": lambda row: percent(of_copy(row)),
+  }
+  if not (found := decoding(rows)):
     return ""
-  header = ["few rows a group", "time", "GB/s", "of a copy"]
-  cells = []
-  for row in found:
-    share = of_copy(row)
-    cells.append(
-      [
-        label(row),
-        tables.duration(row["ms_median"]),
-        tables.rate(row["gbytes_per_s"]),
-        tables.EMPTY if share is None else f"{share:.0%}",
-      ]
-    )
-  table = tables.markdown(header, cells, NUMERIC)
+  table = tables.markdown(*tables.pivot(found, columns))
   rates = [r["copy_gbytes_per_s"] for r in found if "copy_gbytes_per_s" in r]
   if not rates:
     return table
-  copied = statistics.median(rates)
   return (
     f"{table}\n\nGB/s: the weights of groups that have rows, the rows and the"
-    f" result once, over the time; a copy reaches {copied:.0f} GB/s."
+    " result once, over the time; a copy reaches"
+    f" {statistics.median(rates):.0f} GB/s."
   )
 
 
 def _skipped(rows: Sequence[RowDict]) -> str:
   """Why arms are missing, in a list."""
-  found: dict[tuple[str, str], list[RowDict]] = {}
-  for row in timed(rows):
-    for arm, why in row["skipped"].items():
-      found.setdefault((arm, why), []).append(row)
-  lines = [
-    f"* `{arm}`, {', '.join(dict.fromkeys(r['suite'] for r in group))}: {why}."
-    for (arm, why), group in found.items()
-  ]
+  skipped = (
+    (row["suite"], *why)
+    for row in timed(rows)
+    for why in row["skipped"].items()
+  )
+  lines = []
+  for (arm, why), found in tables.grouped(skipped, lambda x: x[1:]).items():
+    suites = ", ".join(dict.fromkeys(suite for suite, *_ in found))
+    lines.append(f"* `{arm}`, {suites}: {why}.")
   return "\n".join(["Not measured:", "", *lines]) if lines else ""

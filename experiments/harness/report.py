@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
-import os
 import pathlib
 from typing import Any
 
@@ -23,7 +22,6 @@ class Report:
   Attributes:
     experiment: its name: of its rows' file and of the page's markers.
     summary: header and cells of the table.
-    numeric: columns of it that hold numbers.
     timed: which of some rows are of cases that were timed.
     markdown: the text of the page.
     figures: by the name of a file, what draws it: (rows, path).
@@ -31,7 +29,6 @@ class Report:
 
   experiment: str
   summary: Callable[[Rows], tuple[list[str], list[list[str]]]]
-  numeric: Sequence[str]
   timed: Callable[[Rows], Rows]
   markdown: Callable[[Rows], str]
   figures: Mapping[str, Callable[[Rows, pathlib.Path], None]]
@@ -39,7 +36,8 @@ class Report:
   def table(self, console: console_lib.Console, title: str, rows: Rows) -> None:
     """Prints the table."""
     console.line()
-    console.table(title, *self.summary(rows), self.numeric)
+    header, cells = self.summary(rows)
+    console.table(title, header, cells, tables.numeric(header))
 
   def show(
     self, console: console_lib.Console, rows: Rows, folder: pathlib.Path
@@ -72,57 +70,61 @@ class Report:
     return 0
 
 
+def files(experiment: str) -> list[pathlib.Path]:
+  """The files of rows that the flags mean: one, or those of all devices."""
+  name = f"{experiment}.jsonl"
+  if cli.FROM_ROWS.value:
+    return [pathlib.Path(cli.FROM_ROWS.value)]
+  if cli.OUTPUT_DIR.value:
+    return [pathlib.Path(cli.OUTPUT_DIR.value, name)]
+  return sorted(rows_lib.RESULTS.glob(f"*/{name}"))
+
+
 def measured_before(
   experiment: str,
 ) -> tuple[pathlib.Path, pathlib.Path, list[dict[str, Any]]]:
-  """The file that the flags name, the folder of its plots, and its rows.
+  """The file that the flags mean, the folder of its plots, and its rows.
 
   Raises:
     cli.FlagError: no such file, or one that holds something else; or the
       folder can't be written to.
   """
   flag = "--from_rows" if cli.FROM_ROWS.value else "--update_readme"
-  if cli.FROM_ROWS.value:
-    path = pathlib.Path(cli.FROM_ROWS.value)
-    if not os.path.exists(path):
-      raise cli.FlagError(f"--from_rows: there is no {path}")
-    folder = pathlib.Path(cli.OUTPUT_DIR.value or path.parent)
-  elif cli.OUTPUT_DIR.value:
-    folder = pathlib.Path(cli.OUTPUT_DIR.value)
-    path = folder / f"{experiment}.jsonl"
-  else:
-    path = _measured_file(experiment)
-    folder = path.parent
+  path = _measured_file(experiment)
+  if cli.FROM_ROWS.value and not path.exists():
+    raise cli.FlagError(f"--from_rows: there is no {path}")
   try:
     rows = rows_lib.read(path)
     for row in rows:
       rows_lib.validate(row)
   except OSError as error:
-    raise cli.FlagError(
-      f"{flag}: can't read {path}: {error.strerror}"
-    ) from None
+    reason = f"can't read {path}: {error.strerror}"
+    raise cli.FlagError(f"{flag}: {reason}") from None
   except ValueError as error:
     raise cli.FlagError(f"{flag}: {path}: {error}") from None
   if not rows:
     raise cli.FlagError(
       f"{flag}: no timed rows in {path}; want one JSON object a line"
     )
+  folder = pathlib.Path(cli.OUTPUT_DIR.value or path.parent)
   if cli.PLOT.value:
     cli.check_folder(folder)
   return path, folder, rows
 
 
 def _measured_file(experiment: str) -> pathlib.Path:
-  """The results file in the repository that holds timed rows.
-
-  Where several devices have one, that of README's tables.
+  """The file that the flags mean; of several, that of README's tables.
 
   Raises:
-    cli.FlagError: there is none, or several without that device's.
+    cli.FlagError: none in the repository holds timed rows, or several do
+      without that device's.
   """
+  found = files(experiment)
+  if cli.FROM_ROWS.value or cli.OUTPUT_DIR.value:
+    return found[0]
   found = [
     path
-    for path in sorted(rows_lib.RESULTS.glob(f"*/{experiment}.jsonl"))
+    for path in found
     if any(row.get("ms_median") is not None for row in rows_lib.read(path))
   ]
   first = [x for x in found if x.parent.name == overview.DEVICES[0]]
@@ -161,23 +163,24 @@ def update_page(
 ) -> None:
   """Writes text and links to pictures between the markers of that name.
 
-  They are in README or in a page of the results. Pictures that are not there,
-  or not beside the page or below it, are left out.
-
   Raises:
-    cli.FlagError: no page has such markers.
+    cli.FlagError: there is no page, or none has such markers.
   """
+  shown = links(name, pictures)
+  block = [text, *(f"![{x.stem}]({x.as_posix()})" for x in shown)]
   page = page_of(name)
-  block = [text]
-  for picture in (picture.resolve() for picture in pictures):
-    if picture.exists() and picture.is_relative_to(page.parent.resolve()):
-      link = picture.relative_to(page.parent.resolve()).as_posix()
-      block.append(f"![{picture.stem}]({link})")
   try:
     changed = tables.update_file(page, name, "\n\n".join(block))
   except (OSError, ValueError) as error:
     raise cli.FlagError(f"--update_readme: {error}") from None
   console.line(f"{'rewrote' if changed else 'nothing new for'} {page}")
+
+
+def links(name: str, pictures: Sequence[pathlib.Path]) -> list[pathlib.Path]:
+  """Where the page of that name finds those pictures that lie below it."""
+  root = page_of(name).resolve().parent
+  there = [x.resolve() for x in pictures if x.exists()]
+  return [x.relative_to(root) for x in there if x.is_relative_to(root)]
 
 
 def page_of(name: str) -> pathlib.Path:

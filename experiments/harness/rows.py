@@ -151,6 +151,7 @@ OPTIONAL_FIELDS: dict[str, Any] = {
   "baseline_dispatch_us": float,
   "choose_us": float,
 }
+_TYPES = typing.get_type_hints(Row) | OPTIONAL_FIELDS
 # What makes two rows rows of the same thing.
 PROBLEM_FIELDS = ("kernel", "m", "n", "k", "dtype", "alpha", "beta")
 VARIANT_FIELDS = (
@@ -159,10 +160,8 @@ VARIANT_FIELDS = (
 )  # fmt: skip
 
 
-def as_dict(row: Any, **optional: Any) -> dict[str, Any]:
+def as_dict(row: Row, **optional: Any) -> dict[str, Any]:
   """The row as it is written; optional fields that are None are left out.
-
-  A program whose rows are no products has a dataclass of its own for them.
 
   Numbers that JSON can't hold (NaN, infinities) become None.
 
@@ -189,37 +188,29 @@ def _finite(x: Any) -> Any:
   return x
 
 
-def validate(row: Mapping[str, Any], kind: type = Row) -> None:
+def validate(row: Mapping[str, Any]) -> None:
   """Checks that a dict is a result row.
-
-  Args:
-    row: as it is written.
-    kind: the dataclass of its fields; those of `Row` have optional ones.
 
   Raises:
     ValueError: a field is missing, unknown, or of the wrong type; the message
       names it.
   """
-  names = [field.name for field in dataclasses.fields(kind)]
-  if missing := [name for name in names if name not in row]:
+  if missing := [name for name in FIELDS if name not in row]:
     raise ValueError(f"row lacks {', '.join(missing)}")
-  hints = typing.get_type_hints(kind)
-  if kind is Row:
-    hints |= OPTIONAL_FIELDS
-  if unknown := [name for name in row if name not in hints]:
+  if unknown := [name for name in row if name not in _TYPES]:
     raise ValueError(f"row has unknown fields {', '.join(unknown)}")
   for name, value in row.items():
-    options = typing.get_args(hints[name])
-    union = isinstance(hints[name], types.UnionType)
-    allowed = tuple(
-      typing.get_origin(t) or t for t in (options if union else (hints[name],))
+    kind = _TYPES[name]
+    kinds = (
+      typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     )
+    allowed = tuple(typing.get_origin(t) or t for t in kinds)
     # JSON writes 1.0 and 1 alike, and bool is an int to Python.
     fits = isinstance(value, allowed) or (
       float in allowed and isinstance(value, int)
     )
     if not fits or (isinstance(value, bool) and bool not in allowed):
-      raise ValueError(f"row field {name} must be {hints[name]}, got {value!r}")
+      raise ValueError(f"row field {name} must be {kind}, got {value!r}")
 
 
 def slug(device: str) -> str:

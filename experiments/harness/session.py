@@ -10,10 +10,11 @@ from typing import Any
 
 from absl import flags, logging
 
-from experiments.harness import bench as bench_lib
-from experiments.harness import cli, contestants, provenance, tables, timing
+from experiments.harness import case as case_lib
+from experiments.harness import cli, provenance, tables, timing
 from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
+from experiments.harness import run as run_lib
 from pallas_gemm import hardware
 
 RowDict = dict[str, Any]
@@ -73,6 +74,7 @@ class Session:
     name: str,
     measure: Callable[[], RowDict],
     parts: Callable[[RowDict], list[str]],
+    may_fail: bool = False,
   ) -> None:
     """Keeps and prints the row of a case.
 
@@ -80,9 +82,10 @@ class Session:
       name: what the case is called.
       measure: gives the row.
       parts: what was measured, as parts of a line.
+      may_fail: whether it is no failure if the case can't run here.
     """
     self.console.doing(name)
-    found = self._guarded(name, measure)
+    found = self._guarded(name, measure, may_fail)
     if found is not None:
       self._keep(found)
       verdict = f"{tables.verdict(found)} error / bound"
@@ -93,7 +96,7 @@ class Session:
       ]
       failed = found["passed"] is False
       if failed:
-        self.failures.append(name)
+        self._failed(name)
       self.console.line("  ".join(line), bad=failed)
     self.console.step()
 
@@ -141,17 +144,23 @@ class Session:
     self.console.doing(name)
     self._guarded(name, take)
 
-  def _guarded(self, name: str, work: Callable[[], Any]) -> Any:
+  def _guarded(
+    self, name: str, work: Callable[[], Any], may_fail: bool = False
+  ) -> Any:
     """What `work` gives; None if it failed, with its reason in a line."""
     try:
       return work()
     except Exception as error:  # pylint: disable=broad-exception-caught
       if self.interrupt.pressed:  # inside a kernel Ctrl-C comes in disguise
         raise KeyboardInterrupt from None
-      reason = contestants.first_line(error)
-      self.failures.append(name)
-      self.console.line(f"{name}  can't run here: {reason}", bad=True)
+      reason = case_lib.reason(error)
+      if not may_fail:
+        self._failed(name)
+      self.console.line(f"{name}  can't run here: {reason}", bad=not may_fail)
       return None
+
+  def _failed(self, name: str) -> None:
+    self.failures.append(" ".join(name.split()))
 
   def _keep(self, row: RowDict) -> None:
     rows_lib.append(self.path, row)
@@ -195,15 +204,14 @@ def start(
   return Session(console, path, device, on_gpu, **fields)
 
 
-def bench(experiment: str, on_gpu: bool) -> bench_lib.Bench:
+def bench(experiment: str, on_gpu: bool) -> run_lib.Bench:
   """Measures as the flags say."""
-  return bench_lib.Bench(
+  return run_lib.Bench(
     experiment=experiment,
     seed=cli.SEED.value,
     warmup=cli.WARMUP.value,
     repeats=cli.REPEATS.value,
     timed=on_gpu,
-    measure=timing.measure,
     flush=timing.l2_flush(hardware.current().l2_bytes) if on_gpu else None,
   )
 

@@ -44,88 +44,52 @@ def parse(text: str) -> Shape:
   return shape
 
 
+def shapes(text: str) -> tuple[Shape, ...]:
+  """The shapes of "MxNxK MxNxK"."""
+  return tuple(map(parse, text.split()))
+
+
 SUITES: dict[str, tuple[Shape, ...]] = {
   # What the runner does when no shape is named.
   "ladder": square(4096),
   # Small enough for the interpreter, no dimension a multiple of a tile.
-  "interpret": (Shape(48, 40, 24),),
+  "interpret": shapes("48x40x24"),
   # The worked example of the textbooks: 16^3, drawn in 4x4 blocks.
   "textbook": square(16),
   # Throughput over size, for every rung.
   "sweep": square(128, 256, 512, 1024, 2048, 4096, 8192),
   "square": square(512, 1024, 2048, 4096, 8192, 16384),
   # Where the tensor-core rungs are compared with cuBLAS.
-  "large": (Shape(4096, 8192, 4096), Shape(8192, 8192, 8192)),
+  "large": shapes("4096x8192x4096 8192x8192x8192"),
   # A row, a column, one element, just past a tile.
-  "edges": (
-    Shape(1, 1, 1),
-    Shape(1, 33, 17),
-    Shape(33, 1, 17),
-    Shape(5, 7, 1),
-    Shape(129, 257, 65),
-    Shape(127, 63, 31),
-  ),
-  "primes": (
-    Shape(2, 3, 5),
-    Shape(17, 29, 13),
-    Shape(61, 67, 71),
-    Shape(131, 113, 37),
-  ),
+  "edges": shapes("1x1x1 1x33x17 33x1x17 5x7x1 129x257x65 127x63x31"),
+  "primes": shapes("2x3x5 17x29x13 61x67x71 131x113x37"),
   # Row strides that TMA refuses (no multiple of 16 bytes).
-  "unaligned": (
-    *square(4095),
-    Shape(4096, 4096, 4095),
-    Shape(1023, 4097, 2049),
-  ),
-  "long_k": (Shape(128, 128, 65536), Shape(512, 512, 16384)),
-  "tall_skinny": (Shape(65536, 128, 512), Shape(128, 65536, 512)),
+  "unaligned": shapes("4095x4095x4095 4096x4096x4095 1023x4097x2049"),
+  "long_k": shapes("128x128x65536 512x512x16384"),
+  "tall_skinny": shapes("65536x128x512 128x65536x512"),
   # Low-rank adapters of rank 16 and 64: down to the rank, and up again.
-  "lora": (
-    Shape(4096, 16, 4096),
-    Shape(4096, 4096, 16),
-    Shape(8192, 64, 8192),
-    Shape(8192, 8192, 64),
-  ),
+  "lora": shapes("4096x16x4096 4096x4096x16 8192x64x8192 8192x8192x64"),
   # A column, routers of mixtures of experts, and the first layers of a ResNet.
-  "narrow": (
-    Shape(4096, 1, 4096),
-    Shape(8192, 64, 2048),
-    Shape(1024, 256, 7168),
-    Shape(2048, 256, 4096),
-    Shape(12544, 128, 576),
-    Shape(10000, 64, 64),
+  "narrow": shapes(
+    "4096x1x4096 8192x64x2048 1024x256x7168 2048x256x4096 12544x128x576 "
+    "10000x64x64"
   ),
   # Few slabs of K.
-  "short": (
-    Shape(4096, 2048, 64),
-    Shape(32768, 256, 64),
-    Shape(4096, 1024, 128),
-    Shape(8192, 4096, 128),
-    Shape(8192, 8192, 256),
+  "short": shapes(
+    "4096x2048x64 32768x256x64 4096x1024x128 8192x4096x128 8192x8192x256"
   ),
   # Where float32 results take as long to store as to compute, and where less.
-  "wide": (
-    Shape(8192, 4096, 256),
-    Shape(4096, 4096, 512),
-    Shape(16384, 1024, 1024),
-    Shape(2048, 2048, 2048),
-    Shape(4096, 4096, 4096),
+  "wide": shapes(
+    "8192x4096x256 4096x4096x512 16384x1024x1024 2048x2048x2048 4096x4096x4096"
   ),
   # Layers of models from 1B to 3B at 8192 and 16384 tokens.
-  "small_llm": (
-    Shape(16384, 2048, 2048),
-    Shape(8192, 2560, 2560),
-    Shape(8192, 6912, 2560),
-  ),
+  "small_llm": shapes("16384x2048x2048 8192x2560x2560 8192x6912x2560"),
   # Larger than "edges" and "primes": mostly odd, so TMA refuses the rows too,
   # and no dimension a multiple of a tile.
-  "uneven": (
-    *square(4097),
-    Shape(1000, 3000, 2000),
-    Shape(2047, 2049, 2051),
-    Shape(511, 513, 1027),
-    Shape(8191, 1021, 3001),
-    Shape(1009, 2003, 3001),
+  "uneven": shapes(
+    "4097x4097x4097 1000x3000x2000 2047x2049x2051 511x513x1027 8191x1021x3001 "
+    "1009x2003x3001"
   ),
   # A token batch times the weights of a Llama: [n, k] of the fused QKV, the
   # output, the fused gate and up, and the down projection.
@@ -138,14 +102,10 @@ SUITES: dict[str, tuple[Shape, ...]] = {
     Shape(m, n, 4096) for m in (2048, 8192) for n in (128256, 32000, 50257)
   ),
   # The MLP of an 8B Llama at 4096 tokens.
-  "mlp": (Shape(4096, 14336, 4096),),
+  "mlp": shapes("4096x14336x4096"),
   # What its derivatives multiply, and a square product beside them.
-  "backward": (
-    Shape(4096, 14336, 4096),
-    Shape(4096, 4096, 14336),
-    Shape(4096, 4096, 4096),
-  ),
-  "training": (Shape(4096, 14336, 4096), Shape(8192, 4096, 4096)),
+  "backward": shapes("4096x14336x4096 4096x4096x14336 4096x4096x4096"),
+  "training": shapes("4096x14336x4096 8192x4096x4096"),
 }
 
 

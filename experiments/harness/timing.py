@@ -1,46 +1,28 @@
 """GPU kernel time of several functions, measured side by side.
 
-One mechanism for every experiment. The functions under comparison ("arms")
-run in turn, A B A B, inside one CUPTI session, so that a change of clock or
-temperature meets all of them alike. Before each call a flush evicts the L2
-cache; the flush is kept out of the sums. CUPTI reports every kernel that ran,
-in order, and a call's time is the sum over the kernels it launched: copies,
-pads and layout changes count.
-
-Which kernel belongs to which call is found by counting. Each arm is called
-once in a session of its own, which tells how many kernels it launches and
-what they are called; the long list of the measuring session is then cut by
-those counts, and every piece must hold the same names. If it does not, there
-is no result: RuntimeError.
-
-CUPTI here sees kernels, not memory copies by the copy engine (a device-to-
-device memcpy that XLA may emit for an argument returned as it is).
+The functions under comparison ("arms") run in turn, A B A B, inside one CUPTI
+session, so that a change of clock or temperature meets all of them alike.
+Before each call a flush evicts the L2 cache; the flush is kept out of the
+sums. A call's time is the sum over the kernels it launched: copies, pads and
+layout changes count. See `pallas_gemm.measure`, which tells them apart.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-import contextlib
 import dataclasses
-import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm import compat
+from pallas_gemm import measure as measure_lib
 
-# A flush reads this many times the capacity of the L2, so that what was there
-# is gone under any replacement policy.
-FLUSH_MULTIPLE = 4
 # Calls shorter than this are also timed by the host's clock: there, launch
 # cost is what a user waits for.
 WALL_BELOW_MS = 0.020
 DEFAULT_WARMUP = 5
 DEFAULT_REPEATS = 25
 MIN_REPEATS = 20
-
-Session = Callable[[], contextlib.AbstractContextManager[list]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,25 +88,8 @@ class Timing:
 
 
 def l2_flush(l2_bytes: int) -> Arm:
-  """An arm that evicts the L2 by reading a buffer that is larger.
-
-  It reads: a flush that writes would leave dirty lines, and the kernel timed
-  next would pay for writing them back.
-
-  Args:
-    l2_bytes: capacity of the L2.
-
-  Raises:
-    ValueError: the capacity is not positive.
-  """
-  if l2_bytes <= 0:
-    raise ValueError(f"l2_bytes must be positive, got {l2_bytes}")
-  count = FLUSH_MULTIPLE * l2_bytes // 4
-  # Random bits: a constant buffer may be stored compressed.
-  buffer = jax.jit(
-    lambda: jax.random.bits(jax.random.key(0), (count,), jnp.uint32)
-  )()
-  return Arm("flush", jax.jit(jnp.max), (jax.block_until_ready(buffer),))
+  """An arm that evicts the L2; see `measure.l2_flush`."""
+  return Arm("flush", measure_lib.l2_flush(l2_bytes))
 
 
 def measure(
@@ -133,7 +98,6 @@ def measure(
   warmup: int = DEFAULT_WARMUP,
   repeats: int = DEFAULT_REPEATS,
   flush: Arm | None = None,
-  session: Session = compat.cupti_session,
   tick: Callable[[], None] = lambda: None,
 ) -> dict[str, Timing]:
   """Times the arms, interleaved.
@@ -144,8 +108,6 @@ def measure(
     repeats: timed calls of each arm.
     flush: called before every timed call, its time kept out; see `l2_flush`.
       None leaves the caches as the call before left them.
-    session: context that yields a list, filled at exit with (kernel name, ms)
-      of every kernel launched in it; replaced in tests.
     tick: called after each round of arms, for a progress bar.
 
   Returns:
@@ -153,8 +115,7 @@ def measure(
 
   Raises:
     ValueError: no arms, two of one name, warmup < 0, or repeats < 1.
-    RuntimeError: an arm launched no kernel, or the kernels that were seen do
-      not add up to the calls that were made; or this machine has no CUPTI.
+    RuntimeError: as from `measure.kernels`.
 
   Example:
     timings = measure([Arm("mine", f, (a, b)), Arm("theirs", g, (a, b))],
@@ -162,43 +123,27 @@ def measure(
     ratio = timings["theirs"].median / timings["mine"].median
   """
   _check(arms, warmup, repeats)
-  everyone = list(arms) if flush is None else [flush, *arms]
   for _ in range(max(warmup, 1)):
-    for arm in everyone:
+    for arm in filter(None, (flush, *arms)):
       arm.call()
-  names = {arm.name: _kernels_of(arm, session) for arm in everyone}
-
-  calls: list[str] = []
-  with session() as events:
-    for _ in range(repeats):
-      for arm in arms:
-        # `call` waits: no two calls overlap, so their kernels can't mix.
-        if flush is not None:
-          flush.call()
-          calls.append(flush.name)
-        arm.call()
-        calls.append(arm.name)
-      tick()
-  ms = _attribute(events, calls, names)
-
-  wall: dict[str, list[float]] = {arm.name: [] for arm in arms}
-  if min(float(np.median(ms[arm.name])) for arm in arms) < WALL_BELOW_MS:
-    for _ in range(repeats):
-      for arm in arms:
-        if flush is not None:
-          flush.call()
-        start = time.perf_counter()
-        arm.call()
-        wall[arm.name].append((time.perf_counter() - start) * 1e3)
-  return {
-    arm.name: Timing(
-      ms=tuple(ms[arm.name]),
-      kernel_names=names[arm.name],
+  calls = {arm.name: arm.call for arm in arms}
+  flush_call = flush and flush.call
+  launched = measure_lib.kernels(calls, repeats, flush_call, tick=tick)
+  found = [
+    Timing(
+      ms=tuple(sum(ms for _, ms in kernels) for kernels in rounds),
+      kernel_names=tuple(name for name, _ in rounds[0]),
       warmup=warmup,
-      wall_ms=tuple(wall[arm.name]),
     )
-    for arm in arms
-  }
+    for rounds in launched.values()
+  ]
+  if min(timing.median for timing in found) < WALL_BELOW_MS:
+    wall = measure_lib.host_seconds(list(calls.values()), repeats, flush_call)
+    found = [
+      dataclasses.replace(timing, wall_ms=tuple(1e3 * s for s in seconds))
+      for timing, seconds in zip(found, wall)
+    ]
+  return dict(zip(calls, found))
 
 
 def _check(arms: Sequence[Arm], warmup: int, repeats: int) -> None:
@@ -211,40 +156,3 @@ def _check(arms: Sequence[Arm], warmup: int, repeats: int) -> None:
     raise ValueError(f"warmup must be >= 0, got {warmup}")
   if repeats < 1:
     raise ValueError(f"repeats must be >= 1, got {repeats}")
-
-
-def _kernels_of(arm: Arm, session: Session) -> tuple[str, ...]:
-  """Names of the kernels that one call launches."""
-  with session() as events:
-    arm.call()
-  if not events:
-    raise RuntimeError(f"{arm.name} launched no GPU kernel; nothing to time")
-  return tuple(name for name, _ in events)
-
-
-def _attribute(
-  events: Sequence[tuple[str, float]],
-  calls: Sequence[str],
-  names: dict[str, tuple[str, ...]],
-) -> dict[str, list[float]]:
-  """Cuts the list of kernels into calls; the sum of ms of each call."""
-  want = sum(len(names[call]) for call in calls)
-  if len(events) != want:
-    raise RuntimeError(
-      f"CUPTI saw {len(events)} kernels, but {len(calls)} calls should have"
-      f" launched {want}; the times can't be attributed"
-    )
-  ms: dict[str, list[float]] = {call: [] for call in names}
-  start = 0
-  for call in calls:
-    piece = events[start : start + len(names[call])]
-    start += len(piece)
-    # Compared as a multiset: XLA may run independent kernels of one call in
-    # either order.
-    if Counter(name for name, _ in piece) != Counter(names[call]):
-      raise RuntimeError(
-        f"a call of {call} launched {[name for name, _ in piece]}, but"
-        f" {list(names[call])} when counted; the times can't be attributed"
-      )
-    ms[call].append(sum(t for _, t in piece))
-  return ms

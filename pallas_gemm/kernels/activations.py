@@ -17,7 +17,7 @@ from jax.extend import core
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm import compat, numerics
+from pallas_gemm import compat, dtypes
 from pallas_gemm.kernels import epilogues
 
 # Each element of the result depends on that element of the arguments alone.
@@ -286,9 +286,9 @@ def _accumulator_dtype(a: Any, b: Any, out_dtype: Any) -> Any:
   try:
     both = jnp.promote_types(a.dtype, b.dtype)
     wide = both if out_dtype is None else jnp.dtype(out_dtype)
-    is_number = numerics.kind(wide) != "other"
+    is_number = dtypes.kind(wide) != "other"
     if not is_number or jax.dtypes.canonicalize_dtype(wide) != wide:
       wide = both  # what is wrong with it is said later
-    return numerics.accumulation_dtype(both, both, wide)
+    return dtypes.accumulation_dtype(both, both, wide)
   except (AttributeError, TypeError, ValueError):
     return jnp.dtype("float32")

@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 import functools
 import importlib.util
 import math
-import statistics
-import time
 from typing import Any
 
 import jax
@@ -25,6 +23,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from pallas_gemm import blas, compat
+from pallas_gemm import measure as measure_lib
 from pallas_gemm.kernels import triton_kernel
 from pallas_gemm.kernels.triton_config import (
   CONFIGS,
@@ -38,7 +37,6 @@ NAME = triton_kernel.NAME
 DTYPES = blas.FLOAT32 + blas.FLOAT16S
 PRECISIONS = ("ieee", "tf32")
 PLATFORMS = ("gpu", "cuda", "rocm")
-_REPEATS = 10  # timed calls of a candidate
 
 Measure = Callable[[dict[str, Callable[[], jax.Array]]], dict[str, float]]
 
@@ -168,9 +166,8 @@ def autotune(
     precision: see a.
     configs: the candidates.
     measure: takes {name: function that launches one candidate and returns
-      its result}, compiled; returns {name: time}, in any unit. None: the
-      median GPU kernel time of several calls (from CUPTI; wall time where
-      there is none), with whatever the call before left in L2.
+      its result}, compiled; returns {name: time}, in any unit. None: as
+      `measure.seconds`, with whatever the call before left in L2.
 
   Returns:
     The fastest config.
@@ -275,23 +272,5 @@ def _key(problem: Problem, precision: str, device: Any = None):
 def _kernel_times(
   runs: dict[str, Callable[[], jax.Array]],
 ) -> dict[str, float]:
-  """Median ms of each: of its GPU kernel, or of the call without CUPTI."""
-  return {name: statistics.median(_samples(run)) for name, run in runs.items()}
-
-
-def _samples(run: Callable[[], jax.Array]) -> list[float]:
-  """Times of several calls, in ms."""
-  try:
-    with compat.cupti_session() as kernels:
-      for _ in range(_REPEATS):
-        jax.block_until_ready(run())
-    if kernels:
-      return [ms for _, ms in kernels]
-  except RuntimeError:
-    pass  # no CUPTI: by the host's clock
-  calls = []
-  for _ in range(_REPEATS):
-    start = time.perf_counter()
-    jax.block_until_ready(run())
-    calls.append(1e3 * (time.perf_counter() - start))
-  return calls
+  """Median seconds of each."""
+  return dict(zip(runs, measure_lib.seconds(list(runs.values()), cold=False)))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
-from pallas_gemm import compat, numerics, report
+from pallas_gemm import compat, dtypes, report
 from pallas_gemm.kernels import activations
 from pallas_gemm.ops.implementations import DEFAULT, HOPPER, IMPLEMENTATIONS
 from pallas_gemm.ops.invariance import is_batch_invariant
@@ -93,7 +93,7 @@ def array(name: str, value: Any, optional: bool = False) -> Any:
       f"{name} must be an array without a mask, got a masked one; fill it first"
     )
   if isinstance(value, np.ndarray | np.generic):
-    if numerics.kind(value.dtype) == "other":
+    if dtypes.kind(value.dtype) == "other":
       raise TypeError(f"{name} must hold numbers, got dtype {value.dtype}")
     return value
   if not isinstance(value, int | float | complex):
@@ -134,7 +134,7 @@ def check_added(
   """Bias or C, if there: a dtype that fits into that of sums, and a shape."""
   if value is None:
     return
-  is_kind = numerics.kind(value.dtype) == numerics.kind(wide)
+  is_kind = dtypes.kind(value.dtype) == dtypes.kind(wide)
   check(
     is_kind and value.dtype.itemsize <= wide.itemsize,
     f"{name} must have a dtype that fits into the accumulation's, {wide.name}",
@@ -178,14 +178,14 @@ def factor(
   if type(value) in (float, int) and value == 1:
     return None, False
   dtype = jnp.result_type(a, b)
-  wide = numerics.accumulation_dtype(dtype, dtype, dtype_of(out_dtype, dtype))
+  wide = dtypes.accumulation_dtype(dtype, dtype, dtype_of(out_dtype, dtype))
   if not isinstance(value, jax.Array | np.ndarray):
     return _number(name, value, wide), value == 0
   array(name, value)
   if value.shape != ():
     raise ValueError(f"{name} must be a scalar, got shape {value.shape}")
   kinds = {"integer": 0, "floating": 1, "complex": 2}
-  have, want = (kinds.get(numerics.kind(d)) for d in (value.dtype, wide))
+  have, want = (kinds.get(dtypes.kind(d)) for d in (value.dtype, wide))
   if have is None or want is None or have > want:
     wanted = _wanted(name, wide)
     raise TypeError(f"{wanted}, got an array of {value.dtype}")
@@ -194,7 +194,7 @@ def factor(
 
 def _wanted(name: str, wide: Any) -> str:
   words = {"floating": "real", "integer": "an integer", "bool": "the number 1"}
-  kind = words.get(numerics.kind(wide), "a number")
+  kind = words.get(dtypes.kind(wide), "a number")
   return f"{name} must be {kind} for {wide.name}"
 
 
@@ -204,7 +204,7 @@ def _number(name: str, value: Any, wide: Any) -> np.ndarray:
     raise TypeError(
       f"{name} must be a number or a scalar array, got {type(value).__name__}"
     )
-  kind = numerics.kind(wide)
+  kind = dtypes.kind(wide)
   is_complex = isinstance(value, complex | np.complexfloating)
   ok = kind != "bool" and (kind == "complex" or not is_complex)
   if ok and kind == "integer" and not isinstance(value, int):
@@ -233,12 +233,12 @@ def dtype_of(
     wanted = jnp.dtype(value)
   except TypeError as error:
     raise TypeError(f"{name} must be a dtype, got {value!r}") from error
-  kind = numerics.kind(wanted)
+  kind = dtypes.kind(wanted)
   if kind == "other":
     raise TypeError(f"{name} must be a dtype of numbers, got {wanted}")
-  if like is not None and kind != numerics.kind(like):
+  if like is not None and kind != dtypes.kind(like):
     raise TypeError(
-      f"{name} must be {numerics.kind(like)} like the operands, {like.name},"
+      f"{name} must be {dtypes.kind(like)} like the operands, {like.name},"
       f" got {wanted.name}"
     )
   if jax.dtypes.canonicalize_dtype(wanted) != wanted:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from pallas_gemm import compat, numerics, report, tuning
+from pallas_gemm import compat, dtypes, report, tuning
 from pallas_gemm.ops import arguments, implementations, xla
 from pallas_gemm.ops.grouped import check_sizes, of_groups
 from pallas_gemm.ops.invariance import is_batch_invariant
@@ -108,7 +108,7 @@ def _dot_general(options, generation, lhs, rhs):
   # Raises what is to be raised, and says what None means as dimensions.
   try:
     traced = jax.make_jaxpr(reference)(lhs, rhs)
-    if numerics.kind(traced.out_avals[0].dtype) == "other":
+    if dtypes.kind(traced.out_avals[0].dtype) == "other":
       raise TypeError(f"{_PREFERRED} must be a dtype of numbers")
   except TypeError:
     arguments.dtype_of(options.out_dtype, None, _PREFERRED)  # names it

@@ -14,7 +14,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm import numerics, tuning
+from pallas_gemm import dtypes, tuning
 from pallas_gemm.kernels import activations
 from pallas_gemm.ops import arguments
 from pallas_gemm.ops.arguments import Options, check
@@ -236,7 +236,7 @@ def check_sizes(
   """
   for name, v in (("group_sizes", group_sizes), ("group_offset", group_offset)):
     dtype = jnp.int32 if v is None else v.dtype
-    is_integer, got = numerics.kind(dtype) == "integer", f"dtype {dtype}"
+    is_integer, got = dtypes.kind(dtype) == "integer", f"dtype {dtype}"
     check(is_integer, f"{name} must hold integers", got, TypeError)
   got = f"shape {group_sizes.shape}"
   check(group_sizes.ndim == 1, "group_sizes must have rank 1", got)

@@ -183,18 +183,36 @@ def _activation_of_saved(x: Operands, spec: Spec):
 
 
 def _transpose(cotangents, *operands, spec: Spec):
-  """Of a product alone, which is linear in A and in B."""
-  (ct,) = cotangents
   x = spec.named(operands)
-  to_a = ad.is_undefined_primal(x.a)
-  aval = (x.a if to_a else x.b).aval
+  of_a, of_b = map(ad.is_undefined_primal, (x.a, x.b))
+  if spec.gated or spec.activation is not None or not (of_a or of_b):
+    return _transpose_by_vjp(cotangents, operands, spec)
+  # A product alone, which is linear in A and in B.
+  (ct,) = cotangents
+  aval = (x.a if of_a else x.b).aval
   if type(ct) is ad.Zero:
     grad = ad.Zero(aval)
   else:
     rule = _grouped_cotangent if spec.ragged else _cotangent
-    grad = rule(ct, x, to_a, aval, spec)
-  found = Operands(grad if to_a else None, None if to_a else grad)
+    grad = rule(ct, x, of_a, aval, spec)
+  found = Operands(grad if of_a else None, None if of_a else grad)
   return [g for g, word in zip(found, spec.words) if word is not None]
+
+
+def _transpose_by_vjp(cotangents, operands, spec: Spec):
+  """Of what is linear in some operands: it is its own derivative, anywhere."""
+  unknown = [i for i, v in enumerate(operands) if ad.is_undefined_primal(v)]
+
+  def linear(*values):
+    given = [*operands]
+    for i, value in zip(unknown, values):
+      given[i] = value
+    return product(spec.named(given), spec)
+
+  zeros = [ad.instantiate_zeros(ad.Zero(operands[i].aval)) for i in unknown]
+  _, vjp = jax.vjp(linear, *zeros)
+  found = dict(zip(unknown, vjp([*map(ad.instantiate_zeros, cotangents)])))
+  return [found.get(i) for i in range(len(operands))]
 
 
 def _cotangent(ct, x: Operands, to_a: bool, aval, spec: Spec) -> jax.Array:

@@ -13,7 +13,7 @@ from jax import lax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pallas_gemm import compat, numerics
+from pallas_gemm import compat, dtypes
 from pallas_gemm.problem import Side
 
 _UNSHARDED = PartitionSpec()
@@ -40,7 +40,7 @@ class Operands(NamedTuple):
 
   def wide(self, out_dtype: Any) -> Any:
     """The dtype of sums and epilogue."""
-    return numerics.accumulation_dtype(self.a.dtype, self.b.dtype, out_dtype)
+    return dtypes.accumulation_dtype(self.a.dtype, self.b.dtype, out_dtype)
 
 
 class Sizes(NamedTuple):
@@ -242,7 +242,7 @@ def epilogue(sums: Sequence[Any], x: Operands, spec: Spec) -> list[Any]:
   results = [result.astype(spec.out_dtype) for result in results]
   if spec.ragged != "m":
     return results
-  return [zero_outside(v, x.offsets, "o", "mn") for v in results]
+  return [zero_outside(v, x.offsets, w.offsets, spec.out) for v in results]
 
 
 def without_product(x: Operands, spec: Spec) -> list[jax.Array]:

@@ -1,36 +1,32 @@
 """One problem, ready to be run with any config, and what its result must be.
 
 A config that makes the kernel wrong must never be remembered, however fast.
-Each result is compared with a float64 reference on a grid of rows and columns
-that is fine enough to meet the tiles of all but the largest results, against
-the elementwise bound of `numerics`. An activation maps an interval of that
-width around the exact sum to an interval of results; that one is the bound.
+Each result is compared with float64 (see `check`) on rows and columns that meet
+the tiles of all but the largest results (see `sampling`).
+
+How large groups are is not part of a problem. Here they are between half and
+one and a half times as large as each other would make them: none ends with a
+tile, and no config can win by suiting sizes that are all the same.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 import dataclasses
 import functools
-import itertools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm import numerics
-from pallas_gemm.kernels.sm90 import launch
+from pallas_gemm import check, sampling
+from pallas_gemm.kernels.sm90 import launch, layout
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.problem import Problem
 
+Arrays = dict[str, jax.Array]
 Results = tuple[jax.Array, ...]
 
-# Rows, and columns, of which results are checked.
-_SAMPLE = 256
-# What evaluating an activation may be off, relative to the larger of its
-# argument and its value: bfloat16 results use approximate instructions, good
-# to 2^-11.
-_ACTIVATION_ERROR = {"bfloat16": 2.0**-10}
-_EXACT_ACTIVATION_ERROR = 2.0**-20
+# Rows, and columns, of which results are checked; and of how many groups.
+_SAMPLE, _GROUPS = 256, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +35,7 @@ class Case:
 
   Attributes:
     problem: what is tuned.
-    activation: the function that `problem.activation` names.
+    activation: the function that the problem names.
     alpha, beta: factors of the product and of C.
   """
 
@@ -47,38 +43,6 @@ class Case:
   activation: Callable[[jax.Array], jax.Array] | None = None
   alpha: float = 1.0
   beta: float = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Expected:
-  """Part of one result: output[index][rows][:, columns].
-
-  Attributes:
-    index: of the matrix in the batch.
-    rows, columns: which of it.
-    want: [rows, columns], float64.
-    bound: the largest error of each.
-  """
-
-  index: int
-  rows: np.ndarray
-  columns: np.ndarray
-  want: np.ndarray
-  bound: np.ndarray
-
-  def error(self, output: jax.Array) -> str | None:
-    """None, or where and how much an output is wrong."""
-    got = output[self.index][self.rows][:, self.columns]
-    error = np.abs(np.asarray(got).astype(np.float64) - self.want)
-    ratio = np.where(np.isnan(error), np.inf, error / self.bound)
-    if np.max(ratio) <= 1:
-      return None
-    i, j = np.unravel_index(np.argmax(ratio), ratio.shape)
-    return (
-      f"wrong result: element [{self.index}, {self.rows[i]},"
-      f" {self.columns[j]}] is off by {error[i, j]:.3g}, at most"
-      f" {self.bound[i, j]:.3g} is rounding"
-    )
 
 
 class Trial:
@@ -91,8 +55,10 @@ class Trial:
 
   def __init__(self, case: Case):
     self.case = case
-    self.operands = self._make_operands()
-    self._expected = self._make_expected()
+    self.operands = _operands(case.problem)
+    self._expected = [
+      (part, self._of(part)) for part in _parts(case.problem, self.operands)
+    ]
 
   def compile(self, config: Config) -> Callable[[], Results]:
     """A call that runs the kernel with a config, compiled.
@@ -100,144 +66,104 @@ class Trial:
     Raises:
       Exception: whatever stops the config from being compiled.
     """
-    compiled = jax.jit(self._kernel(config)).lower(**self.operands).compile()
+    case = self.case
+    kernel, factors = launch.grouped, {}
+    if case.problem.groups is None:
+      kernel = launch.dense
+      factors = {"alpha": case.alpha, "beta": case.beta}
+    run = functools.partial(
+      kernel,
+      problem=case.problem,
+      config=config,
+      activation=case.activation,
+      **factors,
+    )
+    compiled = jax.jit(run).lower(**self.operands).compile()
     return functools.partial(compiled, **self.operands)
 
   def error(self, results: Results) -> str | None:
     """None if the results are right, or what is wrong."""
-    for output, parts in zip(results, self._expected, strict=True):
-      if not bool(jnp.isfinite(output).all()):
-        return "wrong result: not all of it is finite"
-      for part in parts:
-        if reason := part.error(output):
-          return reason
+    if not all(bool(jnp.isfinite(x).all()) for x in results):
+      return "wrong result: not all of it is finite"
+    for part, expected in self._expected:
+      for out, of_result in zip(results, expected):
+        found = of_result.check(part.of(out))
+        if not found.passed:
+          i, j = found.worst
+          at = part.matrix, part.rows[i], part.columns[j]
+          return (
+            f"wrong result: element {[*map(int, at)][-out.ndim :]} is off by"
+            f" {found.worst_error:.3g}, at most {found.error_bound:.3g} is"
+            " rounding"
+          )
     return None
 
-  def _make_operands(self) -> dict[str, jax.Array]:
-    return operands(self.case.problem)
-
-  def _make_expected(self) -> "list[list[Expected]]":
-    return expected(self.case, self.operands)
-
-  def _kernel(self, config: Config) -> Callable[..., Results]:
-    return functools.partial(
-      launch.dense,
-      problem=self.case.problem,
-      config=config,
-      alpha=self.case.alpha,
-      beta=self.case.beta,
-      activation=self.case.activation,
+  def _of(self, part: sampling.Part) -> tuple[check.Expected, ...]:
+    """What a part of each result must be."""
+    case, p = self.case, self.case.problem
+    bias = p.epilogue.bias
+    arrays = {k: v for k, v in self.operands.items() if k != "offsets"}
+    if bias == "m":
+      arrays["bias"] = arrays["bias"][:, None]
+    elif bias and p.groups:
+      arrays["bias"] = arrays["bias"][:, None, :]
+    layout = "TN"[p.a.k_last] + "NT"[p.b.k_last]
+    return check.expected(
+      **part.operands(arrays, layout),
+      alpha=case.alpha,
+      beta=case.beta,
+      activation=case.activation,
+      out_dtype=p.out_dtype,
     )
 
 
+def _parts(p: Problem, x: Arrays) -> Iterator[sampling.Part]:
+  """Which parts of the results are checked."""
+  rng = np.random.default_rng(0)
+  if p.groups is None:
+    yield from sampling.of_batch((p.batch, p.m, p.n), _SAMPLE, 2, rng)
+    return
+  shape = (p.m, p.n) if p.along == "m" else (p.groups.count, p.m, p.n)
+  sizes = np.diff(x["offsets"])
+  yield from sampling.of_groups(shape, sizes, _SAMPLE, _GROUPS, rng)
+
+
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def normal(key, shape: tuple[int, ...], dtype: str, scale: float):
-  """N(0, 1), scaled."""
+def _normal(key, shape: tuple[int, ...], dtype: str, scale: float):
   return (scale * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
 
 
-def operands(problem: Problem) -> dict[str, jax.Array]:
+def _operands(p: Problem) -> Arrays:
   """What the kernel takes, by the name of its argument."""
-  p = problem
-  a = (p.k, p.m) if p.transpose_a else (p.m, p.k)
-  b = (p.n, p.k) if p.transpose_b else (p.k, p.n)
+  a, b = layout.operand_shapes(p)
+  if p.groups is None:
+    a, b = (p.matrices(p.a), *a), (p.matrices(p.b), *b)
+  elif p.along == "m":
+    b = (p.groups.count, *b)
   # A power of two: the bits of the significands are those of N(0, 1).
   scale = 2.0 ** -round(np.log2(p.k) / 2)
-  wanted = {"a": ((p.batch if p.batched_a else 1, *a), p.dtype, 1.0)}
-  wanted["b"] = ((p.batch if p.batched_b else 1, *b), p.dtype, scale)
-  if p.gated:
+  wanted = {"a": (a, p.a.dtype, 1.0), "b": (b, p.b.dtype, scale)}
+  epilogue = p.epilogue
+  if epilogue.gated:
     wanted["b_up"] = wanted["b"]
-  if p.bias:
-    wanted["bias"] = ((p.n if p.bias == "n" else p.m,), p.dtype, 1.0)
-  if p.c_dtype:
-    wanted["c"] = ((p.batch, p.m, p.n), p.c_dtype, 1.0)
+  if epilogue.bias:
+    size = (p.n if epilogue.bias == "n" else p.m,)
+    size = (p.groups.count, *size) if p.groups else size
+    wanted["bias"] = (size, p.a.dtype, 1.0)
+  if epilogue.c_dtype:
+    wanted["c"] = ((p.batch, p.m, p.n), epilogue.c_dtype, 1.0)
   keys = jax.random.split(jax.random.key(0), len(wanted))
-  return {
-    name: normal(key, *how) for key, (name, how) in zip(keys, wanted.items())
+  found = {
+    name: _normal(key, *how) for key, (name, how) in zip(keys, wanted.items())
   }
-
-
-def expected(
-  case: Case, operands: Mapping[str, jax.Array]
-) -> list[list[Expected]]:
-  """Of each result, what is checked: parts of the first and last matrix."""
-  p = case.problem
-  rows, columns = _spread(p.m), _spread(p.n)
-  found: list[list[Expected]] = []
-  for index in sorted({0, p.batch - 1}):
-    sums = [
-      _sum(case, operands, name, index, rows, columns)
-      for name in ("b", "b_up")
-      if name in operands
-    ]
-    results = [_activated(case, sums)]
-    if p.save_preactivation:
-      results += sums
-    found = found or [[] for _ in results]
-    for parts, (want, bound) in zip(found, results):
-      bound = _rounded(want, bound, p.out_dtype)
-      parts.append(Expected(index, rows, columns, want, bound))
+  if p.groups:
+    rows = p.m if p.along == "m" else p.k
+    found["offsets"] = jnp.asarray(_offsets(rows, p.groups.count))
   return found
 
 
-def _spread(size: int) -> np.ndarray:
-  """At most `_SAMPLE` indices, the first and the last among them."""
-  return np.unique(np.linspace(0, size - 1, _SAMPLE).astype(np.int64))
-
-
-def _sum(case, operands, name, index, rows, columns):
-  """alpha * A @ B + beta * C + bias in float64, and its bound in float32."""
-  p = case.problem
-  a = _picked(operands["a"], index, rows, p.transpose_a)
-  b = _picked(operands[name], index, columns, not p.transpose_b).T
-  added, size = np.zeros((len(rows), len(columns))), 0.0
-  if p.c_dtype:
-    c = operands["c"][index][rows][:, columns]
-    added = case.beta * np.asarray(c).astype(np.float64)
-    size = np.abs(added)
-  if p.bias:
-    bias = np.asarray(operands["bias"]).astype(np.float64)
-    bias = bias[columns] if p.bias == "n" else bias[rows][:, None]
-    added, size = added + bias, size + np.abs(bias)
-  want = numerics.reference(a, b, added, case.alpha, 1.0)
-  # Terms of different signs cancel in the sum, their errors do not.
-  bound = numerics.error_bound(
-    a, b, np.zeros_like(added) + size, case.alpha, 1.0, jnp.float32
-  )
-  return want, bound
-
-
-def _picked(x: jax.Array, index, which, transposed: bool) -> np.ndarray:
-  """Rows of one matrix of a batch, or columns, which come as rows."""
-  x = x[index if x.shape[0] > 1 else 0]
-  return np.asarray(x[:, which]).T if transposed else np.asarray(x[which])
-
-
-def _activated(case: Case, sums):
-  """The result in float64 and its bound, from those of the sums."""
-  p = case.problem
-  if case.activation is None and not p.gated:
-    return sums[0]
-
-  def apply(offsets) -> np.ndarray:
-    shifted = [
-      jnp.asarray(want + offset * bound, jnp.float32)
-      for offset, (want, bound) in zip(offsets, sums)
-    ]
-    out = case.activation(shifted[0])
-    out = out * shifted[1] if p.gated else out
-    return np.asarray(out).astype(np.float64)
-
-  want = apply([0] * len(sums))
-  corners = itertools.product((-1, 1), repeat=len(sums))
-  spread = np.max([np.abs(apply(x) - want) for x in corners], axis=0)
-  size = np.prod([np.abs(argument) for argument, _ in sums], axis=0)
-  inexact = _ACTIVATION_ERROR.get(p.out_dtype, _EXACT_ACTIVATION_ERROR)
-  return want, spread + inexact * np.maximum(size, np.abs(want))
-
-
-def _rounded(want, bound, dtype: Any) -> np.ndarray:
-  """The bound after the result was rounded to its dtype."""
-  info = jnp.finfo(dtype)
-  unit = float(info.eps) / 2
-  return bound + unit * (np.abs(want) + bound) + float(info.smallest_normal)
+def _offsets(rows: int, groups: int) -> np.ndarray:
+  """[groups + 1]: where groups of different sizes start, without a gap."""
+  weights = np.random.default_rng(0).uniform(0.5, 1.5, groups)
+  ends = np.cumsum(weights) / weights.sum() * rows
+  return np.concatenate([[0], np.round(ends)]).astype(np.int32)

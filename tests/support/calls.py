@@ -140,7 +140,7 @@ def draw(choose: Choose, sizes: Sequence[int]) -> Call:
   fields["dtype"] = choose(DTYPES)
   fields["out_dtype"] = choose((None, *OUT_DTYPES))
   fields["batch_a"], fields["batch_b"] = choose((BATCHES[0], *BATCHES))
-  activations = tuple(products.ACTIVATIONS)
+  activations = products.ACTIVATIONS
   if choose((False, False, False, False, True)):
     return Call(gated=True, activation=choose(activations), **fields)
   fields["transpose_a"] = choose((False, True))

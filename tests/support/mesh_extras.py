@@ -1,8 +1,7 @@
-"""Checks of `meshes` that no single call of an op makes: layers, errors."""
+"""Checks of `meshes` that no single call of an op makes: layers, exports."""
 
 from collections.abc import Callable
 import functools
-import re
 from typing import NamedTuple
 
 from flax import linen
@@ -13,16 +12,17 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pallas_gemm
-from tests.support import mesh_cases, mesh_checks, stand_in
-from tests.support.mesh_cases import CASES, SIZES
-from tests.support.mesh_checks import AUTO, EXPLICIT, MIXED, PARTIAL, Arm, Mode
+from tests.support import mesh_calls, mesh_checks, ragged, stand_in
+from tests.support.mesh_calls import AUTO, EXPLICIT, Mode
+from tests.support.mesh_cases import CASES
+from tests.support.mesh_checks import Arm
+from tests.support.mesh_ops import SIZES
 from tests.support.products import normal
 
 _ALL = ("default", "kernel", "reference")
 _CHECKS: dict[str, Callable[[Arm], None]] = {}
 _ARMS: dict[str, tuple[str, ...]] = {}
-_BY_KEY = {case.key: case for case in CASES}
-_ADVICE = re.compile(r"jax\.shard_map|Explicit|Manual|name all axes")
+BY_KEY = {case.key: case for case in CASES}
 _MODES = (EXPLICIT, AUTO)
 
 
@@ -31,19 +31,38 @@ def checks(arm: str) -> list[tuple[str, Callable[[Arm], None]]]:
   return [pair for pair in _CHECKS.items() if arm in _ARMS[pair[0]]]
 
 
-def _register(name, check, arms=_ALL):
+def register(
+  name: str, check: Callable[[Arm], None], arms: tuple[str, ...] = _ALL
+) -> None:
+  """Adds a check, for some arms."""
   _CHECKS[name], _ARMS[name] = check, arms
 
 
 def _of_modes(name: str, arms=_ALL):
   """Registers a check for Explicit and for Auto axes."""
 
-  def register(check):
+  def of_both(check):
     for mode in _MODES:
-      _register(f"{name} | {mode.name}", functools.partial(check, mode), arms)
+      register(f"{name} | {mode.name}", functools.partial(check, mode), arms)
     return check
 
-  return register
+  return of_both
+
+
+def raised(f, args, keywords) -> Exception | None:
+  """What a call raises."""
+  try:
+    f(*args, **keywords)
+  except Exception as error:
+    return error
+  return None
+
+
+def forget_warnings() -> None:
+  """Messages that are logged once are logged again."""
+  from pallas_gemm import report
+
+  report.reset()
 
 
 def _compare(arm: Arm, mode: Mode, ours, plain, args, specs, typed=True):
@@ -58,7 +77,7 @@ def _compare(arm: Arm, mode: Mode, ours, plain, args, specs, typed=True):
     specs: how they are sharded.
     typed: `plain` runs under the mesh; else on one device, for values alone.
   """
-  call = mesh_checks.Call(lambda f: f, args, specs, None)
+  call = mesh_calls.Call(lambda f: f, args, specs, None)
   if typed:
     want = mesh_checks.run(mode, call, plain).results
   else:
@@ -124,7 +143,7 @@ def _experts_layer(how, h, w):
 
 def _plain_experts_layer(how, h, w):
   del how
-  return mesh_cases.ragged.plain(h, w, jnp.asarray(SIZES), activation=jnp.tanh)
+  return ragged.plain(h, w, jnp.asarray(SIZES), activation=jnp.tanh)
 
 
 _LAYERS = {
@@ -163,7 +182,7 @@ def _scan(op: str, remat: bool, mode: Mode, arm: Arm) -> None:
 for _op in _LAYERS:
   for _remat in (False, True):
     for _mode in _MODES:
-      _register(
+      register(
         f"{_op}: scan{' of remat' * _remat} | {_mode.name}",
         functools.partial(_scan, _op, _remat, _mode),
         ("kernel", "reference") if _remat else _ALL,
@@ -261,7 +280,7 @@ for _name, *_specs in (
   ("K", P(None, "x"), P("x", None)),
   ("M, N", P("x", None), P(None, "y")),
 ):
-  _register(
+  register(
     f"matmul: {_name}, uneven | auto", functools.partial(_uneven, *_specs)
   )
 
@@ -279,33 +298,96 @@ def _named_axis(arm: Arm) -> None:
   _compare(arm, AUTO, over(ours), over(plain), args, specs)
 
 
-_register("matmul: vmap with spmd_axis_name | auto", _named_axis)
+register("matmul: vmap with spmd_axis_name | auto", _named_axis)
 
 
-def _experts(arm: Arm) -> None:
+def _experts(op: str, check_vma: bool, arm: Arm) -> None:
   """`group_offset` in `jax.shard_map`: each device has its own groups."""
+  sizes = jnp.asarray(SIZES)
+  of_groups = {"group_sizes": sizes, "activation": jnp.tanh}
 
-  def local(x, w):
+  def local(x, w, bias):
+    how = of_groups | {"group_offset": lax.axis_index("x") * len(w)} | arm.how
+    if op == "ragged_dot":
+      out = pallas_gemm.ragged_dot(x, w, bias=bias, **how)
+    else:
+      out = pallas_gemm.gated_ragged_dot(x, w, w, **how)
+    return lax.psum(out, "x")
+
+  def plain(x, w, bias):
+    if op == "ragged_dot":
+      return ragged.plain(x, w, sizes, bias, activation=jnp.tanh)
+    out = ragged.plain(x, w, sizes)
+    return jnp.tanh(out) * out
+
+  at = P("x", None, None), P("x", None)
+  sharded = jax.shard_map(
+    local, in_specs=(P(), *at), out_specs=P(), check_vma=check_vma
+  )
+  args = normal(32, 16) / 4, normal(8, 16, 24) / 4, normal(8, 24)
+  ours, want = _gradients(sharded, 3), _gradients(plain, 3)
+  _compare(arm, AUTO, ours, want, args, (P(), *at), typed=False)
+
+
+for _op in ("ragged_dot", "gated_ragged_dot"):
+  for _vma in (True, False):
+    register(
+      f"{_op}: groups by group_offset | shard_map{', no VMA' * (not _vma)}",
+      functools.partial(_experts, _op, _vma),
+    )
+
+
+# The kernel itself, not its stand-in.
+
+
+def _lowered_in_shard_map(arm: Arm) -> None:
+  """For CUDA, ahead of time: a kernel for each product, with gradients."""
+  del arm
+  how = {"implementation": "sm90"}
+
+  def dense(x, w):
+    return pallas_gemm.matmul(x, w, activation=jnp.tanh, **how)
+
+  def grouped(x, w):
     offset = lax.axis_index("x") * len(w)
     out = pallas_gemm.ragged_dot(
-      x, w, jnp.asarray(SIZES), group_offset=offset, **arm.how
+      x, w, jnp.asarray(SIZES), group_offset=offset, **how
     )
     return lax.psum(out, "x")
 
-  sharded = jax.shard_map(
-    local, in_specs=(P(), P("x", None, None)), out_specs=P()
-  )
+  at = P("x"), P()
+  for local, shape, specs, out in (
+    (dense, (128, 256), at, at[0]),
+    (grouped, (8, 128, 256), at[::-1], at[1]),
+  ):
+    f = jax.shard_map(local, mesh=AUTO.mesh, in_specs=specs, out_specs=out)
+    shapes = [jax.ShapeDtypeStruct(s, "bfloat16") for s in ((1024, 128), shape)]
+    loss = lambda *x, f=f: f(*x).astype("float32").sum()  # noqa: E731
+    step = jax.jit(jax.value_and_grad(loss, (0, 1))).trace(*shapes)
+    text = step.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @mosaic_gpu") == 3, text
 
-  def plain(x, w):
-    return mesh_cases.ragged.plain(x, w, jnp.asarray(SIZES))
 
-  args = normal(32, 16) / 4, normal(8, 16, 24) / 4
-  specs = P(), P("x", None, None)
-  ours = _gradients(sharded, 2)
-  _compare(arm, AUTO, ours, _gradients(plain, 2), args, specs, typed=False)
+def _interpreted_runs_on_one_device(arm: Arm) -> None:
+  """XLA can't partition it: its own product runs if it may, or none."""
+  del arm
+  x = AUTO.place(normal(32, 16, dtype="bfloat16"), P("x"))
+  w, sizes = normal(8, 16, 24, dtype="bfloat16"), jnp.asarray(SIZES)
+  out = pallas_gemm.matmul(x, w[0], implementation=("sm90", "xla"))
+  assert out.sharding.spec == P("x"), out.sharding
+  for op, args in (
+    (pallas_gemm.matmul, (x, w[0])),
+    (pallas_gemm.ragged_dot, (x, w, sizes)),
+  ):
+    error = raised(op, args, {"implementation": "sm90"})
+    assert isinstance(error, NotImplementedError), repr(error)
+    assert "runs on one device" in str(error), error
 
 
-_register("ragged_dot: groups by group_offset | shard_map", _experts)
+register("sm90: lowered in shard_map", _lowered_in_shard_map, ("default",))
+register(
+  "sm90: interpreted | auto", _interpreted_runs_on_one_device, ("default",)
+)
 
 
 # What the checks rest on.
@@ -332,7 +414,7 @@ def _not_partitioned(arm: Arm) -> None:
 
   a = AUTO.place(normal(16, 32), P("x"))
   b = AUTO.place(normal(32, 24), P())
-  error = _raised(jax.jit(product), (a, b), {})
+  error = raised(jax.jit(product), (a, b), {})
   assert isinstance(error, AssertionError), repr(error)
   assert not calls
   local = jax.shard_map(
@@ -342,7 +424,7 @@ def _not_partitioned(arm: Arm) -> None:
   assert [call.shapes for call in calls] == [((4, 32), (32, 24))], calls
 
 
-_register("stand-in: not partitioned", _not_partitioned, ("reference",))
+register("stand-in: not partitioned", _not_partitioned, ("reference",))
 
 
 # Programs for other processes.
@@ -354,11 +436,11 @@ def _export(mode, arm):
   how = arm.how
   if arm.kernel and not mode.explicit:
     how = {"implementation": ("sm90", "xla")}
-  case = _BY_KEY["matmul: M, N, bias, silu"]
+  case = BY_KEY["matmul: M, N, bias, silu"]
   arrays, specs = case.arrays(), case.specs()
   placed = jax.tree.map(mode.place, arrays, specs)
   arm.calls.clear()
-  _forget_warnings()
+  forget_warnings()
   with mode.context(), mesh_checks.logged_warnings() as warnings:
     exported = export.export(jax.jit(case.ours(**how)))(placed)
     again = export.deserialize(exported.serialize())
@@ -368,224 +450,3 @@ def _export(mode, arm):
   if arm.kernel:
     assert bool(arm.calls) == mode.explicit, arm.calls
     assert bool(warnings) != mode.explicit, warnings
-
-
-# What can't be had.
-
-
-def _left_to_xla(key: str, mode: Mode, arm: Arm) -> None:
-  """XLA's product and a warning; of "sm90" alone an error, both with advice."""
-  case = _BY_KEY[key]
-  unit = mesh_checks.Unit(case, mode, "jit")
-  call = mesh_checks.TRANSFORMATIONS["jit"](case)
-
-  def run(names):
-    # `dot_general` has no such argument: what it tries first is patched.
-    op = case.ours(mode.asked(case), implementation=names)
-    arm.calls.clear()
-    op = mesh_checks.sharded_op(unit, op)
-    return mesh_checks.run(mode, call, op).results
-
-  _forget_warnings()
-  with mesh_checks.logged_warnings() as warnings:
-    run(("sm90", "xla"))
-  assert any(_ADVICE.search(text) for text in warnings), warnings
-  if case.op == "dot_general":
-    return
-  try:
-    run("sm90")
-  except NotImplementedError as error:
-    assert _ADVICE.search(str(error)), error
-  else:
-    raise AssertionError("a kernel under Auto axes")
-
-
-def _forget_warnings() -> None:
-  """Messages that are logged once are logged again."""
-  from pallas_gemm import report
-
-  report.reset()
-
-
-for _mode in (PARTIAL, MIXED):
-  for _key in (
-    "matmul: M, N, bias, silu",
-    "gated_matmul: M, N",
-    "dot_general: M, N",
-    "ragged_dot: N",
-    "gated_ragged_dot: rows, N",
-    "ragged_dot_general: sums over rows; M, N",
-  ):
-    if _mode is MIXED or _key in mesh_checks.LOCAL:
-      _register(
-        f"{_key} | {_mode.name} | left to XLA",
-        functools.partial(_left_to_xla, _key, _mode),
-        ("kernel",),
-      )
-
-
-# Errors.
-
-
-def _place(shape, *parts):
-  return EXPLICIT.place(normal(*shape), P(*parts))
-
-
-def _matmul(a, b, *, out_sharding=None, **rest):
-  """`matmul` in jnp."""
-  out = jnp.matmul(a, b, out_sharding=out_sharding)
-  for term in rest.values():
-    out = out + term
-  return out
-
-
-def _gated(x, gate, up):
-  return jax.nn.silu(x @ gate) * (x @ up)
-
-
-def _dense_calls():
-  """Calls that JAX's own product refuses, in words: arguments, keywords."""
-  a, b = (16, 32), (32, 24)
-  inner = _place(a, None, "x"), _place(b, "x", None)
-  return {
-    "K of both": (inner, {}),
-    "M and N over one axis": ((_place(a, "x"), _place(b, None, "x")), {}),
-    "K over two axes": ((_place(a, None, "x"), _place(b, "y")), {}),
-    "out_sharding too long": (inner, {"out_sharding": P(None, None, "y")}),
-    "out_sharding of no axis": (inner, {"out_sharding": P("z", None)}),
-    "out_sharding with an axis twice": (inner, {"out_sharding": P("y", "y")}),
-    "out_sharding a string": (inner, {"out_sharding": "x"}),
-  }
-
-
-def _matmul_calls():
-  args = _place((16, 32), "x", None), _place((32, 24), None, "y")
-  return _dense_calls() | {
-    "bias": (args, {"bias": _place((24,), "x")}),
-    "C": (args, {"c": _place((16, 24), None, "x")}),
-  }
-
-
-def _gated_calls():
-  x, gate, up = (16, 32), (32, 24), (32, 24)
-  inner = [_place(w, "x", None) for w in (gate, up)]
-  other = _place(gate, None, "y"), _place(up, None, "x")
-  return {
-    "K of all": ((_place(x, None, "x"), *inner), {}),
-    "N of gate and up": ((_place(x, None, None), *other), {}),
-  }
-
-
-_TWO = (((1,), (0,)), ((), ()))
-_REFUSED = {
-  "matmul": (pallas_gemm.matmul, _matmul, _matmul_calls),
-  "gated_matmul": (pallas_gemm.gated_matmul, _gated, _gated_calls),
-  "dot_general": (
-    functools.partial(pallas_gemm.dot_general, dimension_numbers=_TWO),
-    functools.partial(lax.dot_general, dimension_numbers=_TWO),
-    _dense_calls,
-  ),
-}
-
-
-def _refused_alike(op: str, arm: Arm) -> None:
-  """The class of JAX's own error."""
-  ours, own, calls = _REFUSED[op]
-  wrong = []
-  with EXPLICIT.context():
-    for what, (args, keywords) in calls().items():
-      want = _raised(own, args, keywords)
-      assert want is not None, f"JAX's own product takes {what}"
-      got = _raised(own if arm.reference else ours, args, keywords)
-      if type(got) is not type(want):
-        wrong.append(f"{what}: {got!r:.80}, want {type(want).__name__}")
-  assert not wrong, "; ".join(wrong)
-
-
-def _raised(f, args, keywords) -> Exception | None:
-  try:
-    f(*args, **keywords)
-  except Exception as error:
-    return error
-  return None
-
-
-for _op in _REFUSED:
-  _register(
-    f"{_op}: errors | explicit",
-    functools.partial(_refused_alike, _op),
-    ("default", "reference"),
-  )
-
-
-def _grouped_calls():
-  """Calls that have no type, as their dense product has none."""
-  sizes, whole = jnp.asarray(SIZES), (8, 16, 24)
-  rows = {"ragged_dot_dimension_numbers": mesh_cases.ROWS}
-  sums = {"ragged_dot_dimension_numbers": mesh_cases.SUMS}
-  inner = _place((32, 16), None, "x"), _place(whole, None, "x", None)
-  crossed = _place((32, 16), "x", None), _place(whole, None, None, "x")
-  summed = _place((32, 16), "x", None), _place((32, 24), "x", None)
-  calls = {}
-  for what, (x, w) in (("K of both", inner), ("rows and N", crossed)):
-    for op, args, more in (
-      (pallas_gemm.ragged_dot, (x, w, sizes), {}),
-      (pallas_gemm.gated_ragged_dot, (x, w, w, sizes), {}),
-      (pallas_gemm.ragged_dot_general, (x, w, sizes), rows),
-    ):
-      calls[f"{op.__name__}, {what}"] = op, args, more
-  op = pallas_gemm.ragged_dot_general
-  calls["sums over rows of both"] = op, (*summed, sizes), sums
-  return calls
-
-
-def _refused_as_ambiguous(arm: Arm) -> None:
-  """With the error of the dense product of one group."""
-  del arm
-  wrong = []
-  with EXPLICIT.context():
-    inner = _place((16, 32), None, "x"), _place((32, 24), "x", None)
-    want = type(_raised(jnp.matmul, inner, {}))
-    for what, (op, args, keywords) in _grouped_calls().items():
-      got = _raised(op, args, keywords)
-      if type(got) is not want:
-        wrong.append(f"{what}: {got!r:.80}, want {want.__name__}")
-  assert not wrong, "; ".join(wrong)
-
-
-_register("ragged: errors | explicit", _refused_as_ambiguous, ("default",))
-
-
-def _unreduced(key: str, arm: Arm) -> None:
-  """Results that are still to be added up are left to `jax.lax`."""
-  case = _BY_KEY[key]
-  asked = P(*case.out, unreduced={"x"})
-  placed = jax.tree.map(EXPLICIT.place, case.arrays(), case.specs())
-  with EXPLICIT.context():
-    error = _raised(case.ours(asked, **arm.how), (placed,), {})
-  assert isinstance(error, NotImplementedError), repr(error)
-
-
-for _key in ("matmul: K", "gated_matmul: K", "ragged_dot: K"):
-  _register(
-    f"{_key}, unreduced | explicit",
-    functools.partial(_unreduced, _key),
-    ("default", "kernel"),
-  )
-
-
-def _asked_of_auto_axes(arm: Arm) -> None:
-  """`out_sharding` is of Explicit axes; JAX's own error under others."""
-  case = _BY_KEY["matmul: M, N"]
-  placed = jax.tree.map(AUTO.place, case.arrays(), case.specs())
-  ours = case.plain if arm.reference else case.ours
-  with AUTO.context():
-    want = _raised(case.plain(case.out), (placed,), {})
-    got = _raised(ours(case.out), (placed,), {})
-  assert want is not None, "JAX's own product takes it"
-  assert type(got) is type(want), f"{got!r}, want {want!r}"
-
-
-_register(
-  "matmul: out_sharding | auto", _asked_of_auto_axes, ("default", "reference")
-)

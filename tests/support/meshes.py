@@ -23,7 +23,7 @@ import traceback
 
 import jax
 
-from tests.support import mesh_checks, mesh_extras
+from tests.support import mesh_calls, mesh_checks, mesh_errors
 
 
 def main() -> int:
@@ -32,16 +32,16 @@ def main() -> int:
   if jax.device_count() < 8:
     print("needs 8 devices: XLA_FLAGS=--xla_force_host_platform_device_count=8")
     return 1
-  units = list(mesh_checks.units(flags.full))
+  units = list(mesh_calls.units(flags.full))
   index, count = map(int, flags.shard.split("/"))
   done = failed = 0
   for name in flags.arms.split(","):
     found = [
       (unit.key, functools.partial(mesh_checks.check, unit))
       for unit in units
-      if mesh_checks.needed(unit, name, flags.full)
+      if mesh_calls.needed(unit, name, flags.full)
     ]
-    found += mesh_extras.checks(name)
+    found += mesh_errors.checks(name)
     # Neighbours go to different shards: they take about as long.
     found = [pair for pair in found if flags.filter in pair[0]]
     arm = mesh_checks.Arm(name)

@@ -12,6 +12,9 @@ import pytest
 
 from experiments.harness import timing
 
+# Flags have their defaults outside of `call`.
+flags.FLAGS.mark_as_parsed()
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

@@ -1,0 +1,113 @@
+"""What a program measures: a case, its arms, and why one can't run."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from experiments.harness import timing
+from pallas_gemm import numerics
+
+Call = Callable[..., Any]
+Config = dict[str, Any] | None
+
+OURS = "pallas_gemm"
+
+
+class Candidate(NamedTuple):
+  """A function of a case's operands, and the config that it has."""
+
+  fn: Call
+  config: Config = None
+
+
+# What gives an arm's candidates, of which the fastest is taken. It raises
+# NotImplementedError, with the reason, where the arm can't run.
+Arm = Callable[[], Sequence[Candidate]]
+
+
+def only(fn: Call, config: Config = None) -> Arm:
+  """An arm of one candidate."""
+  return lambda: [Candidate(fn, config)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+  """What was found of a case's arms, by name.
+
+  Attributes:
+    times: of those that were timed.
+    configs: of those that ran.
+    skipped: why the others did not.
+    flops: operations of a call of each.
+  """
+
+  times: dict[str, timing.Timing]
+  configs: dict[str, Config]
+  skipped: dict[str, str]
+  flops: int
+
+
+class Case(Protocol):
+  """What a row is of: an expression on a shape, computed by several arms.
+
+  Attributes:
+    suite: the list that it is of; those of a suite are compiled together.
+    baseline: the arm whose time over that of the first is the row's ratio.
+    may_skip: whether arms beside the first may be left out.
+  """
+
+  suite: str
+  may_skip: bool = False
+
+  @property
+  def baseline(self) -> str: ...
+
+  @property
+  def program(self) -> Any:
+    """What compiled arms depend on; cases of equal ones share them."""
+    return self
+
+  def fields(self) -> dict[str, Any]:
+    """What a row says of the case."""
+
+  def operands(self) -> dict[str, Any]:
+    """Shapes and dtypes of the arguments, by name."""
+    return jax.eval_shape(functools.partial(self.draw, 0))
+
+  def draw(self, seed: int) -> dict[str, Any]:
+    """The arguments, N(0, 1), on the device."""
+
+  def arms(self, implementation: str | None = None) -> dict[str, Arm]:
+    """What is timed side by side; the first is what the row is of."""
+
+  def flops(self, seed: int = 0) -> int:
+    """Operations of a call."""
+
+  def least_bytes(self, seed: int = 0) -> int:
+    """Bytes if each operand is read once and each result written once."""
+
+  def check(
+    self, results: Any, operands: dict[str, Any], seed: int = 0
+  ) -> numerics.Check:
+    """Compares results with float64; `passed` is None of what isn't judged."""
+
+  def measured(self, found: Measured) -> dict[str, Any]:
+    """What a row says of the arms beside the first one's time and the ratio."""
+    return {}
+
+
+def first_line(error: BaseException, limit: int = 300) -> str:
+  """Kind and first line of an exception, for a log."""
+  lines = [line for line in str(error).splitlines() if line.strip()]
+  text = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+  return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def reason(error: BaseException) -> str:
+  """Why something can't run: what it says itself, or the error's first line."""
+  if isinstance(error, NotImplementedError):
+    return str(error)
+  return first_line(error)

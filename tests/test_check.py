@@ -1,0 +1,89 @@
+"""check: fused results against float64."""
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_gemm import check
+from pallas_gemm.kernels import epilogues
+from pallas_gemm.problem import Problem
+from tests.support.products import normal
+
+
+def identity(out_dtype, m=64, n=16):
+  """A product whose sums are those of A."""
+  return normal(m, n, dtype=out_dtype), jnp.eye(n, dtype=out_dtype)
+
+
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("activation", [jax.nn.silu, jax.nn.gelu, jnp.tanh])
+def test_the_kernels_forms_pass_and_less_exact_ones_do_not(
+  activation, out_dtype
+):
+  a, b = identity(out_dtype)
+  want, _ = check.expected(a, b, activation=activation)
+  problem = Problem(m=64, n=16, k=16, dtype=out_dtype, out_dtype=out_dtype)
+  form = epilogues.fusible(activation, problem)
+  exact = np.asarray(form(a.astype(jnp.float32)))
+  assert want.check(exact.astype(a.dtype)).passed
+  # Twice as much as rounding and evaluating may be off.
+  unit = float(jnp.finfo(out_dtype).eps)
+  off = 4 * (unit + check.ACTIVATION_ERROR[out_dtype])
+  found = want.check((exact * (1 + off)).astype(a.dtype))
+  assert not found.passed and found.worst_ratio > 1
+
+
+def test_all_that_follows_a_product():
+  a, b, b_up = normal(33, 40), normal(40, 24), normal(40, 24, seed=1)
+  c, bias = normal(33, 24), normal(33, 1)
+
+  def passes(out, *operands, **epilogue):
+    found = check.expected(*operands, **epilogue)
+    results = out if isinstance(out, tuple) else (out,)
+    return [x.check(result).passed for x, result in zip(found, results)]
+
+  dot = jax.jit(lambda a, b: jnp.dot(a, b, precision="highest"))
+  product, up = dot(a, b), dot(a, b_up)
+  epilogue = {"bias": bias, "c": c, "alpha": 2.0, "beta": -0.5}
+  z = 2 * product - 0.5 * c + bias
+  assert passes(z, a, b, **epilogue) == [True]
+  assert passes(z, a, b, **epilogue | {"beta": 0.5}) == [False]
+  assert passes((jnp.tanh(z), z), a, b, activation=jnp.tanh, **epilogue) == [
+    True,
+    True,
+  ]
+  gated = jax.nn.silu(product) * up
+  results = gated, product, up
+  silu = {"activation": jax.nn.silu}
+  assert passes(results, a, b, b_up, **silu) == [True] * 3
+  assert passes(results, a, b_up, b, **silu) == [False] * 3
+  nan = jnp.full_like(c, jnp.nan)
+  assert passes(product, a, b, c=nan, beta=0.0) == [True]
+
+
+def test_terms_that_cancel_leave_their_errors():
+  """A sum of almost nothing is off by what its terms are."""
+  a, b = identity("float32")
+  want, _ = check.expected(a, b, c=-a, activation=jnp.tanh)
+  off = jnp.abs(a) * 2.0**-23
+  assert want.check(off).passed
+  assert not want.check(2**8 * off).passed
+
+
+def test_an_activation_of_float32_alone():
+  a, b = identity("float32")
+
+  def strict(x):
+    return lax.max(x, jnp.float32(0))
+
+  want, _ = check.expected(a, b, activation=strict)
+  assert want.check(strict(a)).passed and not want.check(a).passed
+
+
+def test_the_worst_element_is_named():
+  a, b = identity("float32")
+  want, _ = check.expected(a, b)
+  found = want.check(a.at[5, 7].add(1.0))
+  assert not found.passed and found.worst == (5, 7)
