@@ -181,8 +181,8 @@ def rows_of(tuned: autotune.Tuned) -> list[dict[str, Any]]:
   return [
     {
       "experiment": EXPERIMENT,
-      "kernel": "sm90_ragged" if tuned.problem.ragged else "sm90_dense",
-      **dataclasses.asdict(tuned.problem),
+      "kernel": "sm90_ragged" if tuned.problem.groups else "sm90_dense",
+      **tuned.problem.row(),
       "config": dataclasses.asdict(config),
       "ms_median": None if seconds is None else 1e3 * seconds,
       "ms_model": 1e3

@@ -105,14 +105,14 @@ def describe(problem: Problem) -> str:
   Example:
     >>> from pallas_gemm import autotuning, tuning
     >>> autotuning.describe(
-    ...   tuning.Problem(
+    ...   tuning.Problem.flat(
     ...     m=8, n=64, k=32, dtype="bfloat16", out_dtype="float32",
     ...     transpose_b=True,
     ...   )
     ... )
     '8x64x32 bfloat16 out_dtype=float32 transpose_b'
   """
-  fields = entries.non_default(problem)
+  fields = entries.short_row(problem)
   m, n, k, dtype = (fields.pop(name) for name in ("m", "n", "k", "dtype"))
   words = [f"{m}x{n}x{k} {dtype}"]
   if fields["out_dtype"] == dtype:

@@ -1,9 +1,10 @@
 """What is to be computed, as far as its speed depends on it."""
 
+from collections.abc import Mapping
 import dataclasses
 import functools
 import re
-from typing import Literal
+from typing import Any, Literal
 
 Side = Literal["m", "n"]
 
@@ -15,77 +16,214 @@ def bits(dtype: str) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Problem:
-  """One product, dense or grouped, as far as its speed depends on it.
-
-  activation(alpha * A @ B + beta * C + bias), or, if `gated`,
-  activation(A @ B) * (A @ B2) with a second matrix shaped as B. A is
-  [batch or 1, M, K], B is [batch or 1, K, N], C and the result [batch, M, N].
-
-  If `ragged`, groups of consecutive rows of A, of sizes known at run time,
-  have a product each. "m": A is [M, K], B is [groups, K, N], the result
-  [M, N]; rows of a group are multiplied with its B. "k": A is stored [K, M]
-  (`transpose_a`), B is [K, N], the result [groups, M, N]; it is the sum over
-  the rows of a group. Both have neither batch nor C nor alpha.
+class Operand:
+  """A or B, as it is stored.
 
   Attributes:
-    m, n, k: the product's dimensions; all positive.
-    dtype: of A and B: "bfloat16" or "float16".
-    out_dtype: of the result: "bfloat16", "float16" or "float32".
-    batch: products computed; 1 where there is no batch dimension.
-    batched_a, batched_b: whether A and B differ from product to product.
-    transpose_a: A is stored [K, M].
-    transpose_b: B is stored [N, K].
+    dtype: name of its dtype.
+    k_last: whether it is stored [M, K] or [N, K]; else [K, M] or [K, N].
+    batched: whether it differs from product to product of a batch.
+  """
+
+  dtype: str
+  k_last: bool
+  batched: bool = False
+
+  @property
+  def bits(self) -> int:
+    """Of an element."""
+    return bits(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Groups:
+  """Rows of A in groups of sizes known at run time, with a product each.
+
+  Attributes:
+    along: the dimension that groups share out. "m": A is [M, K], B
+      [count, K, N], the result [M, N]; rows of a group are multiplied with its
+      B. "k": A is stored [K, M], B [K, N], the result is [count, M, N], each
+      the sum over the rows of a group.
+    count: how many there are.
+  """
+
+  along: Literal["m", "k"]
+  count: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Epilogue:
+  """What follows a product.
+
+  Attributes:
     bias: None, or the side of the result that the bias runs along: "n" for
       [N], "m" for [M, 1].
     c_dtype: dtype of C; None where C is not read.
     activation: the function's qualified name; None for none.
-    gated: computes the gated product.
-    ragged: None, or the dimension that groups share out: "m" or "k".
-    groups: of a ragged product; 0 of a dense one.
-    save_preactivation: also writes what the activation is applied to (both
-      products if gated), in out_dtype.
+    gated: whether there is a second product, by a matrix shaped as B.
+    save: whether what the activation is applied to is a result too (both
+      products if gated), in the result's dtype.
+  """
+
+  bias: Side | None = None
+  c_dtype: str | None = None
+  activation: str | None = None
+  gated: bool = False
+  save: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+  """One product, dense or grouped, as far as its speed depends on it.
+
+  activation(alpha * A @ B + beta * C + bias), or, if gated,
+  activation(A @ B) * (A @ B2). A is [batch or 1, M, K], B [batch or 1, K, N],
+  C and the result [batch, M, N]. A product with groups has neither batch nor C
+  nor alpha.
+
+  Attributes:
+    m, n, k: the product's dimensions; all positive.
+    a, b: the operands.
+    out_dtype: of the result: "bfloat16", "float16" or "float32".
+    batch: products computed; 1 where there is no batch dimension.
+    groups: None for a dense product.
+    epilogue: what follows the product.
+
+  Example:
+    >>> from pallas_gemm.problem import Operand, Problem
+    >>> problem = Problem(
+    ...   m=4096, n=8192, k=1024, out_dtype="bfloat16",
+    ...   a=Operand(dtype="bfloat16", k_last=True),
+    ...   b=Operand(dtype="bfloat16", k_last=False))
+    >>> problem == Problem.flat(
+    ...   m=4096, n=8192, k=1024, dtype="bfloat16", out_dtype="bfloat16")
+    True
   """
 
   m: int
   n: int
   k: int
-  dtype: str
+  a: Operand
+  b: Operand
   out_dtype: str
   batch: int = 1
-  batched_a: bool = False
-  batched_b: bool = False
-  transpose_a: bool = False
-  transpose_b: bool = False
-  bias: Side | None = None
-  c_dtype: str | None = None
-  activation: str | None = None
-  gated: bool = False
-  ragged: Literal["m", "k"] | None = None
-  groups: int = 0
-  save_preactivation: bool = False
+  groups: Groups | None = None
+  epilogue: Epilogue = Epilogue()
+
+  @property
+  def along(self) -> Literal["m", "k"] | None:
+    """The dimension that groups share out; None of a dense product."""
+    return self.groups and self.groups.along
+
+  @property
+  def products(self) -> int:
+    """Products of A, by a matrix B each."""
+    return 2 if self.epilogue.gated else 1
+
+  def matrices(self, operand: Operand) -> int:
+    """How many different matrices A or B, of one product, are."""
+    return self.batch if operand.batched else 1
 
   @functools.cached_property
-  def operands(self) -> int:
-    """Elements of A and B."""
-    a = self.m * (self.batch if self.batched_a else 1)
-    b = self.n * (self.batch if self.batched_b else 1)
-    return self.k * (a + b * (2 if self.gated else 1))
+  def operand_bytes(self) -> int:
+    """Of A and B."""
+    a = self.m * self.matrices(self.a) * self.a.bits
+    b = self.n * self.matrices(self.b) * self.b.bits * self.products
+    return self.k * (a + b) // 8
 
   @functools.cached_property
   def results(self) -> int:
-    """Elements of all results."""
+    """Elements of a result."""
     return self.m * self.n * self.batch
 
   def transposed(self) -> "Problem":
     """The problem of the transposed result: B^T @ A^T, read as it is stored."""
+    bias = {None: None, "m": "n", "n": "m"}[self.epilogue.bias]
     return dataclasses.replace(
       self,
       m=self.n,
       n=self.m,
-      transpose_a=not self.transpose_b,
-      transpose_b=not self.transpose_a,
-      batched_a=self.batched_b,
-      batched_b=self.batched_a,
-      bias={None: None, "m": "n", "n": "m"}[self.bias],
+      a=self.b,
+      b=self.a,
+      epilogue=dataclasses.replace(self.epilogue, bias=bias),
+    )
+
+  def row(self) -> dict[str, Any]:
+    """All of it under the flat names that measurements are kept by."""
+    found = {
+      "m": self.m,
+      "n": self.n,
+      "k": self.k,
+      "dtype": self.a.dtype,
+      "out_dtype": self.out_dtype,
+      "batch": self.batch,
+      "batched_a": self.a.batched,
+      "batched_b": self.b.batched,
+      "transpose_a": not self.a.k_last,
+      "transpose_b": self.b.k_last,
+      "bias": self.epilogue.bias,
+      "c_dtype": self.epilogue.c_dtype,
+      "activation": self.epilogue.activation,
+      "gated": self.epilogue.gated,
+      "ragged": self.along,
+      "groups": self.groups.count if self.groups else 0,
+      "save_preactivation": self.epilogue.save,
+    }
+    if self.b.dtype != self.a.dtype:
+      found["dtype_b"] = self.b.dtype
+    return found
+
+  def changed(self, **fields: Any) -> "Problem":
+    """The problem with other fields of its `row`."""
+    return self.from_row(self.row() | fields)
+
+  @classmethod
+  def from_row(cls, row: Mapping[str, Any]) -> "Problem":
+    """The problem of a `row`; the GPU, which older rows have, is left out."""
+    return cls.flat(**{x: row[x] for x in row if x != "device"})
+
+  @classmethod
+  def flat(
+    cls,
+    *,
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    out_dtype: str,
+    dtype_b: str | None = None,
+    batch: int = 1,
+    batched_a: bool = False,
+    batched_b: bool = False,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    bias: Side | None = None,
+    c_dtype: str | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    ragged: Literal["m", "k"] | None = None,
+    groups: int = 0,
+    save_preactivation: bool = False,
+  ) -> "Problem":
+    """The problem with the fields of a `row`.
+
+    By default one product of A, stored [M, K], and B, stored [K, N]; if
+    transposed, they are stored [K, M] and [N, K].
+    """
+    return cls(
+      m=m,
+      n=n,
+      k=k,
+      a=Operand(dtype=dtype, k_last=not transpose_a, batched=batched_a),
+      b=Operand(dtype=dtype_b or dtype, k_last=transpose_b, batched=batched_b),
+      out_dtype=out_dtype,
+      batch=batch,
+      groups=Groups(along=ragged, count=groups) if ragged else None,
+      epilogue=Epilogue(
+        bias=bias,
+        c_dtype=c_dtype,
+        activation=activation,
+        gated=gated,
+        save=save_preactivation,
+      ),
     )

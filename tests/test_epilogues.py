@@ -12,9 +12,9 @@ import pytest
 from pallas_gemm.kernels import epilogues
 from pallas_gemm.problem import Problem
 
-ROUNDED = Problem(m=64, n=64, k=64, dtype="bfloat16", out_dtype="bfloat16")
-FINE = Problem(m=64, n=64, k=64, dtype="float16", out_dtype="float16")
-EXACT = Problem(m=64, n=64, k=64, dtype="bfloat16", out_dtype="float32")
+ROUNDED = Problem.flat(m=64, n=64, k=64, dtype="bfloat16", out_dtype="bfloat16")
+FINE = Problem.flat(m=64, n=64, k=64, dtype="float16", out_dtype="float16")
+EXACT = Problem.flat(m=64, n=64, k=64, dtype="bfloat16", out_dtype="float32")
 
 
 def sigmoid(x):

@@ -152,8 +152,8 @@ def test_groups(run, tuned, epilogue, tmp_path):
   flags_ = "--shapes=40x24x32 --groups=3".split()
   run(*flags_, f"--epilogue={epilogue}", f"--output_dir={tmp_path}")
   problems = [case.problem for case in tuned]
-  assert sorted(p.ragged for p in problems) == ["k", "m", "m"]
-  assert {p.groups for p in problems} == {3}
+  assert sorted(p.along for p in problems) == ["k", "m", "m"]
+  assert {p.groups.count for p in problems} == {3}
   assert problems[0].gated == (epilogue == "gated_silu")
   found = rows.read(tmp_path / "tune.jsonl")
   assert {row["kernel"] for row in found} == {"sm90_ragged"}
@@ -165,9 +165,9 @@ def test_epilogues(run, tuned, epilogue):
   run("--shapes=40x24x32", f"--epilogue={epilogue}", "--out_dtype=float32")
   (case,) = tuned
   parts = epilogue.split("_")
-  assert (case.problem.bias == "n") == ("bias" in parts)
-  assert (case.problem.c_dtype is not None) == ("residual" in parts)
-  assert case.problem.gated == ("gated" in parts)
+  assert (case.problem.epilogue.bias == "n") == ("bias" in parts)
+  assert (case.problem.epilogue.c_dtype is not None) == ("residual" in parts)
+  assert case.problem.epilogue.gated == ("gated" in parts)
   activation = next(
     (getattr(jax.nn, x) for x in parts if x in ACTIVATIONS), None
   )
@@ -187,7 +187,7 @@ def test_freeze(run, monkeypatch, tmp_path):
   known = table._known("NVIDIA H200")
   table._known.cache_clear()
   assert len(known) == len(path.read_text().splitlines()) > 10
-  assert {p.ragged for p in known} == {None, "m", "k"}
+  assert {p.along for p in known} == {None, "m", "k"}
   for problem, entry in known.items():
     how = next(tuning.ranked(problem)).how
     assert entry.config == (None if how == "xla" else how)

@@ -521,7 +521,7 @@ def two_sms(monkeypatch):
 
 def _check(found: Case) -> Plan:
   m, n, k = found.shape
-  problem = Problem(m=m, n=n, k=k, **found.problem)
+  problem = Problem.flat(m=m, n=n, k=k, **found.problem)
   x = dense.operands(problem, seed=m + n + k)
   outs = dense.run(problem, found.config, x, found.epilogue)
   dense.assert_right(outs, problem, x, found.epilogue)
@@ -547,7 +547,7 @@ def has_interpreted():
   The first one imports modules that add to the keys of JAX's caches.
   """
   fields = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
-  problem = Problem(m=1, n=1, k=1, **fields)
+  problem = Problem.flat(m=1, n=1, k=1, **fields)
   dense.run(problem, SMALL, dense.operands(problem))
 
 
@@ -556,7 +556,7 @@ def has_interpreted():
 def test_factors_known_at_run_time(found):
   """One trace, and so one compilation, serves all their values."""
   m, n, k = found.shape
-  problem = Problem(m=m, n=n, k=k, **found.problem)
+  problem = Problem.flat(m=m, n=n, k=k, **found.problem)
   x = dense.operands(problem, seed=m + n + k)
   traces = []
 
@@ -566,7 +566,7 @@ def test_factors_known_at_run_time(found):
     epilogue = dataclasses.replace(found.epilogue, **factors)
     return dense.run(problem, found.config, x, epilogue)
 
-  names = ("alpha", "beta") if problem.c_dtype else ("alpha",)
+  names = ("alpha", "beta") if problem.epilogue.c_dtype else ("alpha",)
   for values in ((-0.3, 2.7), (1.0, 0.0)):
     factors = dict(zip(names, map(jnp.float32, values)))
     outs = run(x, factors)
@@ -580,7 +580,7 @@ def test_factors_known_at_run_time(found):
 @pytest.mark.parametrize("name", ("alpha", "beta"))
 def test_one_factor_known_at_run_time(name, split_k):
   """The other is compiled in. The bits are those of both compiled in."""
-  problem = Problem(
+  problem = Problem.flat(
     m=66, n=72, k=140, dtype="bfloat16", out_dtype="float32", c_dtype="float16"
   )
   x = dense.operands(problem)
@@ -594,7 +594,7 @@ def test_one_factor_known_at_run_time(name, split_k):
 
 def test_a_gated_product_has_no_factors():
   fields = {"dtype": "bfloat16", "out_dtype": "bfloat16", "gated": True}
-  problem = Problem(m=40, n=64, k=64, **fields)
+  problem = Problem.flat(m=40, n=64, k=64, **fields)
   x = dense.operands(problem)
   epilogue = dense.Epilogue(activation=jax.nn.silu)
   (want,) = dense.run(problem, SMALL, x, epilogue)
@@ -607,7 +607,9 @@ def test_a_gated_product_has_no_factors():
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize("split_k", (1, 2))
 def test_nan_stays_in_its_row_and_column(split_k):
-  problem = Problem(m=70, n=64, k=128, dtype="bfloat16", out_dtype="bfloat16")
+  problem = Problem.flat(
+    m=70, n=64, k=128, dtype="bfloat16", out_dtype="bfloat16"
+  )
   x = dense.operands(problem)
   x["a"] = x["a"].at[0, 66, 3].set(jnp.nan)
   x["b"] = x["b"].at[0, 100, 61].set(jnp.inf)
@@ -621,7 +623,9 @@ def test_nan_stays_in_its_row_and_column(split_k):
 
 def test_the_config_does_not_change_the_bits():
   """Each sum is added in the order of K, whoever computes it."""
-  problem = Problem(m=66, n=64, k=140, dtype="bfloat16", out_dtype="float32")
+  problem = Problem.flat(
+    m=66, n=64, k=140, dtype="bfloat16", out_dtype="float32"
+  )
   x = dense.operands(problem)
   (want,) = dense.run(problem, SMALL, x)
   for config in (changed(ROWS, cluster_m=2), changed(COLUMNS, raster=1)):
@@ -630,7 +634,9 @@ def test_the_config_does_not_change_the_bits():
 
 
 def test_swapped_operands_have_the_same_bits():
-  problem = Problem(m=66, n=72, k=140, dtype="bfloat16", out_dtype="bfloat16")
+  problem = Problem.flat(
+    m=66, n=72, k=140, dtype="bfloat16", out_dtype="bfloat16"
+  )
   x = dense.operands(problem)
   (want,) = dense.run(problem, SMALL, x)
   (got,) = dense.run(problem, SWAPPED, x)
@@ -638,7 +644,9 @@ def test_swapped_operands_have_the_same_bits():
 
 
 def test_a_split_tail_has_the_same_bits_every_time():
-  problem = Problem(m=66, n=128, k=270, dtype="bfloat16", out_dtype="float32")
+  problem = Problem.flat(
+    m=66, n=128, k=270, dtype="bfloat16", out_dtype="float32"
+  )
   x = dense.operands(problem)
   runs = [dense.run(problem, LAST_WAVE, x)[0] for _ in range(2)]
   np.testing.assert_array_equal(*map(problems.bits, runs))

@@ -50,7 +50,7 @@ _PROBLEMS = tuple(itertools.product(_SHAPES, _LAYOUTS, _OUT_DTYPES, _EPILOGUES))
 
 def _problem(shape, layout, out_dtype, epilogue) -> Problem:
   m, n, k = shape
-  return Problem(
+  return Problem.flat(
     m=m,
     n=n,
     k=k,
@@ -192,9 +192,7 @@ def test_consumers_that_ping_pong(slabs, out_dtype, epilogue):
 @pytest.mark.parametrize("epilogue", _EPILOGUES[:3], ids=str)
 def test_work_tiles_of_one_slab(epilogue):
   problem = _problem((64, 64, 64), "nn", "bfloat16", epilogue)
-  problem = dataclasses.replace(
-    problem, batch=512, batched_a=True, batched_b=True
-  )
+  problem = problem.changed(batch=512, batched_a=True, batched_b=True)
   config = model.choose(problem)
   plan = Plan.of(problem, config)
   assert plan.work_tiles_of_a_block > 1
@@ -235,7 +233,7 @@ _WAYS = {
 def test_factors_known_at_run_time(way, factors):
   fields, changes = _WAYS[way]
   problem = _problem((2048, 4096, 1024), "nt", "bfloat16", {})
-  problem = dataclasses.replace(problem, **fields)
+  problem = problem.changed(**fields)
   config = dataclasses.replace(CONFIG, **changes)
   assert legal.reason(Plan.of(problem, config)) is None
   assert "mosaic_gpu" in _lower(problem, config, factors)

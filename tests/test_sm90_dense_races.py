@@ -55,31 +55,30 @@ UNSEEN = {
 
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1, epilogue_n=32)
 # Two tiles of three slabs of K: whatever is used again is.
-PLAIN = Problem(m=65, n=64, k=130, dtype="bfloat16", out_dtype="bfloat16")
-WITH_C = dataclasses.replace(PLAIN, c_dtype="float32", bias="n")
+PLAIN = Problem.flat(m=65, n=64, k=130, dtype="bfloat16", out_dtype="bfloat16")
+WITH_C = PLAIN.changed(c_dtype="float32", bias="n")
 # C where the results go.
-IN_PLACE = (dataclasses.replace(WITH_C, c_dtype="bfloat16"), SMALL)
+IN_PLACE = (WITH_C.changed(c_dtype="bfloat16"), SMALL)
 # Operands swapped: results are transposed on their way.
 SWAPPED = (
-  dataclasses.replace(PLAIN, n=130),
+  PLAIN.changed(n=130),
   dataclasses.replace(SMALL, swap_ab=True, epilogue_buffers=1),
 )
 # A whole tile, and one, the last wave, in parts of K.
 LAST_WAVE = (
-  dataclasses.replace(PLAIN, n=128, bias="n"),
+  PLAIN.changed(n=128, bias="n"),
   dataclasses.replace(SMALL, tail_columns=1, tail_split_k=3),
 )
 # Results that are stored row by row.
 ROWS = (
-  dataclasses.replace(WITH_C, m=9, n=131, k=66, out_dtype="float16"),
+  WITH_C.changed(m=9, n=131, k=66, out_dtype="float16"),
   dataclasses.replace(SMALL, block_n=128, epilogue_n=64),
 )
 
 # Five work tiles of two slabs, three of them the first block's: one consumer
 # has two of these, the other one.
 PINGPONG = (
-  dataclasses.replace(
-    PLAIN,
+  PLAIN.changed(
     m=40,
     n=72,
     k=66,
@@ -96,7 +95,7 @@ PINGPONG = (
 
 # Groups: tiles that end with their group, one that is stored in part, none;
 # whole slabs and edges.
-GROUPS = Problem(
+GROUPS = Problem.flat(
   m=140,
   n=64,
   k=130,
@@ -106,7 +105,7 @@ GROUPS = Problem(
   groups=2,
   bias="n",
 )
-SLABS = Problem(
+SLABS = Problem.flat(
   m=64,
   n=64,
   k=140,
@@ -116,7 +115,7 @@ SLABS = Problem(
   groups=2,
   transpose_a=True,
 )
-EMPTY = dataclasses.replace(SLABS, groups=3)
+EMPTY = SLABS.changed(groups=3)
 OFFSETS = {2: (3, 22, 120), 3: (3, 22, 22, 120)}
 WIDE_SUBTILES = dataclasses.replace(SMALL, epilogue_n=64)
 
@@ -126,77 +125,73 @@ CLEAN = {
     Config(block_m=64, block_n=64, stages=3, split="n", epilogue_n=16),
   ),
   "gated": (
-    dataclasses.replace(PLAIN, gated=True, save_preactivation=True, k=66),
+    PLAIN.changed(gated=True, save_preactivation=True, k=66),
     dataclasses.replace(SMALL, cluster_m=2),
   ),
   "batch": (
-    dataclasses.replace(
-      PLAIN, m=40, n=72, k=66, batch=2, batched_a=True, batched_b=True
-    ),
+    PLAIN.changed(m=40, n=72, k=66, batch=2, batched_a=True, batched_b=True),
     dataclasses.replace(SMALL, cluster_n=2),
   ),
   # Two work tiles of a slab, one of three: no slot is used again.
-  "short": (dataclasses.replace(PLAIN, m=130, k=64), SMALL),
+  "short": (PLAIN.changed(m=130, k=64), SMALL),
   "one_work_tile": (
-    dataclasses.replace(PLAIN, bias="n"),
+    PLAIN.changed(bias="n"),
     dataclasses.replace(SMALL, stages=3, epilogue_buffers=1),
   ),
   "one_stage": (
-    dataclasses.replace(PLAIN, k=60, c_dtype="bfloat16"),
+    PLAIN.changed(k=60, c_dtype="bfloat16"),
     dataclasses.replace(SMALL, stages=1),
   ),
   "rows": ROWS,
   "split_k": (PLAIN, dataclasses.replace(SMALL, split_k=2)),
   "groups": (GROUPS, WIDE_SUBTILES),
   "groups_gated": (
-    dataclasses.replace(
-      GROUPS, m=80, k=66, bias=None, gated=True, save_preactivation=True
-    ),
+    GROUPS.changed(m=80, k=66, bias=None, gated=True, save_preactivation=True),
     dataclasses.replace(WIDE_SUBTILES, cluster_n=2),
   ),
   "groups_of_two_consumers": (
-    dataclasses.replace(GROUPS, k=64, transpose_b=True),
+    GROUPS.changed(k=64, transpose_b=True),
     dataclasses.replace(WIDE_SUBTILES, block_m=128, consumers=2),
   ),
   "slabs": (SLABS, SMALL),
   "a_group_of_zeros": (EMPTY, SMALL),
   "c_in_place": IN_PLACE,
   "c_ahead": (
-    dataclasses.replace(IN_PLACE[0], k=200),
+    IN_PLACE[0].changed(k=200),
     dataclasses.replace(SMALL, epilogue_buffers=1),
   ),
   # Half of the results wait in registers.
   "float32": (
-    dataclasses.replace(PLAIN, m=130, n=256, out_dtype="float32", bias="n"),
+    PLAIN.changed(m=130, n=256, out_dtype="float32", bias="n"),
     dataclasses.replace(SMALL, block_n=256),
   ),
   # Columns that are stored twice.
   "overlap": (
-    dataclasses.replace(PLAIN, n=80, c_dtype="bfloat16", transpose_b=True),
+    PLAIN.changed(n=80, c_dtype="bfloat16", transpose_b=True),
     dataclasses.replace(SMALL, block_n=80, epilogue_buffers=3),
   ),
   "saved": (
-    dataclasses.replace(PLAIN, m=130, n=128, save_preactivation=True),
+    PLAIN.changed(m=130, n=128, save_preactivation=True),
     dataclasses.replace(SMALL, block_n=128, epilogue_buffers=1),
   ),
   "saved_with_c_in_place": (
-    dataclasses.replace(IN_PLACE[0], m=130, save_preactivation=True),
+    IN_PLACE[0].changed(m=130, save_preactivation=True),
     SMALL,
   ),
   "swapped": SWAPPED,
   "swapped_with_c_in_place": (
-    dataclasses.replace(SWAPPED[0], c_dtype="bfloat16", bias="n"),
+    SWAPPED[0].changed(c_dtype="bfloat16", bias="n"),
     dataclasses.replace(SMALL, swap_ab=True),
   ),
   "split_last_wave": LAST_WAVE,
   "pingpong": PINGPONG,
   # As many slabs as stages, but one consumer has two of the three work tiles.
   "pingpong_of_three_work_tiles": (
-    dataclasses.replace(PLAIN, m=384, k=66),
+    PLAIN.changed(m=384, k=66),
     dataclasses.replace(PINGPONG[1], block_n=64, stages=6),
   ),
   "pingpong_in_clusters": (
-    dataclasses.replace(PLAIN, m=130, n=200),
+    PLAIN.changed(m=130, n=200),
     dataclasses.replace(PINGPONG[1], block_n=64, stages=6, cluster_m=2),
   ),
   "pingpong_of_groups": (
@@ -214,7 +209,7 @@ def few_sms(monkeypatch):
 
 def _run(problem: Problem, config: Config) -> tuple[bool, bool]:
   """Whether numbers are right, and whether races were found."""
-  run, check = (_grouped if problem.ragged else _dense)(problem, config)
+  run, check = (_grouped if problem.along else _dense)(problem, config)
   with interpret.interpreted(detect_races=True) as report:
     outs = jax.block_until_ready(run())
   assert report.kernels == 1
@@ -228,7 +223,8 @@ def _run(problem: Problem, config: Config) -> tuple[bool, bool]:
 def _dense(problem: Problem, config: Config):
   """A run of the kernel, and what checks its results."""
   x = dense.operands(problem)
-  epilogue = dense.Epilogue(activation=jax.nn.silu if problem.gated else None)
+  activation = jax.nn.silu if problem.epilogue.gated else None
+  epilogue = dense.Epilogue(activation=activation)
   return (
     lambda: dense.run(problem, config, x, epilogue),
     lambda outs: dense.assert_right(outs, problem, x, epilogue),
@@ -238,9 +234,9 @@ def _dense(problem: Problem, config: Config):
 def _grouped(problem: Problem, config: Config):
   """The same of groups that end at `OFFSETS`, or with the last row."""
   x = ragged_kernels.operands(problem)
-  rows = problem.m if problem.ragged == "m" else problem.k
-  offsets = tuple(min(offset, rows) for offset in OFFSETS[problem.groups])
-  how = (offsets, jax.nn.silu if problem.gated else None)
+  rows = problem.m if problem.along == "m" else problem.k
+  offsets = tuple(min(offset, rows) for offset in OFFSETS[problem.groups.count])
+  how = (offsets, jax.nn.silu if problem.epilogue.gated else None)
   return (
     lambda: ragged_kernels.run(problem, config, x, *how),
     lambda outs: ragged_kernels.assert_right(outs, problem, x, *how),
@@ -254,7 +250,7 @@ def test_free_of_races(name):
 
 
 def test_a_last_wave_of_one_work_tile_a_block_is_free_of_races(monkeypatch):
-  problem, config = dataclasses.replace(LAST_WAVE[0], m=64), LAST_WAVE[1]
+  problem, config = LAST_WAVE[0].changed(m=64), LAST_WAVE[1]
   problems.assume_sms(monkeypatch, 4)
   assert Plan.of(problem, config).work_tiles_of_a_block == 1
   assert _run(problem, config) == (True, False)
@@ -342,6 +338,6 @@ def test_a_wrong_order_is_caught(name, monkeypatch):
   mutations.plant_rewrite(stores.Stores, rewrites, monkeypatch)
   # The consumer has a name of its own for it.
   monkeypatch.setattr(consumer, "Stores", stores.Stores)
-  problem = dataclasses.replace(problem, n=96)
+  problem = problem.changed(n=96)
   config = dataclasses.replace(SMALL, block_n=96)
   assert mutations.comes_to_light(lambda: _run(problem, config))

@@ -21,7 +21,7 @@ PINGPONG = Config(block_m=64, block_n=64, stages=4, split="pingpong")
 
 def plan(m, n, k, config=SMALL, **fields) -> Plan:
   known = {"dtype": "bfloat16", "out_dtype": "bfloat16"} | fields
-  return Plan.of(Problem(m=m, n=n, k=k, **known), config)
+  return Plan.of(Problem.flat(m=m, n=n, k=k, **known), config)
 
 
 def refusal(m, n, k, config, change, **fields) -> str | None:
@@ -40,7 +40,8 @@ def test_operands_that_are_swapped():
   """All is of the transposed problem, stored as the problem says."""
   found = plan(70, 600, 256, SWAPPED, bias="n", transpose_b=True)
   assert (found.problem.m, found.problem.n) == (600, 70)
-  assert found.problem.bias == "m" and found.given.bias == "n"
+  biases = found.problem.epilogue.bias, found.given.epilogue.bias
+  assert biases == ("m", "n")
   assert found.grid == (10, 2)
   assert found.operand_shapes == ((600, 256), (70, 256))
   assert found.subtile_shape == (16, 64)

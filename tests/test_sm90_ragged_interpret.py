@@ -39,7 +39,7 @@ def case(name, ragged, shape, offsets, config, activation=None, **problem):
   """A parameter of the test; of groups along K, `shape` is (M, N, rows)."""
   m, n, k = shape
   dtypes = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
-  found = Problem(
+  found = Problem.flat(
     m=m,
     n=n,
     k=k,
@@ -153,7 +153,7 @@ def test_values(found):
   ragged_kernels.assert_right(outs, p, x, found.offsets, found.activation)
 
 
-ROWS = Problem(
+ROWS = Problem.flat(
   m=70,
   n=64,
   k=64,
@@ -162,7 +162,7 @@ ROWS = Problem(
   ragged="m",
   groups=2,
 )
-SLABS = dataclasses.replace(ROWS, k=80, ragged="k", transpose_a=True)
+SLABS = ROWS.changed(k=80, ragged="k", transpose_a=True)
 
 
 # NumPy, in which the interpreter computes, remarks on inf - inf.
@@ -204,7 +204,7 @@ def test_the_config_does_not_change_the_bits(problem):
   "sizes", [(5, 0, 7), (64, 64, 64), (1, 190, 1), (0, 0, 192)], ids=str
 )
 def test_row_tiles_cover_each_row_once_but_in_the_last_tile(sizes):
-  problem = dataclasses.replace(ROWS, m=200, groups=3)
+  problem = ROWS.changed(m=200, groups=3)
   offsets = jnp.asarray(np.cumsum((4, *sizes)), jnp.int32)
   plan = Plan.of(problem, SMALL)
   tiles, count = grouped.schedule_tables(plan, offsets)
@@ -229,7 +229,7 @@ def test_row_tiles_cover_each_row_once_but_in_the_last_tile(sizes):
   ],
 )
 def test_groups_along_k_by_size(sizes, order, facts):
-  problem = dataclasses.replace(SLABS, k=200, groups=len(sizes))
+  problem = SLABS.changed(k=200, groups=len(sizes))
   offsets = np.cumsum((4, *sizes))
   groups, found = grouped.schedule_tables(
     Plan.of(problem, SMALL), jnp.asarray(offsets, jnp.int32)
@@ -247,7 +247,7 @@ REFUSED = {
   "overlap": (SLABS, {"block_n": 96, "epilogue_n": 64}, "must divide 96"),
   # A's atoms would be as narrow as B's, and A's copies two atoms wide.
   "columns": (
-    dataclasses.replace(ROWS, out_dtype="float32"),
+    ROWS.changed(out_dtype="float32"),
     {"block_n": 32, "epilogue_n": 32},
     "columns",
   ),

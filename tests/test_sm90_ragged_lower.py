@@ -29,7 +29,7 @@ _SIZES = ({"m": 2048, "n": 4096, "k": 4096}, {"m": 515, "n": 1000, "k": 2004})
 
 def _problem(kind: dict, sizes: dict) -> Problem:
   dtypes = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
-  return Problem(**sizes, groups=5, **dtypes | kind)
+  return Problem.flat(**sizes, groups=5, **dtypes | kind)
 
 
 def _lower(problem: Problem, config: Config) -> str:

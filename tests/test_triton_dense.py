@@ -19,7 +19,7 @@ import pytest
 
 from pallas_gemm import hardware, numerics
 from pallas_gemm.kernels import triton_dense, triton_kernel
-from pallas_gemm.ladder import contract
+from pallas_gemm.problem import Problem
 
 H200, A100, SMALL_SHARED = (
   "NVIDIA H200",
@@ -27,8 +27,14 @@ H200, A100, SMALL_SHARED = (
   "NVIDIA GeForce RTX 4090",
 )
 TILE = triton_dense.Config(64, 64, 32)
-PROBLEM = contract.Problem(256, 256, 256, "bfloat16")
 HALF = jnp.bfloat16
+
+
+def problem_of(m, n, k, dtype="float32") -> Problem:
+  return Problem.flat(m=m, n=n, k=k, dtype=dtype, out_dtype=dtype)
+
+
+PROBLEM = problem_of(256, 256, 256, "bfloat16")
 
 
 def zeros(*shape, dtype=jnp.float32):
@@ -169,7 +175,7 @@ def test_default_config_is_legal(gpu, dtype, precision):
     for m in (1, 16, 17, 4095, 4096, 2**20):
       for n in (1, 64, 4096):
         for k in (1, 64, 4095):
-          problem = contract.Problem(m, n, k, dtype)
+          problem = problem_of(m, n, k, dtype)
           config = triton_dense.default_config(problem, precision)
           assert triton_dense.is_legal(config, problem) is None
 
@@ -177,7 +183,7 @@ def test_default_config_is_legal(gpu, dtype, precision):
 def test_default_config_fills_the_gpu():
   with hardware.assume(H200) as gpu:
     for size in (1024, 2048, 4096, 8192):
-      problem = contract.Problem(size, size, size, "bfloat16")
+      problem = problem_of(size, size, size, "bfloat16")
       config = triton_dense.default_config(problem)
       blocks = (size // config.block_m) * (size // config.block_n)
       assert blocks >= gpu.sm_count or config.block_m == 64
@@ -185,12 +191,12 @@ def test_default_config_fills_the_gpu():
 
 def test_offsets_of_64_bits_where_32_overflow():
   needs = triton_kernel.needs_int64
-  assert not needs(TILE, contract.Problem(4096, 4096, 4096))
-  assert needs(TILE, contract.Problem(2**16, 2**15, 1))  # C has 2^31 elements
-  assert needs(TILE, contract.Problem(2**16, 1, 2**15))
-  assert needs(TILE, contract.Problem(1, 2**16, 2**15))
+  assert not needs(TILE, problem_of(4096, 4096, 4096))
+  assert needs(TILE, problem_of(2**16, 2**15, 1))  # C has 2^31 elements
+  assert needs(TILE, problem_of(2**16, 1, 2**15))
+  assert needs(TILE, problem_of(1, 2**16, 2**15))
   # The elements fit, what a masked edge addresses does not.
-  assert needs(TILE, contract.Problem(1, 2**26, 1))
+  assert needs(TILE, problem_of(1, 2**26, 1))
 
 
 # Autotuning, with a stand-in for the kernel.
@@ -201,7 +207,7 @@ def tunable(monkeypatch):
   """`autotune` on any device; yields the configs that were launched."""
   launched = []
 
-  def launch(a, b, c, problem, config, precision):
+  def launch(a, b, c, alpha, beta, *, problem, config, precision):
     launched.append(config)
     return a @ b
 
@@ -222,7 +228,7 @@ def test_autotune_remembers_the_fastest(tunable):
       assert run().shape == (32, 16)
     return {name: float(name != str(want)) for name in runs}
 
-  problem = contract.Problem(32, 16, 48)
+  problem = problem_of(32, 16, 48)
   assert triton_dense.best_config(problem) == triton_dense.default_config(
     problem
   )
@@ -237,8 +243,8 @@ def test_autotune_remembers_the_fastest(tunable):
   assert not any(
     triton_dense._key(other, precision) in triton_dense._best
     for other, precision in (
-      (contract.Problem(32, 16, 47), "ieee"),
-      (contract.Problem(32, 16, 48, "float16"), "ieee"),
+      (problem_of(32, 16, 47), "ieee"),
+      (problem_of(32, 16, 48, "float16"), "ieee"),
       (problem, "tf32"),
     )
   )
@@ -284,7 +290,7 @@ def lowered(gpu, m, n, k, dtype, **options):
 @pytest.mark.parametrize("config", triton_dense.CONFIGS, ids=str)
 @pytest.mark.parametrize("dtype", triton_dense.DTYPES)
 def test_lowers_each_config(config, dtype):
-  problem = contract.Problem(300, 264, 520, dtype)
+  problem = problem_of(300, 264, 520, dtype)
   if (reason := triton_dense.is_legal(config, problem)) is not None:
     pytest.skip(reason)
   text = lowered(H200, 300, 264, 520, dtype, config=config)
@@ -439,7 +445,7 @@ def test_autotune_on_the_device(dtype):
   a = jax.random.normal(jax.random.key(0), (512, 512), dtype)
   best = triton_dense.autotune(a, a)
   assert best in triton_dense.CONFIGS
-  problem = contract.Problem(512, 512, 512, dtype)
+  problem = problem_of(512, 512, 512, dtype)
   assert triton_dense.best_config(problem) == best
   for config in triton_dense.CONFIGS:
     if triton_dense.is_legal(config, problem) is None:

@@ -19,7 +19,7 @@ from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import cache, model, trial
 from pallas_gemm.tuning.entries import Entry
 
-PROBLEM = Problem(m=96, n=80, k=72, dtype="bfloat16", out_dtype="bfloat16")
+PROBLEM = Problem.flat(m=96, n=80, k=72, dtype="bfloat16", out_dtype="bfloat16")
 # In the order of the model; the second is the fastest.
 CONFIGS = tuple(
   Config(block_m=64, block_n=64, consumers=1, stages=2, epilogue_n=n)
@@ -54,16 +54,16 @@ def kernel(monkeypatch):
     a, b, b_up = (
       None if x is None else x.astype(jnp.float32) for x in (a, b, b_up)
     )
-    a = jnp.matrix_transpose(a) if p.transpose_a else a
+    a = a if p.a.k_last else jnp.matrix_transpose(a)
     sums = [
       jnp.matmul(
-        a, jnp.matrix_transpose(x) if p.transpose_b else x, precision="highest"
+        a, jnp.matrix_transpose(x) if p.b.k_last else x, precision="highest"
       )
       for x in (b, b_up)
       if x is not None
     ]
     if bias is not None:
-      bias = bias[:, None] if p.bias == "m" else bias
+      bias = bias[:, None] if p.epilogue.bias == "m" else bias
       bias = jnp.broadcast_to(bias.astype(jnp.float32), sums[0].shape)
     c = None if c is None else c.astype(jnp.float32)
     outs = epilogues.apply(sums, c, bias, problem=p, **epilogue)
@@ -97,7 +97,7 @@ def case(**fields):
   }
   if "activation" in given:
     fields["activation"] = "named"
-  return trial.Case(dataclasses.replace(PROBLEM, **fields), **given)
+  return trial.Case(PROBLEM.changed(**fields), **given)
 
 
 def test_its_classes_are_where_users_import_them_from():

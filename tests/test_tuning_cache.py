@@ -22,10 +22,10 @@ from pallas_gemm.tuning import cache, entries
 from pallas_gemm.tuning.entries import Entry
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PROBLEM = Problem(
+PROBLEM = Problem.flat(
   m=4096, n=2048, k=1024, dtype="bfloat16", out_dtype="bfloat16"
 )
-OTHER = dataclasses.replace(PROBLEM, m=1, activation="jax.nn.gelu", bias="n")
+OTHER = PROBLEM.changed(m=1, activation="jax.nn.gelu", bias="n")
 CONFIG = Config(block_m=64, consumers=1, epilogue_n=32)
 FIRST = Entry(CONFIG, 1e-4, xla_seconds=3e-4)
 SECOND = Entry(Config(block_n=128, cluster_m=2), 2e-4)
@@ -86,16 +86,16 @@ def test_a_later_config_replaces_the_earlier():
   assert cache.lookup(PROBLEM) == SECOND
 
 
-@pytest.mark.parametrize("field", dataclasses.fields(Problem))
-def test_every_field_of_a_problem_counts(field):
-  cache.store(PROBLEM, FIRST)
-  value = getattr(PROBLEM, field.name)
+@pytest.mark.parametrize("name", PROBLEM.row())
+def test_every_field_of_a_problem_counts(name):
+  grouped = {"ragged": "k", "groups": 2}
+  problem = PROBLEM.changed(**grouped if name == "groups" else {})
+  cache.store(problem, FIRST)
+  value = problem.row()[name]
   other = not value if isinstance(value, bool) else f"{value}1"
   if isinstance(value, int) and not isinstance(value, bool):
     other = value + 1
-  assert cache.lookup(dataclasses.replace(PROBLEM, **{field.name: other})) is (
-    None
-  )
+  assert cache.lookup(problem.changed(**{name: other})) is None
 
 
 def test_a_key_holds_what_is_no_default():
@@ -230,7 +230,7 @@ def test_without_sources(kernels):
 
 def test_entries_of_earlier_kinds_stay_in_the_file(path, warnings_):
   """Keys held every field, entries no time of XLA's."""
-  old = dataclasses.asdict(PROBLEM) | {"device": "NVIDIA H200", "kernel": "1"}
+  old = PROBLEM.row() | {"device": "NVIDIA H200", "kernel": "1"}
   entry = {"config": dataclasses.asdict(CONFIG), "seconds": 1e-4}
   content = {"format": cache.FORMAT, "entries": {json.dumps(old): entry}}
   path.write_text(json.dumps(content))
@@ -288,7 +288,7 @@ assert "jax" not in sys.modules
 print("ready", flush=True)
 sys.stdin.readline()
 for i in range(int(sys.argv[3])):
-  problem = Problem(m=1 + int(sys.argv[2]), n=1 + i, k=1, dtype="bfloat16",
+  problem = Problem.flat(m=1 + int(sys.argv[2]), n=1 + i, k=1, dtype="bfloat16",
                     out_dtype="bfloat16")
   cache.store(problem, Entry(Config(stages=2 + int(sys.argv[2])), 1e-4))
 """
@@ -321,7 +321,7 @@ def test_sixteen_writers_at_once_lose_nothing(path, warnings_):
   assert len(stored(path)) == writers * each
   for i in range(writers):
     for j in range(each):
-      problem = Problem(
+      problem = Problem.flat(
         m=1 + i, n=1 + j, k=1, dtype="bfloat16", out_dtype="bfloat16"
       )
       assert cache.lookup(problem).config == Config(stages=2 + i)
@@ -332,7 +332,7 @@ def test_sixteen_writers_at_once_lose_nothing(path, warnings_):
 def test_sixteen_threads(path, warnings_):
   def work(i):
     for j in range(4):
-      problem = dataclasses.replace(PROBLEM, m=1 + i, n=1 + j)
+      problem = PROBLEM.changed(m=1 + i, n=1 + j)
       cache.store(problem, FIRST)
       assert cache.lookup(problem) == FIRST
 

@@ -1,6 +1,5 @@
 """What computes a problem: the order of the candidates."""
 
-import dataclasses
 import json
 
 import jax
@@ -15,10 +14,10 @@ from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import cache, choose, model, table, xla
 from pallas_gemm.tuning.entries import Entry
 
-PROBLEM = Problem(
+PROBLEM = Problem.flat(
   m=4096, n=2048, k=1024, dtype="bfloat16", out_dtype="bfloat16"
 )
-OTHER = dataclasses.replace(PROBLEM, m=1, activation="jax.nn.gelu", bias="n")
+OTHER = PROBLEM.changed(m=1, activation="jax.nn.gelu", bias="n")
 MODELLED, MINE = Config(), Config(block_m=64, consumers=1, epilogue_n=32)
 MEASURED, SHIPPED = Config(block_n=128), Config(block_n=128, cluster_m=2)
 ILLEGAL = Config(stages=1)
@@ -135,7 +134,7 @@ def test_the_users_config_must_be_legal():
 
 def test_batch_invariant_is_one_config_for_all_rows(modelled):
   variants = [
-    dataclasses.replace(PROBLEM, m=m, **batch)
+    PROBLEM.changed(m=m, **batch)
     for m in (1, 127, 8192)
     for batch in (
       {},
@@ -147,14 +146,14 @@ def test_batch_invariant_is_one_config_for_all_rows(modelled):
     cache.store(problem, Entry(MINE, 2e-4, 1e-4), persist=False)
     assert order(problem, batch_invariant=True) == [(MODELLED, "model")]
   assert len(set(modelled)) == 1
-  assert modelled[0] == dataclasses.replace(PROBLEM, m=tuning.INVARIANT_M)
-  other_weights = dataclasses.replace(PROBLEM, n=64)
+  assert modelled[0] == PROBLEM.changed(m=tuning.INVARIANT_M)
+  other_weights = PROBLEM.changed(n=64)
   tuning.resolve(other_weights, batch_invariant=True)
   assert modelled[-1].n == 64
 
 
 def test_groups_along_k_are_batch_invariant_as_they_are():
-  grouped = dataclasses.replace(PROBLEM, ragged="k", groups=8, transpose_a=True)
+  grouped = PROBLEM.changed(ragged="k", groups=8, transpose_a=True)
   cache.store(grouped, Entry(MEASURED, 2e-4, 1e-4), persist=False)
   found = order(grouped, batch_invariant=True)
   assert found[0] == (MEASURED, "measured")
@@ -192,7 +191,7 @@ def test_what_is_shipped_is_legal(monkeypatch):
   monkeypatch.undo()
   for path in table._FOLDER.glob("*.jsonl"):
     for row in map(json.loads, path.read_text().splitlines()):
-      problem = Problem(**row["problem"])
+      problem = Problem.from_row(row["problem"])
       entry = table._known(path.stem)[problem]
       assert entry.config is None or not legal.reason(
         Plan.of(problem, entry.config)

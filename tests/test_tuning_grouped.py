@@ -1,6 +1,5 @@
 """The cost model of grouped products, and autotune's trials of them."""
 
-import dataclasses
 import time
 
 import jax
@@ -18,8 +17,8 @@ from pallas_gemm.tuning import cache, grouped, trial
 from tests.support import products
 
 DTYPES = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
-ROWS = Problem(m=8192, n=14336, k=4096, ragged="m", groups=8, **DTYPES)
-SLABS = Problem(
+ROWS = Problem.flat(m=8192, n=14336, k=4096, ragged="m", groups=8, **DTYPES)
+SLABS = Problem.flat(
   m=4096, n=14336, k=8192, ragged="k", groups=8, transpose_a=True, **DTYPES
 )
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)
@@ -36,13 +35,13 @@ def own_cache(monkeypatch, tmp_path):
 PROBLEMS = {
   "rows": ROWS,
   "slabs": SLABS,
-  "many_groups": dataclasses.replace(ROWS, m=131072, n=1024, groups=256),
-  "decode": dataclasses.replace(ROWS, m=64),
-  "gated": dataclasses.replace(ROWS, gated=True, activation="silu"),
-  "unaligned": dataclasses.replace(ROWS, m=517, n=1001, k=2003),
-  "one_column": dataclasses.replace(ROWS, n=1),
-  "more_groups_than_rows": dataclasses.replace(ROWS, m=100, groups=512),
-  "float32": dataclasses.replace(SLABS, out_dtype="float32"),
+  "many_groups": ROWS.changed(m=131072, n=1024, groups=256),
+  "decode": ROWS.changed(m=64),
+  "gated": ROWS.changed(gated=True, activation="silu"),
+  "unaligned": ROWS.changed(m=517, n=1001, k=2003),
+  "one_column": ROWS.changed(n=1),
+  "more_groups_than_rows": ROWS.changed(m=100, groups=512),
+  "float32": SLABS.changed(out_dtype="float32"),
 }
 
 
@@ -68,7 +67,7 @@ def test_predicted_is_no_faster_than_the_tensor_cores(problem):
 
 
 def test_larger_groups_take_longer():
-  half = dataclasses.replace(ROWS, m=ROWS.m // 2)
+  half = ROWS.changed(m=ROWS.m // 2)
   config = grouped.choose(ROWS)
   shorter = grouped.predict(Plan.of(half, config))
   assert shorter < grouped.predict(Plan.of(ROWS, config))
@@ -84,19 +83,18 @@ def test_choosing_takes_milliseconds():
 
 def test_no_legal_config():
   with pytest.raises(NotImplementedError, match="must be bfloat16 or float16"):
-    grouped.choose(dataclasses.replace(ROWS, dtype="float32"))
+    grouped.choose(ROWS.changed(dtype="float32"))
 
 
 # Trials, interpreted.
 
-SMALL_ROWS = dataclasses.replace(ROWS, m=96, n=72, k=64, groups=2)
-SMALL_SLABS = dataclasses.replace(SLABS, m=72, n=64, k=96, groups=2)
+SMALL_ROWS = ROWS.changed(m=96, n=72, k=64, groups=2)
+SMALL_SLABS = SLABS.changed(m=72, n=64, k=96, groups=2)
 TRIALS = {
   "rows": (SMALL_ROWS, None),
-  "bias": (dataclasses.replace(SMALL_ROWS, bias="n", activation="silu"), 1),
+  "bias": (SMALL_ROWS.changed(bias="n", activation="silu"), 1),
   "gated": (
-    dataclasses.replace(
-      SMALL_ROWS,
+    SMALL_ROWS.changed(
       gated=True,
       save_preactivation=True,
       transpose_b=True,
@@ -133,7 +131,7 @@ def test_autotune_finds_the_products_of_a_training_step():
 
   found = autotuning.find(jax.grad(loss), w, x)
   kinds = [
-    (p.ragged, p.groups, p.m, p.n, p.k) for p in (c.problem for c in found)
+    (p.along, p.groups.count, p.m, p.n, p.k) for p in (c.problem for c in found)
   ]
   assert kinds == [("m", 2, 40, 72, 64), ("k", 2, 64, 72, 40)]
 

@@ -49,7 +49,7 @@ RUNS += ("pieces-2", "aligned-1", "aligned-2", "tail-1", "swap-c-1", "swap-c-2")
 
 def problem(m, n, k, **fields):
   known = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
-  return Problem(m=m, n=n, k=k, **(known | fields))
+  return Problem.flat(m=m, n=n, k=k, **(known | fields))
 
 
 def refusal(case: Problem, config: Config) -> str | None:

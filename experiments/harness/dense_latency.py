@@ -91,7 +91,7 @@ def choosing(shapes: tuple[suites.Shape, ...], dtype: str) -> float:
   choose = inspect.unwrap(model.choose)  # past its cache
   found = []
   for shape in shapes:
-    problem = Problem(**shape._asdict(), dtype=dtype, out_dtype=dtype)
+    problem = Problem.flat(**shape._asdict(), dtype=dtype, out_dtype=dtype)
     start = time.perf_counter()
     choose(problem)
     found.append((time.perf_counter() - start) * 1e6)

@@ -245,10 +245,10 @@ def apply(accumulators, c, bias, *, alpha, beta, activation, problem):
 
   alpha and beta are Python numbers, or float32 scalars known at run time.
   """
-  if problem.gated:
+  if problem.epilogue.gated:
     gate, up = accumulators
     out = activation(gate) * up
-    return [out, gate, up] if problem.save_preactivation else [out]
+    return [out, gate, up] if problem.epilogue.save else [out]
   (x,) = accumulators
   x = _times(x, alpha)
   if c is not None:
@@ -256,7 +256,7 @@ def apply(accumulators, c, bias, *, alpha, beta, activation, problem):
   if bias is not None:
     x = x + bias
   out = x if activation is None else activation(x)
-  return [out, x] if problem.save_preactivation else [out]
+  return [out, x] if problem.epilogue.save else [out]
 
 
 def _times(x, factor):

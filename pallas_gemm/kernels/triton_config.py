@@ -3,7 +3,7 @@
 import dataclasses
 
 from pallas_gemm import hardware
-from pallas_gemm.ladder import contract
+from pallas_gemm.problem import Problem
 
 ALIGNMENT_BYTES = 16  # of a row, for asynchronous copies of whole vectors
 # PTX can name 255 registers a thread; Triton's smallest dot is 16 on a side.
@@ -54,7 +54,7 @@ _SHALLOW = (
 CONFIGS = _TENSOR_CORES + _FEW_ROWS + _SHALLOW
 
 
-def is_legal(config: Config, problem: contract.Problem) -> str | None:
+def is_legal(config: Config, problem: Problem) -> str | None:
   """Why a config can't run a problem on the GPU in use, or None if it can.
 
   Args:
@@ -66,8 +66,9 @@ def is_legal(config: Config, problem: contract.Problem) -> str | None:
 
   Example:
     >>> from pallas_gemm.kernels import triton_config
-    >>> from pallas_gemm.ladder import contract
-    >>> problem = contract.Problem(64, 64, 64)
+    >>> from pallas_gemm.problem import Problem
+    >>> problem = Problem.flat(
+    ...   m=64, n=64, k=64, dtype="float32", out_dtype="float32")
     >>> triton_config.is_legal(triton_config.Config(48, 64, 16), problem)
     'block_m must be a power of two >= 16, got 48'
   """
@@ -87,7 +88,8 @@ def is_legal(config: Config, problem: contract.Problem) -> str | None:
       f"{accumulators} accumulators a thread, of {REGISTERS_PER_THREAD}"
       " registers; take a smaller block or more warps"
     )
-  slab = (config.block_m + config.block_n) * config.block_k * problem.itemsize
+  slab = (config.block_m + config.block_n) * config.block_k
+  slab *= problem.a.bits // 8
   gpu = current_gpu()
   if gpu is not None and slab * config.num_stages > gpu.shared_bytes_per_block:
     return (
@@ -99,9 +101,7 @@ def is_legal(config: Config, problem: contract.Problem) -> str | None:
   return None
 
 
-def default_config(
-  problem: contract.Problem, precision: str = "ieee"
-) -> Config:
+def default_config(problem: Problem, precision: str = "ieee") -> Config:
   """The config for a problem that was not autotuned.
 
   The largest block that still gives every SM one, from the group of `CONFIGS`
@@ -112,10 +112,10 @@ def default_config(
     precision: as for `matmul`.
   """
   aligned = all(
-    size * problem.itemsize % ALIGNMENT_BYTES == 0
+    size * problem.a.bits // 8 % ALIGNMENT_BYTES == 0
     for size in (problem.k, problem.n)
   )
-  exact = problem.dtype == "float32" and precision == "ieee"
+  exact = problem.a.dtype == "float32" and precision == "ieee"
   if exact or not aligned:
     group = _SHALLOW
   elif problem.m <= _FEW_ROWS[0].block_m:
@@ -130,16 +130,18 @@ def default_config(
   return legal[-1] if legal else CONFIGS[-1]
 
 
-def programs(config: Config, problem: contract.Problem) -> int:
+def programs(config: Config, problem: Problem) -> int:
   """Programs of a launch: one for each block of the result.
 
   Args:
     config: has the block's sizes.
     problem: has the result's.
   """
-  return contract.cdiv(problem.m, config.block_m) * contract.cdiv(
-    problem.n, config.block_n
+  rows, columns = (
+    -(-problem.m // config.block_m),
+    -(-problem.n // config.block_n),
   )
+  return rows * columns
 
 
 def current_gpu() -> hardware.Gpu | None:

@@ -13,7 +13,6 @@ neither triton nor jax_triton: the first call imports them.
 """
 
 from collections.abc import Callable, Sequence
-import dataclasses
 import functools
 import importlib.util
 import math
@@ -23,7 +22,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from pallas_gemm import compat
+from pallas_gemm import blas, compat
 from pallas_gemm import measure as measure_lib
 from pallas_gemm.kernels import triton_kernel
 from pallas_gemm.kernels.triton_config import (
@@ -32,10 +31,10 @@ from pallas_gemm.kernels.triton_config import (
   default_config,
   is_legal,
 )
-from pallas_gemm.ladder import contract
+from pallas_gemm.problem import Problem
 
 NAME = triton_kernel.NAME
-DTYPES = contract.FLOAT32 + contract.FLOAT16S
+DTYPES = blas.FLOAT32 + blas.FLOAT16S
 PRECISIONS = ("ieee", "tf32")
 PLATFORMS = ("gpu", "cuda", "rocm")
 
@@ -97,15 +96,15 @@ def matmul(
       raise ValueError(f"config of {NAME} is not legal: {reason}")
   if (reason := unavailable_reason()) is not None:
     raise NotImplementedError(reason)
-  if problem.beta == 0:
+  if beta == 0:
     c = None
-  if 0 in (problem.m, problem.n, problem.k) or problem.alpha == 0:
-    nothing = jnp.zeros((problem.m, problem.n), jnp.float32)
-    problem = dataclasses.replace(problem, alpha=1.0)
-    return contract.combine(nothing, c, problem=problem).astype(a.dtype)
-  return triton_kernel.launch(
-    a, b, c, problem, config or best_config(problem, precision), precision
-  )
+  if 0 in (problem.m, problem.n, problem.k) or alpha == 0:
+    if c is None:
+      return jnp.zeros((problem.m, problem.n), a.dtype)
+    return (c.astype(jnp.float32) * jnp.float32(beta)).astype(a.dtype)
+  config = config or best_config(problem, precision)
+  how = {"problem": problem, "config": config, "precision": precision}
+  return triton_kernel.launch(a, b, c, alpha, beta, **how)
 
 
 def precision_of(precision: Any, dtype: Any) -> str:
@@ -128,7 +127,7 @@ def precision_of(precision: Any, dtype: Any) -> str:
 
 
 def best_config(
-  problem: contract.Problem, precision: str = "ieee", device: Any = None
+  problem: Problem, precision: str = "ieee", device: Any = None
 ) -> Config:
   """What `autotune` found for this problem in this process, or the default.
 
@@ -190,7 +189,7 @@ def autotune(
   legal = [config for config, reason in reasons.items() if reason is None]
   if not legal:
     raise ValueError(f"configs must hold a legal config, got {reasons}")
-  if problem.beta == 0:
+  if beta == 0:
     c = None
   operands = (a, b) if c is None else (a, b, c)
   runs, failure = {}, None
@@ -248,26 +247,26 @@ def _missing_package() -> str | None:
   return None
 
 
-def _check(a, b, c, alpha, beta, precision) -> contract.Problem:
-  problem = contract.check_arguments(
-    a, b, c, alpha=alpha, beta=beta, dtypes=DTYPES, rung=NAME
-  )
+def _check(a, b, c, alpha, beta, precision) -> Problem:
+  factors = {"alpha": alpha, "beta": beta}
+  m, n, k = blas.sizes(a, b, c, **factors, dtypes=DTYPES, kernel=NAME)
+  dtype = jnp.dtype(a.dtype).name
   if precision not in PRECISIONS:
     raise ValueError(
       f"precision must be one of {PRECISIONS}, got {precision!r}"
     )
-  if precision != "ieee" and problem.dtype != "float32":
+  if precision != "ieee" and dtype != "float32":
     raise ValueError(
-      f"precision must be 'ieee' for {problem.dtype}, got {precision!r};"
+      f"precision must be 'ieee' for {dtype}, got {precision!r};"
       " tf32 is a way to multiply float32"
     )
-  return problem
+  return Problem.flat(m=m, n=n, k=k, dtype=dtype, out_dtype=dtype)
 
 
-def _key(problem: contract.Problem, precision: str, device: Any = None):
+def _key(problem: Problem, precision: str, device: Any = None):
   device = compat.target_device() if device is None else device
   shape = (problem.m, problem.n, problem.k)
-  return (device.device_kind, *shape, problem.dtype, precision)
+  return (device.device_kind, *shape, problem.a.dtype, precision)
 
 
 def _kernel_times(

@@ -21,7 +21,7 @@ import numpy as np
 
 from pallas_gemm.kernels import triton_config
 from pallas_gemm.kernels.triton_config import Config
-from pallas_gemm.ladder import contract
+from pallas_gemm.problem import Problem
 
 NAME = "triton_dense"
 
@@ -105,7 +105,9 @@ def device_code():
   return triton_dense
 
 
-def launch(a, b, c, problem, config, precision) -> jax.Array:
+def launch(
+  a, b, c, alpha, beta, *, problem: Problem, config: Config, precision: str
+) -> jax.Array:
   """Launches the kernel; operands not empty, config legal."""
   import jax_triton  # pylint: disable=g-import-not-at-top
 
@@ -130,8 +132,8 @@ def launch(a, b, c, problem, config, precision) -> jax.Array:
     n=n,
     k=k,
     # Rounded here, so that Triton makes no float64 constant of them.
-    alpha=float(np.float32(problem.alpha)),
-    beta=float(np.float32(problem.beta)),
+    alpha=float(np.float32(alpha)),
+    beta=float(np.float32(beta)),
     block_m=config.block_m,
     block_n=config.block_n,
     block_k=config.block_k,
@@ -141,7 +143,7 @@ def launch(a, b, c, problem, config, precision) -> jax.Array:
   )
 
 
-def needs_int64(config: Config, problem: contract.Problem) -> bool:
+def needs_int64(config: Config, problem: Problem) -> bool:
   """Whether an offset, past the masked edges too, leaves 32 bits."""
   m = problem.m + config.block_m
   n = problem.n + config.block_n

@@ -15,11 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gemm import hardware
+from pallas_gemm import blas, hardware
 from pallas_gemm.ladder import blocks
 
-FLOAT32 = ("float32",)
-FLOAT16S = ("bfloat16", "float16")
+FLOAT32, FLOAT16S = blas.FLOAT32, blas.FLOAT16S
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,45 +251,9 @@ class Rung:
 def check_arguments(
   a, b, c, *, alpha, beta, dtypes: tuple[str, ...], rung: str
 ) -> Problem:
-  """Checks what a user passed; returns the problem it describes.
-
-  Raises:
-    TypeError: not an array, a dtype the rung does not take, dtypes that
-      differ, or alpha or beta that is no Python number.
-    ValueError: a rank that is not 2, shapes that do not fit, or beta without
-      c.
-  """
-  operands = {"a": a, "b": b} | ({} if c is None else {"c": c})
-  for name, x in operands.items():
-    if not (hasattr(x, "shape") and hasattr(x, "dtype")):
-      raise TypeError(f"{name} must be an array, got {type(x).__name__}")
-    if len(x.shape) != 2:
-      raise ValueError(f"{name} must have rank 2, got shape {tuple(x.shape)}")
-    if jnp.dtype(x.dtype).name not in dtypes:
-      raise TypeError(
-        f"{name} has dtype {jnp.dtype(x.dtype).name}; {rung} takes"
-        f" {' or '.join(dtypes)}"
-      )
-    if x.dtype != a.dtype:
-      raise TypeError(
-        f"{name} must have the dtype of a, {jnp.dtype(a.dtype).name}, got"
-        f" {jnp.dtype(x.dtype).name}"
-      )
-  for name, x in {"alpha": alpha, "beta": beta}.items():
-    if isinstance(x, bool) or not isinstance(x, int | float):
-      raise TypeError(
-        f"{name} must be a Python int or float, got {type(x).__name__}"
-      )
-  (m, k), (k_b, n) = a.shape, b.shape
-  if k != k_b:
-    raise ValueError(
-      f"b must have K = {k} rows, as a {tuple(a.shape)} has columns, got"
-      f" shape {tuple(b.shape)}"
-    )
-  if c is not None and tuple(c.shape) != (m, n):
-    raise ValueError(f"c must have shape {(m, n)}, got {tuple(c.shape)}")
-  if beta != 0 and c is None:
-    raise ValueError(f"beta is {beta} but c is None; pass c or beta=0")
+  """Checks what a user passed, see `blas`; returns the problem it describes."""
+  factors = {"alpha": alpha, "beta": beta}
+  m, n, k = blas.sizes(a, b, c, **factors, dtypes=dtypes, kernel=rung)
   return Problem(
     m, n, k, jnp.dtype(a.dtype).name, alpha=float(alpha), beta=float(beta)
   )

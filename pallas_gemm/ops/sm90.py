@@ -73,7 +73,7 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
   sizes = spec.sizes(x)
   if not all(isinstance(size, int) for size in sizes):
     raise NotImplementedError(SYMBOLIC)
-  problem = tuning.Problem(
+  problem = tuning.Problem.flat(
     **sizes._asdict(),
     dtype=x.a.dtype.name,
     out_dtype=jnp.dtype(spec.out_dtype).name,
@@ -90,10 +90,12 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
   )
   if not _is_column(x, spec):
     return problem
-  rows = dataclasses.replace(problem.transposed(), transpose_a=False)
-  if problem.batched_b and not problem.batched_a:
-    return dataclasses.replace(rows, m=sizes.batch, batch=1, batched_a=False)
-  return rows
+  rows = problem.transposed()
+  a = dataclasses.replace(rows.a, k_last=True)
+  if problem.b.batched and not problem.a.batched:
+    a = dataclasses.replace(a, batched=False)
+    return dataclasses.replace(rows, a=a, m=sizes.batch, batch=1)
+  return dataclasses.replace(rows, a=a)
 
 
 def spec_of(problem: tuning.Problem, activation: Any) -> Spec:
@@ -103,23 +105,27 @@ def spec_of(problem: tuning.Problem, activation: Any) -> Spec:
     problem: what is computed.
     activation: the function that the problem names.
   """
-  p = problem
-  b = "nk" if p.transpose_b else "kn"
-  if p.ragged == "k":
+  p, epilogue = problem, problem.epilogue
+  b = "nk" if p.b.k_last else "kn"
+  if p.along == "k":
     words, out = Operands("km", "kn", offsets="o"), "gmn"
-  elif p.ragged:
+  elif p.groups:
     b, out = f"g{b}", "mn"
-    words = Operands("mk", b, p.gated and b, p.bias and "gn", offsets="o")
+    words = Operands(
+      "mk", b, epilogue.gated and b, epilogue.bias and "gn", offsets="o"
+    )
   else:
-    a, b, out = "bkm" if p.transpose_a else "bmk", f"b{b}", "bmn"
-    words = Operands(a, b, p.gated and b, p.bias, p.c_dtype and "bmn")
+    a, b, out = "bmk" if p.a.k_last else "bkm", f"b{b}", "bmn"
+    words = Operands(
+      a, b, epilogue.gated and b, epilogue.bias, epilogue.c_dtype and "bmn"
+    )
   return Spec(
     words=Operands(*[None if word is False else word for word in words]),
     out=out,
     out_dtype=jnp.dtype(p.out_dtype),
-    ragged=p.ragged,
+    ragged=p.along,
     activation=activation,
-    save=p.save_preactivation,
+    save=epilogue.save,
     leading_rows=False,
   )
 

@@ -46,7 +46,7 @@ def resolve(
 
   Example:
     >>> from pallas_gemm import tuning
-    >>> problem = tuning.Problem(
+    >>> problem = tuning.Problem.flat(
     ...   m=4096, n=4096, k=4096, dtype="bfloat16", out_dtype="bfloat16"
     ... )
     >>> mine = tuning.Config(block_m=64, block_n=64, consumers=1)

@@ -10,7 +10,6 @@ import heapq
 from typing import Any
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels.sm90 import layout
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import cdiv
 from pallas_gemm.kernels.sm90.plan import Plan
@@ -55,10 +54,10 @@ def of(
     fit: the constants of `model`.
   """
   p = problem
-  products = 2 if p.gated else 1
+  products = p.products
   sums = products * p.results * 4 / fit.reduce_rate
   rate = gpu.dram_bytes_per_s / 1e6 * fit.dram / min(fit.deep, fit.streams)
-  loads = layout.bytes_of(p.operands, p.dtype) / rate
+  loads = p.operand_bytes / rate
   stores = p.results * 2 / rate  # of 16 bits or more
   slabs = {block_k: cdiv(p.k, block_k) for block_k in (64, 128)}
   copied, copied_c, copied_out = odd_sizes.copies_at_least(p)

@@ -70,7 +70,7 @@ def ranked(
     yield Candidate(config, None, "user")
     return
   # Groups along K have no rows of their own, and a K of any size.
-  if batch_invariant and problem.ragged != "k":
+  if batch_invariant and problem.along != "k":
     yield Candidate(_for_any_rows(problem), None, "model")
     return
   xla_too = xla_too and not batch_invariant
@@ -83,19 +83,19 @@ def ranked(
 
 def model_of(problem: Problem) -> ModuleType:
   """The cost model of such problems: `model`, or `grouped`."""
-  return grouped if problem.ragged else model
+  return grouped if problem.groups else model
 
 
 def _for_any_rows(problem: Problem) -> Config:
   """The model's config for `INVARIANT_M` rows (of each group)."""
   nominal = dataclasses.replace(
     problem,
-    m=INVARIANT_M * max(1, problem.groups),
+    m=INVARIANT_M * (problem.groups.count if problem.groups else 1),
     batch=1,
-    batched_a=False,
-    batched_b=False,
+    a=dataclasses.replace(problem.a, batched=False),
+    b=dataclasses.replace(problem.b, batched=False),
   )
-  if problem.ragged:
+  if problem.groups:
     return grouped.choose(nominal)
   return model.choose(nominal, any_rows=True)
 
@@ -133,6 +133,6 @@ def _modelled(problem: Problem, xla_too: bool) -> list[Candidate]:
   by_kernel = Candidate(config, seconds, "model")
   if not xla_too:
     return [by_kernel]
-  if not problem.ragged and (left := xla.faster(config, problem, seconds)):
+  if not problem.groups and (left := xla.faster(config, problem, seconds)):
     return [Candidate("xla", left.seconds, "model", left.why), by_kernel]
   return [by_kernel, Candidate("xla", None, "model")]

@@ -48,24 +48,29 @@ def file_stem(device: str) -> str:
   return re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_") or "unknown"
 
 
-def non_default(value: Any) -> dict[str, Any]:
-  """The fields of a dataclass that differ from their defaults."""
-  return {
-    field.name: getattr(value, field.name)
-    for field in dataclasses.fields(value)
-    if getattr(value, field.name) != field.default
-  }
+# The row of a problem of which nothing is said.
+_PLAIN = Problem.flat(m=0, n=0, k=0, dtype="", out_dtype="").row()
+
+
+def short_row(problem: Problem) -> dict[str, Any]:
+  """The fields of a problem's row that differ from their defaults."""
+  row = problem.row()
+  return {name: row[name] for name in row if row[name] != _PLAIN.get(name)}
 
 
 def key_of(problem: Problem, **more: Any) -> str:
   """A problem as text, with `more` beside its fields."""
-  fields = non_default(problem) | more
+  fields = short_row(problem) | more
   return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
 
 def to_json(entry: Entry) -> dict[str, Any]:
   """What `from_json` makes an entry of."""
-  config = None if entry.config is None else non_default(entry.config)
+  config = entry.config and {
+    field.name: getattr(entry.config, field.name)
+    for field in dataclasses.fields(Config)
+    if getattr(entry.config, field.name) != field.default
+  }
   times = {"seconds": entry.seconds, "xla_seconds": entry.xla_seconds}
   return {"config": config} | {k: v for k, v in times.items() if v is not None}
 

@@ -6,14 +6,13 @@ few such configs and they are cached.
 
 import dataclasses
 import functools
-from typing import NamedTuple
 
 from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90 import layout
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import ATOM_BYTES
 from pallas_gemm.kernels.sm90.plan import Plan
-from pallas_gemm.problem import Problem, bits
+from pallas_gemm.problem import Epilogue, Groups, Operand, Problem, bits
 
 # Tiles, consumers and the side that these share out.
 TILES = (
@@ -67,34 +66,48 @@ _MOST_STAGES = {64: 12, 128: 9}
 Options = tuple[tuple[int, int], ...]
 
 
-class Kind(NamedTuple):
-  """What has a say in what finds room: the GPU, and fields of a `Problem`."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kind:
+  """What has a say in what finds room; there is one for each that differs.
+
+  Attributes:
+    gpu: where.
+    problem: one of that kind, of sizes that say nothing.
+  """
 
   gpu: hardware.Gpu
-  dtype: str
-  gated: bool
-  out_dtype: str
-  c_dtype: str | None = None
-  bias: str | None = None
-  activation: str | None = None
-  save_preactivation: bool = False
-  ragged: str | None = None
+  problem: Problem
+
+
+_kind = functools.cache(Kind)
 
 
 def kind_of(problem: Problem, gpu: hardware.Gpu) -> Kind:
   """Whichever activation, that there is one is what counts."""
-  p = problem
-  return Kind(
-    gpu,
-    p.dtype,
-    p.gated,
-    p.out_dtype,
-    p.c_dtype,
-    p.bias,
-    "any" if p.activation else None,
-    p.save_preactivation,
-    p.ragged,
+  p, epilogue = problem, problem.epilogue
+  if epilogue.activation:
+    epilogue = dataclasses.replace(epilogue, activation="any")
+  nominal = Problem(
+    m=8192,
+    n=8192,
+    k=8192,
+    a=Operand(dtype=p.a.dtype, k_last=True),
+    b=Operand(dtype=p.b.dtype, k_last=False),
+    out_dtype=p.out_dtype,
+    groups=p.groups and Groups(along=p.groups.along, count=1),
+    epilogue=epilogue,
   )
+  return _kind(gpu, nominal)
+
+
+@functools.cache
+def _of_sums(kind: Kind) -> Kind:
+  """Of dense products in float32, with nothing after them."""
+  epilogue = Epilogue(gated=kind.problem.epilogue.gated)
+  sums = dataclasses.replace(
+    kind.problem, out_dtype="float32", groups=None, epilogue=epilogue
+  )
+  return _kind(kind.gpu, sums)
 
 
 @functools.cache
@@ -149,8 +162,8 @@ def in_parts(config: Config, split_k: int, kind: Kind) -> Config | None:
   7168 13.9 -> 13.1 (H200).
   """
   config = dataclasses.replace(config, split_k=2)  # however many
-  kind = Kind(kind.gpu, kind.dtype, kind.gated, "float32")
-  parts = _fitted(config, kind, ((2, 3), (1, 3), (2, 2), (1, 2)))
+  options = (2, 3), (1, 3), (2, 2), (1, 2)
+  parts = _fitted(config, _of_sums(kind), options)
   return parts and dataclasses.replace(parts, split_k=split_k)
 
 
@@ -184,16 +197,15 @@ def _fitted(
     options: pairs of epilogue_buffers and the fewest stages with these, best
       first; None for what suits the tile.
   """
-  fields = kind._asdict()
-  gpu = fields.pop("gpu")
-  problem = Problem(m=8192, n=8192, k=8192, **fields)
+  problem, gpu = kind.problem, kind.gpu
+  epilogue = problem.epilogue
   columns = config.block_n
   if config.split == "n":
     columns //= config.consumers
   # One swizzle atom: such copies take matrices of any height (see compat).
-  atom = layout.elements_in(ATOM_BYTES, kind.out_dtype)
+  atom = layout.elements_in(ATOM_BYTES, problem.out_dtype)
   width = next(w for w in (atom, 32, 16) if columns % w == 0)
-  if bits(kind.out_dtype) == 16 and width < 32 < columns:
+  if bits(problem.out_dtype) == 16 and width < 32 < columns:
     # 16 columns are stored twice, and it is still faster: with 128 x 240, 208
     # and 144 tiles and K = 512 15.8 -> 14.1 us, 13.9 -> 12.6, 10.0 -> 9.7. In
     # float32 and 144 columns 11.2 -> 11.6 (H200).
@@ -205,21 +217,23 @@ def _fitted(
   plan = Plan(problem, config, gpu)
   subtiles = len(plan.subtiles)
   options = options or ((subtiles, 3), (2, 3), (1, 3), (2, 2), (1, 2))
-  if kind.activation and config.consumers == subtiles == 3:
+  if epilogue.activation and config.consumers == subtiles == 3:
     # An activation takes longer than a store: subtiles leave one at a time, not
     # all together. With 192 x 192 tiles 8192 x 4096 x 64 with bias and gelu
     # 37.8 -> 32.7 us, 12608 x 3072 x 768 102.1 -> 98.0 (H200).
     options = options[1:]
-  is_wide = kind.out_dtype == "float32" or kind.save_preactivation
+  is_wide = problem.out_dtype == "float32" or epilogue.save
   size = config.block_m * config.block_n // config.consumers
-  is_large = kind.gated or size > 2**13 or (is_wide and config.consumers > 1)
-  if is_large and not kind.c_dtype and plan.deferred:
+  is_large = (
+    epilogue.gated or size > 2**13 or (is_wide and config.consumers > 1)
+  )
+  if is_large and not epilogue.c_dtype and plan.deferred:
     # Subtiles that are stored one at a time, beside slabs of the next tile,
     # need no room: a deeper ring is worth more (4096^3: 171 -> 169 us), of one
     # tile a block too (512 x 8192 x 8192: 89.9 -> 89.3 us, H200).
     options = (1, 4), (1, 3), (1, 2)
-    suits = is_wide or not kind.activation
-    if kind.ragged is None and suits and width >= 32:
+    suits = is_wide or not epilogue.activation
+    if problem.groups is None and suits and width >= 32:
       # Half as wide they hold up a slab for less; 7168 x 8192 x 512: 81.9 ->
       # 79.5 us. With an activation it is slower: 606 -> 613 us, unless what it
       # is applied to is stored too: 8192 x 4096 x 1024 118 -> 116 (H200).

@@ -32,7 +32,7 @@ def choose(problem: Problem) -> Config:
   Example:
     >>> from pallas_gemm.problem import Problem
     >>> from pallas_gemm.tuning import grouped
-    >>> config = grouped.choose(Problem(
+    >>> config = grouped.choose(Problem.flat(
     ...   m=8192, n=14336, k=4096, ragged="m", groups=8, dtype="bfloat16",
     ...   out_dtype="bfloat16"))
     >>> config.split_k, config.cluster_m
@@ -73,14 +73,14 @@ def predict(plan: Plan) -> float:
 
 def _rows(problem: Problem) -> float:
   """Rows of a group."""
-  rows = problem.m if problem.ragged == "m" else problem.k
-  return rows / problem.groups
+  rows = problem.m if problem.along == "m" else problem.k
+  return rows / problem.groups.count
 
 
 def _sizes(problem: Problem, config: Config) -> Iterator[tuple[int, float]]:
   """Rows of the dense products, and which share of the groups has them."""
   rows = _rows(problem)
-  if problem.ragged == "k":
+  if problem.along == "k":
     yield round(rows + config.block_k / 2), 1.0
     return
   height = config.block_m
@@ -95,8 +95,8 @@ def _as_batch(problem: Problem, rows: int) -> Problem:
   """A batch of dense products, of that many rows each."""
   return dataclasses.replace(
     problem,
-    batch=problem.groups,
-    batched_a=True,
-    batched_b=True,
-    **{problem.ragged: rows},
+    batch=problem.groups.count,
+    a=dataclasses.replace(problem.a, batched=True),
+    b=dataclasses.replace(problem.b, batched=True),
+    **{problem.along: rows},
   )

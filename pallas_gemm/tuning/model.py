@@ -150,7 +150,7 @@ def choose(problem: Problem, *, any_rows: bool = False) -> Config:
   Example:
     >>> from pallas_gemm.problem import Problem
     >>> from pallas_gemm.tuning import model
-    >>> config = model.choose(Problem(
+    >>> config = model.choose(Problem.flat(
     ...   m=4096, n=4096, k=4096, dtype="bfloat16", out_dtype="bfloat16"))
     >>> config.block_m, config.block_n
     (128, 256)
@@ -219,7 +219,7 @@ def _work_tiles(plan: Plan) -> int:
 def _is_narrow(plan: Plan) -> bool:
   """Whether B is read in swizzle atoms of 32 columns."""
   shares = plan.config.consumers if plan.config.split == "n" else 1
-  return not plan.problem.transpose_b and plan.config.block_n // shares % 64 > 0
+  return not plan.problem.b.k_last and plan.config.block_n // shares % 64 > 0
 
 
 def _slab(plan: Plan, odd: odd_sizes.Costs) -> float:
@@ -239,11 +239,11 @@ def _slab(plan: Plan, odd: odd_sizes.Costs) -> float:
   reads = bm // 64 * (64 * shares * plan.products + bn) * bk
   rows = min(bm, round_up(p.m, 8))  # those that are loaded
   writes = (rows + bn) * bk
-  reads, writes = bytes_of(reads, p.dtype), bytes_of(writes, p.dtype)
+  reads, writes = bytes_of(reads, p.a.dtype), bytes_of(writes, p.a.dtype)
   shared = (reads + fit.writes * writes) / 128 * fit.shared
   slow_a, slow_b = odd.loads
   loads = rows * slow_a / cfg.cluster_n + bn * slow_b / cfg.cluster_m
-  loads *= bytes_of(bk, p.dtype) / fit.l2 * (fit.narrow if narrow else 1)
+  loads *= bytes_of(bk, p.a.dtype) / fit.l2 * (fit.narrow if narrow else 1)
   slab = max(multiply, shared, loads) + fit.barrier + odd.short
   if cfg.consumers == 1:
     slab *= fit.pair_m if cfg.cluster_m > 1 else 1
@@ -258,7 +258,7 @@ def _busy(plan: Plan, rounds: int, slab: float) -> float:
   epilogue = _epilogue(plan, rounds)
   area = cfg.block_m * cfg.block_n / 2**15
   words = _stored_bytes(plan) / 2
-  applied = fit.applied * bool(plan.problem.activation)
+  applied = fit.applied * bool(plan.problem.epilogue.activation)
   least = (fit.drain * words + applied) * area
   between = _between(plan, epilogue, product, slab, least)
   work_tile = product + between
@@ -291,8 +291,8 @@ def _epilogue(plan: Plan, rounds: int) -> float:
     + cfg.block_m * cfg.block_n * stored / fit.store
     + fit.subtile * _subtiles(plan)
   )
-  slower = fit.activation if p.activation else 1
-  slower *= fit.with_c if p.c_dtype else 1
+  slower = fit.activation if p.epilogue.activation else 1
+  slower *= fit.with_c if p.epilogue.c_dtype else 1
   slower += fit.by_rows - 1 if plan.by_rows else 0
   epilogue *= slower
   if rounds == 1 and cfg.split_k == 1:
@@ -314,24 +314,28 @@ def _between(
   """
   p, cfg, fit = plan.problem, plan.config, _FIT
   if plan.by_rows:
-    return max(epilogue, least - product / 3) if p.activation else epilogue
-  has_c = p.c_dtype is not None
+    return (
+      max(epilogue, least - product / 3) if p.epilogue.activation else epilogue
+    )
+  has_c = p.epilogue.c_dtype is not None
   area = cfg.block_m * cfg.block_n / 2**15
   words = _stored_bytes(plan) / 2
   if plan.pingpong > 1:
-    applied = fit.pingpong_applied * bool(p.activation)
+    applied = fit.pingpong_applied * bool(p.epilogue.activation)
     return area * (fit.pingpong * words + applied + fit.pingpong_added * has_c)
   at_once = plan.stored_at_once
   if at_once == 1:
     hidden = fit.hidden * epilogue
-    return max(hidden, least - product / 3) if p.activation else hidden
+    return max(hidden, least - product / 3) if p.epilogue.activation else hidden
   subtiles = _subtiles(plan)
-  between = fit.packed + fit.applied * area * bool(p.activation)
+  between = fit.packed + fit.applied * area * bool(p.epilogue.activation)
   slivers = fit.slivers if cfg.epilogue_n < 32 else 0
   between += slivers * subtiles / cfg.consumers**2
-  late = fit.drain * area * words - product / (3 if p.activation else 1)
+  late = fit.drain * area * words - product / (
+    3 if p.epilogue.activation else 1
+  )
   at_once *= fit.drain * area * words
-  more = fit.saved if p.save_preactivation else fit.wide
+  more = fit.saved if p.epilogue.save else fit.wide
   between += max(more * area * (words - 1), at_once, late, 0)
   if has_c and plan.c_in_place:
     asked = min(subtiles, plan.slabs) * slab / fit.clock
@@ -361,13 +365,13 @@ def _memory(plan: Plan, odd: odd_sizes.Costs, rounds: int) -> float:
   p, cfg, fit = plan.problem, plan.config, _FIT
   bn, bk = cfg.block_n * plan.products, cfg.block_k
   size = bytes_of(1, plan.stored_dtype)
-  moved = bytes_of(p.operands, p.dtype)
+  moved = p.operand_bytes
   if cfg.split_k == 1:
-    added = size if p.c_dtype else 0
+    added = size if p.epilogue.c_dtype else 0
     moved += p.results * (_stored_bytes(plan) + added) * odd.results
   blocks = cdiv(_work_tiles(plan), rounds) * cfg.cluster_m * cfg.cluster_n
   streamed = cfg.block_m if cfg.swap_ab else bn
-  in_flight = bytes_of(cfg.stages * streamed * bk, p.dtype)
+  in_flight = bytes_of(cfg.stages * streamed * bk, p.a.dtype)
   memory = moved / min(
     plan.gpu.dram_bytes_per_s / 1e6 * fit.dram, blocks * in_flight / fit.latency
   )
@@ -379,6 +383,6 @@ def _memory(plan: Plan, odd: odd_sizes.Costs, rounds: int) -> float:
     )
     memory *= fit.streams if fast else fit.swapped
     memory *= 1 + fit.scattered * p.results * size / moved
-  elif bk == 128 and p.transpose_b and rounds > 2:
+  elif bk == 128 and p.b.k_last and rounds > 2:
     memory *= fit.deep
   return memory

@@ -61,8 +61,9 @@ def _costs(plan: Plan) -> Costs:
   into, out_of = plan.copied_bytes
   copies = (len(into) + len(out_of)) * _COPY
   copies += sum(into) / _COPY_RATE + sum(out_of) / _slice_rate(p)
-  a, b = (layout.bytes_of(row, p.dtype) for _, row in plan.operand_paddings)
-  along = [a] * p.transpose_a + [b] * (not p.transpose_b)
+  (_, a), (_, b) = plan.operand_paddings
+  a, b = layout.bytes_of(a, p.a.dtype), layout.bytes_of(b, p.b.dtype)
+  along = [a] * (not p.a.k_last) + [b] * (not p.b.k_last)
   short = [_UNEVEN if row % 32 else _SHORT for row in along if row < 128]
   result = layout.bytes_of(plan.result_shape[1], p.out_dtype)
   return Costs(
@@ -76,7 +77,8 @@ def _costs(plan: Plan) -> Costs:
 
 def straddles(p: Problem) -> bool:
   """Whether an operand's rows start at odd multiples of 16 bytes."""
-  rows = (layout.bytes_of(row, p.dtype) for _, row in layout.operand_shapes(p))
+  (_, a), (_, b) = layout.operand_shapes(p)
+  rows = layout.bytes_of(a, p.a.dtype), layout.bytes_of(b, p.b.dtype)
   return any(row % 32 == 16 for row in rows)
 
 
@@ -86,18 +88,16 @@ def copies_at_least(p: Problem) -> tuple[float, float, float]:
   Those of matrices whose rows do not start at multiples of 16 bytes. C and
   results are not copied where K is split, results not if stored by rows.
   """
-  a, b = layout.operand_shapes(p)
-  operands = [(a, p.batch if p.batched_a else 1)]
-  operands += [(b, p.batch if p.batched_b else 1)] * (2 if p.gated else 1)
   copied = [
-    layout.bytes_of(batch * math.prod(shape), p.dtype)
-    for shape, batch in operands
-    if layout.bytes_of(shape[1], p.dtype) % 16
+    layout.bytes_of(p.matrices(x) * math.prod(shape), x.dtype)
+    for x, shape in zip((p.a, p.b), layout.operand_shapes(p))
+    for _ in range(p.products if x is p.b else 1)
+    if layout.bytes_of(shape[1], x.dtype) % 16
   ]
   into = len(copied) * _COPY + 2 * sum(copied) / _COPY_RATE
-  c, out_of = 0.0, 0.0
-  if p.c_dtype and layout.bytes_of(p.n, p.c_dtype) % 16:
-    c = _COPY + 2 * layout.bytes_of(p.results, p.c_dtype) / _COPY_RATE
+  c, out_of, c_dtype = 0.0, 0.0, p.epilogue.c_dtype
+  if c_dtype and layout.bytes_of(p.n, c_dtype) % 16:
+    c = _COPY + 2 * layout.bytes_of(p.results, c_dtype) / _COPY_RATE
   if layout.bytes_of(p.n, p.out_dtype) % 16:
     size = layout.bytes_of(p.results, p.out_dtype)
     out_of = _COPY + 2 * size / _slice_rate(p)

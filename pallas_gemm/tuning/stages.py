@@ -70,8 +70,9 @@ def in_one_answer(problem: Problem, block_k: int, gpu: hardware.Gpu) -> float:
   One slab is multiplied meanwhile.
   """
   p = problem
-  slab = (p.m + p.n * (2 if p.gated else 1)) * block_k
-  return 1 + gpu.dram_bytes_per_s * _ANSWER / bytes_of(slab, p.dtype)
+  slab = bytes_of(p.m * block_k, p.a.dtype)
+  slab += bytes_of(p.n * block_k, p.b.dtype) * p.products
+  return 1 + gpu.dram_bytes_per_s * _ANSWER / slab
 
 
 def _waits_unevenly(plan: Plan) -> bool:
@@ -88,9 +89,10 @@ def _own_bytes(plan: Plan) -> float:
   """Bytes of a slab, less what other blocks ask for at the same time."""
   p, cfg = plan.problem, plan.config
   rows, columns = _tiles(plan)
-  a = min(cfg.block_m, p.m) / (columns * (1 if p.batched_a else p.batch))
-  b = min(cfg.block_n, p.n) / (rows * (1 if p.batched_b else p.batch))
-  return (a + b * plan.products) * bytes_of(cfg.block_k, p.dtype)
+  a = min(cfg.block_m, p.m) / (columns * (p.batch // p.matrices(p.a)))
+  b = min(cfg.block_n, p.n) / (rows * (p.batch // p.matrices(p.b)))
+  a *= bytes_of(cfg.block_k, p.a.dtype)
+  return a + b * plan.products * bytes_of(cfg.block_k, p.b.dtype)
 
 
 def _tiles(plan: Plan) -> tuple[int, int]:

@@ -33,9 +33,7 @@ def lookup(problem: Problem) -> Entry | None:
 def lines(found: Iterable[tuple[Problem, Entry]]) -> str:
   """The content of a file that knows these."""
   return "".join(
-    json.dumps(
-      {"problem": entries.non_default(problem)} | entries.to_json(entry)
-    )
+    json.dumps({"problem": entries.short_row(problem)} | entries.to_json(entry))
     + "\n"
     for problem, entry in found
   )
@@ -47,4 +45,6 @@ def _known(device: str) -> dict[Problem, Entry]:
   if not path.exists():
     return {}
   rows = map(json.loads, path.read_text().splitlines())
-  return {Problem(**row["problem"]): entries.from_json(row) for row in rows}
+  return {
+    Problem.from_row(row["problem"]): entries.from_json(row) for row in rows
+  }

@@ -27,9 +27,9 @@ _STRIP = 8
 def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
   """Configs for a problem; not all need be legal."""
   kind = fitted.kind_of(problem, gpu)
-  if not problem.transpose_a and not legal.may_not_swap(problem):
+  if problem.a.k_last and not legal.may_not_swap(problem):
     yield from _swapped(problem, kind)
-  if not problem.ragged:
+  if not problem.along:
     yield from _pingpong(problem, kind)
   yield from _tiles(problem, kind)
 
@@ -68,11 +68,11 @@ def _tiles(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
   for config in fitted.tiles(kind):
     if config.block_m >= most_rows or config.block_n >= most_columns:
       continue
-    if config.block_n % 32 and not p.transpose_b:
+    if config.block_n % 32 and not p.b.k_last:
       continue  # wgmma reads B along N in atoms of 32 columns or more
     tall, wide = config.cluster_m > 1, config.cluster_n > 1
     # A cluster with nobody to share with.
-    if (tall or wide) and not p.ragged:
+    if (tall or wide) and not p.along:
       if not _gains_by_sharing(config, p, straddles):
         continue
     rows, columns = cdiv(p.m, config.block_m), cdiv(p.n, config.block_n)
@@ -89,9 +89,9 @@ def _tiles(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
       in_rounds = deep_in_rounds and tiles > 2 * sms and config.block_n == 64
       if not ((suits_deep and is_one_round) or in_rounds):
         continue
-    alone = not (tall or wide or p.ragged)
+    alone = not (tall or wide or p.along)
     least = AHEAD.get((config.block_m, config.block_n), 0)
-    if alone and p.c_dtype == p.out_dtype and slabs < least:
+    if alone and p.epilogue.c_dtype == p.out_dtype and slabs < least:
       ahead = fitted.with_c_ahead(config, kind)
       if ahead is not None:
         yield _in_one_strip(ahead, rows, columns)
@@ -162,7 +162,7 @@ def _with_split_last_wave(
   rows, columns = cdiv(p.m, cfg.block_m), cdiv(p.n, cfg.block_n)
   if rows * columns < sms or cfg.block_m < 128:
     return None
-  if p.batch > 1 or p.ragged or p.c_dtype or p.save_preactivation:
+  if p.batch > 1 or p.along or p.epilogue.c_dtype or p.epilogue.save:
     return None
   split = cdiv(rows * columns % sms, rows)
   slabs = cdiv(p.k, cfg.block_k)
@@ -177,7 +177,7 @@ def _are_too_many(
   tiles: int, config: Config, problem: Problem, sms: int
 ) -> bool:
   """Whether larger tiles are better in any case, and no worse balanced."""
-  has_room = min(problem.m, problem.n) >= 512 and problem.ragged is None
+  has_room = min(problem.m, problem.n) >= 512 and problem.along is None
   is_small = config.block_m * config.block_n < 2**14
   return has_room and is_small and tiles > 8 * sms
 
@@ -192,10 +192,10 @@ def _gains_by_sharing(
   atoms of 32 columns takes longer.
   """
   rate = 32 if straddles else 59
-  columns = config.block_n * (2 if problem.gated else 1)
-  if not problem.transpose_b and columns % 64:
+  columns = config.block_n * problem.products
+  if not problem.b.k_last and columns % 64:
     return True
-  loads = bytes_of(config.block_m + columns, problem.dtype) / rate
+  loads = bytes_of(config.block_m + columns, problem.a.dtype) / rate
   return loads > config.block_m * columns / 2048
 
 
@@ -207,10 +207,10 @@ def _suits_cluster(config: Config, problem: Problem) -> bool:
   """
   p, cfg = problem, config
   if cfg.cluster_m > 1:
-    hangs_over = p.transpose_b and p.n % cfg.block_n
+    hangs_over = p.b.k_last and p.n % cfg.block_n
     return not hangs_over and cdiv(p.m, cfg.block_m) % cfg.cluster_m == 0
   if cfg.cluster_n > 1:
-    hangs_over = not p.transpose_a and p.m % cfg.block_m
+    hangs_over = p.a.k_last and p.m % cfg.block_m
     return not hangs_over and cdiv(p.n, cfg.block_n) % cfg.cluster_n == 0
   return True
 
@@ -243,7 +243,7 @@ def _suits_deep_slabs(problem: Problem, gpu: hardware.Gpu) -> bool:
   115.2.
   """
   p = problem
-  if p.m > 64 or p.k < _LEAST_DEEP_K or p.ragged:
+  if p.m > 64 or p.k < _LEAST_DEEP_K or p.along:
     return False
   return stages.in_one_answer(p, 128, gpu) >= stages.FEWEST
 
@@ -256,9 +256,7 @@ def _suits_deep_rounds(problem: Problem) -> bool:
   x 28672 x 4096 57.7 -> 59.6 (H200).
   """
   p = problem
-  return (
-    p.transpose_b and p.m <= 32 and p.k >= _LEAST_DEEP_K and p.ragged is None
-  )
+  return p.b.k_last and p.m <= 32 and p.k >= _LEAST_DEEP_K and p.along is None
 
 
 @functools.cache

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gemm import check, sampling
-from pallas_gemm.kernels.sm90 import launch
+from pallas_gemm.kernels.sm90 import launch, layout
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.problem import Problem
 
@@ -35,7 +35,7 @@ class Case:
 
   Attributes:
     problem: what is tuned.
-    activation: the function that `problem.activation` names.
+    activation: the function that the problem names.
     alpha, beta: factors of the product and of C.
   """
 
@@ -68,7 +68,7 @@ class Trial:
     """
     case = self.case
     kernel, factors = launch.grouped, {}
-    if not case.problem.ragged:
+    if case.problem.groups is None:
       kernel = launch.dense
       factors = {"alpha": case.alpha, "beta": case.beta}
     run = functools.partial(
@@ -101,12 +101,13 @@ class Trial:
   def _of(self, part: sampling.Part) -> tuple[check.Expected, ...]:
     """What a part of each result must be."""
     case, p = self.case, self.case.problem
+    bias = p.epilogue.bias
     arrays = {k: v for k, v in self.operands.items() if k != "offsets"}
-    if p.bias == "m":
+    if bias == "m":
       arrays["bias"] = arrays["bias"][:, None]
-    elif p.bias and p.ragged:
+    elif bias and p.groups:
       arrays["bias"] = arrays["bias"][:, None, :]
-    layout = "NT"[p.transpose_a] + "NT"[p.transpose_b]
+    layout = "TN"[p.a.k_last] + "NT"[p.b.k_last]
     return check.expected(
       **part.operands(arrays, layout),
       alpha=case.alpha,
@@ -119,10 +120,10 @@ class Trial:
 def _parts(p: Problem, x: Arrays) -> Iterator[sampling.Part]:
   """Which parts of the results are checked."""
   rng = np.random.default_rng(0)
-  if not p.ragged:
+  if p.groups is None:
     yield from sampling.of_batch((p.batch, p.m, p.n), _SAMPLE, 2, rng)
     return
-  shape = (p.m, p.n) if p.ragged == "m" else (p.groups, p.m, p.n)
+  shape = (p.m, p.n) if p.along == "m" else (p.groups.count, p.m, p.n)
   sizes = np.diff(x["offsets"])
   yield from sampling.of_groups(shape, sizes, _SAMPLE, _GROUPS, rng)
 
@@ -134,30 +135,30 @@ def _normal(key, shape: tuple[int, ...], dtype: str, scale: float):
 
 def _operands(p: Problem) -> Arrays:
   """What the kernel takes, by the name of its argument."""
-  a = (p.k, p.m) if p.transpose_a else (p.m, p.k)
-  b = (p.n, p.k) if p.transpose_b else (p.k, p.n)
-  if not p.ragged:
-    a = (p.batch if p.batched_a else 1, *a)
-    b = (p.batch if p.batched_b else 1, *b)
-  elif p.ragged == "m":
-    b = (p.groups, *b)
+  a, b = layout.operand_shapes(p)
+  if p.groups is None:
+    a, b = (p.matrices(p.a), *a), (p.matrices(p.b), *b)
+  elif p.along == "m":
+    b = (p.groups.count, *b)
   # A power of two: the bits of the significands are those of N(0, 1).
   scale = 2.0 ** -round(np.log2(p.k) / 2)
-  wanted = {"a": (a, p.dtype, 1.0), "b": (b, p.dtype, scale)}
-  if p.gated:
+  wanted = {"a": (a, p.a.dtype, 1.0), "b": (b, p.b.dtype, scale)}
+  epilogue = p.epilogue
+  if epilogue.gated:
     wanted["b_up"] = wanted["b"]
-  if p.bias:
-    size = (p.n if p.bias == "n" else p.m,)
-    wanted["bias"] = ((p.groups, *size) if p.ragged else size, p.dtype, 1.0)
-  if p.c_dtype:
-    wanted["c"] = ((p.batch, p.m, p.n), p.c_dtype, 1.0)
+  if epilogue.bias:
+    size = (p.n if epilogue.bias == "n" else p.m,)
+    size = (p.groups.count, *size) if p.groups else size
+    wanted["bias"] = (size, p.a.dtype, 1.0)
+  if epilogue.c_dtype:
+    wanted["c"] = ((p.batch, p.m, p.n), epilogue.c_dtype, 1.0)
   keys = jax.random.split(jax.random.key(0), len(wanted))
   found = {
     name: _normal(key, *how) for key, (name, how) in zip(keys, wanted.items())
   }
-  if p.ragged:
-    rows = p.m if p.ragged == "m" else p.k
-    found["offsets"] = jnp.asarray(_offsets(rows, p.groups))
+  if p.groups:
+    rows = p.m if p.along == "m" else p.k
+    found["offsets"] = jnp.asarray(_offsets(rows, p.groups.count))
   return found
 
 

@@ -8,7 +8,7 @@ from pallas_gemm.kernels.sm90 import layout
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import cdiv
 from pallas_gemm.kernels.sm90.plan import Plan
-from pallas_gemm.problem import Problem
+from pallas_gemm.problem import Epilogue, Problem
 from pallas_gemm.tuning import model
 
 # What rows of odd lengths may cost where XLA has a kernel for them. Small
@@ -87,9 +87,9 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
     time: what the config is predicted to take, in seconds.
   """
   p = problem
-  if p.m == 1 and p.transpose_b and not p.gated:
+  if p.m == 1 and p.b.k_last and not p.epilogue.gated:
     rate = _VECTOR_RATE * hardware.current().dram_bytes_per_s
-    matrices = p.batch if p.batched_b else 1
+    matrices = p.matrices(p.b)
     theirs = _VECTOR_LAUNCH + matrices * p.n * p.k * 2 / rate + _epilogue(p)
     if time > theirs:
       return Faster(
@@ -117,7 +117,7 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
     )
   a, b = layout.operand_shapes(p)
   if any(width % 8 for width in (a[1], b[1], p.n)):
-    flops = 2.0 * p.batch * p.m * p.n * p.k * (2 if p.gated else 1)
+    flops = 2.0 * p.batch * p.m * p.n * p.k * p.products
     theirs = _LAUNCH + _PER_K * p.k + flops / _FLOPS_PER_S + _epilogue(p)
     if time <= _LEAST_GAIN * theirs:
       return None
@@ -154,7 +154,7 @@ def _epilogue(problem: Problem) -> float:
 def _has_epilogue(problem: Problem) -> bool:
   """Whether results are more than a product."""
   p = problem
-  return bool(p.gated or p.bias or p.c_dtype or p.activation)
+  return p.epilogue != Epilogue()
 
 
 def _is_one_slab_of_short_rows(problem: Problem) -> bool:
@@ -162,7 +162,7 @@ def _is_one_slab_of_short_rows(problem: Problem) -> bool:
   p = problem
   if p.k > 64 or _has_epilogue(p):
     return False
-  along_k = p.k < 64 and (p.transpose_b or not p.transpose_a)
+  along_k = p.k < 64 and (p.a.k_last or p.b.k_last)
   return (along_k or p.n < 64) and p.results <= _FEW_RESULTS_OF_SHORT_ROWS
 
 
@@ -178,15 +178,14 @@ def _has_wide_results(problem: Problem, config: Config) -> bool:
 def _of_short_rows(problem: Problem) -> float | None:
   """Seconds that XLA's kernel takes if rows are short, else None."""
   p = problem
-  along = [p.m] * p.transpose_a + [p.n] * (not p.transpose_b)
+  along = [p.m] * (not p.a.k_last) + [p.n] * (not p.b.k_last)
   launch = _SHORT_LAUNCH
   if min(along, default=64) >= 64:
     # What follows a product, XLA computes apart if it is not cut in parts.
     if p.k > 16 or _has_epilogue(p):
       return None
     launch = _ONE_STEP_LAUNCH
-  products = 2 if p.gated else 1
   rate = _SHORT_RATE * hardware.current().dram_bytes_per_s
-  a = p.m * p.k * (p.batch if p.batched_a else 1)
-  b = p.n * p.k * (p.batch if p.batched_b else 1)
-  return products * (launch + 2 * (a + b + p.results) / rate) + _epilogue(p)
+  a = p.m * p.k * p.matrices(p.a)
+  b = p.n * p.k * p.matrices(p.b)
+  return p.products * (launch + 2 * (a + b + p.results) / rate) + _epilogue(p)

@@ -30,23 +30,24 @@ PLAIN = Epilogue()
 def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
   """The arguments of `launch.dense`, by name, as they are stored."""
   p = problem
-  batch_a = p.batch if p.batched_a else 1
-  batch_b = p.batch if p.batched_b else 1
-  b = (batch_b, *((p.n, p.k) if p.transpose_b else (p.k, p.n)))
+  b = (p.matrices(p.b), *((p.n, p.k) if p.b.k_last else (p.k, p.n)))
   found = {
-    "a": ((batch_a, *((p.k, p.m) if p.transpose_a else (p.m, p.k))), p.dtype),
-    "b": (b, p.dtype),
+    "a": (
+      (p.matrices(p.a), *((p.m, p.k) if p.a.k_last else (p.k, p.m))),
+      p.a.dtype,
+    ),
+    "b": (b, p.a.dtype),
   }
-  if p.gated:
-    found["b_up"] = (b, p.dtype)
-  if p.bias is not None:
+  if p.epilogue.gated:
+    found["b_up"] = (b, p.a.dtype)
+  if p.epilogue.bias is not None:
     wide = p.out_dtype == "float32"
     found["bias"] = (
-      (p.n if p.bias == "n" else p.m,),
-      "float32" if wide else p.dtype,
+      (p.n if p.epilogue.bias == "n" else p.m,),
+      "float32" if wide else p.a.dtype,
     )
-  if p.c_dtype is not None:
-    found["c"] = ((p.batch, p.m, p.n), p.c_dtype)
+  if p.epilogue.c_dtype is not None:
+    found["c"] = ((p.batch, p.m, p.n), p.epilogue.c_dtype)
   return {
     name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
     for name, (shape, dtype) in found.items()
@@ -77,21 +78,21 @@ def assert_right(
   """Every result is within its bound of float64."""
   p = problem
   assert all(out.dtype == p.out_dtype for out in outs)
-  a = jnp.swapaxes(x["a"], 1, 2) if p.transpose_a else x["a"]
+  a = x["a"] if p.a.k_last else jnp.swapaxes(x["a"], 1, 2)
   b, *b_up = (
-    jnp.swapaxes(x[name], 1, 2) if p.transpose_b else x[name]
+    jnp.swapaxes(x[name], 1, 2) if p.b.k_last else x[name]
     for name in ("b", "b_up")
     if name in x
   )
-  if p.gated:
+  if p.epilogue.gated:
     out, *saved = outs
     products.assert_gated(out, a, b, *b_up, epilogue.activation)
     for product, factor in zip(saved, (b, *b_up)):
       products.assert_product(product, a, factor)
     return
   added: dict[str, Any] = {"alpha": epilogue.alpha, "beta": epilogue.beta}
-  if p.bias is not None:
-    added["bias"] = x["bias"] if p.bias == "n" else x["bias"][:, None]
+  if p.epilogue.bias is not None:
+    added["bias"] = x["bias"] if p.epilogue.bias == "n" else x["bias"][:, None]
   added["c"] = x.get("c")
   out, *saved = outs
   products.assert_product(out, a, b, activation=epilogue.activation, **added)
@@ -108,7 +109,7 @@ def example(
   of alpha and beta that are the first arguments; the others are 1.
   """
   arguments = shapes(problem)
-  named = problem.activation
+  named = problem.epilogue.activation
   epilogue = Epilogue(activation=getattr(jax.nn, named) if named else None)
 
   def kernel(*args):
@@ -124,5 +125,5 @@ def named_example(
   problem: dict, config: dict, activation: str | None, factors=()
 ):
   """`example` of fields that JSON holds; see `compiled.compile_example`."""
-  problem = Problem(**problem, activation=activation)
+  problem = Problem.flat(**problem, activation=activation)
   return example(problem, Config(**config), factors)

@@ -20,15 +20,18 @@ Activation = Callable[[jax.Array], jax.Array] | None
 def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
   """The arrays that `launch.grouped` takes, by name, offsets left out."""
   p = problem
-  if p.ragged == "k":
-    found = {"a": ((p.k, p.m), p.dtype), "b": ((p.k, p.n), p.dtype)}
+  if p.along == "k":
+    found = {"a": ((p.k, p.m), p.a.dtype), "b": ((p.k, p.n), p.a.dtype)}
   else:
-    matrix = (p.n, p.k) if p.transpose_b else (p.k, p.n)
-    found = {"a": ((p.m, p.k), p.dtype), "b": ((p.groups, *matrix), p.dtype)}
-  if p.gated:
+    matrix = (p.n, p.k) if p.b.k_last else (p.k, p.n)
+    found = {
+      "a": ((p.m, p.k), p.a.dtype),
+      "b": ((p.groups.count, *matrix), p.a.dtype),
+    }
+  if p.epilogue.gated:
     found["b_up"] = found["b"]
-  if p.bias is not None:
-    found["bias"] = ((p.groups, p.n), "float32")
+  if p.epilogue.bias is not None:
+    found["bias"] = ((p.groups.count, p.n), "float32")
   return {
     name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
     for name, (shape, dtype) in found.items()
@@ -72,11 +75,11 @@ def assert_right(
   assert all(out.dtype == p.out_dtype for out in outs)
   for group, (start, end) in enumerate(itertools.pairwise(offsets)):
     rows = slice(start, end)
-    if p.ragged == "k":
+    if p.along == "k":
       _assert_sum(outs[0][group], x["a"][rows].T, x["b"][rows])
     elif start < end:
       _assert_rows([out[rows] for out in outs], p, x, rows, group, activation)
-  if p.ragged == "m":
+  if p.along == "m":
     for out in outs:
       assert not np.asarray(out[: offsets[0]]).any()
       assert not np.asarray(out[offsets[-1] :]).any()
@@ -92,17 +95,19 @@ def _assert_sum(out, a, b) -> None:
 def _assert_rows(outs, p: Problem, x: Arrays, rows, group, activation) -> None:
   a = x["a"][rows]
   b, *up = (
-    x[name][group].T if p.transpose_b else x[name][group]
+    x[name][group].T if p.b.k_last else x[name][group]
     for name in ("b", "b_up")
     if name in x
   )
   out, *saved = outs
-  if p.gated:
+  if p.epilogue.gated:
     products.assert_gated(out, a, b, *up, activation)
     for product, factor in zip(saved, (b, *up)):
       products.assert_product(product, a, factor)
     return
-  epilogue: dict[str, Any] = {"bias": x["bias"][group]} if p.bias else {}
+  epilogue: dict[str, Any] = (
+    {"bias": x["bias"][group]} if p.epilogue.bias else {}
+  )
   products.assert_product(out, a, b, activation=activation, **epilogue)
   for preactivation in saved:
     products.assert_product(preactivation, a, b, **epilogue)
@@ -116,8 +121,8 @@ def example(
   The problem's activation is a name of `jax.nn`, or None.
   """
   arguments = shapes(problem)
-  offsets = jax.ShapeDtypeStruct((problem.groups + 1,), jnp.int32)
-  named = problem.activation
+  offsets = jax.ShapeDtypeStruct((problem.groups.count + 1,), jnp.int32)
+  named = problem.epilogue.activation
   activation = getattr(jax.nn, named) if named else None
 
   def kernel(offsets, *args):
@@ -128,4 +133,6 @@ def example(
 
 def named_example(problem: dict, config: dict, activation: str | None):
   """`example` of fields that JSON holds; see `compiled.compile_example`."""
-  return example(Problem(**problem, activation=activation), Config(**config))
+  return example(
+    Problem.flat(**problem, activation=activation), Config(**config)
+  )

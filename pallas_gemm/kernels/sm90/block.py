@@ -104,7 +104,7 @@ class Block:
 
   @property
   def _schedule(self) -> schedule.Schedule:
-    if self.plan.problem.ragged is None:
+    if self.plan.problem.groups is None:
       return schedule.dense_schedule(self.plan)
     return groups.grouped_schedule(self.plan, self.operands.tables)
 

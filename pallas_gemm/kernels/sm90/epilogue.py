@@ -54,13 +54,13 @@ class Epilogue:
     block, shared = self.block, self.block.shared
     if shared.bias is None:
       return
-    along_n = block.plan.problem.bias == "n"
+    along_n = block.plan.problem.epilogue.bias == "n"
     size = block.plan.share[along_n]
     along = pl.ds(block.share_corner(work_tile)[along_n], size)
     bias = block.operands.bias
     plgpu.copy_gmem_to_smem(
       bias.at[work_tile.b, along]
-      if block.plan.problem.ragged
+      if block.plan.problem.groups
       else bias.at[along],
       shared.bias.at[block.warpgroup, pl.ds(0, size)],
       shared.bias_loaded.at[block.warpgroup],
@@ -118,7 +118,7 @@ class Epilogue:
 
   def _bias_of(self, subtile: int) -> jax.Array:
     plan = self.block.plan
-    along_n = plan.problem.bias == "n"
+    along_n = plan.problem.epilogue.bias == "n"
     size = plan.subtile_width if along_n else WGMMA_ROWS
     along = pl.ds(plan.subtiles[subtile][along_n], size)
     values = plgpu.load(

@@ -58,7 +58,7 @@ def grouped_schedule(plan: Plan, tables) -> Schedule:
     plan: of a problem with groups.
     tables: `schedule_tables`, in global memory.
   """
-  along_m = plan.problem.ragged == "m"
+  along_m = plan.problem.along == "m"
   return (_schedule_of_rows if along_m else _schedule_of_slabs)(plan, *tables)
 
 
@@ -78,7 +78,7 @@ def schedule_tables(
     Of groups along K [groups, 3], first row, row after the last and group,
     large groups first, and the `Facts`.
   """
-  along_m = plan.problem.ragged == "m"
+  along_m = plan.problem.along == "m"
   return (_tables_of_rows if along_m else _tables_of_slabs)(plan, offsets)
 
 
@@ -133,7 +133,7 @@ def _tables_of_rows(
   row = start + (tile - (tile_ends - tiles)[nth]) * height
   row = jnp.maximum(jnp.minimum(row, end - height), start)
   rows = jnp.minimum(end - row, height)
-  group = jnp.where((nth > 0) & (nth <= p.groups), nth - 1, -1)
+  group = jnp.where((nth > 0) & (nth <= p.groups.count), nth - 1, -1)
   return jnp.stack([row, rows, group], axis=1), tile_ends[-1:]
 
 
@@ -191,7 +191,7 @@ def _tables_of_slabs(
   p, cfg = plan.problem, plan.config
   starts, ends = offsets[:-1], offsets[1:]
   sizes, rows = ends - starts, ends[-1] - starts[0]
-  number = jnp.arange(p.groups, dtype=jnp.int32)
+  number = jnp.arange(p.groups.count, dtype=jnp.int32)
   # Counting, which XLA fuses; sorting would be kernels of its own.
   larger = sizes[None, :] > sizes[:, None]
   same = (sizes[None, :] == sizes[:, None]) & (number < number[:, None])
@@ -203,7 +203,7 @@ def _tables_of_slabs(
   facts = {
     Facts.filled: filled,
     Facts.uneven: jnp.max(sizes) > _UNEVEN * lax.div(rows, filled),
-    Facts.spare: rows > cfg.block_k * subtiles * (p.groups - filled),
+    Facts.spare: rows > cfg.block_k * subtiles * (p.groups.count - filled),
   }
   table = jnp.stack([starts[order], ends[order], order], axis=1)
   return table, jnp.stack([facts[i].astype(jnp.int32) for i in sorted(facts)])
@@ -221,5 +221,5 @@ def for_each_tile_of_zeros(plan: Plan, tables, cluster, visit) -> None:
     visit(WorkTile(*corner(tile, cfg), out=group, **NO_SUM))
 
   first = facts_ref[Facts.filled] * tiles + cluster
-  count = lax.div(tiles * plan.problem.groups + step - 1 - first, step)
+  count = lax.div(tiles * plan.problem.groups.count + step - 1 - first, step)
   lax.fori_loop(0, count, iteration, None)

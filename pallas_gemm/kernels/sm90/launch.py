@@ -90,12 +90,12 @@ def dense(
   """Computes `problem`, which has no groups, with `config`.
 
   Args:
-    a: [batch or 1, M, K], stored [.., K, M] if `problem.transpose_a`.
-    b: [batch or 1, K, N], stored [.., N, K] if `problem.transpose_b`.
+    a: [batch or 1, M, K], stored [.., K, M] unless `problem.a.k_last`.
+    b: [batch or 1, K, N], stored [.., N, K] if `problem.b.k_last`.
     problem: what is computed; must describe the arguments.
     config: how.
     b_up: the second B of a gated product.
-    bias: [N] or [M], as `problem.bias` says.
+    bias: [N] or [M], as `problem.epilogue.bias` says.
     c: [batch, M, N].
     alpha: factor of the product, not of gated ones. A Python number is
       compiled in; a float32 array of shape () is read when the kernel runs, so
@@ -105,7 +105,7 @@ def dense(
     activation: elementwise, applied in float32.
 
   Returns:
-    The result [batch, M, N] and, if `problem.save_preactivation`, what the
+    The result [batch, M, N] and, if `problem.epilogue.save`, what the
     activation was applied to (gated: the two products).
 
   Raises:
@@ -117,7 +117,7 @@ def dense(
     >>> from pallas_gemm.kernels.sm90 import launch
     >>> from pallas_gemm.kernels.sm90.config import Config
     >>> from pallas_gemm.problem import Problem
-    >>> problem = Problem(
+    >>> problem = Problem.flat(
     ...   m=64, n=64, k=8, dtype="bfloat16", out_dtype="float32")
     >>> config = Config(block_m=64, block_n=64, consumers=1, epilogue_n=32)
     >>> a = jnp.ones((1, 64, 8), "bfloat16")
@@ -132,8 +132,8 @@ def dense(
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
   operands = Operands(
     tables=(),
-    a=_matrices(a, a_shape, p.batched_a),
-    b=[_matrices(x, b_shape, p.batched_b) for x in (b, b_up) if x is not None],
+    a=_matrices(a, a_shape, p.a.batched),
+    b=[_matrices(x, b_shape, p.b.batched) for x in (b, b_up) if x is not None],
   )
   epilogue = _epilogue(plan, activation, alpha=alpha, beta=beta)
   if config.split_k > 1:
@@ -142,8 +142,8 @@ def dense(
     outs = epilogue(totals, c, _bias_of(totals[0].shape, bias, p))
     return tuple(x.astype(p.out_dtype) for x in outs)
   operands = operands._replace(
-    alpha=None if p.gated else _read_factor(alpha),
-    beta=None if p.gated or c is None else _read_factor(beta),
+    alpha=None if p.epilogue.gated else _read_factor(alpha),
+    beta=None if p.epilogue.gated or c is None else _read_factor(beta),
     bias=bias,
     c=None if c is None else _matrices(c, plan.c_padding, p.batch > 1),
   )
@@ -170,7 +170,7 @@ def grouped(
 
   Args:
     a: [M, K]; of groups along K stored [K, M].
-    b: [groups, K, N], stored [groups, N, K] if `problem.transpose_b`; of groups
+    b: [groups, K, N], stored [groups, N, K] if `problem.b.k_last`; of groups
       along K [K, N].
     offsets: int32 [groups + 1], nondecreasing, within the rows of `a`: group g
       is rows offsets[g] to offsets[g + 1].
@@ -181,7 +181,7 @@ def grouped(
     activation: elementwise, applied in float32.
 
   Returns:
-    The result, [M, N] or [groups, M, N], and, if `problem.save_preactivation`,
+    The result, [M, N] or [groups, M, N], and, if `problem.epilogue.save`,
     what the activation was applied to (gated: the two products). Rows that are
     in no group are zero.
 
@@ -256,7 +256,7 @@ def _launch(
 ) -> Results:
   """Runs the kernel; the results are of the shapes that it writes."""
   cfg, name = plan.config, _kernel_name(plan)
-  copies_anywhere = plan.problem.ragged or plan.subtiles_overlap
+  copies_anywhere = plan.problem.groups or plan.subtiles_overlap
   compat.allow_ragged_copies(anywhere=name if copies_anywhere else None)
   bias_dtype = None if operands.bias is None else operands.bias.dtype
   (results,) = compat.kernel(
@@ -296,17 +296,17 @@ def _body(operands: Operands, results: Results, *, plan, epilogue, **shared):
 
 def _kernel_name(plan: Plan) -> str:
   p = plan.problem
-  if p.ragged:
-    return f"sm90_ragged_{p.ragged}"
-  name = "sm90_gated" if p.gated else "sm90_dense"
+  if p.groups:
+    return f"sm90_ragged_{p.along}"
+  name = "sm90_gated" if p.epilogue.gated else "sm90_dense"
   return name + ("_overlap" if plan.subtiles_overlap else "")
 
 
 def _result_types(plan: Plan) -> Results:
   """What the kernel writes: a matrix each, of a batch, of groups, of parts."""
   p, cfg = plan.problem, plan.config
-  count = p.groups if p.ragged == "k" else p.batch * cfg.split_k
-  lead = (count,) if count > 1 or p.ragged == "k" else ()
+  count = p.groups.count if p.along == "k" else p.batch * cfg.split_k
+  lead = (count,) if count > 1 or p.along == "k" else ()
   out = [
     jax.ShapeDtypeStruct((*lead, *shape), jnp.dtype(plan.stored_dtype))
     for shape in plan.result_shapes
@@ -333,7 +333,7 @@ def _with_last_wave(
   """The result, with the last columns from the sums over parts of K."""
   p, start = plan.problem, plan.last_wave_start
   totals = [_sum(x[:, : p.m, : p.n - start]) for x in parts]
-  if p.bias == "n":
+  if p.epilogue.bias == "n":
     bias = bias[start:]
   (last,) = epilogue(totals, None, _bias_of(totals[0].shape, bias, p))
   last = last.astype(p.out_dtype)[None]
@@ -352,5 +352,5 @@ def _bias_of(shape: tuple[int, ...], bias, problem: Problem):
   """The bias of each result, if there is one."""
   if bias is None:
     return None
-  bias = bias[:, None] if problem.bias == "m" else bias
+  bias = bias[:, None] if problem.epilogue.bias == "m" else bias
   return jnp.broadcast_to(bias.astype(jnp.float32), shape)

@@ -42,8 +42,8 @@ def atom_columns(columns: int, dtype: str) -> int:
 def operand_shapes(problem: Problem) -> tuple[Shape, Shape]:
   """Rows and columns of A and B in memory."""
   p = problem
-  a = (p.k, p.m) if p.transpose_a else (p.m, p.k)
-  b = (p.n, p.k) if p.transpose_b else (p.k, p.n)
+  a = (p.m, p.k) if p.a.k_last else (p.k, p.m)
+  b = (p.n, p.k) if p.b.k_last else (p.k, p.n)
   return a, b
 
 
@@ -78,14 +78,16 @@ def operand_paddings(
   """
   p, cfg = problem, config
   boxes = (
-    cfg.block_m if p.transpose_a else cfg.block_k,
-    cfg.block_k if p.transpose_b else cfg.block_n,
+    cfg.block_k if p.a.k_last else cfg.block_m,
+    cfg.block_k if p.b.k_last else cfg.block_n,
   )
   a, b = (
-    _aligned(shape, padding(shape, columns, box, p.dtype), p.dtype)
-    for shape, box in zip(operand_shapes(p), boxes)
+    _aligned(shape, padding(shape, columns, box, dtype), dtype)
+    for shape, box, dtype in zip(
+      operand_shapes(p), boxes, (p.a.dtype, p.b.dtype)
+    )
   )
-  if p.ragged == "k":  # copies start, and end, at any row
+  if p.along == "k":  # copies start, and end, at any row
     return (p.k, a[1]), (p.k, b[1])
   return a, b
 

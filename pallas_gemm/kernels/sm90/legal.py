@@ -32,7 +32,7 @@ def reason(plan: Plan) -> str | None:
     >>> from pallas_gemm.kernels.sm90.config import Config
     >>> from pallas_gemm.kernels.sm90.plan import Plan
     >>> from pallas_gemm.problem import Problem
-    >>> problem = Problem(
+    >>> problem = Problem.flat(
     ...   m=4096, n=4096, k=4096, dtype="bfloat16", out_dtype="bfloat16")
     >>> legal.reason(Plan.of(problem, Config(epilogue_buffers=0)))
     'epilogue_buffers must be at least 1, got 0'
@@ -41,7 +41,7 @@ def reason(plan: Plan) -> str | None:
   return (  # in this order: a rule may rely on those before it
     wrong_gpu(plan.gpu)
     or _swap_reason(plan)
-    or refuses(p.dtype, p.dtype, p.out_dtype)
+    or refuses(p.a.dtype, p.b.dtype, p.out_dtype)
     or _tile_reason(plan)
     or _subtiles_reason(plan)
     or _cluster_reason(plan)
@@ -99,9 +99,9 @@ def wrong_gpu(gpu: hardware.Gpu | None = None) -> str | None:
 def may_not_swap(problem: Problem) -> str | None:
   """None, or why no config that swaps operands can run the problem."""
   p = problem
-  if p.ragged or p.gated:
+  if p.along or p.epilogue.gated:
     return "swap_ab takes no groups and no gated product"
-  if "float32" in (p.out_dtype, p.c_dtype):
+  if "float32" in (p.out_dtype, p.epilogue.c_dtype):
     return "swap_ab has results and C of 16 bits, got float32"
   return None
 
@@ -127,7 +127,7 @@ def _tile_reason(plan: Plan) -> str | None:
     )
   divided = {"m": cfg.block_m, "n": cfg.block_n}.get(cfg.split, 0)
   rows, columns = plan.share
-  step = 8 if plan.problem.transpose_b else 32
+  step = 8 if plan.problem.b.k_last else 32
   if min(rows, columns) < 1 or divided % cfg.consumers:
     return f"consumers must divide the tile, got {cfg}"
   if rows % tiling.WGMMA_ROWS or columns % step:
@@ -148,7 +148,7 @@ def _tile_reason(plan: Plan) -> str | None:
 
 def _subtiles_reason(plan: Plan) -> str | None:
   width, (_, columns) = plan.config.epilogue_n, plan.share
-  dtypes = filter(None, (plan.stored_dtype, plan.problem.c_dtype))
+  dtypes = filter(None, (plan.stored_dtype, plan.problem.epilogue.c_dtype))
   is_one_atom = max(layout.bytes_of(width, x) for x in dtypes) <= ATOM_BYTES
   if width < 16 or width > columns or (columns % width and not is_one_atom):
     # Subtiles that overlap start anywhere, see `compat.allow_ragged_copies`.
@@ -170,8 +170,8 @@ def _cluster_reason(plan: Plan) -> str | None:
   if max(cluster) > plan.gpu.sm_count:
     return f"the GPU has too few SMs for a cluster of {max(cluster)}"
   # Each block loads its share of the rows of a tile as it is stored.
-  rows_a = cfg.block_k if p.transpose_a else cfg.block_m
-  rows_b = cfg.block_n if p.transpose_b else cfg.block_k
+  rows_a = cfg.block_m if p.a.k_last else cfg.block_k
+  rows_b = cfg.block_n if p.b.k_last else cfg.block_k
   for name, rows in (("cluster_n", rows_a), ("cluster_m", rows_b)):
     if rows % (getattr(cfg, name) * ATOM_ROWS):
       return f"{name} does not divide a stored tile of {rows} rows"
@@ -180,15 +180,15 @@ def _cluster_reason(plan: Plan) -> str | None:
 
 def _groups_reason(plan: Plan) -> str | None:
   p, cfg = plan.problem, plan.config
-  if p.ragged and cfg.split_k != 1:
+  if p.along and cfg.split_k != 1:
     return f"a grouped product has no split_k, got {cfg.split_k}"
-  if p.ragged == "k" and plan.subtiles_overlap:
+  if p.along == "k" and plan.subtiles_overlap:
     # Zeros of groups without rows are stored in subtiles side by side.
     return (
       f"epilogue_n must divide {plan.share[1]} for groups along K, got"
       f" {cfg.epilogue_n}"
     )
-  return _groups_of_rows_reason(plan) if p.ragged == "m" else None
+  return _groups_of_rows_reason(plan) if p.along == "m" else None
 
 
 def _groups_of_rows_reason(plan: Plan) -> str | None:
@@ -198,7 +198,7 @@ def _groups_of_rows_reason(plan: Plan) -> str | None:
     return f"cluster_m must be 1 for groups of rows, got {cfg.cluster_m}"
   # Groups start at any row. TMA reaches that in copies that are one swizzle
   # atom wide alone (see `compat.allow_ragged_copies`).
-  atom = layout.elements_in(ATOM_BYTES, p.dtype)
+  atom = layout.elements_in(ATOM_BYTES, p.a.dtype)
   if cfg.block_k != atom:
     return f"block_k must be {atom} for groups of rows, got {cfg.block_k}"
   if plan.operand_columns != atom:
@@ -231,7 +231,7 @@ def _split_reason(plan: Plan) -> str | None:
     return f"tail_columns must be in 1..{most}, got {columns}"
   if parts < 2 or (parts - 1) * cdiv(slabs, parts) >= slabs:
     return f"tail_split_k does not cut {slabs} slabs of K in parts, got {parts}"
-  if p.ragged or p.batch > 1 or p.c_dtype or p.save_preactivation:
+  if p.along or p.batch > 1 or p.epilogue.c_dtype or p.epilogue.save:
     return (
       "a split last wave has no groups, no batch, no C and no pre-activation"
     )
@@ -244,7 +244,7 @@ def _pingpong_reason(plan: Plan) -> str | None:
   cfg = plan.config
   if cfg.split != "pingpong":
     return None
-  if plan.problem.ragged == "k":  # which take work tiles up from both ends
+  if plan.problem.along == "k":  # which take work tiles up from both ends
     return "pingpong takes no groups along K"
   if cfg.split_k > 1 or cfg.tail_columns:
     return "pingpong takes no split_k and no split of the last wave"

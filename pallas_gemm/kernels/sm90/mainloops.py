@@ -88,7 +88,7 @@ class FromShared:
     plan, (rows, _) = self.block.plan, self.block.plan.share
     nth = self.block.warpgroup if plan.config.split == "m" else 0
     window = pl.ds(nth * rows, rows)
-    if plan.problem.transpose_a:
+    if not plan.problem.a.k_last:
       return tile.at[:, window].transpose((1, 0))
     return tile.at[window, :]
 
@@ -97,7 +97,7 @@ class FromShared:
     plan, (_, columns) = self.block.plan, self.block.plan.share
     nth = self.block.warpgroup if plan.config.split == "n" else 0
     window = pl.ds(nth * columns, columns)
-    if plan.problem.transpose_b:
+    if plan.problem.b.k_last:
       return tile.at[window, :].transpose((1, 0))
     return tile.at[:, window]
 

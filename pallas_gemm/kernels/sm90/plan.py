@@ -70,7 +70,7 @@ class Plan(Tiling):
     >>> from pallas_gemm.kernels.sm90.config import Config
     >>> from pallas_gemm.kernels.sm90.plan import Plan
     >>> from pallas_gemm.problem import Problem
-    >>> problem = Problem(
+    >>> problem = Problem.flat(
     ...   m=4096, n=4096, k=4096, dtype="bfloat16", out_dtype="bfloat16")
     >>> plan = Plan.of(problem, Config(block_m=128, block_n=256, stages=4))
     >>> plan.grid, plan.share, plan.slabs
@@ -87,9 +87,10 @@ class Plan(Tiling):
   @functools.cached_property
   def slab_bytes(self) -> int:
     """Bytes of one stage of the ring."""
-    cfg = self.config
-    elements = cfg.block_k * (cfg.block_m + cfg.block_n * self.products)
-    return layout.bytes_of(elements, self.problem.dtype)
+    p, cfg = self.problem, self.config
+    a = layout.bytes_of(cfg.block_m * cfg.block_k, p.a.dtype)
+    b = layout.bytes_of(cfg.block_n * cfg.block_k, p.b.dtype)
+    return a + b * self.products
 
   @functools.cached_property
   def stored_dtype(self) -> str:
@@ -111,11 +112,11 @@ class Plan(Tiling):
   @functools.cached_property
   def has_c(self) -> bool:
     """Whether the kernel adds C; parts of K are added up before that."""
-    return self.problem.c_dtype is not None and self.config.split_k == 1
+    return bool(self.problem.epilogue.c_dtype) and self.config.split_k == 1
 
   @functools.cached_property
   def has_bias(self) -> bool:
-    return self.problem.bias is not None and self.config.split_k == 1
+    return bool(self.problem.epilogue.bias) and self.config.split_k == 1
 
   @functools.cached_property
   def c_in_place(self) -> bool:
@@ -125,7 +126,7 @@ class Plan(Tiling):
     all of C has arrived when the accumulators are complete.
     """
     return (
-      self.problem.c_dtype == self.problem.out_dtype
+      self.problem.epilogue.c_dtype == self.problem.out_dtype
       and len(self.subtiles) <= self.config.epilogue_buffers
       and self.has_room_to_defer
     )
@@ -147,16 +148,16 @@ class Plan(Tiling):
     (rows, width), columns = self.subtile_shape, self.operand_columns
     dtype, consumers = self.stored_dtype, cfg.consumers
     a_tile, b_tile = (cfg.block_m, cfg.block_k), (cfg.block_k, cfg.block_n)
-    a_tile = a_tile[::-1] if p.transpose_a else a_tile
-    b_tile = b_tile[::-1] if p.transpose_b else b_tile
+    a_tile = a_tile if p.a.k_last else a_tile[::-1]
+    b_tile = b_tile[::-1] if p.b.k_last else b_tile
     staged = (consumers, self.buffers, rows, width)
     axes = ("cluster_n",) * (cfg.cluster_n > 1)
     axes += ("cluster_m",) * (cfg.cluster_m > 1)
     copies = (1 + self.products) * (cfg.block_k // self.copied_k)
     found: list[Buffer | Barrier] = [
-      _swizzled("a_ring", (cfg.stages, *a_tile), p.dtype, columns),
+      _swizzled("a_ring", (cfg.stages, *a_tile), p.a.dtype, columns),
       _swizzled(
-        "b_rings", (cfg.stages, *b_tile), p.dtype, columns, self.products
+        "b_rings", (cfg.stages, *b_tile), p.b.dtype, columns, self.products
       ),
       Buffer("staging", staged, dtype, count=self.outputs)
       if self.by_rows
@@ -165,10 +166,10 @@ class Plan(Tiling):
     ]
     if self.refills:
       found.append(Barrier("empty", self.readers, cfg.stages, axes))
-    if p.ragged == "m":
+    if p.along == "m":
       # Not swizzled, so that rows are stored in any number.
       found.append(Buffer("partial_staging", (consumers, rows, width), dtype))
-    if p.ragged == "k":
+    if p.along == "k":
       found.append(Barrier("masked", consumers, 1))
       found.append(_swizzled("zeros", (rows, width), dtype, width))
     if self.has_bias:
@@ -179,7 +180,7 @@ class Plan(Tiling):
     if self.has_c:
       ahead = (consumers, self.c_buffers, rows, width)
       if not self.c_in_place:
-        found.append(_swizzled("c", ahead, p.c_dtype, width))
+        found.append(_swizzled("c", ahead, p.epilogue.c_dtype, width))
       found.append(Barrier("c_loaded", 1, consumers * self.c_buffers))
     return tuple(found)
 
@@ -204,7 +205,7 @@ class Plan(Tiling):
         found[item.name] = _barrier_type(item)
         continue
       if item.name == "bias":
-        along = round_up(self.share[self.problem.bias == "n"], 64)
+        along = round_up(self.share[self.problem.epilogue.bias == "n"], 64)
         shape = (self.config.consumers, along)
         item = item._replace(shape=shape, dtype=bias_dtype)
       kind = _buffer_type(item)
@@ -233,7 +234,7 @@ class Plan(Tiling):
   def c_padding(self) -> Shape:
     """Rows and columns of C once TMA can address it."""
     _, width = self.subtile_shape
-    shape, dtype = self.result_shape, self.problem.c_dtype
+    shape, dtype = self.result_shape, self.problem.epilogue.c_dtype
     return layout.padding(shape, width, width, dtype)
 
   @functools.cached_property
@@ -253,12 +254,12 @@ class Plan(Tiling):
     """Bytes read and written by each copy into, and out of, a padded matrix."""
     p, copied = self.problem, layout.copied_bytes
     (a, b), (a_pad, b_pad) = self.operand_shapes, self.operand_paddings
-    into = [copied(a, a_pad, p.batch if p.batched_a else 1, p.dtype)]
-    of_b = copied(b, b_pad, p.batch if p.batched_b else 1, p.dtype)
+    into = [copied(a, a_pad, p.matrices(p.a), p.a.dtype)]
+    of_b = copied(b, b_pad, p.matrices(p.b), p.b.dtype)
     into += [of_b] * self.products
     if self.has_c:
       shape, padded = self.result_shape, self.c_padding
-      into.append(copied(shape, padded, p.batch, p.c_dtype))
+      into.append(copied(shape, padded, p.batch, p.epilogue.c_dtype))
     out_of = []
     if self.config.split_k == 1 and not self.by_rows:
       shape, padded = self.result_shape, self.result_shapes[0]

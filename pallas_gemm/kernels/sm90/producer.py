@@ -18,7 +18,7 @@ def produce(block: Block) -> None:
   plan, producer = block.plan, Producer(block)
   registers, _ = REGISTERS[plan.config.consumers]
   plgpu.set_max_registers(registers, action="decrease")
-  if plan.problem.ragged is None:
+  if plan.problem.groups is None:
 
     @on_one_warp
     def _():
@@ -106,7 +106,7 @@ class Producer:
       [operands.a],
       [shared.a_ring],
       work_tile.a,
-      k_last=not problem.transpose_a,
+      k_last=problem.a.k_last,
       begin=work_tile.row,
       extent=plan.loaded_a,
       peers="cluster_n" if cfg.cluster_n > 1 else None,
@@ -115,7 +115,7 @@ class Producer:
       operands.b,
       shared.b_rings,
       work_tile.b,
-      k_last=problem.transpose_b,
+      k_last=problem.b.k_last,
       begin=work_tile.column,
       extent=plan.loaded_b,
       peers="cluster_m" if cfg.cluster_m > 1 else None,

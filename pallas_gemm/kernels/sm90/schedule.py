@@ -80,12 +80,12 @@ class Place(NamedTuple):
 
   def is_real(self, plan: Plan) -> jax.Array:
     """Whether it is a work tile's, and not `no_place`."""
-    return self.which != (0 if plan.problem.ragged == "m" else -1)
+    return self.which != (0 if plan.problem.along == "m" else -1)
 
   def work_tile(self, plan: Plan) -> WorkTile:
     """A work tile whose results go there; nothing else of it is known."""
     column = pl.multiple_of(self.column, plan.config.block_n)
-    if plan.problem.ragged != "m":
+    if plan.problem.along != "m":
       row = pl.multiple_of(self.row, plan.config.block_m)
       return WorkTile(row, column, out=self.which, **NO_SUM)
     return WorkTile(
@@ -101,9 +101,7 @@ class Place(NamedTuple):
 def no_place(plan: Plan) -> Place:
   """The place of no work tile."""
   zero = jnp.int32(0)
-  return Place(
-    zero, zero, zero if plan.problem.ragged == "m" else jnp.int32(-1)
-  )
+  return Place(zero, zero, zero if plan.problem.along == "m" else jnp.int32(-1))
 
 
 class Schedule(NamedTuple):

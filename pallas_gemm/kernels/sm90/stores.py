@@ -163,7 +163,7 @@ class Stores:
     plan = self.block.plan
     work_tile = pending.place.work_tile(plan)
     is_whole = pending.place.is_real(plan)
-    if plan.problem.ragged == "m":
+    if plan.problem.along == "m":
       _, is_whole = self._rows_of(work_tile)
 
     @pl.when(is_whole)
@@ -174,7 +174,7 @@ class Stores:
   def _store_partial_of(self, pending: Pending) -> None:
     """Stores what of a tile is in its group, if that is not all of it."""
     plan = self.block.plan
-    if plan.problem.ragged != "m":
+    if plan.problem.along != "m":
       return
     work_tile = pending.place.work_tile(plan)
     rows, is_whole = self._rows_of(work_tile)
@@ -195,7 +195,7 @@ class Stores:
       for subtile in subtiles:
         self._store_by_rows(work_tile, *results(subtile), subtile)
         self.epilogue.load_next_c(work_tile, subtile)
-    elif self.block.plan.problem.ragged == "m":
+    elif self.block.plan.problem.along == "m":
       rows, is_whole = self._rows_of(work_tile)
       pl.when(is_whole)(lambda: self._store_tile(work_tile, results, subtiles))
       pl.when(~is_whole)(

@@ -74,7 +74,7 @@ class Tiling:
   @functools.cached_property
   def products(self) -> int:
     """Products of a tile, of one A and a B each."""
-    return 2 if self.problem.gated else 1
+    return self.problem.products
 
   @functools.cached_property
   def share(self) -> tuple[int, int]:
@@ -114,7 +114,7 @@ class Tiling:
     Rows before the first group and after the last one count as two more.
     """
     p, block_m = self.problem, self.config.block_m
-    tiles = p.groups + 2
+    tiles = p.groups.count + 2
     return (p.m + tiles * (block_m - 1)) // block_m
 
   @functools.cached_property
@@ -132,7 +132,7 @@ class Tiling:
   @functools.cached_property
   def work_tiles_of_a_block(self) -> int | None:
     """Work tiles that each block has, or one less; None: the device knows."""
-    if self.problem.ragged:
+    if self.problem.along:
       return None
     return cdiv(self._work_tiles, self._clusters_at_once)
 
@@ -140,10 +140,10 @@ class Tiling:
   def clusters(self) -> int:
     """Clusters that are launched: one block an SM, or fewer."""
     p, work_tiles, room = self.problem, self._work_tiles, self._clusters_at_once
-    if p.ragged == "m":  # how many work tiles there are, the device knows
+    if p.along == "m":  # how many work tiles there are, the device knows
       return min(room, self.row_tiles * self.grid[1])
-    if p.ragged == "k":
-      work_tiles *= p.groups
+    if p.along == "k":
+      work_tiles *= p.groups.count
     if self.config.tail_columns:
       return min(room, work_tiles)
     # As few as need the same number of waves: all end at the same time, where a
@@ -160,8 +160,8 @@ class Tiling:
   @functools.cached_property
   def operand_columns(self) -> int:
     """Columns of the swizzle atoms of A and B; wgmma wants the same of both."""
-    atom = layout.elements_in(ATOM_BYTES, self.problem.dtype)
-    is_whole = self.problem.transpose_b or self.share[1] % atom == 0
+    atom = layout.elements_in(ATOM_BYTES, self.problem.a.dtype)
+    is_whole = self.problem.b.k_last or self.share[1] % atom == 0
     return atom if is_whole else atom // 2
 
   @functools.cached_property
@@ -171,7 +171,7 @@ class Tiling:
     Slabs of groups along K start at any row, which TMA reaches in copies that
     are one swizzle atom high (see `compat.allow_ragged_copies`).
     """
-    return ATOM_ROWS if self.problem.ragged == "k" else self.config.block_k
+    return ATOM_ROWS if self.problem.along == "k" else self.config.block_k
 
   @functools.cached_property
   def readers(self) -> int:
@@ -196,12 +196,12 @@ class Tiling:
   def whole_laps(self) -> bool:
     """Whether work tiles are whole laps of the ring, worth unrolling."""
     p, cfg = self.problem, self.config
-    if p.ragged == "k" or cfg.tail_columns or self.pingpong > 1:
+    if p.along == "k" or cfg.tail_columns or self.pingpong > 1:
       return False  # work tiles differ in how many slabs they have
     rows, columns = self.share
     if self.deferred and rows * columns > _MOST_ACCUMULATORS_IF_UNROLLED:
       return False
-    k_steps = layout.bytes_of(cfg.block_k, p.dtype) // WGMMA_K_BYTES
+    k_steps = layout.bytes_of(cfg.block_k, p.a.dtype) // WGMMA_K_BYTES
     lap = cfg.stages * (rows // WGMMA_ROWS) * k_steps * self.products
     return self.slabs % cfg.stages == 0 and lap <= _UNROLLED_WGMMAS
 
@@ -214,9 +214,9 @@ class Tiling:
     out; what their place holds goes to rows that are never stored.
     """
     p, cfg = self.problem, self.config
-    in_part = not p.transpose_a and cfg.cluster_n == 1
+    in_part = p.a.k_last and cfg.cluster_n == 1
     found = _extent(p.m, cfg.block_m, in_part)
-    if p.ragged == "m":  # the device knows where a tile starts
+    if p.along == "m":  # the device knows where a tile starts
       return found._replace(last=found.whole)
     return found
 
@@ -224,7 +224,7 @@ class Tiling:
   def loaded_b(self) -> Extent:
     """Columns of B's tiles that are loaded."""
     p, cfg = self.problem, self.config
-    return _extent(p.n, cfg.block_n, p.transpose_b and cfg.cluster_m == 1)
+    return _extent(p.n, cfg.block_n, p.b.k_last and cfg.cluster_m == 1)
 
   # Results.
 
@@ -233,7 +233,7 @@ class Tiling:
     """Matrices that the kernel writes; parts of K: a sum of each product."""
     if self.config.split_k > 1:
       return self.products
-    return 1 + self.products if self.problem.save_preactivation else 1
+    return 1 + self.products if self.problem.epilogue.save else 1
 
   @functools.cached_property
   def by_rows(self) -> bool:
@@ -245,9 +245,9 @@ class Tiling:
     p, cfg = self.problem, self.config
     shape, width = (p.m, p.n), cfg.epilogue_n
     return (
-      p.ragged is None
+      p.along is None
       and cfg.split_k == 1
-      and not p.save_preactivation
+      and not p.epilogue.save
       and not cfg.swap_ab
       and p.n >= DIRECT
       and self.share[1] % DIRECT == 0
@@ -302,9 +302,9 @@ class Tiling:
     All of them, if less than half would wait, or of results with C not all.
     """
     p, count = self.problem, len(self.subtiles)
-    if p.c_dtype not in (None, p.out_dtype):
+    if p.epilogue.c_dtype not in (None, p.out_dtype):
       return 1.0
-    least = count if p.c_dtype else count / 2
+    least = count if p.epilogue.c_dtype else count / 2
     waiting = self._subtiles_with_room
     return 1 - waiting / count if 0 < waiting >= least else 1.0
 

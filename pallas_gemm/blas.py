@@ -1,0 +1,60 @@
+"""alpha * A @ B + beta * C as users call it: what is checked of the arguments.
+
+The ladder's rungs and the Triton kernel take the same ones.
+"""
+
+import jax.numpy as jnp
+
+FLOAT32 = ("float32",)
+FLOAT16S = ("bfloat16", "float16")
+
+
+def sizes(
+  a, b, c, *, alpha, beta, dtypes: tuple[str, ...], kernel: str
+) -> tuple[int, int, int]:
+  """M, N and K of the arguments.
+
+  Args:
+    a, b, c: [M, K], [K, N] and [M, N] or None, all of one dtype.
+    alpha, beta: Python numbers; not zero, `beta` needs `c`.
+    dtypes: names of those that the kernel takes.
+    kernel: its name, for messages.
+
+  Raises:
+    TypeError: not an array, a dtype the kernel does not take, dtypes that
+      differ, or alpha or beta that is no Python number.
+    ValueError: a rank that is not 2, shapes that do not fit, or beta without
+      c.
+  """
+  operands = {"a": a, "b": b} | ({} if c is None else {"c": c})
+  for name, x in operands.items():
+    if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+      raise TypeError(f"{name} must be an array, got {type(x).__name__}")
+    if len(x.shape) != 2:
+      raise ValueError(f"{name} must have rank 2, got shape {tuple(x.shape)}")
+    if jnp.dtype(x.dtype).name not in dtypes:
+      raise TypeError(
+        f"{name} has dtype {jnp.dtype(x.dtype).name}; {kernel} takes"
+        f" {' or '.join(dtypes)}"
+      )
+    if x.dtype != a.dtype:
+      raise TypeError(
+        f"{name} must have the dtype of a, {jnp.dtype(a.dtype).name}, got"
+        f" {jnp.dtype(x.dtype).name}"
+      )
+  for name, x in {"alpha": alpha, "beta": beta}.items():
+    if isinstance(x, bool) or not isinstance(x, int | float):
+      raise TypeError(
+        f"{name} must be a Python int or float, got {type(x).__name__}"
+      )
+  (m, k), (k_b, n) = a.shape, b.shape
+  if k != k_b:
+    raise ValueError(
+      f"b must have K = {k} rows, as a {tuple(a.shape)} has columns, got"
+      f" shape {tuple(b.shape)}"
+    )
+  if c is not None and tuple(c.shape) != (m, n):
+    raise ValueError(f"c must have shape {(m, n)}, got {tuple(c.shape)}")
+  if beta != 0 and c is None:
+    raise ValueError(f"beta is {beta} but c is None; pass c or beta=0")
+  return m, n, k
