@@ -32,8 +32,7 @@ class WorkTile(NamedTuple):
     a, b, out: which matrix, where there are several of them.
     start: the row of K where the sum starts.
     steps: slabs that are summed; at least one.
-    rows_of_k: of the slabs' rows of K the first that is summed, and the one
-      after the last; None if all are.
+    last_rows: rows of K of the last slab that are summed; None for all.
     rows: of the tile that are stored; None for all.
     is_group: whether the tile belongs to a group; None if all do.
     part: of a tile that is summed in parts of K, which; -1 for whole tiles,
@@ -47,7 +46,7 @@ class WorkTile(NamedTuple):
   out: Index
   start: Index
   steps: Index
-  rows_of_k: tuple[Index, Index] | None = None
+  last_rows: Index | None = None
   rows: Index | None = None
   is_group: Index | None = None
   part: Index | None = None
