@@ -28,6 +28,7 @@ class Operands(NamedTuple):
     tables: of groups, `groups.schedule_tables`.
     a: A, of every product of a batch or of all.
     b: B likewise; of a gated product both.
+    edges: of groups along K, `groups.edge_rows` of A and of each B.
     alpha, beta: [1]; None if there is none, or if it is compiled in.
     bias, c: None if there is none.
   """
@@ -35,6 +36,7 @@ class Operands(NamedTuple):
   tables: Any
   a: Any
   b: Any
+  edges: Any = ()
   alpha: Any = None
   beta: Any = None
   bias: Any = None
@@ -61,7 +63,6 @@ class Shared:
     a_ring: slabs of A, [stages, ...], as they are stored.
     b_rings: of each B.
     full, empty: of each slot, what its loads and its readers arrive at.
-    masked: what consumers arrive at when a slab's foreign rows are zeros.
     staging: of each result, subtiles on their way to global memory.
     partial_staging: a subtile for groups that end inside a tile.
     zeros: a subtile for groups that have no rows.
@@ -73,7 +74,6 @@ class Shared:
   b_rings: Any
   full: Any
   empty: Any = None
-  masked: Any = None
   staging: Any
   partial_staging: Any = None
   zeros: Any = None

@@ -86,10 +86,6 @@ class Consumer:
 
     def multiply(step, slot, before):
       plgpu.barrier_wait(block.shared.full.at[slot])
-      if (last_rows := work_tile.last_rows) is not None:
-        is_last = step == work_tile.steps - 1
-        is_short = is_last & (last_rows < block.plan.config.block_k)
-        pl.when(is_short)(lambda: self.mainloop.mask(slot, last_rows))
       self.mainloop.issue(accumulators, slot)
 
       def release_before():

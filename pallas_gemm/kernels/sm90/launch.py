@@ -193,7 +193,10 @@ def grouped(
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
   a = _padded(a, a_shape)
   b = [_padded(x, b_shape) for x in (b, b_up) if x is not None]
-  operands = Operands(groups.schedule_tables(plan, offsets), a, b)
+  edges = []
+  if p.ragged == "k":
+    edges = [groups.edge_rows(x, offsets, config.block_k) for x in (a, *b)]
+  operands = Operands(groups.schedule_tables(plan, offsets), a, b, edges)
   if bias is not None:
     step = 16 // bias.dtype.itemsize  # of strides that TMA takes
     shape = bias.shape[0], round_up(bias.shape[1], step)
@@ -256,7 +259,7 @@ def _launch(
 ) -> Results:
   """Runs the kernel; the results are of the shapes that it writes."""
   cfg, name = plan.config, _kernel_name(plan)
-  copies_anywhere = plan.problem.groups or plan.subtiles_overlap
+  copies_anywhere = plan.problem.along == "m" or plan.subtiles_overlap
   compat.allow_ragged_copies(anywhere=name if copies_anywhere else None)
   bias_dtype = None if operands.bias is None else operands.bias.dtype
   (results,) = compat.kernel(

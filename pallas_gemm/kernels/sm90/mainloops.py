@@ -8,7 +8,6 @@ scaled ones, is a class here and what `Plan` has to know of it.
 
 from collections.abc import Sequence
 import dataclasses
-import functools
 from typing import Any, Protocol
 
 from jax.experimental import pallas as pl
@@ -33,12 +32,6 @@ class Mainloop(Protocol):
 
     The slab has arrived. What of it is read into registers must be read when
     this returns; wgmma may go on reading it.
-    """
-
-  def mask(self, slot, rows) -> None:
-    """Puts zeros for the rows of K from `rows` on in the slab in that slot.
-
-    By all consumers together, after it has arrived.
     """
 
 
@@ -67,22 +60,6 @@ class FromShared:
     for accumulator, b_ring in zip(accumulators, shared.b_rings):
       plgpu.wgmma(accumulator, a, self._b(b_ring.at[slot]))
 
-  def mask(self, slot, rows) -> None:
-    block, shared = self.block, self.block.shared
-    consumers, width = block.plan.config.consumers, block.plan.operand_columns
-    atoms = [
-      ring.at[slot, :, pl.ds(i, width)]
-      for ring in (shared.a_ring, *shared.b_rings)
-      for i in range(0, ring.shape[-1], width)
-    ]
-    for i, atom in enumerate(atoms):
-      pl.when(block.warpgroup == i % consumers)(
-        functools.partial(_zero_rows_from, atom, rows)
-      )
-    plgpu.commit_smem()
-    plgpu.barrier_arrive(shared.masked)
-    plgpu.barrier_wait(shared.masked)
-
   def _a(self, tile):
     """The rows of A's tile that a consumer multiplies, as [rows, block_k]."""
     plan, (rows, _) = self.block.plan, self.block.plan.share
@@ -100,12 +77,3 @@ class FromShared:
     if plan.problem.b.k_last:
       return tile.at[window, :].transpose((1, 0))
     return tile.at[:, window]
-
-
-def _zero_rows_from(tile, first) -> None:
-  # In float32: selecting 16-bit elements spills.
-  values = tile[...].astype(jnp.float32)
-  row = plgpu.broadcasted_iota(
-    jnp.int32, values.shape, 0, layout=plgpu.Layout.WGMMA
-  )
-  tile[...] = jnp.where(row < first, values, 0.0).astype(tile.dtype)

@@ -62,33 +62,39 @@ class Producer:
   def load_work_tile(self, work_tile, slot):
     """Loads a work tile's slabs; the slot of the next one's first."""
     block, bk = self.block, self.block.plan.config.block_k
+    a, b, edges = block.operands.a, block.operands.b, block.operands.edges
 
     def load(step, slot, _):
       if block.shared.empty is not None:
         plgpu.barrier_wait(block.shared.empty.at[slot])
-      self._load_slab(work_tile, work_tile.start + step * bk, slot)
+      if not edges:
+        self._load_slab(a, b, work_tile, work_tile.start + step * bk, slot)
+        return
+
+      @pl.when(step < work_tile.whole)
+      def _():
+        self._load_slab(a, b, work_tile, work_tile.start + step * bk, slot)
+
+      @pl.when(step >= work_tile.whole)
+      def _():
+        start = (step - work_tile.whole) * bk
+        self._load_slab(edges[0], edges[1:], work_tile, start, slot)
 
     _, following = block.for_each_slab(load, slot, work_tile.steps)
     return slot if following is None else following
 
-  def _load_slab(self, work_tile, start, slot) -> None:
+  def _load_slab(self, a_ref, b_refs, work_tile, start, slot) -> None:
     """Asks for one slab of A and of each B, from row `start` of K on."""
-    plan, shared, operands = (
-      self.block.plan,
-      self.block.shared,
-      self.block.operands,
-    )
+    plan, shared = self.block.plan, self.block.shared
     problem, cfg = plan.problem, plan.config
 
     def load(refs, rings, which, *, k_last, begin, extent, peers):
       def copy(size):
-        depth = plan.copied_k
-        parts = range(0, cfg.block_k, depth)
-        for (ref, ring), k in itertools.product(zip(refs, rings), parts):
-          at = pl.ds(begin, size), pl.ds(start + k, depth)
-          tile = pl.ds(0, size), pl.ds(k, depth)
-          if not k_last:
-            at, tile = at[::-1], tile[::-1]
+        at = pl.ds(begin, size), pl.ds(start, cfg.block_k)
+        tile = pl.ds(0, size), pl.ds(0, cfg.block_k)
+        if not k_last:
+          at, tile = at[::-1], tile[::-1]
+        for ref, ring in zip(refs, rings):
           plgpu.copy_gmem_to_smem(
             window(ref, which, at),
             ring.at[slot, *tile],
@@ -103,7 +109,7 @@ class Producer:
       pl.when(begin >= extent.start)(lambda: copy(extent.last))
 
     load(
-      [operands.a],
+      [a_ref],
       [shared.a_ring],
       work_tile.a,
       k_last=problem.a.k_last,
@@ -112,7 +118,7 @@ class Producer:
       peers="cluster_n" if cfg.cluster_n > 1 else None,
     )
     load(
-      operands.b,
+      b_refs,
       shared.b_rings,
       work_tile.b,
       k_last=problem.b.k_last,

@@ -32,7 +32,9 @@ class WorkTile(NamedTuple):
     a, b, out: which matrix, where there are several of them.
     start: the row of K where the sum starts.
     steps: slabs that are summed; at least one.
-    last_rows: rows of K of the last slab that are summed; None for all.
+    whole: of these, the slabs that lie in A and B themselves; those after
+      them are in the copies of what a group has beside whole slabs. None if
+      all do.
     rows: of the tile that are stored; None for all.
     is_group: whether the tile belongs to a group; None if all do.
     part: of a tile that is summed in parts of K, which; -1 for whole tiles,
@@ -46,7 +48,7 @@ class WorkTile(NamedTuple):
   out: Index
   start: Index
   steps: Index
-  last_rows: Index | None = None
+  whole: Index | None = None
   rows: Index | None = None
   is_group: Index | None = None
   part: Index | None = None
