@@ -194,7 +194,7 @@ def grouped(
   a = _padded(a, a_shape)
   b = [_padded(x, b_shape) for x in (b, b_up) if x is not None]
   edges = []
-  if p.ragged == "k":
+  if p.along == "k":
     edges = [groups.edge_rows(x, offsets, config.block_k) for x in (a, *b)]
   operands = Operands(groups.schedule_tables(plan, offsets), a, b, edges)
   if bias is not None:
