@@ -129,63 +129,63 @@ def contestants_of(
       yield contestants.peer(name, problem)
 
 
-@dataclasses.dataclass
-class Ladder:
-  """A run of the ladder.
+def compare(
+  case: contestants.Contestant,
+  session: session_lib.Session,
+  bench: run_lib.Bench,
+  gpu: hardware.Gpu,
+  earlier: Sequence[dict[str, Any]],
+) -> None:
+  """Measures a contestant: its line, its row, or why there is none.
 
-  Attributes:
-    session: what it prints and keeps.
-    bench: how it measures.
+  Args:
+    case: what is measured.
+    session: prints and keeps.
+    bench: how it is measured.
     gpu: that the traffic model describes.
     earlier: rows that need not be measured again.
   """
-
-  session: session_lib.Session
-  bench: run_lib.Bench
-  gpu: hardware.Gpu
-  earlier: Sequence[dict[str, Any]]
-
-  def case(self, case: contestants.Contestant) -> None:
-    """Measures a contestant: its line, its row, or why there is none."""
-    session, bench, rung = self.session, self.bench, case.rung
-    name = f"{rung.label if rung else '':>3} {case.kernel:<26} {_size(case)}"
-    if rung is not None and _SWEEP.value:
-      least_s = modelled.of_rung(rung, case.problem, self.gpu).floor.seconds
-      if least_s > DOES_NOT_FIT_S:
-        least = tables.duration(1e3 * least_s)
-        line = f"{name}  does not fit: at least {least} (model)"
-        session.console.line(line)
-        return
-      if least_s > LONG_S:
-        bench = dataclasses.replace(bench, repeats=LONG_REPEATS)
-    if kept := self._kept(case, bench):
-      session.rows.append(kept)
-      session.console.line(f"{name}  kept from {kept['utc']}")
+  p, rung = case.problem, case.rung
+  size = f"{p.m}x{p.n}x{p.k} {p.dtype}"
+  name = f"{rung.label if rung else '':>3} {case.kernel:<26} {size}"
+  if rung is not None and _SWEEP.value:
+    least_s = modelled.of_rung(rung, p, gpu).floor.seconds
+    if least_s > DOES_NOT_FIT_S:
+      least = tables.duration(1e3 * least_s)
+      session.console.line(f"{name}  does not fit: at least {least} (model)")
       return
-    session.case(
-      name,
-      functools.partial(measure, bench, case),
-      lambda row: measured_parts(row, session.rows),
-      may_fail=case.kernel in contestants.PEERS,
-    )
-    if rung is not None and not bench.timed:
-      line = modelled.line(rung, case.problem, self.gpu)
-      session.console.line(f"   {line}")
+    if least_s > LONG_S:
+      bench = dataclasses.replace(bench, repeats=LONG_REPEATS)
+  if kept := _kept(case, bench, earlier):
+    session.rows.append(kept)
+    session.console.line(f"{name}  kept from {kept['utc']}")
+    return
+  session.case(
+    name,
+    functools.partial(measure, bench, case),
+    lambda row: measured_parts(row, session.rows),
+    may_fail=case.kernel in contestants.PEERS,
+  )
+  if rung is not None and not bench.timed:
+    session.console.line(f"   {modelled.line(rung, p, gpu)}")
 
-  def _kept(
-    self, case: contestants.Contestant, bench: run_lib.Bench
-  ) -> dict[str, Any] | None:
-    """The row that `--resume` need not measure again."""
-    versions = provenance.versions()
-    same = dataclasses.asdict(case.problem) | {
-      "kernel": case.kernel,
-      "seed": bench.seed,
-      **{f: versions[f] for f in ("device", "jax", "jaxlib", "commit")},
-    }
-    if bench.timed:
-      same |= {"warmup": bench.warmup, "repeats": bench.repeats}
-    row = rows_lib.find(self.earlier, **same)
-    return None if row is None or row["passed"] is False else row
+
+def _kept(
+  case: contestants.Contestant,
+  bench: run_lib.Bench,
+  earlier: Sequence[dict[str, Any]],
+) -> dict[str, Any] | None:
+  """The row that `--resume` need not measure again."""
+  versions = provenance.versions()
+  same = dataclasses.asdict(case.problem) | {
+    "kernel": case.kernel,
+    "seed": bench.seed,
+    **{f: versions[f] for f in ("device", "jax", "jaxlib", "commit")},
+  }
+  if bench.timed:
+    same |= {"warmup": bench.warmup, "repeats": bench.repeats}
+  row = rows_lib.find(earlier, **same)
+  return None if row is None or row["passed"] is False else row
 
 
 def measure(
@@ -231,11 +231,6 @@ def measured_parts(
   return parts
 
 
-def _size(case: contestants.Contestant) -> str:
-  p = case.problem
-  return f"{p.m}x{p.n}x{p.k} {p.dtype}"
-
-
 def by_dtype(
   rungs: Sequence[contract.Rung], dtype: str | None
 ) -> dict[str, list[contract.Rung]]:
@@ -252,20 +247,10 @@ def problem_of(shape: suites.Shape, dtype: str) -> contract.Problem:
   return contract.Problem(*shape, dtype, alpha=_ALPHA.value, beta=_BETA.value)
 
 
-def model_gpu() -> hardware.Gpu:
-  """The GPU that the traffic model describes."""
-  try:
-    return (
-      hardware.lookup(cli.GPU.value) if cli.GPU.value else hardware.current()
-    )
-  except ValueError as error:
-    raise cli.FlagError(f"--gpu: {error}") from None
-
-
 def explain(name: str, console: console_lib.Console) -> int:
   """Prints a rung's page and the model's numbers."""
   rungs = cli.parse_rungs(name, ladder_lib.LADDER)
-  gpu = model_gpu()
+  gpu = cli.gpu()
   shapes = cli.parse_shapes(cli.SHAPES.value, _SIZES.value)
   for dtype, chosen in by_dtype(rungs, cli.DTYPE.value).items():
     for rung in chosen:
@@ -304,7 +289,7 @@ def run(console: console_lib.Console) -> int:
   shapes = cli.parse_shapes(cli.SHAPES.value, _SIZES.value)
   experiment = SWEEP if _SWEEP.value else EXPERIMENT
   shapes = shapes or suites.suite(experiment if on_gpu else "interpret")
-  gpu = model_gpu()
+  gpu = cli.gpu()
   cases = [
     case
     for shape in shapes
@@ -320,10 +305,9 @@ def run(console: console_lib.Console) -> int:
   bench = session_lib.bench(experiment, on_gpu)
   bench = dataclasses.replace(bench, host_calls=0)
   earlier = rows_lib.read(session.path) if _RESUME.value else []
-  ladder = Ladder(session, bench, gpu, earlier)
   with session.measuring(len(cases)):
     for case in cases:
-      ladder.case(case)
+      compare(case, session, bench, gpu, earlier)
   title = f"The ladder on {session.device}"
   ladder_pages.print_table(console, title, session.rows)
   status = session.finish(lambda rows: _show(session))
@@ -343,15 +327,11 @@ def _show(session: session_lib.Session) -> None:
 def main(argv: Sequence[str]) -> int:
   """Carries out the flags; returns the exit status."""
   del argv
-  console = console_lib.Console()
   if _EXPLAIN.value is not None:
-    return explain(_EXPLAIN.value, console)
+    return explain(_EXPLAIN.value, console_lib.Console())
   if _DIFF.value is not None:
     return diff(_DIFF.value)
-  measuring = any(flags.FLAGS[name].present for name in _MEASURING)
-  if cli.FROM_ROWS.value or (cli.UPDATE_README.value and not measuring):
-    return ladder_pages.from_rows(console)
-  return run(console)
+  return session_lib.main(_MEASURING, run, ladder_pages.from_rows)
 
 
 if __name__ == "__main__":

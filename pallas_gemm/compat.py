@@ -469,8 +469,6 @@ def _patch_async_copy() -> None:
     )
     if wanted and _is_one_atom_wide(smem):
       smem, transforms = _mgpu_utils.memref_fold(smem, 0, 3), ()
-    elif wanted and _is_one_atom_high(smem):
-      smem, transforms = _mgpu_utils.memref_fold(smem, 0, 2), _columns(smem)
     src_ref, dst_ref = (gmem, smem) if into_smem else (smem, gmem)
     return original(
       self,
@@ -501,20 +499,6 @@ def _is_ragged(gmem, transforms) -> bool:
 def _is_one_atom_wide(smem) -> bool:
   shape = tuple(ir.MemRefType(smem.type).shape)
   return len(shape) == 4 and shape[1] == 1
-
-
-def _is_one_atom_high(smem) -> bool:
-  shape = tuple(ir.MemRefType(smem.type).shape)
-  return len(shape) == 4 and shape[0] == 1
-
-
-def _columns(smem):
-  """A matrix as columns of atoms, of any rows: [columns, rows, of an atom]."""
-  *_, width = ir.MemRefType(smem.type).shape
-  return (
-    _launch_context.TileTransform((width,)),
-    _launch_context.TransposeTransform((1, 0, 2)),
-  )
 
 
 def without_custom_derivatives(

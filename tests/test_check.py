@@ -1,4 +1,4 @@
-"""check: fused results against float64."""
+"""check and sampling: parts of fused results against float64."""
 
 import jax
 from jax import lax
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_gemm import check
+from pallas_gemm import check, sampling
 from pallas_gemm.kernels import epilogues
 from pallas_gemm.problem import Problem
 from tests.support.products import normal
@@ -87,3 +87,31 @@ def test_the_worst_element_is_named():
   want, _ = check.expected(a, b)
   found = want.check(a.at[5, 7].add(1.0))
   assert not found.passed and found.worst == (5, 7)
+
+
+def test_parts_of_groups_meet_the_extremes_and_an_empty_one():
+  sizes = np.array([0, 5, 3, 40, 3, 7, 1, 3])
+  rng = np.random.default_rng(0)
+  parts = list(sampling.of_groups((8, 9, 20), sizes, 4, 2, rng))
+  groups = [part.matrix for part in parts]
+  assert {1, 3, 6, 7} <= set(groups) and groups[-1] == 0
+  assert parts[-1].k == slice(0, 0)
+  for part in sampling.of_groups((62, 20), sizes, 4, 2, rng):
+    start = sizes[: part.matrix].sum()
+    assert part.rows[0] == start
+    assert part.rows[-1] == start + sizes[part.matrix] - 1
+
+
+def test_a_part_picks_its_operands_as_they_are_stored():
+  rng = np.random.default_rng(0)
+  a, b = normal(3, 40, 33), normal(1, 24, 40)
+  bias, column, c = normal(24), normal(33, 1), normal(3, 33, 24)
+  for part in sampling.of_batch((3, 33, 24), 5, 2, rng):
+    arrays = {"a": a, "b": b, "bias": bias, "c": c}
+    x = part.operands(arrays, "TT")
+    rows, columns = part.rows, part.columns
+    np.testing.assert_array_equal(x["a"], a[part.matrix].T[rows])
+    np.testing.assert_array_equal(x["b"], b[0].T[:, columns])
+    np.testing.assert_array_equal(x["bias"], bias[None, columns])
+    np.testing.assert_array_equal(x["c"], c[part.matrix][rows][:, columns])
+    np.testing.assert_array_equal(part.of(column), column[rows])

@@ -1,13 +1,11 @@
 """What a program measures: a case, its arms, and why one can't run."""
 
 from collections.abc import Callable, Sequence
-import dataclasses
 import functools
 from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from experiments.harness import timing
 from pallas_gemm import numerics
 
 Call = Callable[..., Any]
@@ -33,30 +31,14 @@ def only(fn: Call, config: Config = None) -> Arm:
   return lambda: [Candidate(fn, config)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
-  """What was found of a case's arms, by name.
-
-  Attributes:
-    times: of those that were timed.
-    configs: of those that ran.
-    skipped: why the others did not.
-    flops: operations of a call of each.
-  """
-
-  times: dict[str, timing.Timing]
-  configs: dict[str, Config]
-  skipped: dict[str, str]
-  flops: int
-
-
 class Case(Protocol):
   """What a row is of: an expression on a shape, computed by several arms.
 
   Attributes:
     suite: the list that it is of; those of a suite are compiled together.
     baseline: the arm whose time over that of the first is the row's ratio.
-    may_skip: whether arms beside the first may be left out.
+    may_skip: whether arms beside the first may be left out. Then the row says
+      which, and why others were not.
   """
 
   suite: str
@@ -93,10 +75,6 @@ class Case(Protocol):
     self, results: Any, operands: dict[str, Any], seed: int = 0
   ) -> numerics.Check:
     """Compares results with float64; `passed` is None of what isn't judged."""
-
-  def measured(self, found: Measured) -> dict[str, Any]:
-    """What a row says of the arms beside the first one's time and the ratio."""
-    return {}
 
 
 def first_line(error: BaseException, limit: int = 300) -> str:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.harness import case as case_lib
-from experiments.harness import inputs, sampled, suites
+from experiments.harness import case_check, inputs, suites
 import pallas_gemm
 from pallas_gemm import numerics, sampling
 
@@ -138,14 +138,14 @@ class Case(case_lib.Case):
     operands: dict[str, jax.Array],
     seed: int = 0,
   ) -> numerics.Check:
-    """Compares samples of each product with float64; see `sampled`."""
+    """Compares samples of each product with float64; see `case_check`."""
     rng = np.random.default_rng(seed)
     activation = ACTIVATIONS.get(self.activation)
     found = []
     for out, x, layout in self._products(results, operands):
-      parts = sampling.of_batch(out.shape, *sampled.BATCH, rng)
-      found += sampled.checks(out, x, parts, layout, activation)
-    return sampled.worst_of(found, results)
+      parts = sampling.of_batch(out.shape, *case_check.BATCH, rng)
+      found += case_check.of_parts(out, x, parts, layout, activation)
+    return case_check.worst_of(found, results)
 
   def _products(self, results, operands) -> Iterator[tuple[Any, Any, str]]:
     """(result, operands, layout) of each product."""
@@ -160,41 +160,23 @@ class Case(case_lib.Case):
     yield da, {"a": ct, "b": b}, "NT"
     yield db, {"a": a, "b": ct}, "TN"
 
-  def measured(self, found: case_lib.Measured) -> dict[str, Any]:
-    """The time and the config of what was tuned."""
-    tuned = found.times.get(TUNED)
-    return {
-      "tuned_ms_median": tuned and tuned.median,
-      "tuned_config": found.configs.get(TUNED),
-    }
-
 
 def ours(case: Case, implementation: str | None = None) -> case_lib.Call:
   """The case with `pallas_gemm`: a function of the case's operands."""
-  activation = ACTIVATIONS.get(case.activation)
-
-  def matmul(a, b, bias=None, c=None):
-    return pallas_gemm.matmul(
-      a,
-      b,
-      bias=bias,
-      c=c,
-      activation=activation,
-      transpose_a=case.layout[0] == "T",
-      transpose_b=case.layout[1] == "T",
-      out_dtype=case.out_dtype,
-      implementation=implementation,
-    )
+  how = {
+    "activation": ACTIVATIONS.get(case.activation),
+    "implementation": implementation,
+  }
+  matmul = functools.partial(
+    pallas_gemm.matmul,
+    transpose_a=case.layout[0] == "T",
+    transpose_b=case.layout[1] == "T",
+    out_dtype=case.out_dtype,
+    **how,
+  )
 
   def gated(a, b, b2):
-    return pallas_gemm.gated_matmul(
-      a,
-      b,
-      b2,
-      activation=activation,
-      out_dtype=case.out_dtype,
-      implementation=implementation,
-    )
+    return pallas_gemm.gated_matmul(a, b, b2, **how)
 
   return _by_kernel(case, matmul, gated)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from examples import moe
 from experiments.harness import case as case_lib
-from experiments.harness import inputs, peers, sampled, suites
+from experiments.harness import case_check, inputs, peers, suites
 from experiments.harness.case import OURS, Call, only
 from experiments.harness.group_sizes import DISTRIBUTIONS
 import pallas_gemm
@@ -172,7 +172,7 @@ class Case(case_lib.Case):
   def check(
     self, results: Any, operands: Operands, seed: int = 0
   ) -> numerics.Check:
-    """Compares samples of a product or a layer with float64; see `sampled`.
+    """Compares samples of a product or a layer with float64; see `case_check`.
 
     Rows of no group must be zero. A layer's derivatives are only searched for
     NaN: the products that they are made of are checked by themselves, as the
@@ -181,8 +181,8 @@ class Case(case_lib.Case):
     rng = np.random.default_rng(seed)
     if self.is_layer:
       out, params = jax.tree.leaves(results)[0], operands["params"]
-      found = [sampled.layer(out, params, operands["x"], self.top_k, rng)]
-      return sampled.worst_of(found, results)
+      found = [case_check.layer(out, params, operands["x"], self.top_k, rng)]
+      return case_check.worst_of(found, results)
     sizes = np.asarray(operands["group_sizes"])
     a, b, layout = {
       "dx": ("dout", "rhs", "NT"),
@@ -192,26 +192,11 @@ class Case(case_lib.Case):
     if self.pass_ == "gated":
       x["b_up"] = operands["rhs_up"]
     activation = jax.nn.silu if self.pass_ == "gated" else None
-    parts = sampling.of_groups(results.shape, sizes, *sampled.GROUPS, rng)
-    found = [*sampled.checks(results, x, parts, layout, activation)]
+    parts = sampling.of_groups(results.shape, sizes, *case_check.GROUPS, rng)
+    found = [*case_check.of_parts(results, x, parts, layout, activation)]
     if self.pass_ != "dw" and sizes.sum() < self.m:
-      found.append(sampled.zeros(results, sizes.sum()))
-    return sampled.worst_of(found, results)
-
-  def measured(self, found: case_lib.Measured) -> dict[str, Any]:
-    """Times of all arms, and why others have none."""
-    arms = {}
-    for name, times in found.times.items():
-      arms[name] = {
-        "ms_median": times.median,
-        "ms_p25": times.p25,
-        "ms_p75": times.p75,
-        "tflops": found.flops / times.median / 1e9,
-        "kernel_names": list(times.kernel_names),
-      }
-      if name != OURS and (config := found.configs[name]) is not None:
-        arms[name]["config"] = config
-    return {"arms": arms, "skipped": found.skipped}
+      found.append(case_check.zeros(results, sizes.sum()))
+    return case_check.worst_of(found, results)
 
 
 _init = jax.jit(

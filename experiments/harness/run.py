@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.harness import case as case_lib
 from experiments.harness import inputs, provenance, rows, timing
 from experiments.harness.case import Candidate, Case, reason
 from experiments.harness.prepared import Prepared
@@ -19,15 +18,9 @@ from pallas_gemm import numerics
 # Enough to choose among configs; no row is made of it.
 _CHOOSING = {"warmup": 2, "repeats": 10}
 # Fields of a row that say nothing where they do not apply.
-_EMPTY = {
-  "number": None,
-  "alpha": 1.0,
-  "beta": 0.0,
-  "config": None,
-  "tflops": None,
-  "gbytes_per_s": None,
-  "passed": None,
-}
+_EMPTY = {"alpha": 1.0, "beta": 0.0} | dict.fromkeys(
+  ("number", "config", "tflops", "gbytes_per_s", "passed")
+)
 # Large enough that no cache holds a part of it worth mentioning.
 _BANDWIDTH_SHAPE = (16384, 16384)
 
@@ -93,20 +86,28 @@ class Bench:
         load = monitor.load
       else:
         wall = self._wall(arms, case.baseline, operands)
-    mine, flops = times.get(first), case.flops(self.seed)
-    configs = {name: arm.config for name, arm in arms.items()}
-    found = case_lib.Measured(times, configs, skipped, flops)
+    flops = case.flops(self.seed)
+    mine, beside = times.get(first), {}
+    if case.may_skip:
+      said = {name: _said(x, flops) for name, x in times.items()}
+      for name in said.keys() - {first}:
+        if (config := arms[name].config) is not None:
+          said[name]["config"] = config
+      beside = {"arms": said, "skipped": skipped}
+    else:
+      for name in times.keys() - {first, case.baseline}:
+        beside[f"{name}_ms_median"] = times[name].median
+        beside[f"{name}_config"] = arms[name].config
     return self.row(
       check=check,
       mine=mine,
       theirs=times.get(case.baseline),
       load=load,
-      config=configs[first],
+      config=arms[first].config,
       tflops=mine and flops / mine.median / 1e9,
       gbytes_per_s=mine and case.least_bytes(self.seed) / mine.median / 1e6,
       passed=check.passed,
-      **case.fields() | wall | self.rates | dict(prepared.facts),
-      **case.measured(found),
+      **case.fields() | wall | self.rates | dict(prepared.facts) | beside,
     )
 
   def _fastest(
@@ -227,16 +228,20 @@ class Bench:
     for name, passes in (("copy", 2), ("read", 1)):
       rate = passes * x.nbytes / times[name].median / 1e6
       self.rates[f"{name}_gbytes_per_s"] = rate
-      yield self.row(
-        mine=times[name],
-        suite="bandwidth",
-        kernel=name,
-        m=m,
-        n=n,
-        k=1,
-        dtype="float32",
-        gbytes_per_s=rate,
-      )
+      fields = {"suite": "bandwidth", "kernel": name, "dtype": "float32"}
+      fields |= {"m": m, "n": n, "k": 1, "gbytes_per_s": rate}
+      yield self.row(mine=times[name], **fields)
+
+
+def _said(times: timing.Timing, flops: int) -> dict[str, Any]:
+  """What a row says of an arm's times."""
+  return {
+    "ms_median": times.median,
+    "ms_p25": times.p25,
+    "ms_p75": times.p75,
+    "tflops": flops / times.median / 1e9,
+    "kernel_names": list(times.kernel_names),
+  }
 
 
 def _timed(

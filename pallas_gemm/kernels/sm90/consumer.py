@@ -86,10 +86,11 @@ class Consumer:
 
     def multiply(step, slot, before):
       plgpu.barrier_wait(block.shared.full.at[slot])
-      if (last_rows := work_tile.last_rows) is not None:
-        is_last = step == work_tile.steps - 1
-        is_short = is_last & (last_rows < block.plan.config.block_k)
-        pl.when(is_short)(lambda: self.mainloop.mask(slot, last_rows))
+      if work_tile.rows_of_k is not None:
+        depth = block.plan.config.block_k
+        first, end = (row - step * depth for row in work_tile.rows_of_k)
+        has_others = (first > 0) | (end < depth)
+        pl.when(has_others)(lambda: self.mainloop.mask(slot, first, end))
       self.mainloop.issue(accumulators, slot)
 
       def release_before():

@@ -17,11 +17,14 @@ nothing is masked. Only a group that is smaller than a tile is stored in part
 accumulators are dropped and zeros stored. Tiles of one group follow each other,
 so that blocks which run at a time share its B in the L2.
 
-**Groups along K.** A work tile sums the slabs of its group, from its first row
-on. The last slab may hold rows of the next group as well: the consumers put
-zeros in their place, in A and in B, so a NaN stays in its group. Slabs start at
-any row, so TMA copies a swizzle atom's columns at a time. Results of groups
-without rows are zeros, which a warp of its own stores beside the products.
+**Groups along K.** A work tile sums the slabs of its group. TMA addresses
+swizzle atoms of 8 rows, so the first slab starts at the last multiple of 8
+before the group. It and the last slab may hold rows of other groups: the
+consumers put zeros in their place, in A and in B, so a NaN stays in its group.
+Slabs of their own for such rows, copied by XLA beforehand, took longer: 64
+groups of 8 rows, 7168 x 2048 results, 743 us and 536 without (H200). Results of
+groups without rows are zeros, which a warp of its own stores beside the
+products.
 
 Sources: MegaBlocks and CUTLASS (grouped GEMM with a schedule on the device).
 """
@@ -31,9 +34,11 @@ import math
 
 import jax
 from jax import lax
+from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_gemm import compat
+from pallas_gemm.kernels.sm90.layout import ATOM_ROWS
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.schedule import (
   NO_SUM,
@@ -168,17 +173,17 @@ def _schedule_of_slabs(plan: Plan, groups_ref, facts_ref) -> Schedule:
   def work_tile(i: Index, known: tuple[Index, ...]) -> WorkTile:
     start, end, group = known
     row, column = corner(snake(lax.rem(i, tiles), grid, cfg), cfg)
-    # If no group has rows, the first has a slab of zeros.
-    steps = jnp.maximum(lax.div(end - start + bk - 1, bk), 1)
+    first = lax.div(start, ATOM_ROWS) * ATOM_ROWS
     return WorkTile(
       row=row,
       column=column,
       a=0,
       b=0,
       out=group,
-      start=compat.anywhere(start),
-      steps=steps,
-      last_rows=end - start - (steps - 1) * bk,
+      start=pl.multiple_of(first, ATOM_ROWS),
+      # If no group has rows, the first has a slab of zeros.
+      steps=jnp.maximum(lax.div(end - first + bk - 1, bk), 1),
+      rows_of_k=(start - first, end - first),
     )
 
   work_tiles = tiles * facts_ref[Facts.filled]

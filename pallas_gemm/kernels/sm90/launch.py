@@ -256,7 +256,7 @@ def _launch(
 ) -> Results:
   """Runs the kernel; the results are of the shapes that it writes."""
   cfg, name = plan.config, _kernel_name(plan)
-  copies_anywhere = plan.problem.groups or plan.subtiles_overlap
+  copies_anywhere = plan.problem.along == "m" or plan.subtiles_overlap
   compat.allow_ragged_copies(anywhere=name if copies_anywhere else None)
   bias_dtype = None if operands.bias is None else operands.bias.dtype
   (results,) = compat.kernel(

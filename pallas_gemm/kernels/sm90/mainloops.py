@@ -35,8 +35,8 @@ class Mainloop(Protocol):
     this returns; wgmma may go on reading it.
     """
 
-  def mask(self, slot, rows) -> None:
-    """Puts zeros for the rows of K from `rows` on in the slab in that slot.
+  def mask(self, slot, first, end) -> None:
+    """Puts zeros in all rows of K but first..end of the slab in that slot.
 
     By all consumers together, after it has arrived.
     """
@@ -67,7 +67,7 @@ class FromShared:
     for accumulator, b_ring in zip(accumulators, shared.b_rings):
       plgpu.wgmma(accumulator, a, self._b(b_ring.at[slot]))
 
-  def mask(self, slot, rows) -> None:
+  def mask(self, slot, first, end) -> None:
     block, shared = self.block, self.block.shared
     consumers, width = block.plan.config.consumers, block.plan.operand_columns
     atoms = [
@@ -77,7 +77,7 @@ class FromShared:
     ]
     for i, atom in enumerate(atoms):
       pl.when(block.warpgroup == i % consumers)(
-        functools.partial(_zero_rows_from, atom, rows)
+        functools.partial(_keep_rows, atom, first, end)
       )
     plgpu.commit_smem()
     plgpu.barrier_arrive(shared.masked)
@@ -102,10 +102,11 @@ class FromShared:
     return tile.at[:, window]
 
 
-def _zero_rows_from(tile, first) -> None:
+def _keep_rows(tile, first, end) -> None:
   # In float32: selecting 16-bit elements spills.
   values = tile[...].astype(jnp.float32)
   row = plgpu.broadcasted_iota(
     jnp.int32, values.shape, 0, layout=plgpu.Layout.WGMMA
   )
-  tile[...] = jnp.where(row < first, values, 0.0).astype(tile.dtype)
+  kept = jnp.where((row >= first) & (row < end), values, 0.0)
+  tile[...] = kept.astype(tile.dtype)

@@ -153,7 +153,6 @@ class Plan(Tiling):
     staged = (consumers, self.buffers, rows, width)
     axes = ("cluster_n",) * (cfg.cluster_n > 1)
     axes += ("cluster_m",) * (cfg.cluster_m > 1)
-    copies = (1 + self.products) * (cfg.block_k // self.copied_k)
     found: list[Buffer | Barrier] = [
       _swizzled("a_ring", (cfg.stages, *a_tile), p.a.dtype, columns),
       _swizzled(
@@ -162,7 +161,7 @@ class Plan(Tiling):
       Buffer("staging", staged, dtype, count=self.outputs)
       if self.by_rows
       else _swizzled("staging", staged, dtype, width, self.outputs),
-      Barrier("full", copies, cfg.stages),
+      Barrier("full", 1 + self.products, cfg.stages),
     ]
     if self.refills:
       found.append(Barrier("empty", self.readers, cfg.stages, axes))

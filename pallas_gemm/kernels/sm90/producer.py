@@ -82,13 +82,11 @@ class Producer:
 
     def load(refs, rings, which, *, k_last, begin, extent, peers):
       def copy(size):
-        depth = plan.copied_k
-        parts = range(0, cfg.block_k, depth)
-        for (ref, ring), k in itertools.product(zip(refs, rings), parts):
-          at = pl.ds(begin, size), pl.ds(start + k, depth)
-          tile = pl.ds(0, size), pl.ds(k, depth)
-          if not k_last:
-            at, tile = at[::-1], tile[::-1]
+        at = pl.ds(begin, size), pl.ds(start, cfg.block_k)
+        tile = pl.ds(0, size), pl.ds(0, cfg.block_k)
+        if not k_last:
+          at, tile = at[::-1], tile[::-1]
+        for ref, ring in zip(refs, rings):
           plgpu.copy_gmem_to_smem(
             window(ref, which, at),
             ring.at[slot, *tile],

@@ -32,7 +32,8 @@ class WorkTile(NamedTuple):
     a, b, out: which matrix, where there are several of them.
     start: the row of K where the sum starts.
     steps: slabs that are summed; at least one.
-    last_rows: rows of K of the last slab that are summed; None for all.
+    rows_of_k: of the slabs' rows of K the first that is summed, and the one
+      after the last; None if all are.
     rows: of the tile that are stored; None for all.
     is_group: whether the tile belongs to a group; None if all do.
     part: of a tile that is summed in parts of K, which; -1 for whole tiles,
@@ -46,7 +47,7 @@ class WorkTile(NamedTuple):
   out: Index
   start: Index
   steps: Index
-  last_rows: Index | None = None
+  rows_of_k: tuple[Index, Index] | None = None
   rows: Index | None = None
   is_group: Index | None = None
   part: Index | None = None

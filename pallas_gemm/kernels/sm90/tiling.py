@@ -165,15 +165,6 @@ class Tiling:
     return atom if is_whole else atom // 2
 
   @functools.cached_property
-  def copied_k(self) -> int:
-    """Of a slab, the part of K that one copy brings.
-
-    Slabs of groups along K start at any row, which TMA reaches in copies that
-    are one swizzle atom high (see `compat.allow_ragged_copies`).
-    """
-    return ATOM_ROWS if self.problem.along == "k" else self.config.block_k
-
-  @functools.cached_property
   def readers(self) -> int:
     """Consumers that read a slab."""
     return self.config.consumers // self.pingpong

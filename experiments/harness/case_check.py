@@ -1,9 +1,9 @@
-"""Is the result of a case right? Rows and columns of it, against float64.
+"""Is the result of a case right? Parts of it, against float64.
 
-What is checked says `pallas_gemm.sampling`, and what each element may be off
-`pallas_gemm.check`.
-Of a layer some tokens are followed through all of it: the bound of the first
-products is carried through the last one and the weighted sum.
+Which parts says `pallas_gemm.sampling`, what an element of them may be off
+`pallas_gemm.check`. Of a layer some tokens are followed through all of it: the
+bound of the first products is carried through the last one and the weighted
+sum.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,14 +27,14 @@ _U_FLOAT32 = 2.0**-24
 Activation = Callable[[jax.Array], jax.Array] | None
 
 
-def checks(
+def of_parts(
   out: jax.Array,
   arrays: dict[str, jax.Array],
   parts: Iterable[sampling.Part],
   layout: str = "NN",
   activation: Activation = None,
 ) -> Iterator[numerics.Check]:
-  """Compares parts of a result with float64.
+  """Compares parts of a result with what they must be.
 
   Args:
     out: the result.
