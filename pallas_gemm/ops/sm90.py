@@ -1,7 +1,6 @@
 """A folded product on the Hopper kernel."""
 
 from collections.abc import Sequence
-import dataclasses
 from typing import Any
 
 import jax
@@ -90,12 +89,10 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
   )
   if not _is_column(x, spec):
     return problem
-  rows = problem.transposed()
-  a = dataclasses.replace(rows.a, k_last=True)
+  rows = problem.transposed().changed(transpose_a=False)
   if problem.b.batched and not problem.a.batched:
-    a = dataclasses.replace(a, batched=False)
-    return dataclasses.replace(rows, a=a, m=sizes.batch, batch=1)
-  return dataclasses.replace(rows, a=a)
+    return rows.changed(m=sizes.batch, batch=1, batched_a=False)
+  return rows
 
 
 def spec_of(problem: tuning.Problem, activation: Any) -> Spec:

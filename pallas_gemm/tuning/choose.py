@@ -6,7 +6,6 @@ measured and modelled seconds are never compared.
 """
 
 from collections.abc import Iterator
-import dataclasses
 from types import ModuleType
 from typing import Literal, NamedTuple
 
@@ -88,12 +87,9 @@ def model_of(problem: Problem) -> ModuleType:
 
 def _for_any_rows(problem: Problem) -> Config:
   """The model's config for `INVARIANT_M` rows (of each group)."""
-  nominal = dataclasses.replace(
-    problem,
-    m=INVARIANT_M * (problem.groups.count if problem.groups else 1),
-    batch=1,
-    a=dataclasses.replace(problem.a, batched=False),
-    b=dataclasses.replace(problem.b, batched=False),
+  groups = problem.groups.count if problem.groups else 1
+  nominal = problem.changed(
+    m=INVARIANT_M * groups, batch=1, batched_a=False, batched_b=False
   )
   if problem.groups:
     return grouped.choose(nominal)
