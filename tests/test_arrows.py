@@ -11,8 +11,8 @@ import pallas_gemm
 ORDERS = {
   ".": """
     __init__ autotuning tracing serving explanation ops tuning measure check
-    ladder kernels report numerics roofline blas problem hardware compat
-    version
+    sampling ladder kernels report numerics roofline blas problem dtypes hardware
+    compat version
   """,
   "kernels": """
     activations sm90 triton_dense triton_kernel triton_config epilogues

@@ -154,7 +154,7 @@ def test_groups(run, tuned, epilogue, tmp_path):
   problems = [case.problem for case in tuned]
   assert sorted(p.along for p in problems) == ["k", "m", "m"]
   assert {p.groups.count for p in problems} == {3}
-  assert problems[0].gated == (epilogue == "gated_silu")
+  assert problems[0].epilogue.gated == (epilogue == "gated_silu")
   found = rows.read(tmp_path / "tune.jsonl")
   assert {row["kernel"] for row in found} == {"sm90_ragged"}
   assert all(row["ms_model"] > 0 for row in found)
