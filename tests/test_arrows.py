@@ -10,9 +10,9 @@ import pallas_gemm
 # From the top: each part imports only from what stands after it.
 ORDERS = {
   ".": """
-    __init__ autotuning tracing serving explanation ops tuning measure check
-    sampling ladder kernels report numerics roofline blas problem dtypes hardware
-    compat version
+    __init__ autotuning tracing serving explanation ops tuning check ladder
+    kernels measure report numerics roofline sampling blas problem dtypes
+    hardware compat version
   """,
   "kernels": """
     activations sm90 triton_dense triton_kernel triton_config epilogues
