@@ -174,16 +174,17 @@ def candidates(
     yield fit(Plan(problem, config, gpu))
 
 
-def predict(plan: Plan) -> float:
+def predict(plan: Plan, l2: float | None = None) -> float:
   """Predicted time of all kernels of a call, in seconds.
 
   Args:
     plan: of a dense product, legal or not.
+    l2: bytes a cycle and SM from L2, if not as many as of a dense product.
   """
   p, cfg, fit = plan.problem, plan.config, _FIT
   odd = odd_sizes.costs(plan)
   rounds = _rounds(plan)
-  slab = _slab(plan, odd)
+  slab = _slab(plan, odd, l2 or fit.l2)
   if rounds * plan.slabs > cfg.stages:
     # A slab is released when the next one has begun, so the loads of a ring of
     # two wait for each other.
@@ -222,7 +223,7 @@ def _is_narrow(plan: Plan) -> bool:
   return not plan.problem.b.k_last and plan.config.block_n // shares % 64 > 0
 
 
-def _slab(plan: Plan, odd: odd_sizes.Costs) -> float:
+def _slab(plan: Plan, odd: odd_sizes.Costs, l2: float) -> float:
   """Cycles of a slab of K that has arrived."""
   p, cfg, fit = plan.problem, plan.config, _FIT
   bm, bn, bk = cfg.block_m, cfg.block_n * plan.products, cfg.block_k
@@ -243,7 +244,7 @@ def _slab(plan: Plan, odd: odd_sizes.Costs) -> float:
   shared = (reads + fit.writes * writes) / 128 * fit.shared
   slow_a, slow_b = odd.loads
   loads = rows * slow_a / cfg.cluster_n + bn * slow_b / cfg.cluster_m
-  loads *= bytes_of(bk, p.a.dtype) / fit.l2 * (fit.narrow if narrow else 1)
+  loads *= bytes_of(bk, p.a.dtype) / l2 * (fit.narrow if narrow else 1)
   slab = max(multiply, shared, loads) + fit.barrier + odd.short
   if cfg.consumers == 1:
     slab *= fit.pair_m if cfg.cluster_m > 1 else 1
