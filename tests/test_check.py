@@ -24,7 +24,7 @@ def test_the_kernels_forms_pass_and_less_exact_ones_do_not(
 ):
   a, b = identity(out_dtype)
   want, _ = check.expected(a, b, activation=activation)
-  problem = Problem(m=64, n=16, k=16, dtype=out_dtype, out_dtype=out_dtype)
+  problem = Problem.flat(m=64, n=16, k=16, dtype=out_dtype, out_dtype=out_dtype)
   form = epilogues.fusible(activation, problem)
   exact = np.asarray(form(a.astype(jnp.float32)))
   assert want.check(exact.astype(a.dtype)).passed

@@ -176,7 +176,7 @@ def ours(case: Case, implementation: str | None = None) -> case_lib.Call:
   )
 
   def gated(a, b, b2):
-    return pallas_gemm.gated_matmul(a, b, b2, **how)
+    return pallas_gemm.gated_matmul(a, b, b2, out_dtype=case.out_dtype, **how)
 
   return _by_kernel(case, matmul, gated)
 
@@ -201,7 +201,10 @@ def baseline(case: Case) -> case_lib.Call:
     return activation(out)
 
   def gated(a, b, b2):
-    return activation(jnp.matmul(a, b)) * jnp.matmul(a, b2)
+    gate, up = (
+      jnp.matmul(a, x, preferred_element_type=case.out_dtype) for x in (b, b2)
+    )
+    return activation(gate) * up
 
   return _by_kernel(case, matmul, gated)
 
