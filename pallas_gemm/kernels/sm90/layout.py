@@ -127,7 +127,7 @@ def result_padding(shape: Shape, width: int, block: int, dtype: str) -> Shape:
 def copied_bytes(shape: Shape, padded: Shape, count: int, dtype: str) -> int:
   """Bytes read and written to copy matrices into, or out of, padded ones.
 
-  None where they are not padded.
+  0 where they are not padded.
   """
   if shape == padded:
     return 0
