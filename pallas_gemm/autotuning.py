@@ -243,7 +243,7 @@ def _prepare(
   # XLA picks its kernels by timing them. Nothing else runs on the GPU until all
   # is compiled.
   with concurrent.futures.ThreadPoolExecutor(_COMPILERS) as pool:
-    compiled = {"xla": pool.submit(_compile_xla, case, attempt.operands)}
+    compiled = {"xla": pool.submit(compile_xla, case, attempt.operands)}
     compiled |= {c: pool.submit(attempt.compile, c) for c in configs}
   for how, future in compiled.items():
     # One that can't be compiled or run costs none of the others.
@@ -259,7 +259,7 @@ def _prepare(
   return calls, reasons
 
 
-def _compile_xla(
+def compile_xla(
   case: trial.Case, operands: dict[str, jax.Array]
 ) -> measure.Call:
   """A call of what the op runs where a case is left to XLA."""

@@ -31,6 +31,7 @@ from jax.interpreters import partial_eval as pe
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, memref
 
 CUDA_PLATFORMS = ("gpu", "cuda")
 # What a lowered program calls by custom_partitioning.
@@ -419,9 +420,13 @@ def cupti_session():
 
 # Kernels whose copies start anywhere; see `allow_ragged_copies`.
 _anywhere: set[str] = set()
+# Those of which wider ones do.
+_in_blocks: set[str] = set()
 
 
-def allow_ragged_copies(anywhere: str | None = None) -> None:
+def allow_ragged_copies(
+  anywhere: str | None = None, in_blocks: str | None = None
+) -> None:
   """Lets TMA copy one swizzle atom at a time from matrices of any shape.
 
   Mosaic GPU describes a matrix to TMA as a grid of swizzle atoms (8 rows of
@@ -435,9 +440,14 @@ def allow_ragged_copies(anywhere: str | None = None) -> None:
   Args:
     anywhere: name of a kernel whose copies, if one atom wide, may start at
       any row and column.
+    in_blocks: name of a kernel whose wider copies into shared memory may start
+      at any row too. All rows of one must lie in the matrix, or none, which
+      gives zeros.
   """
   if anywhere is not None:
     _anywhere.add(anywhere)
+  if in_blocks is not None:
+    _in_blocks.add(in_blocks)
   _patch_async_copy()
 
 
@@ -469,6 +479,9 @@ def _patch_async_copy() -> None:
     )
     if wanted and _is_one_atom_wide(smem):
       smem, transforms = _mgpu_utils.memref_fold(smem, 0, 3), ()
+    elif into_smem and _kernel_name(self) in _in_blocks and _is_tiled(smem):
+      *_, width = ir.MemRefType(smem.type).shape
+      transforms = (_BlocksOfRows(width),)
     src_ref, dst_ref = (gmem, smem) if into_smem else (smem, gmem)
     return original(
       self,
@@ -499,6 +512,64 @@ def _is_ragged(gmem, transforms) -> bool:
 def _is_one_atom_wide(smem) -> bool:
   shape = tuple(ir.MemRefType(smem.type).shape)
   return len(shape) == 4 and shape[1] == 1
+
+
+def _is_tiled(smem) -> bool:
+  *_, rows, _ = tuple(ir.MemRefType(smem.type).shape)
+  return ir.MemRefType(smem.type).rank == 4 and rows == 8
+
+
+@dataclasses.dataclass(frozen=True)
+class _BlocksOfRows(_launch_context.MemRefTransform):
+  """A matrix as [blocks of 8 rows, atoms of columns, rows, columns].
+
+  TMA adds up coordinates times strides, and dimensions may overlap: the first
+  block starts at whichever row, each further one 8 rows on. So only the first
+  block's rows are compared with the matrix's.
+
+  Attributes:
+    width: columns of an atom.
+  """
+
+  width: int
+
+  def apply(self, ref):
+    kind = ir.MemRefType(ref.type)
+    _, columns = kind.shape
+    shape = self.transform_gmem_shape(kind.shape)
+    strides = [8 * columns, self.width, columns, 1]
+    offset = kind.get_strides_and_offset()[1]
+    layout = ir.StridedLayoutAttr.get(offset, strides)
+    return memref.reinterpret_cast(
+      ir.MemRefType.get(shape, kind.element_type, layout, kind.memory_space),
+      ref,
+      [],
+      [],
+      [],
+      static_offsets=[offset],
+      static_sizes=shape,
+      static_strides=strides,
+    )
+
+  def transform_gmem_shape(self, shape):
+    rows, columns = shape
+    atoms = -(-columns // self.width)
+    return (-(-rows // 8), atoms, rows, min(columns, self.width))
+
+  def transform_shape(self, shape):
+    rows, columns = shape
+    return (rows // 8, columns // self.width, 8, self.width)
+
+  def transform_index(self, idx):
+    row, column = idx
+    zero, width = (
+      _mgpu_utils.c(x, ir.IndexType.get()) for x in (0, self.width)
+    )
+    return (zero, arith.divui(column, width), row, zero)
+
+  def transform_strides(self, strides):
+    row, column = strides
+    return (8 * row, self.width * column, row, column)
 
 
 def without_custom_derivatives(

@@ -45,7 +45,7 @@ EXAMPLES = {
     128,
     {"2D", "5D"},
   ),
-  "slabs": (SLABS, LARGE, None, 256, {"4D", "5D"}),
+  "slabs": (SLABS, LARGE, None, 256, {"4D"}),
 }
 
 

@@ -81,8 +81,8 @@ def kernel(monkeypatch):
   monkeypatch.setattr(launch, "dense", matmul)
   kernel = marked(trial.Trial.compile, None)
   monkeypatch.setattr(trial.Trial, "compile", kernel)
-  by_xla = marked(autotuning._compile_xla, "xla")
-  monkeypatch.setattr(autotuning, "_compile_xla", by_xla)
+  by_xla = marked(autotuning.compile_xla, "xla")
+  monkeypatch.setattr(autotuning, "compile_xla", by_xla)
   monkeypatch.setattr(
     measure, "seconds", lambda calls: [SECONDS[c.how] for c in calls]
   )
@@ -141,7 +141,7 @@ def test_xlas_product_may_fail(fast_xla, monkeypatch):
   def run_out_of_memory(*_):
     raise RuntimeError("RESOURCE_EXHAUSTED: so many bytes")
 
-  monkeypatch.setattr(autotuning, "_compile_xla", run_out_of_memory)
+  monkeypatch.setattr(autotuning, "compile_xla", run_out_of_memory)
   found = autotuning.tune(case())
   assert found.entry == Entry(CONFIGS[1], 1e-4, None)
   assert "failed: xla: RuntimeError: RESOURCE_EXHAUSTED" in str(found)
@@ -232,7 +232,7 @@ def test_none_works(kernel):
 
 def test_nothing_works(kernel, monkeypatch):
   kernel.update(dict.fromkeys(CONFIGS, fails))
-  monkeypatch.setattr(autotuning, "_compile_xla", fails)
+  monkeypatch.setattr(autotuning, "compile_xla", fails)
   found = autotuning.tune(case())
   assert found.entry is None and cache.lookup(PROBLEM) is None
 
@@ -284,7 +284,7 @@ def test_right_results_pass_and_wrong_ones_do_not(kernel, name, out_dtype):
   attempt = trial.Trial(case(**fields))
   outs = attempt.compile(CONFIGS[0])()
   assert attempt.error(outs) is None
-  by_xla = autotuning._compile_xla(attempt.case, attempt.operands)
+  by_xla = autotuning.compile_xla(attempt.case, attempt.operands)
   assert attempt.error(by_xla()) is None
   last = (-1, -1, -1)
   for i, out in enumerate(outs):

@@ -113,7 +113,7 @@ def test_a_right_result_passes_and_a_wrong_one_does_not(name):
   attempt = trial.Trial(trial.Case(problem, activation))
   results = attempt.compile(SMALL)()
   assert attempt.error(results) is None
-  by_xla = autotuning._compile_xla(attempt.case, attempt.operands)
+  by_xla = autotuning.compile_xla(attempt.case, attempt.operands)
   assert attempt.error(by_xla()) is None
   last = results[-1]
   wrong = last.at[(-1,) * last.ndim].add(jnp.asarray(64, last.dtype))

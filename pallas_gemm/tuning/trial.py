@@ -53,9 +53,13 @@ class Trial:
     operands: by the names that they have in `ops.spec.Operands`.
   """
 
-  def __init__(self, case: Case):
+  def __init__(self, case: Case, sizes: np.ndarray | None = None):
+    """`sizes`: rows of each group, if not as said above."""
     self.case = case
     self.operands = _operands(case.problem)
+    if sizes is not None:
+      offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+      self.operands["offsets"] = jnp.asarray(offsets)
     self._expected = [
       (part, self._of(part)) for part in _parts(case.problem, self.operands)
     ]
@@ -66,20 +70,11 @@ class Trial:
     Raises:
       Exception: whatever stops the config from being compiled.
     """
-    case = self.case
-    kernel, factors = launch.grouped, {}
-    if case.problem.groups is None:
-      kernel = launch.dense
-      factors = {"alpha": case.alpha, "beta": case.beta}
-    run = functools.partial(
-      kernel,
-      problem=case.problem,
-      config=config,
-      activation=case.activation,
-      **factors,
-    )
-    compiled = jax.jit(run).lower(**self.operands).compile()
-    return functools.partial(compiled, **self.operands)
+    return self.call(compiled(self.case, config, self.operands))
+
+  def call(self, function: Callable[..., Results]) -> Callable[[], Results]:
+    """The call of what `compiled` gives on the operands."""
+    return functools.partial(function, **self.operands)
 
   def error(self, results: Results) -> str | None:
     """None if the results are right, or what is wrong."""
@@ -115,6 +110,29 @@ class Trial:
       activation=case.activation,
       out_dtype=p.out_dtype,
     )
+
+
+def shapes_of(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
+  """The operands of a problem, as shapes alone."""
+  return jax.eval_shape(lambda: _operands(problem))
+
+
+def compiled(
+  case: Case, config: Config, operands: Arrays
+) -> Callable[..., Results]:
+  """The kernel with a config, compiled for operands or their shapes."""
+  kernel, factors = launch.grouped, {}
+  if case.problem.groups is None:
+    kernel = launch.dense
+    factors = {"alpha": case.alpha, "beta": case.beta}
+  run = functools.partial(
+    kernel,
+    problem=case.problem,
+    config=config,
+    activation=case.activation,
+    **factors,
+  )
+  return jax.jit(run).lower(**operands).compile()
 
 
 def _parts(p: Problem, x: Arrays) -> Iterator[sampling.Part]:

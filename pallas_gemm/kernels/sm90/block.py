@@ -7,6 +7,7 @@ neither ever stops for the other between two of them.
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +29,7 @@ class Operands(NamedTuple):
     tables: of groups, `groups.schedule_tables`.
     a: A, of every product of a batch or of all.
     b: B likewise; of a gated product both.
-    edges: of groups along K, `groups.edge_rows` of A and of each B.
+    cut: of groups along K, `groups.cut_rows` of A and of each B.
     alpha, beta: [1]; None if there is none, or if it is compiled in.
     bias, c: None if there is none.
   """
@@ -36,7 +37,7 @@ class Operands(NamedTuple):
   tables: Any
   a: Any
   b: Any
-  edges: Any = ()
+  cut: Any = ()
   alpha: Any = None
   beta: Any = None
   bias: Any = None
@@ -63,6 +64,7 @@ class Shared:
     a_ring: slabs of A, [stages, ...], as they are stored.
     b_rings: of each B.
     full, empty: of each slot, what its loads and its readers arrive at.
+    last_full: what the loads of a group's last slab arrive at instead.
     staging: of each result, subtiles on their way to global memory.
     partial_staging: a subtile for groups that end inside a tile.
     zeros: a subtile for groups that have no rows.
@@ -73,6 +75,7 @@ class Shared:
   a_ring: Any
   b_rings: Any
   full: Any
+  last_full: Any = None
   empty: Any = None
   staging: Any
   partial_staging: Any = None
@@ -162,6 +165,17 @@ class Block:
     following = slot + pingpong
     wrapped = following - stages
     return lax.select(wrapped >= 0, wrapped, following)
+
+  def wait_for(self, work_tile: schedule.WorkTile, step, slot) -> None:
+    """Waits until a work tile's slab has arrived in its slot."""
+    if self.shared.last_full is None:
+      plgpu.barrier_wait(self.shared.full.at[slot])
+      return
+    for is_now, barrier in (
+      (step < work_tile.whole, self.shared.full),
+      (step >= work_tile.whole, self.shared.last_full),
+    ):
+      pl.when(is_now)(functools.partial(plgpu.barrier_wait, barrier.at[slot]))
 
   def release(self, slot, **when) -> None:
     """Says that a consumer has read the slot, or that it is empty at first."""

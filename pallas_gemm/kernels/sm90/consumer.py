@@ -85,7 +85,7 @@ class Consumer:
     block, slabs = self.block, self.stores.slabs
 
     def multiply(step, slot, before):
-      plgpu.barrier_wait(block.shared.full.at[slot])
+      block.wait_for(work_tile, step, slot)
       self.mainloop.issue(accumulators, slot)
 
       def release_before():

@@ -6,8 +6,8 @@
 The first is the forward pass of a mixture of experts, and the derivative by its
 rows; the second the derivative by its weights. Rows of a group are consecutive,
 and where groups start only the device knows. So XLA makes small tables of them
-(`schedule_tables`, `edge_rows`), from which blocks read what their work tiles
-are (`grouped_schedule`).
+(`schedule_tables`), from which blocks read what their work tiles are
+(`grouped_schedule`).
 
 **Groups of rows.** Tiles start where groups start, so no tile has rows of two
 groups. The last tile of a group that is larger than a tile ends where the group
@@ -17,23 +17,21 @@ nothing is masked. Only a group that is smaller than a tile is stored in part
 accumulators are dropped and zeros stored. Tiles of one group follow each other,
 so that blocks which run at a time share its B in the L2.
 
-**Groups along K.** A work tile sums the slabs of its group. TMA fetches whole
-slabs from A and B. What a group has beside them, fewer than block_k + 7 rows,
-is first copied by XLA into slabs of its own, filled up with zeros: rows of
-other groups never meet, so a NaN stays in its group, and no step is masked.
-Results of groups without rows are zeros, which a warp of its own stores beside
-the products.
+**Groups along K.** A work tile sums the slabs of its group, from its first row
+on. Of the last slab TMA fetches blocks of 8 rows; those beyond the group's end
+from beyond the matrix, which gives zeros. The one block that the end cuts is
+first copied by XLA, filled up with zeros (`cut_rows`). So rows of other groups
+never meet, a NaN stays in its group, and no step is masked. Results of groups
+without rows are zeros, which a warp of its own stores beside the products.
 
 Sources: MegaBlocks and CUTLASS (grouped GEMM with a schedule on the device).
 """
 
 import enum
 import math
-from typing import NamedTuple
 
 import jax
 from jax import lax
-from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_gemm import compat
@@ -172,12 +170,21 @@ def _schedule_of_slabs(plan: Plan, groups_ref, facts_ref) -> Schedule:
   def work_tile(i: Index, known: tuple[Index, ...]) -> WorkTile:
     start, end, group = known
     row, column = corner(snake(lax.rem(i, tiles), grid, cfg), cfg)
-    cut = _cut_to_slabs(start, end, cfg.block_k)
-    edges = lax.div(cut.edges + cfg.block_k - 1, cfg.block_k)
+    whole = lax.div(end - start, cfg.block_k)
+    rest = lax.rem(end - start, cfg.block_k)
     # If no group has rows, the first has a slab of zeros.
-    steps = jnp.maximum(cut.whole + edges, 1)
-    start = pl.multiple_of(cut.first, ATOM_ROWS)
-    return WorkTile(row, column, group, group, group, start, steps, cut.whole)
+    has_rest = (rest > 0) | (whole == 0)
+    return WorkTile(
+      row=row,
+      column=column,
+      a=0,
+      b=0,
+      out=group,
+      start=compat.anywhere(start),
+      steps=whole + has_rest,
+      whole=whole,
+      rest=rest,
+    )
 
   work_tiles = tiles * facts_ref[Facts.filled]
   return Schedule(work_tiles, read, work_tile, facts_ref[Facts.uneven] != 0)
@@ -223,41 +230,12 @@ def for_each_tile_of_zeros(plan: Plan, tables, cluster, visit) -> None:
   lax.fori_loop(0, count, iteration, None)
 
 
-def edge_rows(x: jax.Array, offsets: jax.Array, block_k: int) -> jax.Array:
-  """[groups, block_k + 8, columns]: rows outside of whole slabs, then zeros."""
+def cut_rows(x: jax.Array, offsets: jax.Array) -> jax.Array:
+  """[8 * groups, columns]: what a group has beside blocks of 8 rows, then zeros."""
   start, end = offsets[:-1, None], offsets[1:, None]
-  cut = _cut_to_slabs(start, end, block_k)
-  i = jnp.arange(block_k + ATOM_ROWS, dtype=jnp.int32)[None, :]
-  after = cut.first + cut.whole * block_k + (i - cut.head)
-  row = jnp.where(i < cut.head, start + i, after)
-  is_there = i < cut.edges
-  rows = jnp.take(x, jnp.where(is_there, row, 0), axis=0, mode="clip")
-  return jnp.where(is_there[..., None], rows, 0)
-
-
-class _Cut(NamedTuple):
-  """How the rows of a group are cut into slabs of K.
-
-  TMA addresses swizzle atoms of 8 rows, so whole slabs start at a multiple
-  of 8. At most 7 rows before them and fewer than a slab after them are left:
-  `edges`, fewer than block_k + 7.
-
-  Attributes:
-    head: rows before the first whole slab.
-    first: row where that starts.
-    whole: number of whole slabs.
-    edges: rows that are in none.
-  """
-
-  head: Index
-  first: Index
-  whole: Index
-  edges: Index
-
-
-def _cut_to_slabs(start: Index, end: Index, block_k: int) -> _Cut:
-  """The cut of rows start..end; numbers of a kernel, or arrays of them."""
-  first = lax.div(start + ATOM_ROWS - 1, ATOM_ROWS) * ATOM_ROWS
-  whole = lax.div(jnp.maximum(end - first, 0), block_k)
-  head = jnp.minimum(first, end) - start
-  return _Cut(head, first, whole, end - start - whole * block_k)
+  count = lax.rem(end - start, ATOM_ROWS)
+  i = jnp.arange(ATOM_ROWS, dtype=jnp.int32)[None, :]
+  is_there = i < count
+  row = jnp.where(is_there, end - count + i, 0).reshape(-1)
+  rows = jnp.take(x, row, axis=0, mode="clip")
+  return jnp.where(is_there.reshape(-1, 1), rows, 0)

@@ -193,10 +193,10 @@ def grouped(
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
   a = _padded(a, a_shape)
   b = [_padded(x, b_shape) for x in (b, b_up) if x is not None]
-  edges = []
+  cut = []
   if p.along == "k":
-    edges = [groups.edge_rows(x, offsets, config.block_k) for x in (a, *b)]
-  operands = Operands(groups.schedule_tables(plan, offsets), a, b, edges)
+    cut = [groups.cut_rows(x, offsets) for x in (a, *b)]
+  operands = Operands(groups.schedule_tables(plan, offsets), a, b, cut)
   if bias is not None:
     step = 16 // bias.dtype.itemsize  # of strides that TMA takes
     shape = bias.shape[0], round_up(bias.shape[1], step)
@@ -259,8 +259,11 @@ def _launch(
 ) -> Results:
   """Runs the kernel; the results are of the shapes that it writes."""
   cfg, name = plan.config, _kernel_name(plan)
-  copies_anywhere = plan.problem.along == "m" or plan.subtiles_overlap
-  compat.allow_ragged_copies(anywhere=name if copies_anywhere else None)
+  copies_anywhere = plan.problem.groups or plan.subtiles_overlap
+  compat.allow_ragged_copies(
+    anywhere=name if copies_anywhere else None,
+    in_blocks=name if plan.problem.along == "k" else None,
+  )
   bias_dtype = None if operands.bias is None else operands.bias.dtype
   (results,) = compat.kernel(
     functools.partial(_body, plan=plan, epilogue=epilogue),

@@ -87,6 +87,8 @@ def operand_paddings(
       operand_shapes(p), boxes, (p.a.dtype, p.b.dtype)
     )
   )
+  if p.along == "k":  # copies start, and end, at any row
+    return (p.k, a[1]), (p.k, b[1])
   return a, b
 
 

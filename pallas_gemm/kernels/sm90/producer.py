@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from pallas_gemm.kernels.sm90 import groups
 from pallas_gemm.kernels.sm90.block import Block, on_one_warp, window
+from pallas_gemm.kernels.sm90.layout import ATOM_ROWS
 from pallas_gemm.kernels.sm90.tiling import REGISTERS
 
 
@@ -62,31 +63,29 @@ class Producer:
   def load_work_tile(self, work_tile, slot):
     """Loads a work tile's slabs; the slot of the next one's first."""
     block, bk = self.block, self.block.plan.config.block_k
-    a, b, edges = block.operands.a, block.operands.b, block.operands.edges
 
     def load(step, slot, _):
       if block.shared.empty is not None:
         plgpu.barrier_wait(block.shared.empty.at[slot])
-      if not edges:
-        self._load_slab(a, b, work_tile, work_tile.start + step * bk, slot)
+      start = work_tile.start + step * bk
+      if work_tile.whole is None:
+        self._load_slab(work_tile, start, slot)
         return
-
-      @pl.when(step < work_tile.whole)
-      def _():
-        self._load_slab(a, b, work_tile, work_tile.start + step * bk, slot)
-
-      @pl.when(step >= work_tile.whole)
-      def _():
-        start = (step - work_tile.whole) * bk
-        self._load_slab(edges[0], edges[1:], work_tile, start, slot)
+      pl.when(step < work_tile.whole)(
+        lambda: self._load_slab(work_tile, start, slot)
+      )
+      pl.when(step >= work_tile.whole)(
+        lambda: self._load_last_slab(work_tile, start, slot)
+      )
 
     _, following = block.for_each_slab(load, slot, work_tile.steps)
     return slot if following is None else following
 
-  def _load_slab(self, a_ref, b_refs, work_tile, start, slot) -> None:
+  def _load_slab(self, work_tile, start, slot) -> None:
     """Asks for one slab of A and of each B, from row `start` of K on."""
     plan, shared = self.block.plan, self.block.shared
     problem, cfg = plan.problem, plan.config
+    operands = self.block.operands
 
     def load(refs, rings, which, *, k_last, begin, extent, peers):
       def copy(size):
@@ -109,7 +108,7 @@ class Producer:
       pl.when(begin >= extent.start)(lambda: copy(extent.last))
 
     load(
-      [a_ref],
+      [operands.a],
       [shared.a_ring],
       work_tile.a,
       k_last=problem.a.k_last,
@@ -118,7 +117,7 @@ class Producer:
       peers="cluster_n" if cfg.cluster_n > 1 else None,
     )
     load(
-      b_refs,
+      operands.b,
       shared.b_rings,
       work_tile.b,
       k_last=problem.b.k_last,
@@ -126,6 +125,42 @@ class Producer:
       extent=plan.loaded_b,
       peers="cluster_m" if cfg.cluster_m > 1 else None,
     )
+
+  def _load_last_slab(self, work_tile, start, slot) -> None:
+    """Asks for a group's last slab along K, 8 rows of A and of each B at a time.
+
+    After the group's last row there are zeros. In loops: the registers of a
+    warp that loads are few.
+    """
+    block, operands, shared = self.block, self.block.operands, self.block.shared
+    cfg = block.plan.config
+    at_m = pl.ds(work_tile.row, cfg.block_m)
+    at_n = pl.ds(work_tile.column, cfg.block_n)
+    columns = at_m, *[at_n] * len(operands.b)
+    rings = shared.a_ring, *shared.b_rings
+
+    def load(refs, i, row):
+      rows = pl.ds(i * ATOM_ROWS, ATOM_ROWS)
+      for ref, ring, at in zip(refs, rings, columns):
+        plgpu.copy_gmem_to_smem(
+          ref.at[pl.ds(row, ATOM_ROWS), at],
+          ring.at[slot, rows],
+          shared.last_full.at[slot],
+        )
+
+    def load_whole(i, _):
+      row = start + i * ATOM_ROWS
+      load((operands.a, *operands.b), i, row)
+
+    def load_cut(i, _):
+      has_rows = i * ATOM_ROWS < work_tile.rest
+      beyond = operands.cut[0].shape[0]
+      row = jnp.where(has_rows, work_tile.out * ATOM_ROWS, beyond)
+      load(operands.cut, i, row)
+
+    whole = lax.div(work_tile.rest, ATOM_ROWS)
+    lax.fori_loop(0, whole, load_whole, None)
+    lax.fori_loop(whole, cfg.block_k // ATOM_ROWS, load_cut, None)
 
   def drain(self, slot) -> None:
     """Leaves no release unseen."""

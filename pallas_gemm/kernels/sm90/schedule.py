@@ -32,9 +32,9 @@ class WorkTile(NamedTuple):
     a, b, out: which matrix, where there are several of them.
     start: the row of K where the sum starts.
     steps: slabs that are summed; at least one.
-    whole: of these, the slabs that lie in A and B themselves; those after
-      them are in the copies of what a group has beside whole slabs. None if
-      all do.
+    whole: of these, the slabs all of whose rows of K are summed. None if all
+      are.
+    rest: rows of K of the slab after those.
     rows: of the tile that are stored; None for all.
     is_group: whether the tile belongs to a group; None if all do.
     part: of a tile that is summed in parts of K, which; -1 for whole tiles,
@@ -49,6 +49,7 @@ class WorkTile(NamedTuple):
   start: Index
   steps: Index
   whole: Index | None = None
+  rest: Index | None = None
   rows: Index | None = None
   is_group: Index | None = None
   part: Index | None = None

@@ -1,0 +1,236 @@
+"""Measures many configs of many problems: rows for `experiments.fit`.
+
+  python tools/tuning_rows.py --output=rows.jsonl --run=choice-12 --unseen=101:60
+  python tools/tuning_rows.py --output=rows.jsonl --run=ragged-13 \\
+      --groups=4096x2048x32x64xrandom:dw,4096x14336x8x1024xeven:forward
+
+For each problem the configs that the cost model ranks first and some of those
+after them, drawn at random, are compiled, checked against float64 and timed in
+turns (CUPTI, cold L2), and so is XLA's product of dense ones. Some processes
+share the work, since Python is what takes the time: each compiles its problems,
+and one at a time uses the GPU.
+
+Groups are K x N x groups x rows a group x distribution (`group_sizes`), then
+the pass: forward, dx or dw.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+import contextlib
+import dataclasses
+import fcntl
+import itertools
+import json
+import os
+from pathlib import Path
+import random
+import subprocess
+import sys
+import time
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from absl import app, flags  # noqa: E402
+import numpy as np  # noqa: E402
+
+from experiments.harness import dense_cases, dense_unseen  # noqa: E402
+from experiments.harness import group_sizes, provenance  # noqa: E402
+from pallas_gemm import autotuning, measure, tuning  # noqa: E402
+from pallas_gemm.kernels.sm90 import legal  # noqa: E402
+from pallas_gemm.kernels.sm90.config import Config  # noqa: E402
+from pallas_gemm.kernels.sm90.plan import Plan  # noqa: E402
+from pallas_gemm.problem import Problem  # noqa: E402
+from pallas_gemm.tuning import entries, trial  # noqa: E402
+
+_OUTPUT = flags.DEFINE_string("output", None, "Rows are added.", required=True)
+_RUN = flags.DEFINE_string("run", None, "Name of the run.", required=True)
+_UNSEEN = flags.DEFINE_list(
+  "unseen", [], "SEED:COUNT of random dense problems (dense_unseen)."
+)
+_SUITE = flags.DEFINE_list("suite", [], "Suites of experiments.dense.")
+_GROUPS = flags.DEFINE_list("groups", [], "Grouped products, see above.")
+_CONFIGS = flags.DEFINE_list(
+  "configs", [], "Files of rows whose configs are measured of each problem."
+)
+_TOP = flags.DEFINE_integer("top", 8, "Configs that the model ranks first.")
+_MORE = flags.DEFINE_integer("more", 2, "Configs of the 40 after them.")
+_XLA = flags.DEFINE_bool("xla", True, "Whether XLA's product is timed.")
+_PROCESSES = flags.DEFINE_integer("processes", 8, "How many share the work.")
+_SECONDS = flags.DEFINE_integer("seconds", 540, "No problem starts later.")
+_SHARE = flags.DEFINE_integer("share", None, "Which process this is.")
+_AFTER = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """A problem to be measured.
+
+  Attributes:
+    case: what is run.
+    sizes: of groups, how many rows each has, by a name of `group_sizes`.
+  """
+
+  case: trial.Case
+  sizes: str | None = None
+
+  @property
+  def rows(self) -> np.ndarray | None:
+    """Rows of each group."""
+    groups = self.case.problem.groups
+    if groups is None:
+      return None
+    p = self.case.problem
+    rows = p.m if p.along == "m" else p.k
+    rng = np.random.default_rng(0)
+    return group_sizes.DISTRIBUTIONS[self.sizes](rows, groups.count, rng)
+
+
+def all_work() -> Iterator[Work]:
+  """What the flags name."""
+  cases = []
+  for name in _SUITE.value:
+    cases += dense_cases.suite(name)
+  for text in _UNSEEN.value:
+    seed, count = map(int, text.split(":"))
+    cases += dense_unseen.draw(seed, count, "bfloat16")
+  for case in cases:
+    fn = dense_cases.ours(case, "sm90")
+    with contextlib.suppress(ValueError, NotImplementedError):
+      yield from map(Work, autotuning.find(fn, **case.operands()))
+  for text in _GROUPS.value:
+    sizes, _, pass_ = text.partition(":")
+    *numbers, distribution = sizes.split("x")
+    k, n, groups, rows = map(int, numbers)
+    problem = _grouped(k, n, groups, rows * groups, pass_ or "forward")
+    yield Work(trial.Case(problem), distribution)
+
+
+def _grouped(k: int, n: int, groups: int, rows: int, pass_: str) -> Problem:
+  common = {"dtype": "bfloat16", "out_dtype": "bfloat16", "groups": groups}
+  sizes = {
+    "forward": {"m": rows, "n": n, "k": k, "ragged": "m"},
+    "dx": {"m": rows, "n": k, "k": n, "ragged": "m", "transpose_b": True},
+    "dw": {"m": k, "n": n, "k": rows, "ragged": "k", "transpose_a": True},
+  }
+  return Problem.flat(**common, **sizes[pass_])
+
+
+def configs_of(problem: Problem) -> list[Config]:
+  """What is measured: the model's first, some after them, and given ones."""
+
+  def is_legal(config: Config) -> bool:
+    return legal.reason(Plan.of(problem, config)) is None
+
+  candidates = tuning.model_of(problem).candidates(problem)
+  ranked = filter(is_legal, dict.fromkeys(candidates))
+  found = list(itertools.islice(ranked, _TOP.value + _AFTER))
+  rest = found[_TOP.value :]
+  rng = random.Random(entries.key_of(problem))
+  found = found[: _TOP.value] + rng.sample(rest, min(_MORE.value, len(rest)))
+  for path in _CONFIGS.value:
+    for line in Path(path).read_text().splitlines():
+      found.append(Config(**json.loads(line)["config"]))
+  return list(filter(is_legal, dict.fromkeys(found)))
+
+
+@contextlib.contextmanager
+def alone(path: Path):
+  """Context: no other process uses the GPU."""
+  with path.open("w") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    yield
+
+
+def measured(work: Work, lock: Path) -> Iterator[dict[str, Any]]:
+  """A row for each config of a problem."""
+  problem = work.case.problem
+  configs = configs_of(problem)
+  with futures.ThreadPoolExecutor(3) as pool:
+    shapes = trial.shapes_of(problem)
+    compiled = {
+      config: pool.submit(trial.compiled, work.case, config, shapes)
+      for config in configs
+    }
+    futures.wait(compiled.values())
+  with alone(lock):
+    attempt = trial.Trial(work.case, work.rows)
+    calls: dict[Any, measure.Call] = {}
+    for config, future in compiled.items():
+      try:
+        call = attempt.call(future.result())
+        reason = attempt.error(call())
+      except Exception as error:  # pylint: disable=broad-exception-caught
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+      if reason is None:
+        calls[config] = call
+      else:
+        print(f"FAILED {autotuning.describe(problem)} {config}: {reason}")
+    if _XLA.value and problem.groups is None:
+      calls["xla"] = autotuning.compile_xla(work.case, attempt.operands)
+    times = dict(zip(calls, measure.seconds(list(calls.values()))))
+  xla = times.pop("xla", None)
+  for config, seconds in sorted(times.items(), key=lambda x: x[1]):
+    yield row(work, config, seconds, xla)
+
+
+def row(work: Work, config: Config, seconds: float, xla: float | None):
+  """What is written of a config."""
+  fields = entries.short_row(work.case.problem)
+  dtype = fields.pop("dtype")
+  if fields["out_dtype"] == dtype:
+    del fields["out_dtype"]
+  if dtype != "bfloat16":
+    fields["dtype"] = dtype
+  found = {"run": _RUN.value, "problem": fields}
+  if work.sizes:
+    found["group_sizes"] = work.sizes
+  entry = entries.to_json(entries.Entry(config))
+  found |= {"config": entry["config"], "us": round(1e6 * seconds, 2)}
+  if xla is not None:
+    found["xla_us"] = round(1e6 * xla, 2)
+  return found | {"commit": provenance.commit()}
+
+
+def work_alone(share: int) -> None:
+  """What one of the processes does."""
+  start, output = time.monotonic(), Path(_OUTPUT.value)
+  mine = itertools.islice(all_work(), share, None, _PROCESSES.value)
+  with Path(f"{output}.{share}").open("w") as file:
+    for work in mine:
+      if time.monotonic() - start > _SECONDS.value:
+        print("out of time:", autotuning.describe(work.case.problem))
+        continue
+      for found in measured(work, output.with_suffix(".lock")):
+        file.write(json.dumps(found, separators=(",", ":")) + "\n")
+      file.flush()
+
+
+def main(argv: Sequence[str]) -> None:
+  """Starts the processes and joins their rows."""
+  if _SHARE.value is not None:
+    work_alone(_SHARE.value)
+    return
+  # Several processes share the memory of one GPU.
+  environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+  count = _PROCESSES.value
+  processes = [
+    subprocess.Popen(
+      [sys.executable, __file__, *argv[1:], *sys.argv[1:], f"--share={share}"],
+      env=environment,
+    )
+    for share in range(count)
+  ]
+  codes = [process.wait() for process in processes]
+  parts = [Path(f"{_OUTPUT.value}.{share}") for share in range(count)]
+  with Path(_OUTPUT.value).open("a") as file:
+    for part in filter(Path.exists, parts):
+      file.write(part.read_text())
+      part.unlink()
+  if any(codes):
+    sys.exit(f"processes ended with {codes}")
+
+
+if __name__ == "__main__":
+  app.run(main)
