@@ -207,10 +207,10 @@ def test_row_tiles_cover_each_row_once_but_in_the_last_tile(sizes):
   problem = ROWS.changed(m=200, groups=3)
   offsets = jnp.asarray(np.cumsum((4, *sizes)), jnp.int32)
   plan = Plan.of(problem, SMALL)
-  tiles, count = grouped.schedule_tables(plan, offsets)
-  assert len(tiles) == plan.row_tiles >= count[0]
+  tiles, ends = grouped.schedule_tables(plan, offsets)
+  assert len(tiles) == plan.row_tiles >= ends[-1]
   groups = np.full(200, -2)
-  for row, rows, group in np.asarray(tiles[: count[0]]):
+  for row, rows, group in np.asarray(tiles[: ends[-1]]):
     assert 0 < rows <= SMALL.block_m
     assert set(groups[row : row + rows]) <= {-2, group}
     groups[row : row + rows] = group
@@ -219,7 +219,7 @@ def test_row_tiles_cover_each_row_once_but_in_the_last_tile(sizes):
 
 
 @pytest.mark.parametrize(
-  ("sizes", "order", "facts"),
+  ("sizes", "order", "filled_uneven_spare"),
   [
     ((60, 70, 70), (1, 2, 0), (3, False, True)),
     ((0, 0, 0), (0, 1, 2), (1, False, False)),
@@ -228,15 +228,19 @@ def test_row_tiles_cover_each_row_once_but_in_the_last_tile(sizes):
     ((1, 0, 90, 1, 1, 1, 1), (2, 0, 3, 4, 5, 6, 1), (6, True, True)),
   ],
 )
-def test_groups_along_k_by_size(sizes, order, facts):
+def test_groups_along_k_by_size(sizes, order, filled_uneven_spare):
   problem = SLABS.changed(k=200, groups=len(sizes))
   offsets = np.cumsum((4, *sizes))
-  groups, found = grouped.schedule_tables(
-    Plan.of(problem, SMALL), jnp.asarray(offsets, jnp.int32)
-  )
+  plan = Plan.of(problem, SMALL)
+  tables = grouped.schedule_tables(plan, jnp.asarray(offsets, jnp.int32))
   want = [(offsets[g], offsets[g + 1], g) for g in order]
-  np.testing.assert_array_equal(groups, want)
-  np.testing.assert_array_equal(found, facts)
+  np.testing.assert_array_equal(tables[0], want)
+  found = (
+    grouped.filled_groups(tables),
+    grouped.is_uneven(tables),
+    grouped.has_spare_time(plan, tables),
+  )
+  assert found == filled_uneven_spare
 
 
 REFUSED = {

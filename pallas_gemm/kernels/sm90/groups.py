@@ -27,7 +27,6 @@ without rows are zeros, which a warp of its own stores beside the products.
 Sources: MegaBlocks and CUTLASS (grouped GEMM with a schedule on the device).
 """
 
-import enum
 import math
 
 import jax
@@ -75,18 +74,18 @@ def schedule_tables(
 
   Returns:
     Of groups of rows [most row tiles, 3], each tile's first row, rows and
-    group, and [1], how many row tiles there are. Rows before the first group
-    and after the last one are of group -1.
+    group, and [groups + 2], how many row tiles there are up to each group. Rows
+    before the first group and after the last one are of group -1.
     Of groups along K [groups, 3], first row, row after the last and group,
-    large groups first, and the `Facts`.
+    large groups first, and [2], how many groups have rows, and their rows.
   """
   along_m = plan.problem.along == "m"
   return (_tables_of_rows if along_m else _tables_of_slabs)(plan, offsets)
 
 
-def _schedule_of_rows(plan: Plan, tiles_ref, count_ref) -> Schedule:
+def _schedule_of_rows(plan: Plan, tiles_ref, ends_ref) -> Schedule:
   """Row tiles in the order of their groups: blocks share a group's B."""
-  cfg, row_tiles = plan.config, count_ref[0]
+  cfg, row_tiles = plan.config, ends_ref[plan.problem.groups.count + 1]
   _, columns = plan.grid
   # What is summed for rows of no group is not stored. Whole laps of the ring,
   # if those of groups are.
@@ -128,32 +127,31 @@ def _tables_of_rows(
   # sum would be some kernels.
   before = jnp.tri(len(starts), dtype=jnp.int32)
   tile_ends = jnp.sum(before * tiles[None, :], axis=1, dtype=jnp.int32)
-  tile = jnp.arange(plan.row_tiles, dtype=jnp.int32)
-  nth = jnp.sum(tile_ends[None, :] <= tile[:, None], axis=1, dtype=jnp.int32)
-  nth = jnp.minimum(nth, len(starts) - 1)
-  start, end = starts[nth], ends[nth]
-  row = start + (tile - (tile_ends - tiles)[nth]) * height
-  row = jnp.maximum(jnp.minimum(row, end - height), start)
-  rows = jnp.minimum(end - row, height)
-  group = jnp.where((nth > 0) & (nth <= p.groups.count), nth - 1, -1)
-  return jnp.stack([row, rows, group], axis=1), tile_ends[-1:]
+  tile = jnp.arange(plan.row_tiles, dtype=jnp.int32)[:, None]
+  nth = tile - (tile_ends - tiles)
+  row = jnp.maximum(jnp.minimum(starts + nth * height, ends - height), starts)
+  number = jnp.arange(-1, p.groups.count + 1, dtype=jnp.int32)
+  group = jnp.where(number < p.groups.count, number, -1)
+  rows = jnp.minimum(ends - row, height)
+  is_there = (nth >= 0) & (tile < tile_ends)
+  return _masked_sums(is_there, row, rows, group), tile_ends
 
 
-class Facts(enum.IntEnum):
-  """What the device knows of groups along K.
+def _masked_sums(mask: jax.Array, *values: jax.Array) -> jax.Array:
+  """[n, values]: in each row of the mask [n, groups], the value where it is set.
 
-  Attributes:
-    filled: how many groups have rows; at least one.
-    uneven: whether sizes differ much.
-    spare: whether products take longer than zeros for the other groups.
+  One sum for all, which XLA makes one kernel of: each takes a microsecond and
+  more.
   """
+  field = jnp.arange(len(values), dtype=jnp.int32)
+  found = jnp.zeros((*mask.shape, len(values)), jnp.int32)
+  for i, value in enumerate(values):
+    value = jnp.broadcast_to(value, mask.shape)[..., None]
+    found = jnp.where(mask[..., None] & (field == i), value, found)
+  return jnp.sum(found, axis=1, dtype=jnp.int32)
 
-  filled = 0
-  uneven = 1
-  spare = 2
 
-
-def _schedule_of_slabs(plan: Plan, groups_ref, facts_ref) -> Schedule:
+def _schedule_of_slabs(plan: Plan, groups_ref, counts_ref) -> Schedule:
   """Tiles within the result of a group first, then the groups that have rows.
 
   Large groups come first. They keep the tensor cores busy, groups of few rows
@@ -186,37 +184,49 @@ def _schedule_of_slabs(plan: Plan, groups_ref, facts_ref) -> Schedule:
       rest=rest,
     )
 
-  work_tiles = tiles * facts_ref[Facts.filled]
-  return Schedule(work_tiles, read, work_tile, facts_ref[Facts.uneven] != 0)
+  tables = groups_ref, counts_ref
+  work_tiles = tiles * filled_groups(tables)
+  return Schedule(work_tiles, read, work_tile, is_uneven(tables))
+
+
+def filled_groups(tables) -> jax.Array:
+  """How many groups along K have rows; at least one."""
+  return jnp.maximum(tables[1][0], 1)
+
+
+def is_uneven(tables) -> jax.Array:
+  """Whether sizes of groups along K differ much."""
+  groups, counts = tables
+  mean = lax.div(counts[1], filled_groups(tables))
+  return groups[0, 1] - groups[0, 0] > _UNEVEN * mean
+
+
+def has_spare_time(plan: Plan, tables) -> jax.Array:
+  """Whether products take longer than zeros for groups without rows."""
+  p, cfg = plan.problem, plan.config
+  empty = p.groups.count - filled_groups(tables)
+  subtiles = cfg.consumers * len(plan.subtiles)
+  return tables[1][1] > cfg.block_k * subtiles * empty
 
 
 def _tables_of_slabs(
   plan: Plan, offsets: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  p, cfg = plan.problem, plan.config
   starts, ends = offsets[:-1], offsets[1:]
-  sizes, rows = ends - starts, ends[-1] - starts[0]
-  number = jnp.arange(p.groups.count, dtype=jnp.int32)
+  sizes = ends - starts
+  number = jnp.arange(plan.problem.groups.count, dtype=jnp.int32)
   # Counting, which XLA fuses; sorting would be kernels of its own.
   larger = sizes[None, :] > sizes[:, None]
   same = (sizes[None, :] == sizes[:, None]) & (number < number[:, None])
   rank = jnp.sum(larger | same, axis=1, dtype=jnp.int32)
-  is_nth = rank[None, :] == number[:, None]
-  order = jnp.sum(is_nth * number, axis=1, dtype=jnp.int32)
-  filled = jnp.maximum(jnp.sum(sizes > 0, dtype=jnp.int32), 1)
-  subtiles = cfg.consumers * len(plan.subtiles)
-  facts = {
-    Facts.filled: filled,
-    Facts.uneven: jnp.max(sizes) > _UNEVEN * lax.div(rows, filled),
-    Facts.spare: rows > cfg.block_k * subtiles * (p.groups.count - filled),
-  }
-  table = jnp.stack([starts[order], ends[order], order], axis=1)
-  return table, jnp.stack([facts[i].astype(jnp.int32) for i in sorted(facts)])
+  table = _masked_sums(rank == number[:, None], starts, ends, number)
+  has_rows = (sizes > 0)[None, :]
+  return table, _masked_sums(has_rows, jnp.int32(1), sizes)[0]
 
 
 def for_each_tile_of_zeros(plan: Plan, tables, cluster, visit) -> None:
   """visit(work_tile) for this block's tiles of the groups that have no rows."""
-  cfg, (groups_ref, facts_ref) = plan.config, tables
+  cfg, (groups_ref, _) = plan.config, tables
   tiles, step = math.prod(plan.grid), plan.clusters
 
   def iteration(i, _):
@@ -225,7 +235,7 @@ def for_each_tile_of_zeros(plan: Plan, tables, cluster, visit) -> None:
     tile = snake(lax.rem(number, tiles), plan.grid, cfg)
     visit(WorkTile(*corner(tile, cfg), out=group, **NO_SUM))
 
-  first = facts_ref[Facts.filled] * tiles + cluster
+  first = filled_groups(tables) * tiles + cluster
   count = lax.div(tiles * plan.problem.groups.count + step - 1 - first, step)
   lax.fori_loop(0, count, iteration, None)
 

@@ -34,6 +34,17 @@ def round_up(size: int, step: int) -> int:
   return cdiv(size, step) * step
 
 
+def last_slab_copies(block_k: int) -> list[int]:
+  """Rows of the copies that bring a slab of any number of blocks of 8 rows.
+
+  A half, a quarter, ... of the slab, down to a block. One block is left.
+  """
+  sizes = []
+  while (block_k := block_k // 2) >= ATOM_ROWS:
+    sizes.append(block_k)
+  return sizes
+
+
 def atom_columns(columns: int, dtype: str) -> int:
   """Columns of a swizzle atom: 128 bytes, or all there are."""
   return min(elements_in(ATOM_BYTES, dtype), columns)

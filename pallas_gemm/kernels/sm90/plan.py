@@ -169,8 +169,8 @@ class Plan(Tiling):
       # Not swizzled, so that rows are stored in any number.
       found.append(Buffer("partial_staging", (consumers, rows, width), dtype))
     if p.along == "k":
-      blocks = cfg.block_k // ATOM_ROWS
-      copies = (1 + self.products) * blocks
+      copies = 1 + len(layout.last_slab_copies(cfg.block_k))
+      copies *= 1 + self.products
       found.append(Barrier("last_full", copies, cfg.stages))
       found.append(_swizzled("zeros", (rows, width), dtype, width))
     if self.has_bias:

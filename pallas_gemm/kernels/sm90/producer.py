@@ -10,7 +10,11 @@ import jax.numpy as jnp
 
 from pallas_gemm.kernels.sm90 import groups
 from pallas_gemm.kernels.sm90.block import Block, on_one_warp, window
-from pallas_gemm.kernels.sm90.layout import ATOM_ROWS
+from pallas_gemm.kernels.sm90.layout import (
+  ATOM_ROWS,
+  last_slab_copies,
+  round_up,
+)
 from pallas_gemm.kernels.sm90.tiling import REGISTERS
 
 
@@ -127,10 +131,11 @@ class Producer:
     )
 
   def _load_last_slab(self, work_tile, start, slot) -> None:
-    """Asks for a group's last slab along K, 8 rows of A and of each B at a time.
+    """Asks for a group's last slab along K; after its last row are zeros.
 
-    After the group's last row there are zeros. In loops: the registers of a
-    warp that loads are few.
+    In copies of 32, 16 and 8 rows, each either of the group's, behind those
+    before it, or of zeros, before those behind it. What is left between them is
+    the block of 8 rows that the group's end cuts.
     """
     block, operands, shared = self.block, self.block.operands, self.block.shared
     cfg = block.plan.config
@@ -139,28 +144,28 @@ class Producer:
     columns = at_m, *[at_n] * len(operands.b)
     rings = shared.a_ring, *shared.b_rings
 
-    def load(refs, i, row):
-      rows = pl.ds(i * ATOM_ROWS, ATOM_ROWS)
+    def load(refs, row, block, size):
       for ref, ring, at in zip(refs, rings, columns):
         plgpu.copy_gmem_to_smem(
-          ref.at[pl.ds(row, ATOM_ROWS), at],
-          ring.at[slot, rows],
+          ref.at[pl.ds(row, size), at],
+          ring.at[slot, pl.ds(block * ATOM_ROWS, size)],
           shared.last_full.at[slot],
         )
 
-    def load_whole(i, _):
-      row = start + i * ATOM_ROWS
-      load((operands.a, *operands.b), i, row)
-
-    def load_cut(i, _):
-      has_rows = i * ATOM_ROWS < work_tile.rest
-      beyond = operands.cut[0].shape[0]
-      row = jnp.where(has_rows, work_tile.out * ATOM_ROWS, beyond)
-      load(operands.cut, i, row)
-
-    whole = lax.div(work_tile.rest, ATOM_ROWS)
-    lax.fori_loop(0, whole, load_whole, None)
-    lax.fori_loop(whole, cfg.block_k // ATOM_ROWS, load_cut, None)
+    refs = operands.a, *operands.b
+    beyond = round_up(refs[0].shape[0], cfg.block_k)
+    first, last = jnp.int32(0), jnp.int32(cfg.block_k // ATOM_ROWS)
+    for size in last_slab_copies(cfg.block_k):
+      count = size // ATOM_ROWS
+      is_there = lax.rem(lax.div(work_tile.rest, size), 2) == 1
+      row = jnp.where(is_there, start + first * ATOM_ROWS, beyond)
+      load(refs, row, jnp.where(is_there, first, last - count), size)
+      first = jnp.where(is_there, first + count, first)
+      last = jnp.where(is_there, last, last - count)
+    has_cut = lax.rem(work_tile.rest, ATOM_ROWS) > 0
+    beyond = operands.cut[0].shape[0]
+    row = jnp.where(has_cut, work_tile.out * ATOM_ROWS, beyond)
+    load(operands.cut, row, first, ATOM_ROWS)
 
   def drain(self, slot) -> None:
     """Leaves no release unseen."""
@@ -186,7 +191,7 @@ class Producer:
     plgpu.commit_smem()
     (out_ref,) = block.results.out
     tables = block.operands.tables
-    spare = tables[1][groups.Facts.spare]
+    has_spare_time = groups.has_spare_time(block.plan, tables)
     rows, columns = zeros.shape
 
     def store(work_tile):
@@ -200,7 +205,7 @@ class Producer:
         )
         plgpu.copy_smem_to_gmem(zeros, window(out_ref, work_tile.out, at))
 
-        @pl.when(spare != 0)
+        @pl.when(has_spare_time)
         def _():
           plgpu.wait_smem_to_gmem(1)
 
