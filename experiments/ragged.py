@@ -4,22 +4,25 @@
   python -m experiments.ragged --suite=mixtral
   python -m experiments.ragged --suite=deepseek,qwen --passes=forward
   python -m experiments.ragged --suite=all          every suite, some minutes
+  python -m experiments.ragged --suite=sizes,odd    beside all: rows a group
   python -m experiments.ragged --update_readme      README from measured rows
 
 A case is one pass (forward; dx and dw, the derivatives for rows and weights;
 gated; a whole mixture-of-experts layer) on one shape with one distribution of
 group sizes. It is computed by pallas_gemm with the config that it picks by
-itself, by jax.lax.ragged_dot, by the grouped matmul that JAX ships as an
-example (forward alone; the fastest of a few configs), and by one jnp.dot of
-the same FLOPs, which no grouped product can be expected to beat. What can't
-run, or would take too long, is left out with its reason. The first result is
+itself, by jax.lax.ragged_dot without and with XLA's experimental fusion, by the
+grouped matmuls that JAX ships as examples (the fastest of a few configs), by
+tokamax where it is installed, and by one jnp.dot of the same FLOPs, which no
+grouped product can be expected to beat. What can't run, is wrong, or would take
+too long, is left out with its reason. The first result is
 checked against float64 on sampled groups, rows and columns; then all are timed
 in turns (CUPTI, every kernel that a call launches, cold L2). One line a case
 is printed as the run goes:
 
-  implementation, time, TFLOP/s of the rows in groups, speed relative to each
-  of the others, PASSED or FAILED, and the largest error beside the bound that
-  correct arithmetic obeys; for the suite decode also GB/s, beside a copy's.
+  implementation, time, TFLOP/s of the rows in groups, share (the least time
+  that arithmetic or memory allow, over the time), speed relative to each of the
+  others, PASSED or FAILED, and the largest error beside the bound that correct
+  arithmetic obeys; for the suite decode also GB/s, beside a copy's.
 
 Rows go to experiments/results/<device>/ragged.jsonl as they are measured, so
 an interrupted run keeps what it finished. Without an NVIDIA GPU a few tiny
@@ -41,6 +44,7 @@ from experiments.harness import (
   prepared,
   ragged_cases,
   ragged_plots,
+  ragged_suites,
   ragged_tables,
   report,
 )
@@ -59,6 +63,7 @@ REPORT = report.Report(
   figures={
     "ragged.png": ragged_plots.throughput,
     "ragged_decode.png": ragged_plots.decode,
+    "ragged_sizes.png": ragged_plots.sizes,
   },
 )
 
@@ -76,7 +81,7 @@ _PASSES = flags.DEFINE_list(
   "passes",
   [],
   "Of the suites, only the cases of these passes, separated by commas:"
-  f" {', '.join(ragged_cases.PASSES)}. Default: all.",
+  f" {', '.join(ragged_suites.PASSES)}. Default: all.",
 )
 _IMPLEMENTATION = flags.DEFINE_enum(
   "implementation",
@@ -98,10 +103,10 @@ def chosen(on_gpu: bool) -> list[ragged_cases.Case]:
     cli.FlagError: no such suite or pass, none left, or not without a GPU.
   """
   passes = [name.strip() for name in _PASSES.value]
-  if unknown := [x for x in passes if x not in ragged_cases.PASSES]:
+  if unknown := [x for x in passes if x not in ragged_suites.PASSES]:
     raise cli.FlagError(
       f"--passes: no pass {unknown[0]!r}; there are"
-      f" {', '.join(ragged_cases.PASSES)}"
+      f" {', '.join(ragged_suites.PASSES)}"
     )
   names = [name.strip() for name in _SUITE.value]
   names = names or ["quick" if on_gpu else "interpret"]

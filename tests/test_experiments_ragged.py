@@ -1,6 +1,7 @@
 """The program that compares grouped products with XLA's. No GPU needed."""
 
 import re
+import sys
 import types
 
 import jax
@@ -14,13 +15,12 @@ from experiments.harness import (
   group_sizes,
   peers,
   ragged_cases,
-  ragged_tables,
+  ragged_peers,
   rows,
   timing,
 )
 from experiments.harness import run as run_lib
 import pallas_gemm
-from tests import test_harness_rows
 from tests.support import programs
 
 SHAPE = {"m": 12, "n": 16, "k": 8, "groups": 3}
@@ -90,7 +90,14 @@ def test_a_run_without_a_gpu_checks_all(run, tmp_path):
     assert row["wall_ms_median"] > 0 and row["arms"] == {}
     assert (row["suite"], row["groups"]) == ("interpret", 3)
     assert row["kernel"] == "ragged_dot" and row["dtype"] == "bfloat16"
-  assert found[0]["skipped"] == {"jax_ragged_dot_mgpu": "it needs a Hopper GPU"}
+  forward, _, dw = (row["skipped"] for row in found)
+  for skipped, example in (
+    (forward, "jax_ragged_dot_mgpu"),
+    (dw, "jax_transposed_ragged_dot_mgpu"),
+  ):
+    assert skipped.pop("lax.ragged_dot fused") == "XLA has it for GPUs"
+    missing = example, "tokamax mosaic", "tokamax triton"
+    assert skipped == dict.fromkeys(missing, "it needs a Hopper GPU")
   assert out.count("PASSED") == 3 and "nothing was timed on a GPU" in out
 
 
@@ -229,8 +236,8 @@ def example(monkeypatch):
   monkeypatch.setattr(ragged_dot_mgpu, "ragged_dot", ragged_dot)
   fake = types.SimpleNamespace(targets_gpu=lambda: True)
   monkeypatch.setattr(peers, "compat", fake)
-  configs = ((128, 16, 4, 1), (64, 8, 4, 2), (64, 16, 4, 2))
-  monkeypatch.setattr(peers, "_RAGGED_CONFIGS", configs)
+  configs = ((128, 16, 4, 4, 1), (64, 8, 4, 4, 2), (64, 16, 4, 4, 2))
+  monkeypatch.setattr(ragged_peers, "_RAGGED_CONFIGS", configs)
   return by_config
 
 
@@ -240,8 +247,8 @@ def test_the_example_runs_with_its_fastest_config(run, gpu, example, tmp_path):
   row = stored(tmp_path)[-1]
   found = row["arms"]["jax_ragged_dot_mgpu"]
   # The fake takes least for the first.
-  assert found["config"]["block_m"] == 128 and found["config"]["block_k"] == 64
-  assert row["skipped"] == {}
+  assert found["config"]["block_m"] == 128 and found["config"]["block_k"] == 4
+  assert "jax_ragged_dot_mgpu" not in row["skipped"]
 
 
 def test_an_example_that_is_wrong_is_not_timed(run, gpu, example, tmp_path):
@@ -252,11 +259,32 @@ def test_an_example_that_is_wrong_is_not_timed(run, gpu, example, tmp_path):
   assert row["skipped"]["jax_ragged_dot_mgpu"].startswith("wrong: an error of")
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_tokamax_is_held_to_the_bound(
+  run, gpu, example, monkeypatch, tmp_path, sign
+):
+  def ragged_dot(lhs, rhs, *, group_sizes, implementation):
+    if implementation == "triton":
+      raise TypeError("no such argument")
+    return jax.lax.ragged_dot(sign * lhs, rhs, group_sizes)
+
+  module = types.SimpleNamespace(ragged_dot=ragged_dot, __version__="1.2")
+  monkeypatch.setitem(sys.modules, "tokamax", module)
+  run("--suite=decode", "--noplot")
+  row = stored(tmp_path)[-1]
+  assert row["skipped"]["tokamax triton"] == "TypeError: no such argument"
+  if sign < 0:
+    assert row["skipped"]["tokamax mosaic"].startswith("wrong: an error of")
+  else:
+    assert row["arms"]["tokamax mosaic"]["config"] == {"tokamax": "1.2"}
+
+
 # Cases.
 
 
 def test_all_arms_of_every_case_give_the_same_arrays():
-  cases = ragged_cases.suite("all") + ragged_cases.suite("interpret")
+  names = "all", "interpret", "sizes", "odd"
+  cases = [x for name in names for x in ragged_cases.suite(name)]
   assert len(set(cases)) == len(cases) > 50
   for each in {each.program: each for each in cases}.values():
     operands = each.operands()
@@ -311,19 +339,6 @@ def test_work_is_counted():
   assert layer.least_bytes(0) == 2 * (9 * 16 * 8 + 2 * 6 * 8)
 
 
-def test_what_is_too_much_for_lax_says_why():
-  def refused(case):
-    peers.lax_ragged_dot(case, None)
-
-  refused(case())
-  with pytest.raises(NotImplementedError, match=r"0\.5 s a call"):
-    refused(ragged_cases.suite("deepseek")[0])
-  with pytest.raises(NotImplementedError, match="32 GiB, the limit is"):
-    refused(case(m=2**20, groups=64, k=256, n=1))
-  for each in ragged_cases.suite("mixtral") + ragged_cases.suite("moe"):
-    refused(each)
-
-
 # The check.
 
 # More rows, columns and groups than are sampled.
@@ -376,49 +391,3 @@ def test_an_empty_groups_weights_must_have_no_derivative():
   empty = int(np.argmin(operands["group_sizes"]))
   changed = out.at[empty, 0, 0].set(1e-3)
   assert not each.check(changed, operands).passed
-
-
-# Tables.
-
-
-def make_row(ms, **fields):
-  base = {"experiment": "ragged", "kernel": "ragged_dot", "number": None}
-  row = test_harness_rows.make_row(
-    **base, dtype="bfloat16", ms_median=ms, tflops=ms and 1 / ms
-  )
-  arms = {
-    "pallas_gemm": {"ms_median": ms},
-    "jnp.dot": {"ms_median": 1.0},
-  }
-  variant = {
-    "suite": "mixtral",
-    "pass": "forward",
-    "groups": 8,
-    "group_sizes": "even",
-    "arms": {} if ms is None else arms,
-    "skipped": {},
-  }
-  return row | variant | fields
-
-
-def test_summary_gives_means_of_each_suite_and_pass():
-  found = [
-    make_row(0.5),
-    make_row(2.0, group_sizes="zipf"),
-    make_row(None, group_sizes="odd", passed=False),
-    make_row(4.0, suite="qwen", **{"pass": "dx"}),
-  ]
-  for row in found:
-    rows.validate(row)
-  assert rows.latest(found) == found
-  header, cells = ragged_tables.summary(found)
-  assert header == [
-      "suite", "pass", "cases", "TFLOP/s", "x jnp.dot", "worst", "worst case",
-      "failed",
-  ]  # fmt: skip
-  assert cells == [
-    ["mixtral", "forward", "3", "1.00", "1.000x", "0.500x",
-     "48x40x24 in 8 zipf, forward", "1"],
-    ["qwen", "dx", "1", "0.25", "0.250x", "0.250x", "48x40x24 in 8 even, dx",
-     "0"],
-  ]  # fmt: skip

@@ -1,30 +1,14 @@
-"""Matmuls from elsewhere that ours are compared with.
+"""Dense matmuls from elsewhere that ours are compared with.
 
 Each gives the functions among which the fastest is chosen, with their configs.
 """
 
 import dataclasses
 import functools
-from typing import Any
 
-import jax.numpy as jnp
-
-from experiments.harness.case import Call, Candidate
-from pallas_gemm import compat, hardware
+from experiments.harness.case import Candidate
+from pallas_gemm import compat
 from pallas_gemm.ladder import contract
-
-# XLA multiplies all rows with the weights of each group, and masks. A call
-# that is predicted to take longer, at peak rate, or more memory is left out.
-LONGEST_S = 0.1
-LARGEST_GIB = 16
-# block_m, block_n, max_concurrent_steps, grid_block_n of JAX's grouped example.
-_RAGGED_CONFIGS = (
-  (128, 128, 4, 1),
-  (128, 128, 4, 8),
-  (128, 128, 5, 4),
-  (64, 256, 4, 4),
-  (64, 128, 6, 8),
-)
 
 
 def triton_dense(problem: contract.Problem) -> list[Candidate]:
@@ -68,7 +52,7 @@ def jax_hopper(problem: contract.Problem) -> list[Candidate]:
     raise NotImplementedError(
       f"it computes A@B + C alone, got alpha={p.alpha}, beta={p.beta}"
     )
-  _needs_hopper()
+  needs_hopper()
   dimension = hopper.MatmulDimension
   found = []
   # What two consumer warpgroups share out, and the pair of a cluster.
@@ -93,61 +77,11 @@ def jax_hopper(problem: contract.Problem) -> list[Candidate]:
   return found
 
 
-def lax_ragged_dot(case: Any, fn: Call) -> list[Candidate]:
-  """A case of grouped products with `jax.lax.ragged_dot`: the function.
+def needs_hopper() -> None:
+  """Refuses what compiles for Hopper alone where there is no GPU.
 
   Raises:
-    NotImplementedError: it would take too long, or too much memory.
+    NotImplementedError: there is none.
   """
-  seconds = case.groups * case.flops(0) / hardware.current().bf16_flops
-  if seconds > LONGEST_S:
-    raise NotImplementedError(
-      f"XLA multiplies all rows with each of {case.groups} groups: predicted"
-      f" {seconds:.2g} s a call at peak rate, the limit is {LONGEST_S:g} s"
-    )
-  itemsize = jnp.dtype(case.dtype).itemsize
-  gib = case.groups * case.m * max(case.k, case.n) * itemsize / 2**30
-  if gib > LARGEST_GIB:
-    raise NotImplementedError(
-      f"XLA copies all rows for each of {case.groups} groups: predicted"
-      f" {gib:.0f} GiB, the limit is {LARGEST_GIB} GiB"
-    )
-  return [Candidate(fn)]
-
-
-def jax_ragged_dot(n: int) -> list[Candidate]:
-  """The grouped matmul that JAX ships as an example, for N columns.
-
-  Raises:
-    NotImplementedError: it does not take them, or is not there.
-  """
-  _needs_hopper()
-  try:
-    # pylint: disable=g-import-not-at-top
-    from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu
-  except ImportError as error:
-    raise NotImplementedError(f"this JAX does not have it: {error}") from None
-
-  def call(lhs, rhs, group_sizes, *, config: dict[str, Any], **others):
-    del others
-    return ragged_dot_mgpu.ragged_dot(
-      lhs, rhs, group_sizes=group_sizes, **config
-    )
-
-  names = "block_m", "block_n", "max_concurrent_steps", "grid_block_n"
-  configs = [dict(zip(names, x)) | {"block_k": 64} for x in _RAGGED_CONFIGS]
-  found = [
-    Candidate(functools.partial(call, config=config), config)
-    for config in configs
-    if n % (config["block_n"] * config["grid_block_n"]) == 0
-  ]
-  if not found:
-    raise NotImplementedError(
-      "no config fits: N must be a multiple of block_n * grid_block_n"
-    )
-  return found
-
-
-def _needs_hopper() -> None:
   if not compat.targets_gpu():
     raise NotImplementedError("it needs a Hopper GPU")

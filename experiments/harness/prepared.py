@@ -61,7 +61,7 @@ def uncompiled(case: Case) -> Prepared:
     NotImplementedError: why an arm can't run.
   """
   arms = {
-    name: [Candidate(_giving(jax.jit(fn)), config) for fn, config in arm()]
+    name: [Candidate(_giving(_jitted(fn)), config) for fn, config in arm()]
     for name, arm in case.arms().items()
   }
   return Prepared(case, arms, {})
@@ -93,7 +93,7 @@ def _compiling(
 ) -> tuple[str, Callable[[], Call]]:
   """A function as XLA gets it, "" if it can't be; and what waits for it."""
   try:
-    lowered = jax.jit(fn).lower(**operands)
+    lowered = _jitted(fn).lower(**operands)
   except Exception as error:  # pylint: disable=broad-exception-caught
     return "", _raising(error)  # it must not cost the others
   text = lowered.as_text()
@@ -101,6 +101,11 @@ def _compiling(
   if "mosaic_gpu" not in text or "dot_general" in text:
     future.exception()  # XLA's: nothing else may run until it is done
   return text, future.result
+
+
+def _jitted(fn: Call) -> Call:
+  """A function under jit; one that is already keeps its compiler options."""
+  return fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(fn)
 
 
 def _giving(fn: Call) -> Callable[[], Call]:

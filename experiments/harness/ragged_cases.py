@@ -2,8 +2,9 @@
 
 A case is one pass (forward, a derivative, a gated product, a whole layer) on
 one shape with one distribution of group sizes. It is written several times:
-with `pallas_gemm`, with `jax.lax.ragged_dot`, and as a dense product of the
-same FLOPs, which a grouped one can't be expected to beat.
+with `pallas_gemm`, with `jax.lax.ragged_dot`, with grouped products from
+elsewhere, and as a dense product of the same FLOPs, which a grouped one can't
+be expected to beat.
 """
 
 import dataclasses
@@ -17,19 +18,30 @@ import numpy as np
 
 from examples import moe
 from experiments.harness import case as case_lib
-from experiments.harness import case_check, inputs, peers, suites
+from experiments.harness import (
+  case_check,
+  inputs,
+  ragged_peers,
+  ragged_suites,
+  suites,
+)
 from experiments.harness.case import OURS, Call, only
 from experiments.harness.group_sizes import DISTRIBUTIONS
+from experiments.harness.ragged_suites import LAYERS, TRAINING
 import pallas_gemm
 from pallas_gemm import numerics, sampling
 
 Operands = dict[str, Any]
 
 LAX, DENSE, TWO = "lax.ragged_dot", "jnp.dot", "two ragged_dot"
+# XLA's own fusion of it, an option; JAX's examples, the second along K.
+FUSED = "lax.ragged_dot fused"
 EXAMPLE = "jax_ragged_dot_mgpu"
+EXAMPLE_DW = "jax_transposed_ragged_dot_mgpu"
+TOKAMAX = {f"tokamax {how}": how for how in ("mosaic", "triton")}
+# What others have for grouped products.
+PEERS = (LAX, FUSED, EXAMPLE, EXAMPLE_DW, *TOKAMAX)
 
-PASSES = ("forward", "dx", "dw", "gated", "layer", "layer_grad")
-LAYERS = ("layer", "layer_grad")
 # 2*M*K*N FLOP, so many times.
 _PRODUCTS = {"gated": 2, "layer": 3, "layer_grad": 9}
 _KERNELS = {"gated": "gated_ragged_dot", "layer": "moe", "layer_grad": "moe"}
@@ -157,16 +169,22 @@ class Case(case_lib.Case):
     return int(itemsize * (weights + rows * (self.k + self.n)))
 
   def arms(self, implementation: str | None = None) -> dict[str, case_lib.Arm]:
-    """The op, XLA's, a dense product; two calls of a gate; JAX's example."""
+    """The op, XLA's, a dense product; two calls of a gate; other peers."""
+    fn = lax(self)
     found = {
       OURS: only(ours(self, implementation)),
-      LAX: functools.partial(peers.lax_ragged_dot, self, lax(self)),
+      LAX: functools.partial(ragged_peers.lax_ragged_dot, self, fn),
       DENSE: only(dense(self)),
     }
     if self.pass_ == "gated":
       found[TWO] = only(two_calls(self, implementation))
-    if self.pass_ == "forward":
-      found[EXAMPLE] = functools.partial(peers.jax_ragged_dot, self.n)
+    found[FUSED] = functools.partial(ragged_peers.lax_fused, fn)
+    if self.pass_ in TRAINING:
+      example = EXAMPLE_DW if self.pass_ == "dw" else EXAMPLE
+      found[example] = functools.partial(ragged_peers.jax_example, self)
+      for name, how in TOKAMAX.items():
+        written = functools.partial(_written, self)
+        found[name] = functools.partial(ragged_peers.tokamax, how, written)
     return found
 
   def check(
@@ -219,16 +237,17 @@ def ours(case: Case, implementation: str | None = None) -> Call:
 def two_calls(case: Case, implementation: str | None = None) -> Call:
   """With `pallas_gemm.ragged_dot` alone, called twice for a gate."""
   dot = functools.partial(pallas_gemm.ragged_dot, implementation=implementation)
-  return _written(case, dot, moe.gated(dot))
+  return _written(case, dot)
 
 
 def lax(case: Case) -> Call:
   """With `jax.lax.ragged_dot`."""
-  return _written(case, jax.lax.ragged_dot, moe.gated(jax.lax.ragged_dot))
+  return _written(case, jax.lax.ragged_dot)
 
 
-def _written(case: Case, dot: Call, gated_dot: Call) -> Call:
+def _written(case: Case, dot: Call, gated_dot: Call | None = None) -> Call:
   """The pass of the case. What only a trace needs is never computed."""
+  gated_dot = gated_dot or moe.gated(dot)
 
   def dx(dout, rhs, group_sizes):
     lhs = jnp.zeros((case.m, case.k), case.dtype)
@@ -296,78 +315,8 @@ def _taking_all(fn: Call) -> Call:
   return call
 
 
-# Each suite as keyword arguments of its cases.
-Kwargs = dict[str, Any]
-_TRAINING = ("forward", "dx", "dw")
-
-
-def _each(passes, sizes, *shapes: Kwargs) -> list[Kwargs]:
-  return [
-    shape | {"sizes": how, "pass_": pass_}
-    for shape in shapes
-    for how in sizes
-    for pass_ in passes
-  ]
-
-
-def _shape(m: int, n: int, k: int, groups: int, **kwargs) -> Kwargs:
-  return {"m": m, "n": n, "k": k, "groups": groups, **kwargs}
-
-
-def _moe(*shapes: Kwargs) -> list[Kwargs]:
-  return _each(LAYERS, ("routed",), *shapes)
-
-
-# All but "padded": every row is in a group.
-_FULL = tuple(DISTRIBUTIONS)[:-1]
-_MIXTRAL = _shape(8192, 14336, 4096, 8)
-SUITES: dict[str, list[Kwargs]] = {
-  "mixtral": _each(_TRAINING, ("even", "zipf", "one_hot"), _MIXTRAL),
-  "deepseek": _each(
-    _TRAINING,
-    ("even", "zipf"),
-    _shape(131072, 1024, 7168, 256),
-    _shape(131072, 7168, 1024, 256),
-  ),
-  "qwen": _each(
-    _TRAINING,
-    ("even", "zipf"),
-    _shape(65536, 1536, 4096, 128),
-    _shape(65536, 4096, 1536, 128),
-  ),
-  "decode": _each(
-    ("forward",),
-    ("random",),
-    *(
-      _shape(rows * groups, 14336, 4096, groups)
-      for groups in (8, 64)
-      for rows in (8, 32, 128)
-    ),
-  ),
-  "distributions": _each(_TRAINING, _FULL, _shape(16384, 4096, 4096, 32)),
-  "gated": [
-    *_each(("gated",), ("even", "zipf", "one_hot"), _MIXTRAL),
-    # The sums of Qwen3-30B-A3B are half as long, so two results that are
-    # written and read again weigh twice as much.
-    *_each(("gated",), ("even", "zipf"), _shape(65536, 768, 2048, 128)),
-    *_each(("gated",), ("random",), _shape(2048, 14336, 4096, 64)),
-  ],
-  "moe": _moe(_MIXTRAL | {"top_k": 2}),
-}
-QUICK = [
-  *_each(_TRAINING, ("even",), _MIXTRAL),
-  *_each(("forward",), ("zipf",), _MIXTRAL),
-  *_each(("gated",), ("zipf",), _MIXTRAL),
-]
-_SMALL = _shape(32, 24, 16, 4)
-INTERPRET = [
-  *_each(_TRAINING, ("odd",), _SMALL),
-  *_each(("forward",), ("even", "half_empty", "padded"), _SMALL),
-  *_each(("gated",), ("zipf",), _SMALL),
-  *_moe(_SMALL | {"top_k": 2}),
-]
-# The suites that no "all" holds: parts of others, or for the interpreter.
-SPECIAL = {"quick": QUICK, "interpret": INTERPRET}
+# The suites that no "all" holds; see `ragged_suites`.
+SUITES, SPECIAL = ragged_suites.SUITES, ragged_suites.SPECIAL
 NAMES = (*SPECIAL, *SUITES, "all")
 
 

@@ -1,6 +1,7 @@
-"""Figures of grouped products: TFLOP/s of every arm, and GB/s of decoding."""
+"""Figures of grouped products: TFLOP/s of every arm, GB/s, and the share."""
 
 from collections.abc import Callable, Iterator, Sequence
+import itertools
 
 from experiments.harness import plots, ragged_cases, ragged_tables, tables
 from experiments.harness.case import OURS
@@ -17,13 +18,17 @@ _COLOURS = {
 }
 _THICKNESS = 0.84
 _COLUMNS = 2
+# Lines, told apart by markers too; what distributions are called beside them.
+_LINES = (plots.BLUE, "o"), (plots.GREEN, "s"), (plots.VERMILLION, "^")
+_CALLED = {"random": "multinomial", "zipf": "skewed (zipf)"}
+_BY_THEMSELVES = (ragged_tables.DECODE, ragged_tables.SIZES)
 
 
 @plots.drawn
 def throughput(rows: Sequence[RowDict]):
   """The TFLOP/s of each arm, a dense product's marked."""
   found = ragged_tables.timed(rows)
-  found = [row for row in found if row["suite"] != ragged_tables.DECODE]
+  found = [row for row in found if row["suite"] not in _BY_THEMSELVES]
 
   def rate(row: RowDict, arm: str) -> float | None:
     return row["arms"].get(arm, {}).get("tflops")
@@ -42,6 +47,58 @@ def decode(rows: Sequence[RowDict]):
 
   rates = [r["copy_gbytes_per_s"] for r in found if "copy_gbytes_per_s" in r]
   return _figure(found, rate, "GB/s: operands and result once / time", rates)
+
+
+@plots.drawn
+def sizes(rows: Sequence[RowDict]):
+  """The share over rows a group: a panel a pass, a line a distribution."""
+  found = [
+    row
+    for row in ragged_tables.timed(rows)
+    if row["suite"] == ragged_tables.SIZES
+    and ragged_tables.share(row) is not None
+  ]
+  if not found:
+    raise ValueError("no such case was timed; there is nothing to draw")
+  if len(devices := {row["device"] for row in found}) > 1:
+    raise ValueError(f"want rows of one device, got {sorted(devices)}")
+  passes = tables.grouped(found, lambda row: row["pass"])
+  fig, axes = plots.panels(12, 4.2, ncols=len(passes), sharey=True)
+  for ax, (pass_, group) in zip(axes, passes.items()):
+    _curves(ax, group)
+    ax.set(title=pass_, xlabel="rows a group, on average")
+  axes[0].set(ylim=(0, None), ylabel="share: the least time over the time")
+  axes[0].yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
+  fig.legend(
+    *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5,
+  )  # fmt: skip
+  row = found[0]
+  weights = f"{row['k']} x {row['n']} in {row['groups']} groups"
+  plots.title(fig, f"Grouped products of {weights}, {row['device']}")
+  return fig
+
+
+def _curves(ax, rows: Sequence[RowDict]) -> None:
+  """The lines of one pass, over powers of two."""
+
+  def called(row: RowDict) -> str:
+    how, dtype = row["group_sizes"], row["dtype"]
+    words = [_CALLED.get(how, how), *([dtype] * (dtype != "bfloat16"))]
+    return ", ".join(words)
+
+  groups = tables.grouped(rows, called)
+  for (name, line), style in zip(groups.items(), itertools.cycle(_LINES)):
+    line = sorted(line, key=ragged_tables.rows_a_group)
+    x = [ragged_tables.rows_a_group(row) for row in line]
+    y = [ragged_tables.share(row) for row in line]
+    colour, marker = style
+    ax.plot(x, y, color=colour, marker=marker, markersize=5, label=name)
+  at = {ragged_tables.rows_a_group(row) for row in rows}
+  named = sorted(x for x in at if x & (x - 1) == 0)
+  ax.set_xscale("log", base=2)
+  ax.set_xticks(named, [str(x) for x in named])
+  ax.set_xticks(sorted(at - {*named}), [""] * len(at - {*named}), minor=True)
+  ax.grid()
 
 
 def _figure(

@@ -1,20 +1,19 @@
-"""Rows of grouped products as tables: by suite and pass, and by group sizes."""
+"""Rows of grouped products as tables: by suite, peer, and group sizes."""
 
 from collections.abc import Iterable, Sequence
 import operator
 import statistics
 
-from experiments.harness import ragged_cases, tables
+from experiments.harness import ragged_cases, ragged_suites, tables
 from experiments.harness.tables import RowDict
 
-DECODE = "decode"
+DECODE, SIZES = "decode", "sizes"
 # What the op is compared with, in the order of columns.
-OTHERS = (
-  ragged_cases.LAX,
-  ragged_cases.EXAMPLE,
-  ragged_cases.TWO,
-  ragged_cases.DENSE,
-)
+OTHERS = (*ragged_cases.PEERS, ragged_cases.TWO, ragged_cases.DENSE)
+# What arithmetic is taken to allow: near what dense products beside these do,
+# 715 to 844 in rows of an H200, not the datasheet's rate.
+FLOOR_TFLOPS = 800
+_percent = tables.formatted(".0%")
 
 
 def label(fields: RowDict) -> str:
@@ -59,6 +58,22 @@ def of_copy(row: RowDict) -> float | None:
   return row["gbytes_per_s"] / rate
 
 
+def share(row: RowDict) -> float | None:
+  """The floor of a case over its time; None if that is not known.
+
+  The floor is its FLOP at `FLOOR_TFLOPS`, or the least bytes at the rate of a
+  copy in the same run, whichever takes longer.
+  """
+  if (memory := of_copy(row)) is None:
+    return None
+  return max(row["tflops"] / FLOOR_TFLOPS, memory)
+
+
+def rows_a_group(row: RowDict) -> int:
+  """On average."""
+  return round(row["m"] / row["groups"])
+
+
 def measured_parts(row: RowDict) -> list[str]:
   """What was measured of a case, as parts of its line."""
   parts = [row["implementation"]]
@@ -67,6 +82,8 @@ def measured_parts(row: RowDict) -> list[str]:
       f"{tables.TIME(row):>8}",
       f"{tables.TFLOPS(row):>5} TFLOP/s",
     ]
+    if (part := share(row)) is not None:
+      parts.append(f"share {part:.0%}")
     if row["suite"] == DECODE:
       parts.append(f"{tables.GBYTES(row):>5} GB/s")
       if (part := of_copy(row)) is not None:
@@ -97,6 +114,7 @@ def summary(rows: Sequence[RowDict]) -> tables.Table:
     "pass": lambda group: group[0]["pass"],
     "cases": lambda group: str(len(group)),
     "TFLOP/s": tables.summarized(tables.geomean, tflops, tables.rate),
+    "share": tables.summarized(tables.geomean, share, _percent),
   }
   for arm in OTHERS:
     if any(arm in row["arms"] for row in rows):
@@ -127,10 +145,75 @@ def markdown(rows: Sequence[RowDict]) -> str:
     "TFLOP/s count the rows in groups. *x*: time of the other over time of the"
     f" op, interleaved, in one run; `{ragged_cases.DENSE}` is one dense"
     " product of the same FLOPs (the MLP of one expert beside a layer), the"
-    " *worst* case the one furthest from it. Geometric means.",
+    " *worst* case the one furthest from it. *share*: the least time over the"
+    f" time; the least is that of the FLOP at {FLOOR_TFLOPS} TFLOP/s, or of"
+    " operands and results, each moved once at the rate of a copy in the same"
+    " run, whichever is longer. Dense products reach about that rate, not the"
+    " datasheet's, so a share may pass 100%. Geometric means.",
   ]
-  parts += [_distributions(rows), _decode(rows), _skipped(rows)]
+  parts += [_against(rows), _sizes(rows), _distributions(rows)]
+  parts += [_decode(rows), _skipped(rows)]
   return "\n\n".join(part for part in parts if part)
+
+
+def against(rows: Iterable[RowDict]) -> tables.Table:
+  """Header and cells: each suite beside each peer, losses counted."""
+
+  def speed(line: tuple[RowDict, str]) -> float | None:
+    return speed_over(*line)
+
+  lines = [(row, arm) for row in timed(rows) for arm in ragged_cases.PEERS]
+  lines = [line for line in lines if speed(line) is not None]
+  columns = {
+    "suite": lambda group: tables.suite(group[0][0]),
+    "beside": lambda group: f"`{group[0][1]}`",
+    "cases": lambda group: str(len(group)),
+    "slower": lambda group: str(sum(speed(x) < 1 for x in group)),
+    "geomean": tables.summarized(tables.geomean, speed),
+    "worst": tables.summarized(min, speed),
+    "worst case": tables.extreme(min, speed, lambda line: label(line[0])),
+  }
+  by_suite = tables.grouped(lines, lambda line: tables.suite(line[0]))
+  groups = [
+    [line for line in suite if line[1] == arm]
+    for suite in by_suite.values()
+    for arm in ragged_cases.PEERS
+  ]
+  return tables.pivot(filter(None, groups), columns)
+
+
+def _against(rows: Sequence[RowDict]) -> str:
+  """Each peer, with how many cases the op is slower in."""
+  header, cells = against(rows)
+  if not cells:
+    return ""
+  return (
+    f"{tables.markdown(header, cells)}\n\nTime of the peer over time of the op;"
+    " *slower*: cases that the op takes longer for. `jnp.dot` is no peer: it"
+    " has one group's weights."
+  )
+
+
+def _sizes(rows: Sequence[RowDict]) -> str:
+  """The share over rows a group: a column each distribution and pass."""
+  found = [row for row in timed(rows) if row["suite"] == SIZES]
+  columns = [
+    (f"{pass_} {how}", group, {"": lambda row: _percent(share(row))})
+    for pass_ in ragged_suites.TRAINING
+    for how, group in tables.grouped(
+      (row for row in found if row["pass"] == pass_),
+      lambda row: row["group_sizes"],
+    ).items()
+  ]
+  index = {"rows a group": lambda row: str(rows_a_group(row))}
+  lines = sorted(found, key=rows_a_group)
+  if not found:
+    return ""
+  return (
+    f"{tables.markdown(*tables.pivot(lines, index, columns))}\n\n"
+    f"Share, of {found[0]['k']} x {found[0]['n']} in {found[0]['groups']}"
+    " groups, by rows a group on average."
+  )
 
 
 def _distributions(rows: Sequence[RowDict]) -> str:
@@ -142,7 +225,7 @@ def _distributions(rows: Sequence[RowDict]) -> str:
   ]
   passes = tables.grouped(found, lambda row: row["pass"])
   ratio = {"": tables.field("ratio_to_even", tables.factor)}
-  columns = [(x, passes[x], ratio) for x in ragged_cases.PASSES if x in passes]
+  columns = [(x, passes[x], ratio) for x in ragged_suites.PASSES if x in passes]
   index = {"speed over even groups": tables.field("group_sizes")}
   table = tables.pivot(found, index, columns)
   return tables.markdown(*table) if found else ""
@@ -150,12 +233,11 @@ def _distributions(rows: Sequence[RowDict]) -> str:
 
 def _decode(rows: Sequence[RowDict]) -> str:
   """How near small groups come to a copy's rate."""
-  percent = tables.formatted(".0%")
   columns = {
     "few rows a group": label,
     "time": tables.TIME,
     "GB/s": tables.GBYTES,
-    "of a copy": lambda row: percent(of_copy(row)),
+    "of a copy": lambda row: _percent(of_copy(row)),
   }
   if not (found := decoding(rows)):
     return ""

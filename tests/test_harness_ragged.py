@@ -1,0 +1,215 @@
+"""Suites, tables and figures of grouped products. No GPU needed."""
+
+import pytest
+
+from experiments.harness import (
+  plots,
+  ragged_cases,
+  ragged_plots,
+  ragged_tables,
+  rows,
+)
+from tests import test_harness_rows
+
+
+def make_row(ms, **fields):
+  base = {"experiment": "ragged", "kernel": "ragged_dot", "number": None}
+  row = test_harness_rows.make_row(
+    **base, dtype="bfloat16", ms_median=ms, tflops=ms and 1 / ms
+  )
+  arms = {
+    "pallas_gemm": {"ms_median": ms},
+    "jnp.dot": {"ms_median": 1.0},
+  }
+  variant = {
+    "suite": "mixtral",
+    "pass": "forward",
+    "groups": 8,
+    "group_sizes": "even",
+    "arms": {} if ms is None else arms,
+    "skipped": {},
+  }
+  return row | variant | fields
+
+
+def sizes_rows(**fields):
+  """Rows of the suite "sizes": the share grows with rows a group."""
+  return [
+    make_row(1.0, suite="sizes", group_sizes=how, **fields)
+    | {"pass": pass_, "m": 32 * a_group, "n": 2048, "k": 4096, "groups": 32}
+    | {"tflops": 80.0 * i, "gbytes_per_s": 1.0, "copy_gbytes_per_s": 4000.0}
+    for i, a_group in enumerate((8, 96, 1024), start=1)
+    for how in ("even", "zipf")
+    for pass_ in ("forward", "dx", "dw")
+  ]
+
+
+# Suites.
+
+
+def test_sizes_are_a_curve_over_rows_a_group():
+  cases = ragged_cases.suite("sizes")
+  assert len(cases) == 11 * 3 * 3 == len(set(cases))
+  for pass_ in ("forward", "dx", "dw"):
+    for how in ("even", "random", "zipf"):
+      found = [x for x in cases if (x.pass_, x.sizes) == (pass_, how)]
+      assert [x.m // x.groups for x in found] == [
+          8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024,
+      ]  # fmt: skip
+      assert all(x.m % x.groups == 0 for x in found)
+  for case in cases:
+    assert 2 * case.groups * case.k * case.n > 500e6  # bytes of weights
+    assert case.flops(0) < 1.5e-3 * 800e12
+  # Distributions share what is compiled.
+  assert len({case.program for case in cases}) == 11 * 3
+  # Groups of one size come first, so that the others have what to refer to.
+  assert cases[0].sizes == "even"
+  assert not {"sizes", "odd"} & {x.suite for x in ragged_cases.suite("all")}
+
+
+def test_odd_widths_stand_beside_the_next_multiple_of_64():
+  found = {(x.m, x.n, x.k, x.groups) for x in ragged_cases.suite("odd")}
+  assert found == {
+    (8191, 1407, 4096, 60),
+    (8191, 1408, 4096, 60),
+    (8192, 4100, 4096, 16),
+    (8192, 4160, 4096, 16),
+  }
+  passes = [x.pass_ for x in ragged_cases.suite("odd")]
+  assert sorted(passes) == sorted(["forward", "dx", "dw"] * 4)
+
+
+# Tables.
+
+
+def test_summary_gives_means_of_each_suite_and_pass():
+  found = [
+    make_row(0.5),
+    make_row(2.0, group_sizes="zipf"),
+    make_row(None, group_sizes="odd", passed=False),
+    make_row(4.0, suite="qwen", **{"pass": "dx"}),
+  ]
+  found[1] |= {"tflops": 400.0, "copy_gbytes_per_s": 1e6}
+  for row in found:
+    rows.validate(row)
+  assert rows.latest(found) == found
+  header, cells = ragged_tables.summary(found)
+  assert header == [
+      "suite", "pass", "cases", "TFLOP/s", "share", "x jnp.dot", "worst",
+      "worst case", "failed",
+  ]  # fmt: skip
+  assert cells == [
+    ["mixtral", "forward", "3", "28.3", "50%", "1.000x", "0.500x",
+     "48x40x24 in 8 zipf, forward", "1"],
+    ["qwen", "dx", "1", "0.25", "-", "0.250x", "0.250x",
+     "48x40x24 in 8 even, dx", "0"],
+  ]  # fmt: skip
+
+
+def test_share_by_hand():
+  case = ragged_cases.Case(suite="test", m=64, n=256, k=128, groups=2)
+  # Of two even groups: 2 * 64 * 128 * 256 FLOP at 800e12 a second take 5.24 ns;
+  # 2 * (2 * 128 * 256 + 64 * (128 + 256)) bytes at 4e12 a second 45.1 ns.
+  flops, least = case.flops(0), case.least_bytes(0)
+  assert (flops, least) == (4194304, 180224)
+  ms = 90.112e-6
+  row = make_row(ms, tflops=flops / ms / 1e9)
+  row |= {"gbytes_per_s": least / ms / 1e6, "copy_gbytes_per_s": 4000.0}
+  assert ragged_tables.share(row) == pytest.approx(0.5)
+  assert "share 50%" in ragged_tables.measured_parts(
+    row | {"implementation": "sm90"}
+  )
+  # With a memory of 100 times the rate the FLOP take longer.
+  row["copy_gbytes_per_s"] *= 100
+  assert ragged_tables.share(row) == pytest.approx(5.24288 / 90.112)
+  del row["copy_gbytes_per_s"]
+  assert ragged_tables.share(row) is None
+  assert ragged_tables.share(make_row(None, gbytes_per_s=None)) is None
+
+
+def test_losses_to_a_peer_are_counted():
+  times = (("even", 3.0), ("zipf", 0.75), ("random", None))
+  found = [make_row(1.0, group_sizes=how) for how, _ in times]
+  for row, (_, ms) in zip(found, times):
+    row["arms"] |= {"lax.ragged_dot": {"ms_median": 12.0}}
+    if ms:
+      row["arms"] |= {"tokamax mosaic": {"ms_median": ms}}
+  found.append(make_row(1.0, suite="qwen"))  # no peer ran there
+  header, cells = ragged_tables.against(found)
+  assert header == [
+      "suite", "beside", "cases", "slower", "geomean", "worst", "worst case",
+  ]  # fmt: skip
+  assert cells == [
+    ["mixtral", "`lax.ragged_dot`", "3", "0", "12.0x", "12.0x",
+     "48x40x24 in 8 even, forward"],
+    ["mixtral", "`tokamax mosaic`", "2", "1", "1.500x", "0.750x",
+     "48x40x24 in 8 zipf, forward"],
+  ]  # fmt: skip
+  assert "| mixtral | `tokamax mosaic` | 2 | 1 |" in ragged_tables.markdown(
+    found
+  )
+
+
+def test_the_page_has_the_share_over_rows_a_group():
+  text = ragged_tables.markdown(sizes_rows()[::-1])
+  lines = text.splitlines()
+  at = next(i for i, x in enumerate(lines) if x.startswith("| rows a group"))
+  columns = [
+    f"{pass_} {how}"
+    for pass_ in ("forward", "dx", "dw")
+    for how in ("zipf", "even")
+  ]
+  assert lines[at] == f"| rows a group | {' | '.join(columns)} |"
+  assert lines[at + 1] == f"|{' --: |' * 7}"
+  assert lines[at + 2 : at + 5] == [
+    f"| {a_group} |{f' {share} |' * 6}"
+    for a_group, share in ((8, "10%"), (96, "20%"), (1024, "30%"))
+  ]
+  assert "Share, of 4096 x 2048 in 32 groups" in text
+
+
+# Figures.
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+  """Keeps figures that were to be saved."""
+  figures = []
+  monkeypatch.setattr(plots, "save", lambda fig, path: figures.append(fig))
+  return figures
+
+
+def test_a_panel_for_each_pass_and_a_line_for_each_distribution(drawn):
+  ragged_plots.sizes(sizes_rows(device="NVIDIA H200"), "")
+  (fig,) = drawn
+  assert [ax.get_title("left") for ax in fig.axes] == ["forward", "dx", "dw"]
+  assert "NVIDIA H200" in fig.get_suptitle()
+  for ax in fig.axes:
+    assert ax.get_xscale() == "log"
+    lines = {line.get_label(): line for line in ax.lines}
+    assert list(lines) == ["even", "skewed (zipf)"]
+    for line in lines.values():
+      assert [*line.get_xdata()] == [8, 96, 1024]
+      assert [*line.get_ydata()] == pytest.approx([0.1, 0.2, 0.3])
+    assert len({line.get_marker() for line in lines.values()}) == 2
+
+
+def test_sizes_have_a_figure_of_their_own(drawn, tmp_path):
+  with pytest.raises(ValueError, match="nothing to draw"):
+    ragged_plots.throughput(sizes_rows(), "")
+  with pytest.raises(ValueError, match="nothing to draw"):
+    ragged_plots.sizes([make_row(1.0)], "")
+  two = [*sizes_rows(device="NVIDIA H100"), *sizes_rows(device="NVIDIA H200")]
+  with pytest.raises(
+    ValueError, match=r"one device, got \['NVIDIA H100', 'NVI"
+  ):
+    ragged_plots.sizes(two, "")
+  assert not drawn
+
+
+def test_the_figure_is_the_same_each_time(tmp_path):
+  for name in "ab":
+    ragged_plots.sizes(sizes_rows(), tmp_path / f"{name}.png")
+  first = (tmp_path / "a.png").read_bytes()
+  assert first.startswith(b"\x89PNG")
+  assert first == (tmp_path / "b.png").read_bytes()

@@ -1,0 +1,183 @@
+"""Grouped products from elsewhere, with stand-ins. No GPU needed."""
+
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments.harness import peers, prepared, ragged_cases, ragged_peers
+
+
+def case(pass_="forward", m=24, n=128, k=64, groups=3):
+  return ragged_cases.Case(
+    suite="test", m=m, n=n, k=k, groups=groups, pass_=pass_, sizes="zipf"
+  )
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+  """Pretends that there is a GPU to compile for."""
+  fake = types.SimpleNamespace(targets_gpu=lambda: True)
+  for module in (peers, ragged_peers):
+    monkeypatch.setattr(module, "compat", fake)
+
+
+@pytest.fixture
+def examples(monkeypatch):
+  """Stand-ins for JAX's examples; yields the configs that they were given."""
+  # pylint: disable=g-import-not-at-top
+  from jax.experimental.pallas.ops.gpu import (
+    ragged_dot_mgpu,
+    transposed_ragged_dot_mgpu,
+  )
+
+  given = []
+
+  def ragged_dot(lhs, rhs, *, group_sizes, transpose_rhs=False, **config):
+    given.append(config)
+    rhs = jnp.swapaxes(rhs, 1, 2) if transpose_rhs else rhs
+    return jax.lax.ragged_dot(lhs, rhs, group_sizes)
+
+  def transposed_ragged_dot(lhs, rhs, *, group_sizes, **config):
+    given.append(config)
+    numbers = jax.lax.RaggedDotDimensionNumbers(
+      dot_dimension_numbers=(((0,), (0,)), ((), ())),
+      lhs_ragged_dimensions=[0],
+      rhs_group_dimensions=[],
+    )
+    return jax.lax.ragged_dot_general(lhs, rhs, group_sizes, numbers)
+
+  monkeypatch.setattr(ragged_dot_mgpu, "ragged_dot", ragged_dot)
+  monkeypatch.setattr(
+    transposed_ragged_dot_mgpu, "transposed_ragged_dot", transposed_ragged_dot
+  )
+  return given
+
+
+def assert_computes(each, fn):
+  operands = each.draw(seed=1)
+  check = each.check(fn(**operands), operands)
+  assert check.passed, check
+
+
+@pytest.mark.parametrize("pass_", ["forward", "dx", "dw"])
+def test_jax_s_examples_compute_every_pass(gpu, examples, pass_):
+  each = case(pass_)
+  found = ragged_peers.jax_example(each)
+  assert found
+  for fn, config in found:
+    assert_computes(each, jax.jit(fn))
+    assert examples[-1] == config
+    assert config["block_k"] % 64 == 0
+
+
+def test_examples_get_six_configs_that_fit(gpu, examples):
+  def configs(*args, **kwargs):
+    found = ragged_peers.jax_example(case(*args, **kwargs))
+    return [candidate.config for candidate in found]
+
+  large = {"m": 8192, "n": 2048, "k": 4096}
+  for pass_ in ("forward", "dx", "dw"):
+    assert len(configs(pass_, **large)) == 6
+  # 65 * 64 columns: what takes blocks of 64 alone.
+  assert [x["block_n"] for x in configs(n=4160)] == [64]
+  assert [x["block_n"] for x in configs("dx", n=64, k=4160)] == [64]
+  assert [x["block_m"] for x in configs("dw", k=4160)] == [64, 64]
+  for pass_ in ("forward", "dx", "dw"):
+    with pytest.raises(NotImplementedError, match=r"K=64 or N=1407 is no mult"):
+      configs(pass_, n=1407)
+
+
+# XLA's own, and its fusion.
+
+
+def test_what_is_too_much_for_lax_says_why():
+  def refused(case):
+    ragged_peers.lax_ragged_dot(case, None)
+
+  refused(case())
+  with pytest.raises(NotImplementedError, match=r"0\.5 s a call"):
+    refused(ragged_cases.suite("deepseek")[0])
+  with pytest.raises(NotImplementedError, match="32 GiB, the limit is"):
+    refused(case(m=2**20, groups=64, k=256, n=1))
+  for each in ragged_cases.suite("mixtral") + ragged_cases.suite("moe"):
+    refused(each)
+
+
+def fused(each):
+  [ready] = prepared.prepare([each])
+  [(compiled, config)] = ready.arms["lax.ragged_dot fused"]
+  return compiled, config
+
+
+def test_xla_s_option_is_the_compiled_function_s(gpu):
+  compiled, config = fused(case())
+  assert config == {"xla_gpu_experimental_use_ragged_dot_fusion": True}
+  assert_computes(case(), compiled())
+
+
+def test_an_option_that_xla_lacks_is_the_reason(gpu, monkeypatch):
+  monkeypatch.setattr(ragged_peers, "FUSION", {"xla_gpu_no_such_option": True})
+  compiled, _ = fused(case())
+  with pytest.raises(Exception, match="No such compile option: 'xla_gpu_no_su"):
+    compiled()
+
+
+# Tokamax.
+
+
+def tokamax(each):
+  candidates = each.arms()["tokamax mosaic"]()
+  assert len(candidates) == 1
+  return candidates[0]
+
+
+@pytest.mark.parametrize("pass_", ["forward", "dx", "dw"])
+def test_tokamax_computes_every_pass(gpu, monkeypatch, pass_):
+  asked = []
+
+  def ragged_dot(lhs, rhs, *, group_sizes, implementation):
+    asked.append(implementation)
+    return jax.lax.ragged_dot(lhs, rhs, group_sizes)
+
+  module = types.SimpleNamespace(ragged_dot=ragged_dot, __version__="0.1")
+  monkeypatch.setitem(sys.modules, "tokamax", module)
+  fn, config = tokamax(case(pass_))
+  assert config == {"tokamax": "0.1"}
+  assert_computes(case(pass_), jax.jit(fn))
+  assert set(asked) == {"mosaic"}
+
+
+def test_why_tokamax_is_missing(gpu, monkeypatch, tmp_path):
+  def reason():
+    with pytest.raises(NotImplementedError) as caught:
+      tokamax(case())
+    return str(caught.value)
+
+  monkeypatch.setitem(sys.modules, "tokamax", None)
+  assert reason() == "it is not installed"
+  monkeypatch.delitem(sys.modules, "tokamax")
+  monkeypatch.syspath_prepend(tmp_path)
+  (tmp_path / "tokamax.py").write_text("import no_such_module")
+  assert reason() == "it lacks a module: No module named 'no_such_module'"
+  (tmp_path / "tokamax.py").write_text("raise AttributeError('of this JAX')")
+  assert reason() == "can't import it: AttributeError: of this JAX"
+
+
+def test_without_a_gpu_peers_say_so():
+  reasons = {}
+  for name, arm in case().arms().items():
+    try:
+      arm()
+    except NotImplementedError as error:
+      reasons[name] = str(error)
+  needs = "it needs a Hopper GPU"
+  assert reasons == {
+    "lax.ragged_dot fused": "XLA has it for GPUs",
+    "jax_ragged_dot_mgpu": needs,
+    "tokamax mosaic": needs,
+    "tokamax triton": needs,
+  }
+  assert "tokamax mosaic" not in case("gated").arms()
