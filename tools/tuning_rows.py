@@ -8,17 +8,18 @@ For each problem the configs that the cost model ranks first and some of those
 after them, drawn at random, are compiled and timed in turns (CUPTI, cold L2),
 and so is XLA's product of dense ones. The first ones are checked against
 float64. Some processes share the work, since Python is what takes the time:
-each compiles its problems, and one at a time uses the GPU.
+each compiles its problems; then one at a time uses the GPU.
 
 Groups are K x N x groups x rows a group x distribution (`group_sizes`), then
 the pass: forward, dx or dw.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import itertools
 import json
 import os
@@ -61,7 +62,7 @@ _CHECKED = flags.DEFINE_integer(
   "checked", 2, "Configs of a problem whose results are compared with float64."
 )
 _PROCESSES = flags.DEFINE_integer("processes", 8, "How many share the work.")
-_SECONDS = flags.DEFINE_integer("seconds", 540, "No problem starts later.")
+_SECONDS = flags.DEFINE_integer("seconds", 540, "No problem is compiled later.")
 _SHARE = flags.DEFINE_integer("share", None, "Which process this is.")
 _AFTER = 40
 
@@ -146,36 +147,42 @@ def alone(path: Path):
     yield
 
 
-def measured(work: Work, lock: Path) -> Iterator[dict[str, Any]]:
-  """A row for each config of a problem."""
+def prepared(work: Work) -> dict[Any, Callable[..., Any]]:
+  """Of each config that works, what computes the problem; of XLA, too."""
   problem = work.case.problem
   configs = configs_of(problem)
+  attempt = trial.Trial(work.case, work.rows)
   with futures.ThreadPoolExecutor(3) as pool:
-    shapes = trial.shapes_of(problem)
     compiled = {
-      config: pool.submit(trial.compiled, work.case, config, shapes)
+      config: pool.submit(
+        trial.compiled, work.case, config, attempt.operands
+      )
       for config in configs
     }
-    futures.wait(compiled.values())
-  with alone(lock):
-    attempt = trial.Trial(work.case, work.rows)
-    calls: dict[Any, measure.Call] = {}
-    for config, future in compiled.items():
-      try:
-        call = attempt.call(future.result())
-        results = call()
-        reason = None
-        if len(calls) < _CHECKED.value:
-          reason = attempt.error(results)
-      except Exception as error:  # pylint: disable=broad-exception-caught
-        reason = f"{type(error).__name__}: {str(error)[:200]}"
-      if reason is None:
-        calls[config] = call
-      else:
-        print(f"FAILED {autotuning.describe(problem)} {config}: {reason}")
-    if _XLA.value and problem.groups is None:
-      calls["xla"] = autotuning.compile_xla(work.case, attempt.operands)
-    times = dict(zip(calls, measure.seconds(list(calls.values()))))
+  found: dict[Any, Callable[..., Any]] = {}
+  for config, future in compiled.items():
+    try:
+      function = future.result()
+      results = attempt.call(function)()
+      reason = None
+      if len(found) < _CHECKED.value:
+        reason = attempt.error(results)
+    except Exception as error:  # pylint: disable=broad-exception-caught
+      reason = f"{type(error).__name__}: {str(error)[:200]}"
+    if reason is None:
+      found[config] = function
+    else:
+      print(f"FAILED {autotuning.describe(problem)} {config}: {reason}")
+  if _XLA.value and problem.groups is None:
+    found["xla"] = autotuning.compile_xla(work.case, attempt.operands)
+  return found
+
+
+def measured(work: Work, functions: dict[Any, Callable[..., Any]]):
+  """A row for each config of a problem."""
+  operands = trial.operands(work.case.problem, work.rows)
+  calls = [functools.partial(call, **operands) for call in functions.values()]
+  times = dict(zip(functions, measure.seconds(calls)))
   xla = times.pop("xla", None)
   for config, seconds in sorted(times.items(), key=lambda x: x[1]):
     yield row(work, config, seconds, xla)
@@ -200,16 +207,26 @@ def row(work: Work, config: Config, seconds: float, xla: float | None):
 
 
 def work_alone(share: int) -> None:
-  """What one of the processes does."""
+  """What one of the processes does: first all that takes the host's time.
+
+  Nothing is timed until every process is done with that.
+  """
   start, output = time.monotonic(), Path(_OUTPUT.value)
   mine = itertools.islice(all_work(), share, None, _PROCESSES.value)
+  ready = []
+  for work in mine:
+    if time.monotonic() - start > _SECONDS.value:
+      print("out of time:", autotuning.describe(work.case.problem))
+      continue
+    ready.append((work, prepared(work)))
+  Path(f"{output}.{share}.ready").touch()
+  while len([*output.parent.glob(f"{output.name}.*.ready")]) < _PROCESSES.value:
+    time.sleep(0.5)
   with Path(f"{output}.{share}").open("w") as file:
-    for work in mine:
-      if time.monotonic() - start > _SECONDS.value:
-        print("out of time:", autotuning.describe(work.case.problem))
-        continue
-      for found in measured(work, output.with_suffix(".lock")):
-        file.write(json.dumps(found, separators=(",", ":")) + "\n")
+    for work, functions in ready:
+      with alone(output.with_suffix(".lock")):
+        for found in measured(work, functions):
+          file.write(json.dumps(found, separators=(",", ":")) + "\n")
       file.flush()
 
 
@@ -234,6 +251,7 @@ def main(argv: Sequence[str]) -> None:
     for part in filter(Path.exists, parts):
       file.write(part.read_text())
       part.unlink()
+      Path(f"{part}.ready").unlink()
   if any(codes):
     sys.exit(f"processes ended with {codes}")
 

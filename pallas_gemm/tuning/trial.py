@@ -56,10 +56,7 @@ class Trial:
   def __init__(self, case: Case, sizes: np.ndarray | None = None):
     """`sizes`: rows of each group, if not as said above."""
     self.case = case
-    self.operands = _operands(case.problem)
-    if sizes is not None:
-      offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-      self.operands["offsets"] = jnp.asarray(offsets)
+    self.operands = operands(case.problem, sizes)
     self._expected = [
       (part, self._of(part)) for part in _parts(case.problem, self.operands)
     ]
@@ -112,15 +109,8 @@ class Trial:
     )
 
 
-def shapes_of(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
-  """The operands of a problem, as shapes alone."""
-  return jax.eval_shape(lambda: _operands(problem))
-
-
-def compiled(
-  case: Case, config: Config, operands: Arrays
-) -> Callable[..., Results]:
-  """The kernel with a config, compiled for operands or their shapes."""
+def compiled(case: Case, config: Config, arrays: Arrays) -> Callable[..., Results]:
+  """The kernel with a config, compiled for arrays like the operands."""
   kernel, factors = launch.grouped, {}
   if case.problem.groups is None:
     kernel = launch.dense
@@ -132,7 +122,7 @@ def compiled(
     activation=case.activation,
     **factors,
   )
-  return jax.jit(run).lower(**operands).compile()
+  return jax.jit(run).lower(**arrays).compile()
 
 
 def _parts(p: Problem, x: Arrays) -> Iterator[sampling.Part]:
@@ -151,8 +141,13 @@ def _normal(key, shape: tuple[int, ...], dtype: str, scale: float):
   return (scale * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
 
 
-def _operands(p: Problem) -> Arrays:
-  """What the kernel takes, by the name of its argument."""
+def operands(p: Problem, sizes: np.ndarray | None = None) -> Arrays:
+  """What the kernel takes, by the name of its argument.
+
+  Args:
+    p: the problem.
+    sizes: rows of each group, if not as said above.
+  """
   a, b = layout.operand_shapes(p)
   if p.groups is None:
     a, b = (p.matrices(p.a), *a), (p.matrices(p.b), *b)
@@ -176,7 +171,10 @@ def _operands(p: Problem) -> Arrays:
   }
   if p.groups:
     rows = p.m if p.along == "m" else p.k
-    found["offsets"] = jnp.asarray(_offsets(rows, p.groups.count))
+    offsets = _offsets(rows, p.groups.count)
+    if sizes is not None:
+      offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    found["offsets"] = jnp.asarray(offsets)
   return found
 
 
