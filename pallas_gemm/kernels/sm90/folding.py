@@ -12,6 +12,10 @@ another order than those of B:
 Sums over K are the same if A has its columns in that order (`in_slab_order`).
 XLA permutes them: it copies A, where padded rows of B would have it copy the
 weights of all groups.
+
+Each window is one copy by TMA, but atom by atom where it hangs over the edge of
+what rows are folded to (`compat.allow_ragged_copies`). Columns of a window past
+N are the next row's first ones: what is summed of them is not stored.
 """
 
 import functools
@@ -28,8 +32,9 @@ _STRIDE_BITS = 128
 def fold(problem: Problem) -> int:
   """Rows of B that TMA is given as one; 1 if it addresses B, or a padded one.
 
-  More where there are groups of rows and A is smaller than all B. Their rows
-  must come out even.
+  More where there are groups of rows, B is stored [K, N] and K is a multiple.
+  How many rows A has does not count: in which order a row is summed must not
+  depend on the others.
 
   Example:
     >>> from pallas_gemm.kernels.sm90.folding import fold
@@ -46,8 +51,7 @@ def fold(problem: Problem) -> int:
   if p.along != "m" or p.b.k_last:
     return 1
   rows = _STRIDE_BITS // math.gcd(_STRIDE_BITS, p.n * p.b.bits)
-  is_worth_it = p.m * p.batch < p.groups.count * p.n * p.products
-  return rows if is_worth_it and p.k % rows == 0 else 1
+  return rows if p.k % rows == 0 else 1
 
 
 def in_slab_order(a: jax.Array, fold: int, block_k: int) -> jax.Array:

@@ -41,8 +41,7 @@ ladder take that apart step by step; what is here beyond them:
 
 Operands that TMA can't address are copied by XLA into padded ones, each on its
 own (`layout`), but for weights of groups of rows (`folding`); the result is
-sliced. Tiles may hang over every edge: TMA fills
-with zeros and drops stores.
+sliced. Tiles may hang over every edge: TMA fills with zeros and drops stores.
 
 Sources: Osama et al., "Stream-K" (2023; whole tiles first, then those of
 the last wave in parts of K); CUTLASS (warp-specialised persistent kernels,
