@@ -7,14 +7,13 @@ longer by it alone than the best one is predicted to.
 
 from collections.abc import Callable, Iterable, Iterator
 import heapq
-from typing import Any
 
 from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import cdiv
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import odd_sizes
+from pallas_gemm.tuning import constants, odd_sizes
 
 
 def best_first(
@@ -44,23 +43,23 @@ def best_first(
 
 
 def of(
-  problem: Problem, gpu: hardware.Gpu, fit: Any
+  problem: Problem, gpu: hardware.Gpu, known: constants.Constants
 ) -> Callable[[Config], float]:
   """What predictions for a problem are at least, in seconds.
 
   Args:
     problem: what is computed.
     gpu: where.
-    fit: the constants of `model`.
+    known: its constants.
   """
-  p = problem
+  p, fit = problem, known.model
   products = p.products
   sums = products * p.results * 4 / fit.reduce_rate
   rate = gpu.dram_bytes_per_s / 1e6 * fit.dram / min(fit.deep, fit.streams)
   loads = p.operand_bytes / rate
   stores = p.results * 2 / rate  # of 16 bits or more
   slabs = {block_k: cdiv(p.k, block_k) for block_k in (64, 128)}
-  copied, copied_c, copied_out = odd_sizes.copies_at_least(p)
+  copied, copied_c, copied_out = odd_sizes.copies_at_least(p, known.odd_sizes)
   launch = fit.launch + copied
 
   def at_least(config: Config) -> float:
