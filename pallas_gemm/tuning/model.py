@@ -32,6 +32,7 @@ from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import bounds, constants, odd_sizes, stages, tiles
+from pallas_gemm.tuning.elementwise import largest, smallest
 
 
 def choose(problem: Problem, *, any_rows: bool = False) -> Config:
@@ -87,7 +88,7 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
   if rounds * plan.slabs > cfg.stages:
     # A slab is released when the next one has begun, so the loads of a ring of
     # two wait for each other.
-    slab = max(slab, (slab + fit.arrival) / (cfg.stages - 1))
+    slab = largest(slab, (slab + fit.arrival) / (cfg.stages - 1))
   busy = _busy(plan, fit, rounds, slab)
   memory = _memory(plan, fit, odd, rounds)
   time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
@@ -144,7 +145,7 @@ def _slab(plan: Plan, fit: constants.Model, odd: odd_sizes.Costs) -> float:
   slow_a, slow_b = odd.loads
   loads = rows * slow_a / cfg.cluster_n + bn * slow_b / cfg.cluster_m
   loads *= bytes_of(bk, p.a.dtype) / fit.l2 * (fit.narrow if narrow else 1)
-  slab = max(multiply, shared, loads) + fit.barrier + odd.short
+  slab = largest(multiply, shared, loads) + fit.barrier + odd.short
   if cfg.consumers == 1:
     slab *= fit.pair_m if cfg.cluster_m > 1 else 1
     slab *= fit.pair_n if cfg.cluster_n > 1 else 1
@@ -163,7 +164,7 @@ def _busy(plan: Plan, fit: constants.Model, rounds: int, slab: float) -> float:
   between = _between(plan, fit, epilogue, product, slab, least)
   work_tile = product + between
   if rounds > 1:
-    work_tile = max(work_tile, least)
+    work_tile = largest(work_tile, least)
   if not cfg.tail_columns:
     return rounds * work_tile + epilogue - between
   partial = cfg.block_m * cfg.block_n * plan.products * 4 / fit.store
@@ -191,13 +192,12 @@ def _epilogue(plan: Plan, fit: constants.Model, rounds: int) -> float:
     + cfg.block_m * cfg.block_n * stored / fit.store
     + fit.subtile * _subtiles(plan)
   )
-  slower = fit.activation if p.epilogue.activation else 1
-  slower *= fit.with_c if p.epilogue.c_dtype else 1
-  slower += fit.by_rows - 1 if plan.by_rows else 0
-  epilogue *= slower
+  applied = fit.activation if p.epilogue.activation else 1
+  slower = applied * (fit.with_c if p.epilogue.c_dtype else 1)
+  epilogue *= slower + (fit.by_rows - 1 if plan.by_rows else 0)
   if rounds == 1 and cfg.split_k == 1:
     rate = plan.gpu.dram_bytes_per_s
-    epilogue = max(epilogue, p.results * stored / rate * 1e6 / fit.leaving)
+    epilogue = largest(epilogue, p.results * stored / rate * 1e6 / fit.leaving)
   return epilogue
 
 
@@ -221,7 +221,7 @@ def _between(
   p, cfg = plan.problem, plan.config
   beside = least - product / fit.busy
   if plan.by_rows:
-    return max(epilogue, beside) if p.epilogue.activation else epilogue
+    return largest(epilogue, beside) if p.epilogue.activation else epilogue
   has_c = p.epilogue.c_dtype is not None
   area = cfg.block_m * cfg.block_n / 2**15
   words = _stored_bytes(plan) / 2
@@ -231,7 +231,7 @@ def _between(
   at_once = plan.stored_at_once
   if at_once == 1:
     hidden = fit.hidden * epilogue
-    return max(hidden, beside) if p.epilogue.activation else hidden
+    return largest(hidden, beside) if p.epilogue.activation else hidden
   subtiles = _subtiles(plan)
   between = fit.packed + fit.applied * area * bool(p.epilogue.activation)
   slivers = fit.slivers if cfg.epilogue_n < 32 else 0
@@ -241,12 +241,12 @@ def _between(
   )
   at_once *= fit.drain * area * words
   more = fit.saved if p.epilogue.save else fit.wide
-  between += max(more * area * (words - 1), at_once, late, 0)
+  between += largest(more * area * (words - 1), at_once, late, 0)
   if has_c and plan.c_in_place:
     asked = min(subtiles, plan.slabs) * slab / fit.clock
-    between += fit.added * area + max(0, fit.awaited - product + asked)
+    between += fit.added * area + largest(0, fit.awaited - product + asked)
   elif has_c:
-    between += max(fit.ahead * area, fit.awaited - product)
+    between += largest(fit.ahead * area, fit.awaited - product)
   return between
 
 
@@ -262,7 +262,7 @@ def _longest(plan: Plan, work_tile: float, product: float) -> float:
     first = cdiv(whole - block, sms)
     parts = cdiv(work_tiles - block, sms) - first
     times.append(first * work_tile + parts * product / cfg.tail_split_k)
-  return max(times)
+  return largest(*times)
 
 
 def _memory(
@@ -279,7 +279,7 @@ def _memory(
   blocks = cdiv(_work_tiles(plan), rounds) * cfg.cluster_m * cfg.cluster_n
   streamed = cfg.block_m if cfg.swap_ab else bn
   in_flight = bytes_of(cfg.stages * streamed * bk, p.a.dtype)
-  memory = moved / min(
+  memory = moved / smallest(
     plan.gpu.dram_bytes_per_s / 1e6 * fit.dram, blocks * in_flight / fit.latency
   )
   memory *= fit.narrow_dram if _is_narrow(plan) else 1

@@ -7,6 +7,7 @@ from pallas_gemm.kernels.sm90 import layout
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import constants
+from pallas_gemm.tuning.elementwise import largest
 
 
 class Costs(NamedTuple):
@@ -51,7 +52,7 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
     loads=(_slower(a, fit), _slower(b, fit)),
     results=fit.straddling_results if result % 32 == 16 else 1.0,
     copies=copies,
-    short=max(short, default=0.0),
+    short=largest(0.0, *short),
     sums=fit.odd_sums if p.results % 2 else 1.0,
   )
 
