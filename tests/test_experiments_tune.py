@@ -25,7 +25,7 @@ def small_model(tmp_path, monkeypatch):
   monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
   monkeypatch.setattr(model, "candidates", lambda problem: [CHOSEN, FASTER])
   monkeypatch.setattr(
-    model, "predict", lambda plan, l2=None: 1e-6 * plan.config.epilogue_n
+    model, "predict", lambda plan, known=None: 1e-6 * plan.config.epilogue_n
   )
   monkeypatch.setattr(model, "choose", lambda problem: CHOSEN)
   cache.clear()

@@ -58,6 +58,7 @@ def test_the_wheel_holds_the_package_alone(wheel, repository):
     f"pallas_gemm-{pallas_gemm.__version__}.dist-info",
   }
   assert "pallas_gemm/tuning/table/some_gpu.jsonl" in names
+  assert "pallas_gemm/tuning/constants/nvidia_h200.json" in names
   modules = {name for name in names if name.endswith(".py")}
   assert modules == {
     path.relative_to(repository).as_posix()

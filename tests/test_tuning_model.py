@@ -17,6 +17,7 @@ from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import (
   bounds,
+  constants,
   fitted,
   model,
   odd_sizes,
@@ -123,7 +124,7 @@ def test_the_best_come_first_and_few_are_predicted(case):
   gpu = hardware.current()
   some = list(tiles.worth_a_try(case, gpu))
   times = {config: model.predict(Plan.of(case, config)) for config in some}
-  at_least = bounds.of(case, gpu, model._FIT)
+  at_least = bounds.of(case, gpu, constants.of(gpu))
   assert all(at_least(config) <= times[config] for config in some)
 
   asked = []
@@ -347,10 +348,11 @@ def test_narrow_subtiles_are_worth_it_where_tiles_divide_a_matrix():
 
 
 def test_an_odd_number_of_results_is_copied_slowly():
-  """By measured times, see `odd_sizes._SLICE_RATES`."""
+  """By measured times, see `constants.OddSizes`."""
   tile = Config(block_m=128, block_n=192, stages=5, epilogue_n=32)
-  odd = odd_sizes.costs(Plan.of(problem(4097, 4097, 4096), tile))
-  even = odd_sizes.costs(Plan.of(problem(4096, 4097, 4096), tile))
+  fit = constants.of(hardware.current()).odd_sizes
+  odd = odd_sizes.costs(Plan.of(problem(4097, 4097, 4096), tile), fit)
+  even = odd_sizes.costs(Plan.of(problem(4096, 4097, 4096), tile), fit)
   assert odd.copies > 2 * even.copies
   assert (odd.sums, even.sums) == (2, 1)
   # 53.6 us; 70.3 in two parts of K with 192 x 192 tiles.

@@ -7,14 +7,13 @@ longer by it alone than the best one is predicted to.
 
 from collections.abc import Callable, Iterable, Iterator
 import heapq
-from typing import Any
 
 from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import cdiv
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import odd_sizes
+from pallas_gemm.tuning import constants, odd_sizes
 
 
 def best_first(
@@ -44,30 +43,38 @@ def best_first(
 
 
 def of(
-  problem: Problem, gpu: hardware.Gpu, fit: Any
+  problem: Problem, gpu: hardware.Gpu, known: constants.Constants
 ) -> Callable[[Config], float]:
   """What predictions for a problem are at least, in seconds.
 
   Args:
     problem: what is computed.
     gpu: where.
-    fit: the constants of `model`.
+    known: its constants.
   """
-  p = problem
+  p, fit, odd = problem, known.model, known.odd_sizes
   products = p.products
-  sums = products * p.results * 4 / fit.reduce_rate
-  rate = gpu.dram_bytes_per_s / 1e6 * fit.dram / min(fit.deep, fit.streams)
+  sums = products * p.results * 4 / fit.reduce_rate * min(1, odd.odd_sums)
+  # Multiples that only some configs have may be less than 1.
+  even = min(1, fit.even)
+  mma = fit.mma * min(1, fit.third) * min(1, fit.tall) * min(1, fit.columns)
+  mma *= min(1, fit.swapped) * min(1, fit.narrow_mma)
+  rate = gpu.dram_bytes_per_s / 1e6 * fit.dram
+  streamed = min(1, fit.deep, fit.streams, fit.swapped)
+  rate /= streamed * min(1, fit.narrow_dram) * even
   loads = p.operand_bytes / rate
-  stores = p.results * 2 / rate  # of 16 bits or more
+  # Of 16 bits or more.
+  stores = p.results * 2 / rate * min(1, odd.straddling_results)
+  clock = fit.clock / (min(1, fit.pair_m, fit.pair_n) * even)
   slabs = {block_k: cdiv(p.k, block_k) for block_k in (64, 128)}
-  copied, copied_c, copied_out = odd_sizes.copies_at_least(p)
-  launch = fit.launch + copied
+  copied, copied_c, copied_out = odd_sizes.copies_at_least(p, odd)
+  launch = fit.launch * even + copied
 
   def at_least(config: Config) -> float:
     c = config
     m, n = (p.n, p.m) if c.swap_ab else (p.m, p.n)
     area = c.block_m * c.block_n * products
-    slab = area * c.block_k / 2048 * fit.mma
+    slab = area * c.block_k / 2048 * mma
     slab *= 1 + fit.small * (1 - area / 2**15)
     # Rounding up in place: this is called for dozens of configs.
     columns = -(-n // (c.block_n * c.cluster_n)) - c.tail_columns
@@ -76,7 +83,7 @@ def of(
     )
     rounds = -(-work_tiles // (gpu.sm_count // (c.cluster_m * c.cluster_n)))
     product = -(-slabs[c.block_k] // c.split_k) * (slab + fit.barrier)
-    busy = rounds * product / fit.clock
+    busy = rounds * product / clock
     if c.split_k == 1:
       is_copied = copied_out and not Plan(p, c, gpu).by_rows
       beside = copied_c + (copied_out if is_copied else 0)

@@ -17,13 +17,7 @@ from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import model, tiles
-
-# Bytes a cycle and SM from L2 where blocks that run at a time read different
-# groups' B. Tiles of 128 x 256 then suit 100 rows a group and more: 160 groups
-# of 205 rows, 5120 x 1536 weights, 1209 -> 862 us; 64 of 128, 7168 x 2048, 684
-# -> 577 (H200).
-_L2_OF_GROUPS_OF_ROWS = 62.0
+from pallas_gemm.tuning import constants, model, tiles
 
 
 def choose(problem: Problem) -> Config:
@@ -56,24 +50,28 @@ def candidates(problem: Problem) -> list[Config]:
   batch = _as_batch(problem, max(1, round(_rows(problem))))
   # Rows of groups are stored in subtiles of up to 64 columns.
   batch = dataclasses.replace(batch, n=max(problem.n, 64))
+  known = constants.of(gpu)
   timed = [
-    (predict(Plan(problem, config, gpu)), config)
+    (predict(Plan(problem, config, gpu), known), config)
     for config in tiles.worth_a_try(batch, gpu)
     if config.split_k == 1 and _suits_groups(problem, config)
   ]
   return [config for _, config in sorted(timed, key=lambda x: x[0])]
 
 
-def predict(plan: Plan) -> float:
+def predict(plan: Plan, known: constants.Constants | None = None) -> float:
   """Predicted time of the kernel, in seconds.
 
   Args:
     plan: of a grouped product, legal or not.
+    known: constants; None are those of the plan's GPU.
   """
   problem, config, gpu = plan.given, plan.config, plan.gpu
-  l2 = _L2_OF_GROUPS_OF_ROWS if problem.along == "m" else None
+  known = known or constants.of(gpu)
+  if problem.along == "m":
+    known = known.of_groups_of_rows
   return sum(
-    share * model.predict(Plan(_as_batch(problem, rows), config, gpu), l2)
+    share * model.predict(Plan(_as_batch(problem, rows), config, gpu), known)
     for rows, share in _sizes(problem, config)
   )
 

@@ -18,12 +18,12 @@ works on one after the other. The time has these parts:
 
 The first three overlap; the longest counts, blended where they are close.
 
-Constants (`_FIT`) were fitted to times on an H200, see experiments/notes.md;
-other Hopper GPUs are predicted with their own sizes, rates and its efficiency.
+Constants are those of the GPU (`constants`), fitted to times measured there;
+one of which there are none is predicted with its own sizes and rates, and the
+efficiency of the nearest.
 """
 
 from collections.abc import Callable, Iterator
-import dataclasses
 
 from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90 import legal
@@ -31,110 +31,8 @@ from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import bounds, odd_sizes, stages, tiles
-
-
-@dataclasses.dataclass(frozen=True)
-class _Fit:
-  """Constants that no datasheet has; cycles and microseconds at `clock`.
-
-  Attributes:
-    clock: cycles a microsecond under load.
-    mma: multiplication, as a part of the time at peak rate.
-    columns: the same with columns shared out: shorter wgmmas read A again.
-    small: what the smallest tile costs in clock, beside 128 x 256.
-    third: the same with three consumers, as a multiple; tall: with more than
-      64 rows a consumer.
-    shared: shared memory, likewise.
-    writes: part of TMA's writes that gets in the way of wgmma's reads.
-    narrow: loads of atoms of 32 columns, as a multiple of those of 64.
-    narrow_dram, narrow_mma: the same for device memory, and for wgmma.
-    swapped: multiplication and device memory where operands are swapped;
-      streams: device memory with 256 columns a tile, slabs of 128, or a batch
-      of few rows;
-      scattered: as much more for what of it are results.
-    deep: device memory with slabs of 128 of [N, K], in several rounds.
-    leaving: part of the peak rate of device memory at which the results of a
-      single round leave, all at once.
-    pair_m, pair_n: a slab, where blocks with one consumer share it.
-    l2: bytes a cycle and SM from L2; barrier: cycles of a slab's barriers.
-    arrival: cycles until a slab that is asked for has arrived.
-    epilogue: microseconds until the first results leave.
-    store: bytes a microsecond and SM of results.
-    subtile: microseconds for each subtile of a consumer's tile.
-    activation, with_c: the epilogue with an activation and with C, as
-      multiples; by_rows: stored row by row, likewise, but what it adds is
-      added.
-    hidden: part of the epilogue that the next work tile does not hide.
-    packed: microseconds of the epilogue where results are stored beside the
-      next work tile's slabs; of 128 x 256 results, besides, applied: of an
-      activation; added: of C; ahead: of C in buffers of its own; wide: of twice
-      the bytes; saved: of two results.
-    awaited: microseconds in which C arrives; drain: in which 128 x 256 results
-      of 16 bits leave, beside the slabs of a work tile.
-    pingpong: microseconds of the epilogue of 128 x 256 results where consumers
-      ping-pong; pingpong_applied, pingpong_added: of an activation and of C,
-      besides.
-    slivers: microseconds that a subtile of 16 columns holds up one consumer.
-    latency: microseconds that a load takes.
-    dram: part of the peak rate of device memory.
-    blend: exponent of the sum of overlapping parts.
-    launch: microseconds until the first block runs and after the last ends.
-    reduce: microseconds of the kernel that sums partial products.
-    reduce_rate: its bytes a microsecond.
-    even: what is lost in clock if no SM is idle in the last wave.
-  """
-
-  clock: float = 1650.0
-  mma: float = 0.9882
-  small: float = 0.01
-  third: float = 1.03
-  tall: float = 1.01
-  columns: float = 1.07
-  shared: float = 1.168
-  writes: float = 0.06463
-  narrow: float = 3.4
-  narrow_dram: float = 1.178
-  narrow_mma: float = 1.055
-  swapped: float = 1.015
-  streams: float = 0.985
-  scattered: float = 0.12
-  deep: float = 0.965
-  leaving: float = 1.1
-  pair_m: float = 1.05
-  pair_n: float = 1.12
-  l2: float = 107.0
-  barrier: float = 48.09
-  arrival: float = 886.1
-  epilogue: float = 0.1068
-  store: float = 119200.0
-  subtile: float = 0.04543
-  activation: float = 2.344
-  with_c: float = 2.778
-  by_rows: float = 7.0
-  hidden: float = 1.399
-  packed: float = 0.42
-  applied: float = 1.8
-  added: float = 0.9
-  ahead: float = 2.0
-  wide: float = 1.75
-  saved: float = 1.3
-  awaited: float = 2.2
-  drain: float = 1.9
-  pingpong: float = 1.0
-  pingpong_applied: float = 2.0
-  pingpong_added: float = 1.6
-  slivers: float = 0.15
-  latency: float = 0.1901
-  dram: float = 0.9087
-  blend: float = 7.396
-  launch: float = 2.453
-  reduce: float = 1.238
-  reduce_rate: float = 2817000.0
-  even: float = 1.01
-
-
-_FIT = _Fit()
+from pallas_gemm.tuning import bounds, constants, odd_sizes, stages, tiles
+from pallas_gemm.tuning.elementwise import largest, smallest
 
 
 def choose(problem: Problem, *, any_rows: bool = False) -> Config:
@@ -164,33 +62,35 @@ def candidates(
 ) -> Iterator[Config]:
   """Configs worth a try, legal or not, that with the least time first."""
   gpu = hardware.current()
-  at_least = bounds.of(problem, gpu, _FIT)
+  known = constants.of(gpu)
+  at_least = bounds.of(problem, gpu, known)
 
   def seconds(config: Config) -> float:
-    return predict(Plan(problem, config, gpu))
+    return predict(Plan(problem, config, gpu), known)
 
   some = tiles.worth_a_try(problem, gpu)
   for config in bounds.best_first(some, at_least, seconds):
     yield fit(Plan(problem, config, gpu))
 
 
-def predict(plan: Plan, l2: float | None = None) -> float:
+def predict(plan: Plan, known: constants.Constants | None = None) -> float:
   """Predicted time of all kernels of a call, in seconds.
 
   Args:
     plan: of a dense product, legal or not.
-    l2: bytes a cycle and SM from L2, if not as many as of a dense product.
+    known: constants; None are those of the plan's GPU.
   """
-  p, cfg, fit = plan.problem, plan.config, _FIT
-  odd = odd_sizes.costs(plan)
+  known = known or constants.of(plan.gpu)
+  p, cfg, fit = plan.problem, plan.config, known.model
+  odd = odd_sizes.costs(plan, known.odd_sizes)
   rounds = _rounds(plan)
-  slab = _slab(plan, odd, l2 or fit.l2)
+  slab = _slab(plan, fit, odd)
   if rounds * plan.slabs > cfg.stages:
     # A slab is released when the next one has begun, so the loads of a ring of
     # two wait for each other.
-    slab = max(slab, (slab + fit.arrival) / (cfg.stages - 1))
-  busy = _busy(plan, rounds, slab)
-  memory = _memory(plan, odd, rounds)
+    slab = largest(slab, (slab + fit.arrival) / (cfg.stages - 1))
+  busy = _busy(plan, fit, rounds, slab)
+  memory = _memory(plan, fit, odd, rounds)
   time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
   if cfg.split_k > 1:
     summed = p.results * plan.products * cfg.split_k * 4 / fit.reduce_rate
@@ -223,9 +123,9 @@ def _is_narrow(plan: Plan) -> bool:
   return not plan.problem.b.k_last and plan.config.block_n // shares % 64 > 0
 
 
-def _slab(plan: Plan, odd: odd_sizes.Costs, l2: float) -> float:
+def _slab(plan: Plan, fit: constants.Model, odd: odd_sizes.Costs) -> float:
   """Cycles of a slab of K that has arrived."""
-  p, cfg, fit = plan.problem, plan.config, _FIT
+  p, cfg = plan.problem, plan.config
   bm, bn, bk = cfg.block_m, cfg.block_n * plan.products, cfg.block_k
   narrow = _is_narrow(plan)
   multiply = bm * bn * bk / 2048 * fit.mma
@@ -244,27 +144,27 @@ def _slab(plan: Plan, odd: odd_sizes.Costs, l2: float) -> float:
   shared = (reads + fit.writes * writes) / 128 * fit.shared
   slow_a, slow_b = odd.loads
   loads = rows * slow_a / cfg.cluster_n + bn * slow_b / cfg.cluster_m
-  loads *= bytes_of(bk, p.a.dtype) / l2 * (fit.narrow if narrow else 1)
-  slab = max(multiply, shared, loads) + fit.barrier + odd.short
+  loads *= bytes_of(bk, p.a.dtype) / fit.l2 * (fit.narrow if narrow else 1)
+  slab = largest(multiply, shared, loads) + fit.barrier + odd.short
   if cfg.consumers == 1:
     slab *= fit.pair_m if cfg.cluster_m > 1 else 1
     slab *= fit.pair_n if cfg.cluster_n > 1 else 1
   return slab
 
 
-def _busy(plan: Plan, rounds: int, slab: float) -> float:
+def _busy(plan: Plan, fit: constants.Model, rounds: int, slab: float) -> float:
   """Microseconds in which a block is busy; `slab` cycles each."""
-  cfg, fit = plan.config, _FIT
+  cfg = plan.config
   product = plan.slabs * slab / fit.clock
-  epilogue = _epilogue(plan, rounds)
+  epilogue = _epilogue(plan, fit, rounds)
   area = cfg.block_m * cfg.block_n / 2**15
   words = _stored_bytes(plan) / 2
   applied = fit.applied * bool(plan.problem.epilogue.activation)
   least = (fit.drain * words + applied) * area
-  between = _between(plan, epilogue, product, slab, least)
+  between = _between(plan, fit, epilogue, product, slab, least)
   work_tile = product + between
   if rounds > 1:
-    work_tile = max(work_tile, least)
+    work_tile = largest(work_tile, least)
   if not cfg.tail_columns:
     return rounds * work_tile + epilogue - between
   partial = cfg.block_m * cfg.block_n * plan.products * 4 / fit.store
@@ -283,41 +183,45 @@ def _subtiles(plan: Plan) -> float:
   return across * cfg.block_m / (cfg.consumers * 64)
 
 
-def _epilogue(plan: Plan, rounds: int) -> float:
+def _epilogue(plan: Plan, fit: constants.Model, rounds: int) -> float:
   """Microseconds until the results of a block's last work tile have left."""
-  p, cfg, fit = plan.problem, plan.config, _FIT
+  p, cfg = plan.problem, plan.config
   stored = _stored_bytes(plan)
   epilogue = (
     fit.epilogue
     + cfg.block_m * cfg.block_n * stored / fit.store
     + fit.subtile * _subtiles(plan)
   )
-  slower = fit.activation if p.epilogue.activation else 1
-  slower *= fit.with_c if p.epilogue.c_dtype else 1
-  slower += fit.by_rows - 1 if plan.by_rows else 0
-  epilogue *= slower
+  applied = fit.activation if p.epilogue.activation else 1
+  slower = applied * (fit.with_c if p.epilogue.c_dtype else 1)
+  epilogue *= slower + (fit.by_rows - 1 if plan.by_rows else 0)
   if rounds == 1 and cfg.split_k == 1:
     rate = plan.gpu.dram_bytes_per_s
-    epilogue = max(epilogue, p.results * stored / rate * 1e6 / fit.leaving)
+    epilogue = largest(epilogue, p.results * stored / rate * 1e6 / fit.leaving)
   return epilogue
 
 
 def _between(
-  plan: Plan, epilogue: float, product: float, slab: float, least: float
+  plan: Plan,
+  fit: constants.Model,
+  epilogue: float,
+  product: float,
+  slab: float,
+  least: float,
 ) -> float:
   """Microseconds of a work tile's epilogue that the next tile does not hide.
 
   Args:
     plan: of the work tile.
+    fit: constants.
     epilogue: of the last one.
     product: microseconds in which it is multiplied; slab: cycles of a slab.
     least: microseconds of its results, without anything to hide them.
   """
-  p, cfg, fit = plan.problem, plan.config, _FIT
+  p, cfg = plan.problem, plan.config
+  beside = least - product / fit.busy
   if plan.by_rows:
-    return (
-      max(epilogue, least - product / 3) if p.epilogue.activation else epilogue
-    )
+    return largest(epilogue, beside) if p.epilogue.activation else epilogue
   has_c = p.epilogue.c_dtype is not None
   area = cfg.block_m * cfg.block_n / 2**15
   words = _stored_bytes(plan) / 2
@@ -327,22 +231,22 @@ def _between(
   at_once = plan.stored_at_once
   if at_once == 1:
     hidden = fit.hidden * epilogue
-    return max(hidden, least - product / 3) if p.epilogue.activation else hidden
+    return largest(hidden, beside) if p.epilogue.activation else hidden
   subtiles = _subtiles(plan)
   between = fit.packed + fit.applied * area * bool(p.epilogue.activation)
   slivers = fit.slivers if cfg.epilogue_n < 32 else 0
   between += slivers * subtiles / cfg.consumers**2
   late = fit.drain * area * words - product / (
-    3 if p.epilogue.activation else 1
+    fit.busy if p.epilogue.activation else 1
   )
   at_once *= fit.drain * area * words
   more = fit.saved if p.epilogue.save else fit.wide
-  between += max(more * area * (words - 1), at_once, late, 0)
+  between += largest(more * area * (words - 1), at_once, late, 0)
   if has_c and plan.c_in_place:
     asked = min(subtiles, plan.slabs) * slab / fit.clock
-    between += fit.added * area + max(0, fit.awaited - product + asked)
+    between += fit.added * area + largest(0, fit.awaited - product + asked)
   elif has_c:
-    between += max(fit.ahead * area, fit.awaited - product)
+    between += largest(fit.ahead * area, fit.awaited - product)
   return between
 
 
@@ -358,12 +262,14 @@ def _longest(plan: Plan, work_tile: float, product: float) -> float:
     first = cdiv(whole - block, sms)
     parts = cdiv(work_tiles - block, sms) - first
     times.append(first * work_tile + parts * product / cfg.tail_split_k)
-  return max(times)
+  return largest(*times)
 
 
-def _memory(plan: Plan, odd: odd_sizes.Costs, rounds: int) -> float:
+def _memory(
+  plan: Plan, fit: constants.Model, odd: odd_sizes.Costs, rounds: int
+) -> float:
   """Microseconds that device memory takes."""
-  p, cfg, fit = plan.problem, plan.config, _FIT
+  p, cfg = plan.problem, plan.config
   bn, bk = cfg.block_n * plan.products, cfg.block_k
   size = bytes_of(1, plan.stored_dtype)
   moved = p.operand_bytes
@@ -373,7 +279,7 @@ def _memory(plan: Plan, odd: odd_sizes.Costs, rounds: int) -> float:
   blocks = cdiv(_work_tiles(plan), rounds) * cfg.cluster_m * cfg.cluster_n
   streamed = cfg.block_m if cfg.swap_ab else bn
   in_flight = bytes_of(cfg.stages * streamed * bk, p.a.dtype)
-  memory = moved / min(
+  memory = moved / smallest(
     plan.gpu.dram_bytes_per_s / 1e6 * fit.dram, blocks * in_flight / fit.latency
   )
   memory *= fit.narrow_dram if _is_narrow(plan) else 1

@@ -21,19 +21,8 @@ from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
+from pallas_gemm.tuning import constants
 
-# Rows up to which a product takes as long as its weights take to arrive.
-_MOST_STREAMED_ROWS = 128
-# Until memory has answered, in seconds: 6.7 MB on an H200. The fastest config
-# has 5.9 to 7.9 MB on its way, beside the slab that is multiplied, in 20 of 24
-# problems of 16 to 128 rows; in two more no further stage fits (H200).
-# 64 x 6144 x 4096 14.5 -> 13.8 us, 128 x 8192 x 28672 113.7 -> 110.5.
-_ANSWER = 1.4e-6
-# The same where each SM has a block or more, counting what no other block asks
-# for: 82 KB an SM. Batches with all stages that find room: 64 of 512 x 64 x 512
-# 11.3 -> 10.9 us, 96 15.7 -> 15.1, 32 of 1 x 8192 x 128 (NT) 18.0 -> 17.3; the
-# worst of 35 configs is 0.8 % slower (H200).
-_EVEN_ANSWER = 2.27e-6
 FEWEST = 4
 
 
@@ -44,12 +33,13 @@ def suited(plan: Plan) -> Config:
   if work_tiles is None:
     return cfg
   most = round_up(work_tiles, pingpong) * plan.slabs
-  streams = min(p.m, p.n) <= _MOST_STREAMED_ROWS and cfg.split_k == 1
+  fit = constants.of(gpu).stages
+  streams = min(p.m, p.n) <= fit.streamed_rows and cfg.split_k == 1
   if streams and cfg.stages < most:
-    if work_tiles == 1 and _waits_unevenly(plan):
+    if work_tiles == 1 and _waits_unevenly(plan, fit):
       most = min(most, max(FEWEST, round(in_one_answer(p, cfg.block_k, gpu))))
     elif 2 * _blocks(plan) > gpu.sm_count:
-      share = gpu.dram_bytes_per_s * _EVEN_ANSWER / gpu.sm_count
+      share = gpu.dram_bytes_per_s * fit.even_answer / gpu.sm_count
       most = min(most, max(FEWEST, 1 + round(share / _own_bytes(plan))))
   if pingpong > 1:  # each consumer has room for a work tile
     most = pingpong * max(cdiv(most, pingpong), plan.slabs)
@@ -72,15 +62,15 @@ def in_one_answer(problem: Problem, block_k: int, gpu: hardware.Gpu) -> float:
   p = problem
   slab = bytes_of(p.m * block_k, p.a.dtype)
   slab += bytes_of(p.n * block_k, p.b.dtype) * p.products
-  return 1 + gpu.dram_bytes_per_s * _ANSWER / slab
+  return 1 + gpu.dram_bytes_per_s * constants.of(gpu).stages.answer / slab
 
 
-def _waits_unevenly(plan: Plan) -> bool:
+def _waits_unevenly(plan: Plan, fit: constants.Stages) -> bool:
   """Whether more than one answer's slabs would be shared out unevenly."""
   if plan.problem.batch > 1:
     return False
   sms = plan.gpu.sm_count
-  some_share = sms < 2 * _blocks(plan) < 1.8 * sms
+  some_share = sms < 2 * _blocks(plan) < fit.most_uneven * sms
   # Tiles side by side share the weights' slabs in L2.
   return some_share or min(_tiles(plan)) > 1
 

@@ -1,0 +1,234 @@
+"""Fits the cost model's constants to a device's rows.
+
+  python -m experiments.fit --device=nvidia_h200
+  python -m experiments.fit --device=nvidia_h200 --write
+  python -m experiments.fit --device=nvidia_h200 --write --keep
+  python -m experiments.fit --device=nvidia_h200 --ablate
+  python -m experiments.fit --device=nvidia_h200 --drop_to=25
+
+Rows are those of dense_tuning.jsonl and ragged_tuning.jsonl in
+experiments/results/<device>: configs that were timed on a problem. Those count
+whose config is legal today and whose problem has at least four, in one run,
+that the model can tell apart. Fitted are the parts model, odd_sizes and grouped
+of pallas_gemm/tuning/constants/<device>.json; the others say nothing about one
+config beside another, and stay.
+
+The measure is best over chosen: the least measured time of a problem over that
+of the config which the model ranks first among the measured ones; 1 is perfect.
+It is printed for today's constants and for those of the fit, on the problems
+that it saw and on those held out: problems are in five folds by a hash of their
+fields, the same problem never in two, and five more searches see four of these
+each.
+
+Every search starts from round numbers that no row has a say in
+(experiments/harness/fit_terms.py), or with --start from the constants of
+another device. What the terms are was decided with many of these rows in sight;
+what is held out is so from the values alone. Today's constants of a device have
+seen all of its rows.
+
+With --ablate a table says what each constant buys: mean best over chosen with
+all of them less that without this one (its term removed, the others fitted
+again), with the standard error over problems. With --drop_to=N constants are
+left out one by one, each time that which training problems miss least.
+
+The same seed gives the same constants. A fit takes a minute or two of one core,
+--ablate and --drop_to some more each. Needs no GPU.
+
+Exit status: 0; 2 for a command that can't be carried out; 130 after Ctrl-C.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import json
+
+from absl import flags
+import numpy as np
+
+from experiments.harness import cli, fit_file, fit_study, fit_terms
+from experiments.harness import console as console_lib
+from experiments.harness import rows as rows_lib
+from experiments.harness.fit_search import Regret
+from pallas_gemm import hardware
+from pallas_gemm.tuning import constants
+
+flags.declare_key_flag("seed")
+_DEVICE = flags.DEFINE_string(
+  "device",
+  "nvidia_h200",
+  "Folder of experiments/results with the rows; its name is the GPU's.",
+)
+_START = flags.DEFINE_string(
+  "start",
+  None,
+  "Another device, from whose constants every search starts, such as"
+  " nvidia_h200. Default: round numbers.",
+)
+_WRITE = flags.DEFINE_bool(
+  "write",
+  False,
+  "Write the device's file of constants, with the commit, the number of rows,"
+  " the date and the regret.",
+)
+_KEEP = flags.DEFINE_bool(
+  "keep",
+  False,
+  "With --write: leave the constants as they are, and write only what is said"
+  " of them.",
+)
+_ABLATE = flags.DEFINE_bool("ablate", False, "Print what each constant buys.")
+_DROP_TO = flags.DEFINE_integer(
+  "drop_to",
+  None,
+  "Leave constants out until so many remain; --write then writes these.",
+  lower_bound=1,
+  upper_bound=len(fit_terms.NAMES),
+)
+_GENERATIONS = flags.DEFINE_integer(
+  "generations", 80, "How often a fit draws candidates.", lower_bound=1
+)
+_MAX_ROWS = flags.DEFINE_integer(
+  "max_rows",
+  None,
+  "Use about so many rows at most, of problems in the order of a hash. Default:"
+  " all.",
+  lower_bound=1,
+)
+_HEADER = ("constants", "problems", "count", "mean", "below 0.95", "worst")
+_NUMERIC = _HEADER[2:]
+_WORTH_HEADER = ("constant", "train", "held out", "error")
+
+
+def gpu_of(device: str) -> hardware.Gpu:
+  """The GPU whose folder has that name.
+
+  Raises:
+    cli.FlagError: none is known.
+  """
+  known = {rows_lib.slug(name): name for name in hardware.known_names()}
+  if device not in known:
+    raise cli.FlagError(f"no GPU {device!r}; known: {', '.join(known)}")
+  return hardware.lookup(known[device])
+
+
+def study_of_flags() -> fit_study.Study:
+  """The rows and the start that the flags name.
+
+  Raises:
+    cli.FlagError: there are none.
+  """
+  gpu = gpu_of(_DEVICE.value)
+  folder = rows_lib.RESULTS / _DEVICE.value
+  rows = fit_study.rows_of(folder, gpu, _MAX_ROWS.value)
+  if len(set(rows.fold.tolist())) < 2:
+    raise cli.FlagError(f"--device: {folder} has too few rows of tuning")
+  start = fit_study.start_of(gpu)
+  if _START.value:
+    other = gpu_of(_START.value)
+    if other == gpu or not constants.path_of(other.name).exists():
+      raise cli.FlagError(
+        f"--start: want another device that has constants, got {_START.value}"
+      )
+    start = fit_terms.values_of(constants.of(other))
+  return fit_study.Study(gpu, rows, start, cli.SEED.value)
+
+
+def lines_of(name: str, by_kind: dict[str, Regret]) -> list[list[str]]:
+  """Lines of the table."""
+  return [
+    [
+      name,
+      kind,
+      str(x.problems),
+      f"{x.mean:.4f}",
+      str(x.below),
+      f"{x.worst:.3f}",
+    ]
+    for kind, x in by_kind.items()
+  ]
+
+
+def drop(
+  study: fit_study.Study, values: np.ndarray, console: console_lib.Console
+) -> np.ndarray:
+  """A fit of fewer constants; says of each that goes what is left."""
+  dropped: frozenset[str] = frozenset()
+  console.line("left  train   held out  dropped")
+  while len(fit_terms.NAMES) - len(dropped) > _DROP_TO.value:
+    name, values = study.drop(values, dropped)
+    dropped |= {name}
+    train = study.scores(values[-1:]).mean()
+    held_out = study.held_out(values).mean()
+    left = len(fit_terms.NAMES) - len(dropped)
+    console.line(f"{left:4}  {train:.4f}  {held_out:.4f}    {name}")
+  return values
+
+
+def main(argv: Sequence[str]) -> int:
+  """Carries out the flags; returns the exit status."""
+  del argv
+  if _KEEP.value and not _WRITE.value:
+    raise cli.FlagError("--keep: goes with --write")
+  console = console_lib.Console()
+  study = study_of_flags()
+  rows = study.rows
+  skipped = ", ".join(f"{n} {why}" for why, n in rows.skipped.items())
+  console.line(
+    f"{len(rows.us)} rows of {len(rows.first)} problems; left out: {skipped}"
+  )
+  with console.progress(_steps()):
+    study = dataclasses.replace(study, step=console.step)
+    console.doing("fit")
+    values = study.fit(_GENERATIONS.value)
+    if _DROP_TO.value is not None:
+      console.doing("fewer constants")
+      values = drop(study, values, console)
+    worths = []
+    if _ABLATE.value:
+      console.doing("without each")
+      worths = study.ablate(values)
+  shipped = fit_study.rounded(values[-1])
+  held_out = study.held_out(values)
+  today = fit_terms.values_of(study.today)
+  sets = {
+    "start": study.scores(study.start[None])[:, 0],
+    "today's": study.scores(today[None])[:, 0],
+    "fit, train": study.scores(shipped[None])[:, 0],
+    "fit, held out": held_out,
+  }
+  cells = [
+    line
+    for name, scores in sets.items()
+    for line in lines_of(name, fit_study.by_kind(rows, scores))
+  ]
+  console.table(f"Best over chosen, {study.gpu.name}", _HEADER, cells, _NUMERIC)
+  if worths:
+    console.line()
+    cells = [
+      [x.name, f"{x.train:+.4f}", f"{x.held_out:+.4f}", f"{x.error:.4f}"]
+      for x in worths
+    ]
+    title = "What each constant buys"
+    console.table(title, _WORTH_HEADER, cells, _WORTH_HEADER[1:])
+  if _WRITE.value:
+    path = constants.path_of(study.gpu.name)
+    content = fit_file.content(
+      study, None if _KEEP.value else shipped, Regret.of(held_out)
+    )
+    path.write_text(json.dumps(content, indent=2) + "\n")
+    console.line(f"written: {path}")
+  return 0
+
+
+def _steps() -> int:
+  """Generations of all that the flags ask for."""
+  found = _GENERATIONS.value
+  if _DROP_TO.value is not None:
+    fewer = len(fit_terms.NAMES) - _DROP_TO.value
+    found += fit_study.DROP_GENERATIONS * fewer
+  if _ABLATE.value:
+    found += fit_study.FOLDS * fit_study.ABLATION_GENERATIONS
+  return found
+
+
+if __name__ == "__main__":
+  cli.run(main)

@@ -1,0 +1,251 @@
+"""The program that fits the cost model's constants. No GPU needed."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from experiments import fit
+from experiments.harness import fit_rows, fit_search, fit_study, fit_terms
+from experiments.harness import rows as rows_lib
+from pallas_gemm import hardware, tuning
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
+from pallas_gemm.tuning import bounds, constants, tiles
+from tests.support import programs
+
+H200 = hardware.lookup("H200")
+KNOWN = constants.of(H200)
+TODAY = fit_terms.values_of(KNOWN)
+PATH = constants.path_of(H200.name)
+
+
+def perturbed(count, width=0.3):
+  drawn = np.random.default_rng(0).standard_normal((count, len(TODAY)))
+  return TODAY * np.exp(width * drawn)
+
+
+@pytest.fixture(scope="module")
+def rows():
+  """Those of the H200 that count."""
+  return fit_study.rows_of(rows_lib.RESULTS / "nvidia_h200", H200)
+
+
+@pytest.fixture(scope="module")
+def few():
+  """Some of them."""
+  folder = rows_lib.RESULTS / "nvidia_h200"
+  return fit_study.rows_of(folder, H200, most_rows=400)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+  """Runs the program on few rows: (status, standard output)."""
+  monkeypatch.setattr(constants, "FOLDER", tmp_path)
+  (tmp_path / PATH.name).write_text(PATH.read_text())
+
+  def call(*args):
+    few = "--max_rows=300", "--generations=2"
+    status = programs.call(fit.main, [*few, *args])
+    return status, capsys.readouterr().out
+
+  return call
+
+
+def test_all_constants_that_decide_between_configs_are_fitted():
+  known = fit_terms.terms(H200)
+  assert tuple(known) == fit_terms.NAMES
+  assert all(term.start > 0 for term in known.values())
+  for term in known.values():
+    assert isinstance(term.neutral, float) or term.neutral in known
+  again = fit_terms.constants_of(TODAY, KNOWN)
+  assert again == KNOWN
+
+
+def test_candidates_are_predicted_together_as_one_by_one(few):
+  values = perturbed(5)
+  found = fit_search.predict(few.plans, fit_terms.constants_of(values, KNOWN))
+  for i, some in enumerate(values):
+    alone = fit_terms.constants_of(some, KNOWN)
+    predicted = [
+      tuning.model_of(plan.given).predict(plan, alone) for plan in few.plans
+    ]
+    np.testing.assert_allclose(found[:, i], np.log(predicted), rtol=1e-12)
+
+
+@pytest.mark.parametrize("i", range(8))
+def test_no_constants_are_predicted_less_time_than_the_bound(i):
+  """Also with factors below 1, which a fit may find."""
+  known = fit_terms.constants_of(perturbed(8)[i], KNOWN)
+  sizes = (
+    (77, 768, 768),
+    (4096, 4096, 512),
+    (1023, 4097, 2049),
+    (16, 8192, 8192),
+  )
+  for m, n, k in sizes:
+    dtypes = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
+    problem = Problem.flat(m=m, n=n, k=k, **dtypes)
+    at_least = bounds.of(problem, H200, known)
+    for config in tiles.worth_a_try(problem, H200):
+      seconds = tuning.model_of(problem).predict(
+        Plan(problem, config, H200), known
+      )
+      assert at_least(config) <= seconds * (1 + 1e-9), config
+
+
+def test_what_is_dropped_has_its_neutral_value():
+  known = fit_terms.terms(H200)
+  at = fit_terms.NAMES.index
+  dropped = "odd_sizes.uneven", "odd_sizes.short", "model.third", "grouped.l2"
+  found = fit_terms.without(TODAY, dropped, known)
+  assert found[at("odd_sizes.uneven")] == found[at("odd_sizes.short")] == 0
+  assert found[at("model.third")] == 1
+  assert found[at("grouped.l2")] == TODAY[at("model.l2")]
+  assert sum(found != TODAY) == 4
+
+
+@pytest.mark.parametrize("name", fit_terms.NAMES)
+def test_predictions_are_finite_without_any_constant(few, name):
+  values = fit_terms.without(TODAY, (name,), fit_terms.terms(H200))
+  known = fit_terms.constants_of(values[None], KNOWN)
+  assert np.isfinite(fit_search.predict(few.plans[::5], known)).all()
+
+
+def test_a_problem_is_in_one_fold(rows):
+  folds = {}
+  for problem, fold in enumerate(rows.fold):
+    plan = rows.plans[rows.first[problem]]
+    assert folds.setdefault(plan.given, fold) == fold
+  assert set(rows.fold) == set(range(fit_rows.FOLDS))
+  counts = np.bincount(rows.of_row)
+  assert counts.min() >= fit_rows.FEWEST
+  assert len(counts) == len(rows.first)
+  for problem in range(0, len(rows.first), 40):
+    own = [p.given for p, i in zip(rows.plans, rows.of_row) if i == problem]
+    assert len(set(own)) == 1
+    assert len({p.config for p in rows.plans[:50]}) > 4
+
+
+def test_scores_are_best_over_chosen():
+  rows = fit_rows.Rows(
+    plans=[],
+    us=np.array([2.0, 1.0, 4.0, 3.0, 3.0]),
+    first=np.array([0, 3]),
+    fold=np.zeros(2, int),
+    kind=np.zeros(2, int),
+    skipped={},
+  )
+  predicted = np.log([[1, 3], [2, 1], [3, 2], [1, 1], [1, 2]])
+  found = fit_search.scores(rows, predicted)
+  assert found.tolist() == [[0.5, 1.0], [1.0, 1.0]]
+  # Of two that tie, the mean.
+  tied = fit_search.scores(rows, np.zeros((5, 1)))
+  assert tied[:, 0] == pytest.approx([(0.5 + 1 + 0.25) / 3, 1.0])
+  assert fit_search.Regret.of(found[:, 0]) == (2, 0.75, 1, 0.5)
+  soft = fit_search.soft_scores(rows, predicted)
+  assert (abs(soft - found) < 1e-6).all()
+
+
+def test_a_search_finds_better_constants_and_the_same_again(few):
+  study = fit_study.Study(H200, few, fit_study.start_of(H200))
+  before = study.scores(study.start[None]).mean()
+  found = study.fit(6)
+  assert study.scores(found[-1:]).mean() > before
+  np.testing.assert_array_equal(found, study.fit(6))
+  other = dataclasses.replace(study, seed=1).fit(6)
+  assert (found != other).any()
+  # The searches see different problems.
+  assert len({row.tobytes() for row in found}) == fit_rows.FOLDS + 1
+
+
+def test_what_a_search_does_not_see_has_no_say(few):
+  """Times of a fold's problems may be anything."""
+  study = fit_study.Study(H200, few, fit_study.start_of(H200))
+  us = few.us.copy()
+  us[few.fold[few.of_row] == 2] *= np.linspace(1, 9, len(us))[
+    few.fold[few.of_row] == 2
+  ]
+  other = dataclasses.replace(study, rows=dataclasses.replace(few, us=us))
+  found, changed = study.fit(3), other.fit(3)
+  np.testing.assert_array_equal(found[2], changed[2])
+  assert (found[-1] != changed[-1]).any()
+
+
+@pytest.mark.parametrize("path", sorted(constants.FOLDER.glob("*.json")))
+def test_a_file_says_how_good_its_constants_are(path):
+  known = constants.read(path)[constants.WIDTH]
+  assert known["by"] and known["commit"] and "dirty" not in known["commit"]
+  assert known["rows"] > 0 and known["date"]
+  assert known["regret"]["held_out"]["mean"] >= 0.978
+  assert known["regret"]["train"]["mean"] >= known["regret"]["held_out"]["mean"]
+
+
+def test_the_regret_of_the_shipped_constants_is_what_the_file_says(rows):
+  """As far as rows that came since leave it."""
+  known = constants.read(PATH)[constants.WIDTH]
+  study = fit_study.Study(H200, rows, fit_study.start_of(H200))
+  found = fit_search.Regret.of(study.scores(TODAY[None])[:, 0])
+  assert found.mean == pytest.approx(known["regret"]["train"]["mean"], abs=2e-3)
+  assert len(rows.us) >= 0.9 * known["rows"]
+
+
+def test_nothing_is_written_unless_asked(run, tmp_path):
+  before = (tmp_path / PATH.name).read_text()
+  status, out = run()
+  assert status == 0
+  assert (tmp_path / PATH.name).read_text() == before
+  for said in ("rows of", "today's", "fit, train", "fit, held out", "dense"):
+    assert said in out
+
+
+def test_constants_are_written(run, tmp_path):
+  status, out = run("--write", "--drop_to=58", "--seed=3")
+  found = json.loads((tmp_path / PATH.name).read_text())
+  assert status == 0 and "written" in out
+  said = found[constants.WIDTH]
+  assert said["by"] == "python -m experiments.fit"
+  assert 0 < said["rows"] < 400
+  assert {"train", "held_out"} == set(said["regret"])
+  new = constants.from_json(found, PATH)
+  assert new.model != KNOWN.model
+  assert (new.xla, new.stages) == (KNOWN.xla, KNOWN.stages)
+  # What was dropped last has its neutral value in the file.
+  last = next(x for x in out.splitlines() if x.lstrip().startswith("58 "))
+  name = last.split()[-1]
+  values = fit_terms.values_of(new)
+  expected = fit_terms.without(values, (name,), fit_terms.terms(H200))
+  np.testing.assert_array_equal(values, expected)
+
+
+def test_what_is_said_is_written_and_constants_stay(run, tmp_path):
+  status, _ = run("--write", "--keep")
+  found = json.loads((tmp_path / PATH.name).read_text())
+  assert status == 0
+  assert constants.from_json(found, PATH) == KNOWN
+  assert found[constants.WIDTH]["by"] == "hand"
+  assert found[constants.WIDTH]["rows"] < 400
+
+
+def test_what_each_constant_buys_is_printed(run, monkeypatch):
+  monkeypatch.setattr(fit_study, "ABLATION_GENERATIONS", 1)
+  status, out = run("--ablate", "--max_rows=100")
+  assert status == 0
+  assert all(name in out for name in fit_terms.NAMES)
+
+
+@pytest.mark.parametrize(
+  ("args", "told"),
+  (
+    (["--device=nvidia_h1000"], "no GPU"),
+    (["--device=nvidia_l4"], "too few rows"),
+    (["--keep"], "--write"),
+    (["--start=nvidia_h200"], "another device"),
+    (["--start=nvidia_l4"], "another device"),
+  ),
+)
+def test_a_command_that_cannot_be_carried_out(args, told):
+  status, out, error = programs.start("experiments.fit", *args)
+  assert (status, out) == (2, "")
+  assert told in error
