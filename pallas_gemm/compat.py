@@ -438,9 +438,8 @@ def allow_ragged_copies(
   kernels' copies that Mosaic GPU takes by itself are left as they are.
 
   Args:
-    anywhere: name of a kernel whose copies may start at any row and column:
-      those that are one atom wide, and wider ones of matrices that are no grid
-      of atoms.
+    anywhere: name of a kernel whose copies, if one atom wide, may start at
+      any row and column.
     in_blocks: name of a kernel whose wider copies into shared memory may start
       at any row too. All rows of one must lie in the matrix, or none, which
       gives zeros.
@@ -483,14 +482,6 @@ def _patch_async_copy() -> None:
     elif into_smem and _kernel_name(self) in _in_blocks and _is_tiled(smem):
       *_, width = ir.MemRefType(smem.type).shape
       transforms = (_BlocksOfRows(width),)
-    elif (
-      into_smem
-      and _is_ragged(gmem, transforms)
-      and (_kernel_name(self) in _anywhere)
-    ):
-      copy = functools.partial(original, self, src_ref=gmem)
-      _copy_window(copy, gmem, smem, **kwargs)
-      return
     src_ref, dst_ref = (gmem, smem) if into_smem else (smem, gmem)
     return original(
       self,
@@ -528,66 +519,26 @@ def _is_tiled(smem) -> bool:
   return ir.MemRefType(smem.type).rank == 4 and rows == 8
 
 
-def _copy_window(copy, gmem, smem, *, gmem_slice, **kwargs) -> None:
-  """Copies a window of a matrix that starts anywhere to a tile of atoms.
-
-  In one go if all of it lies in the matrix, else atom by atom.
-
-  Args:
-    copy: `async_copy` from the matrix.
-    gmem: the matrix, of a batch or of none.
-    smem: [atoms along rows, atoms along columns, rows, columns].
-    gmem_slice: which window.
-    **kwargs: of `copy`.
-  """
-  index = ir.IndexType.get()
-  down, across, height, width = ir.MemRefType(smem.type).shape
-  *lead, rows, columns = gmem_slice
-  is_inside = arith.constant(ir.IntegerType.get_signless(1), 1)
-  limits = tuple(ir.MemRefType(gmem.type).shape)[-2:]
-  for at, limit, atoms in zip((rows, columns), limits, (down, across)):
-    if atoms > 1:
-      last = _mgpu_utils.c(limit - at.length, index)
-      fits = arith.cmpi(arith.CmpIPredicate.sle, at.base, last)
-      is_inside = arith.andi(is_inside, fits)
-
-  with _mgpu_utils.when(is_inside):
-    window = _Window((down, across, height, width))
-    copy(dst_ref=smem, gmem_slice=gmem_slice, gmem_transform=window, **kwargs)
-
-  none, all_of_them = (_mgpu_utils.c(n, index) for n in (0, down * across))
-
-  # Not by `when`, so that the loop is not unrolled: registers are few.
-  @_mgpu_utils.fori(arith.select(is_inside, none, all_of_them), [])
-  def _(i, _):
-    number = _mgpu_utils.c(across, index)
-    atom = arith.divui(i, number), arith.remui(i, number)
-    at = (
-      _mgpu_utils.ds(
-        arith.addi(x.base, arith.muli(n, _mgpu_utils.c(size, index))), size
-      )
-      for x, n, size in zip((rows, columns), atom, (height, width))
-    )
-    copy(
-      dst_ref=_mgpu_utils.memref_slice(smem, atom),
-      gmem_slice=(*lead, *at),
-      **kwargs,
-    )
-    return []
-
-
-class _Overlapping(_launch_context.MemRefTransform):
-  """A matrix as [atoms along rows, atoms along columns, rows, columns].
+@dataclasses.dataclass(frozen=True)
+class _BlocksOfRows(_launch_context.MemRefTransform):
+  """A matrix as [blocks of 8 rows, atoms of columns, rows, columns].
 
   TMA adds up coordinates times strides, and dimensions may overlap: the first
-  atom starts wherever a copy does, the others so many rows or columns on.
+  block starts at whichever row, each further one 8 rows on. So only the first
+  block's rows are compared with the matrix's.
+
+  Attributes:
+    width: columns of an atom.
   """
+
+  width: int
 
   def apply(self, ref):
     kind = ir.MemRefType(ref.type)
+    _, columns = kind.shape
     shape = self.transform_gmem_shape(kind.shape)
-    strides, offset = kind.get_strides_and_offset()
-    strides = self.transform_strides(strides)
+    strides = [8 * columns, self.width, columns, 1]
+    offset = kind.get_strides_and_offset()[1]
     layout = ir.StridedLayoutAttr.get(offset, strides)
     return memref.reinterpret_cast(
       ir.MemRefType.get(shape, kind.element_type, layout, kind.memory_space),
@@ -599,19 +550,6 @@ class _Overlapping(_launch_context.MemRefTransform):
       static_sizes=shape,
       static_strides=strides,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class _BlocksOfRows(_Overlapping):
-  """Atoms that start at any row.
-
-  Only the first one's rows are compared with the matrix's.
-
-  Attributes:
-    width: columns of an atom.
-  """
-
-  width: int
 
   def transform_gmem_shape(self, shape):
     rows, columns = shape
@@ -632,40 +570,6 @@ class _BlocksOfRows(_Overlapping):
   def transform_strides(self, strides):
     row, column = strides
     return (8 * row, self.width * column, row, column)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Window(_Overlapping):
-  """Atoms that start at any row and column.
-
-  Only the first one is compared with the edges of the matrix.
-
-  Attributes:
-    tile: atoms along rows and along columns, rows and columns of one.
-  """
-
-  tile: tuple[int, int, int, int]
-
-  def transform_gmem_shape(self, shape):
-    *lead, rows, columns = shape
-    return (*lead, *self.tile[:2], rows, columns)
-
-  def transform_shape(self, shape):
-    *lead, _, _ = shape
-    return (*lead, *self.tile)
-
-  def transform_index(self, idx):
-    *lead, row, column = idx
-    zero = _mgpu_utils.c(0, ir.IndexType.get())
-    return (*lead, zero, zero, row, column)
-
-  def transform_strides(self, strides):
-    *lead, row, column = strides
-    _, _, rows, columns = self.tile
-    return (*lead, rows * row, columns * column, row, column)
-
-  def batch(self, leading_rank):
-    return self
 
 
 def without_custom_derivatives(

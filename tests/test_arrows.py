@@ -19,7 +19,7 @@ ORDERS = {
   """,
   "kernels/sm90": """
     launch legal producer consumer stores epilogue mainloops block groups
-    schedule plan tiling layout folding config
+    schedule plan tiling layout config
   """,
 }
 

@@ -165,26 +165,6 @@ def test_configs(name):
     )
 
 
-@pytest.mark.parametrize("gated", (False, True))
-@pytest.mark.parametrize("k", (1024, 1000))
-@pytest.mark.parametrize("n", (1407, 1406, 1404, 71))
-def test_weights_whose_rows_tma_cant_address(n, k, gated):
-  """They are folded; of the last group, some windows end with the array."""
-  case = Case(
-    m=3000,
-    n=n,
-    k=k,
-    sizes=_random_sizes(2900, 12),
-    dtype="bfloat16",
-    activation=jax.nn.silu if gated else None,
-    gated=gated,
-  )
-  x = case.operands()
-  for config in (None, tuning.Config(**_TILE)):
-    compute = functools.partial(case, implementation="sm90", config=config)
-    case.assert_right(jax.jit(compute)(x), x)
-
-
 def test_gradients_have_the_same_bits_every_time():
   case = Case(
     m=4000, n=512, k=768, sizes=_random_sizes(3900, 16), dtype="bfloat16"

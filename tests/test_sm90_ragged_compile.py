@@ -45,22 +45,6 @@ EXAMPLES = {
     128,
     {"2D", "5D"},
   ),
-  # B in windows, atom by atom where one hangs over its edge.
-  "folded": (ROWS | {"n": 1407}, LARGE, None, 256, {"2D", "3D", "4D"}),
-  "folded_by_two": (
-    ROWS | {"n": 4100, "gated": True},
-    GATED,
-    "silu",
-    128,
-    {"2D", "3D", "5D"},
-  ),
-  "folded_few_rows": (
-    ROWS | {"m": 256, "n": 1407},
-    {"block_m": 64, "block_n": 256, "stages": 4, "split": "n"},
-    None,
-    128,
-    {"2D", "3D", "4D"},
-  ),
   "slabs": (SLABS, LARGE, None, 256, {"4D"}),
 }
 

@@ -1,7 +1,6 @@
 """Tier B: what the cost model may choose for grouped products lowers."""
 
 import itertools
-import math
 
 import jax
 import pytest
@@ -54,19 +53,6 @@ def _legal(problem: Problem) -> list[Config]:
 def test_the_chosen_config(kind, sizes):
   problem = _problem(_KINDS[kind], _SIZES[sizes])
   assert "mosaic_gpu" in _lower(problem, _legal(problem)[0])
-
-
-@pytest.mark.parametrize("n", (1407, 1406, 1404))
-@pytest.mark.parametrize("gated", (False, True))
-def test_weights_that_are_folded(n, gated):
-  """Slabs that fill K, and a last one that hangs over."""
-  sizes = {"m": 515, "n": n}
-  kind = _KINDS[3] if gated else _KINDS[0]
-  for k in (2048, 2040):
-    problem = _problem(kind, sizes | {"k": k})
-    config = _legal(problem)[0]
-    assert Plan.of(problem, config).fold == 8 // math.gcd(n, 8)
-    assert "mosaic_gpu" in _lower(problem, config)
 
 
 # Subtiles of rows that groups share out are 128 bytes wide, and groups along K

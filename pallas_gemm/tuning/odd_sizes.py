@@ -16,8 +16,7 @@ class Costs(NamedTuple):
   Attributes:
     loads: of A and B, as multiples.
     results: device memory's time for results, as a multiple.
-    copies: microseconds of the copies into and out of padded matrices, or of
-      A for a B that is folded.
+    copies: microseconds of the copies into and out of padded matrices.
     short: cycles that a slab takes longer because of short rows.
     sums: to add partial products, as a multiple.
   """

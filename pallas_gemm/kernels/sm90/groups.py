@@ -109,35 +109,10 @@ def _schedule_of_rows(plan: Plan, tiles_ref, ends_ref) -> Schedule:
       start=0,
       steps=jnp.where(is_group, plan.slabs, least),
       rows=rows,
-      windows=windows_of(plan, column),
       is_group=is_group,
     )
 
   return Schedule(row_tiles * columns, read, work_tile)
-
-
-def windows_of(plan: Plan, column: Index) -> tuple[Index, ...]:
-  """Where the windows of a folded B start, for tiles at that column.
-
-  A window that hangs over the edge of B is loaded atom by atom. Of all but the
-  last windows none does, and LLVM leaves that out if it can see so: they start
-  at most where they would end with a row. Or registers of the warp that loads
-  would spill.
-  """
-  p, cfg = plan.problem, plan.config
-  if plan.fold == 1:
-    return ()
-  width = plan.fold * p.n
-  columns = plan.grid[1] * cfg.cluster_n * cfg.block_n
-  starts = [first + column for first in range(0, width, p.n)]
-  return tuple(
-    compat.anywhere(
-      jnp.minimum(start, width - cfg.block_n)
-      if i * p.n + columns <= width
-      else start
-    )
-    for i, start in enumerate(starts)
-  )
 
 
 def _tables_of_rows(

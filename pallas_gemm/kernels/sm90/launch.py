@@ -40,8 +40,8 @@ ladder take that apart step by step; what is here beyond them:
   fixed order (and applies the epilogue to): same bits every time, no atomics.
 
 Operands that TMA can't address are copied by XLA into padded ones, each on its
-own (`layout`), but for weights of groups of rows (`folding`); the result is
-sliced. Tiles may hang over every edge: TMA fills with zeros and drops stores.
+own (`layout`); the result is sliced. Tiles may hang over every edge: TMA fills
+with zeros and drops stores.
 
 Sources: Osama et al., "Stream-K" (2023; whole tiles first, then those of
 the last wave in parts of K); CUTLASS (warp-specialised persistent kernels,
@@ -64,7 +64,6 @@ from pallas_gemm.kernels.sm90 import groups, legal
 from pallas_gemm.kernels.sm90.block import Block, Operands, Results, Shared
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.consumer import consume
-from pallas_gemm.kernels.sm90.folding import in_slab_order
 from pallas_gemm.kernels.sm90.layout import round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.producer import produce
@@ -192,12 +191,8 @@ def grouped(
   """
   plan = _legal_plan(problem, config)
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
-  a, b = _padded(a, a_shape), [x for x in (b, b_up) if x is not None]
-  if plan.fold > 1:
-    a = in_slab_order(a, plan.fold, config.block_k)
-    b = [x.reshape(-1, *b_shape) for x in b]
-  else:
-    b = [_padded(x, b_shape) for x in b]
+  a = _padded(a, a_shape)
+  b = [_padded(x, b_shape) for x in (b, b_up) if x is not None]
   cut = []
   if p.along == "k":
     cut = [groups.cut_rows(x, offsets) for x in (a, *b)]

@@ -8,7 +8,6 @@ import functools
 import math
 
 from pallas_gemm.kernels.sm90.config import Config
-from pallas_gemm.kernels.sm90.folding import fold
 from pallas_gemm.problem import Problem, bits
 
 # A swizzle atom: 8 rows of 128 bytes.
@@ -83,16 +82,12 @@ def operand_paddings(
 ) -> tuple[Shape, Shape]:
   """Rows and columns of A and B, as stored, once TMA can address them fast.
 
-  Of a B that is folded, those of what it is folded to.
-
   Args:
     problem: what is computed.
     config: how.
     columns: of the swizzle atoms of both.
   """
   p, cfg = problem, config
-  if (rows := fold(p)) > 1:
-    return (p.m, round_up(p.k, cfg.block_k)), (p.k // rows, rows * p.n)
   boxes = (
     cfg.block_k if p.a.k_last else cfg.block_m,
     cfg.block_k if p.b.k_last else cfg.block_n,

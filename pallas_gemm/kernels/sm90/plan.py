@@ -161,7 +161,7 @@ class Plan(Tiling):
       Buffer("staging", staged, dtype, count=self.outputs)
       if self.by_rows
       else _swizzled("staging", staged, dtype, width, self.outputs),
-      Barrier("full", 1 + self.fold * self.products, cfg.stages),
+      Barrier("full", 1 + self.products, cfg.stages),
     ]
     if self.refills:
       found.append(Barrier("empty", self.readers, cfg.stages, axes))
@@ -252,19 +252,12 @@ class Plan(Tiling):
 
   @functools.cached_property
   def copied_bytes(self) -> tuple[list[int], list[int]]:
-    """Bytes read and written by each copy into, and out of, a padded matrix.
-
-    Of a B that is folded, A is copied into another order instead.
-    """
+    """Bytes read and written by each copy into, and out of, a padded matrix."""
     p, copied = self.problem, layout.copied_bytes
     (a, b), (a_pad, b_pad) = self.operand_shapes, self.operand_paddings
-    if self.fold > 1:
-      size = p.matrices(p.a) * (math.prod(a) + math.prod(a_pad))
-      into = [layout.bytes_of(size, p.a.dtype)]
-    else:
-      into = [copied(a, a_pad, p.matrices(p.a), p.a.dtype)]
-      of_b = copied(b, b_pad, p.matrices(p.b), p.b.dtype)
-      into += [of_b] * self.products
+    into = [copied(a, a_pad, p.matrices(p.a), p.a.dtype)]
+    of_b = copied(b, b_pad, p.matrices(p.b), p.b.dtype)
+    into += [of_b] * self.products
     if self.has_c:
       shape, padded = self.result_shape, self.c_padding
       into.append(copied(shape, padded, p.batch, p.epilogue.c_dtype))

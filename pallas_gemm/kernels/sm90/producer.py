@@ -120,9 +120,6 @@ class Producer:
       extent=plan.loaded_a,
       peers="cluster_n" if cfg.cluster_n > 1 else None,
     )
-    if work_tile.windows:
-      self._load_folded(work_tile, start, slot)
-      return
     load(
       operands.b,
       shared.b_rings,
@@ -169,24 +166,6 @@ class Producer:
     beyond = operands.cut[0].shape[0]
     row = jnp.where(has_cut, work_tile.out * ATOM_ROWS, beyond)
     load(operands.cut, row, first, ATOM_ROWS)
-
-  def _load_folded(self, work_tile, start, slot) -> None:
-    """Asks for one slab of each B in windows; see `folding`."""
-    plan, shared = self.block.plan, self.block.shared
-    k, cfg = plan.problem.k, plan.config
-    height = cfg.block_k // plan.fold
-    row = lax.div(start, cfg.block_k) * height
-    if k % cfg.block_k == 0:
-      # No more than it is anyway; see `groups.windows_of`.
-      row = lax.min(row, jnp.int32(k // plan.fold - height))
-    for i, column in enumerate(work_tile.windows):
-      at = pl.ds(row, height), pl.ds(column, cfg.block_n)
-      for ref, ring in zip(self.block.operands.b, shared.b_rings):
-        plgpu.copy_gmem_to_smem(
-          window(ref, work_tile.b, at),
-          ring.at[slot, pl.ds(i * height, height)],
-          shared.full.at[slot],
-        )
 
   def drain(self, slot) -> None:
     """Leaves no release unseen."""

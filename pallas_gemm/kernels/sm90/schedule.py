@@ -36,8 +36,6 @@ class WorkTile(NamedTuple):
       are.
     rest: rows of K of the slab after those.
     rows: of the tile that are stored; None for all.
-    windows: the columns where those start that a slab of B is loaded in, none
-      if it is loaded as it is; see `folding`.
     is_group: whether the tile belongs to a group; None if all do.
     part: of a tile that is summed in parts of K, which; -1 for whole tiles,
       None if all are.
@@ -53,7 +51,6 @@ class WorkTile(NamedTuple):
   whole: Index | None = None
   rest: Index | None = None
   rows: Index | None = None
-  windows: tuple[Index, ...] = ()
   is_group: Index | None = None
   part: Index | None = None
 

@@ -6,7 +6,7 @@ import itertools
 from typing import NamedTuple
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels.sm90 import folding, layout
+from pallas_gemm.kernels.sm90 import layout
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import (
   ATOM_BYTES,
@@ -158,11 +158,6 @@ class Tiling:
   # The ring.
 
   @functools.cached_property
-  def fold(self) -> int:
-    """Rows of B that TMA is given as one; see `folding`."""
-    return folding.fold(self.problem)
-
-  @functools.cached_property
   def operand_columns(self) -> int:
     """Columns of the swizzle atoms of A and B; wgmma wants the same of both."""
     atom = layout.elements_in(ATOM_BYTES, self.problem.a.dtype)
@@ -194,8 +189,6 @@ class Tiling:
     p, cfg = self.problem, self.config
     if p.along == "k" or cfg.tail_columns or self.pingpong > 1:
       return False  # work tiles differ in how many slabs they have
-    if self.fold > 1:
-      return False  # loads of a lap of so many copies spill
     rows, columns = self.share
     if self.deferred and rows * columns > _MOST_ACCUMULATORS_IF_UNROLLED:
       return False
