@@ -1,6 +1,7 @@
 """Measures many configs of many problems: rows for `experiments.fit`.
 
-  python tools/tuning_rows.py --output=rows.jsonl --run=choice-12 --unseen=101:60
+  python tools/tuning_rows.py --output=rows.jsonl --run=choice-12 \\
+      --unseen=101:60
   python tools/tuning_rows.py --output=rows.jsonl --run=ragged-13 \\
       --groups=4096x2048x32x64xrandom:dw,4096x14336x8x1024xeven:forward
 
@@ -36,8 +37,12 @@ sys.path.insert(0, str(ROOT))
 from absl import app, flags  # noqa: E402
 import numpy as np  # noqa: E402
 
-from experiments.harness import dense_cases, dense_unseen  # noqa: E402
-from experiments.harness import group_sizes, provenance  # noqa: E402
+from experiments.harness import (  # noqa: E402  # noqa: E402
+  dense_cases,
+  dense_unseen,
+  group_sizes,
+  provenance,
+)
 from pallas_gemm import autotuning, measure, tuning  # noqa: E402
 from pallas_gemm.kernels.sm90 import legal  # noqa: E402
 from pallas_gemm.kernels.sm90.config import Config  # noqa: E402
@@ -154,9 +159,7 @@ def prepared(work: Work) -> dict[Any, Callable[..., Any]]:
   attempt = trial.Trial(work.case, work.rows)
   with futures.ThreadPoolExecutor(3) as pool:
     compiled = {
-      config: pool.submit(
-        trial.compiled, work.case, config, attempt.operands
-      )
+      config: pool.submit(trial.compiled, work.case, config, attempt.operands)
       for config in configs
     }
   found: dict[Any, Callable[..., Any]] = {}

@@ -87,6 +87,7 @@ _FACTORS = {
       "streams", "deep", "pair_m", "pair_n", "hidden", "even",
   )
 } | {
+  "grouped.tall": 1.0,
   "model.narrow": 2.0,
   "model.activation": 2.0,
   "model.with_c": 2.0,

@@ -1,6 +1,12 @@
 """Cases that are ready to run: their arms compiled together."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from concurrent import futures
 import dataclasses
 import os
@@ -33,7 +39,9 @@ class Prepared:
 
 
 def prepare(
-  cases: Sequence[Case], implementation: str | None = None
+  cases: Sequence[Case],
+  implementation: str | None = None,
+  peers: Collection[str] | None = None,
 ) -> Iterator[Prepared]:
   """Compiles the arms of each case; yields when all of them are.
 
@@ -44,12 +52,13 @@ def prepare(
   Args:
     cases: what to compile.
     implementation: passed to the ops.
+    peers: the arms to compile beside the first; None for all.
   """
   programs: dict[Any, Prepared] = {}
   with futures.ThreadPoolExecutor(_COMPILERS) as pool:
     for case in cases:
       if case.program not in programs:
-        programs[case.program] = _prepare(case, implementation, pool)
+        programs[case.program] = _prepare(case, implementation, peers, pool)
   for case in cases:
     yield dataclasses.replace(programs[case.program], case=case)
 
@@ -68,7 +77,10 @@ def uncompiled(case: Case) -> Prepared:
 
 
 def _prepare(
-  case: Case, implementation: str | None, pool: futures.Executor
+  case: Case,
+  implementation: str | None,
+  peers: Collection[str] | None,
+  pool: futures.Executor,
 ) -> Prepared:
   operands = case.operands()
   arms: dict[str, list[Candidate]] = {}
@@ -76,6 +88,8 @@ def _prepare(
   for name, arm in case.arms(implementation).items():
     arms[name] = []
     try:
+      if peers is not None and len(arms) > 1 and name not in peers:
+        raise NotImplementedError("left out by --peers")
       candidates = arm()
     except NotImplementedError as error:
       candidates = [Candidate(_raising(error))]

@@ -41,6 +41,8 @@ EXAMPLE_DW = "jax_transposed_ragged_dot_mgpu"
 TOKAMAX = {f"tokamax {how}": how for how in ("mosaic", "triton")}
 # What others have for grouped products.
 PEERS = (LAX, FUSED, EXAMPLE, EXAMPLE_DW, *TOKAMAX)
+# All that is measured beside an op.
+BESIDE = (DENSE, TWO, *PEERS)
 
 # 2*M*K*N FLOP, so many times.
 _PRODUCTS = {"gated": 2, "layer": 3, "layer_grad": 9}

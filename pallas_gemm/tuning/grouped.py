@@ -70,6 +70,8 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
   known = known or constants.of(gpu)
   if problem.along == "m":
     known = known.of_groups_of_rows
+  elif config.block_m > 64:
+    known = known.of_tall_tiles_along_k
   return sum(
     share * model.predict(Plan(_as_batch(problem, rows), config, gpu), known)
     for rows, share in _sizes(problem, config)

@@ -109,7 +109,9 @@ class Trial:
     )
 
 
-def compiled(case: Case, config: Config, arrays: Arrays) -> Callable[..., Results]:
+def compiled(
+  case: Case, config: Config, arrays: Arrays
+) -> Callable[..., Results]:
   """The kernel with a config, compiled for arrays like the operands."""
   kernel, factors = launch.grouped, {}
   if case.problem.groups is None:

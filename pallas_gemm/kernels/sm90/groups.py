@@ -138,7 +138,7 @@ def _tables_of_rows(
 
 
 def _masked_sums(mask: jax.Array, *values: jax.Array) -> jax.Array:
-  """[n, values]: in each row of the mask [n, groups], the value where it is set.
+  """[n, values]: for each row of the mask [n, groups], values where it is set.
 
   One sum for all, which XLA makes one kernel of: each takes a microsecond and
   more.
@@ -241,7 +241,7 @@ def for_each_tile_of_zeros(plan: Plan, tables, cluster, visit) -> None:
 
 
 def cut_rows(x: jax.Array, offsets: jax.Array) -> jax.Array:
-  """[8 * groups, columns]: what a group has beside blocks of 8 rows, then zeros."""
+  """[8 * groups, columns]: a group's rows beside blocks of 8, then zeros."""
   start, end = offsets[:-1, None], offsets[1:, None]
   count = lax.rem(end - start, ATOM_ROWS)
   i = jnp.arange(ATOM_ROWS, dtype=jnp.int32)[None, :]

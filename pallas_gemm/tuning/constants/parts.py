@@ -240,9 +240,13 @@ class Grouped:
       different groups' B. Tiles of 128 x 256 then suit 100 rows a group and
       more: 160 groups of 205 rows, 5120 x 1536 weights, 1209 -> 862 us; 64 of
       128, 7168 x 2048, 684 -> 577.
+    tall: device memory along K with tiles of more than 64 rows, as a multiple.
+      64 groups of 128 rows, 7168 x 2048 results: 893 us with 128 x 256, 762
+      with 64 x 128, 767 with 64 x 256 (H100). Why is not known.
   """
 
   l2: float
+  tall: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,4 +263,11 @@ class Constants:
   def of_groups_of_rows(self) -> "Constants":
     """The same where each group of rows reads a B of its own."""
     model = dataclasses.replace(self.model, l2=self.grouped.l2)
+    return dataclasses.replace(self, model=model)
+
+  @functools.cached_property
+  def of_tall_tiles_along_k(self) -> "Constants":
+    """The same for groups along K, and tiles of more than 64 rows."""
+    dram = self.model.dram / self.grouped.tall
+    model = dataclasses.replace(self.model, dram=dram)
     return dataclasses.replace(self, model=model)
