@@ -3,7 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 import itertools
 
-from experiments.harness import plots, ragged_cases, ragged_tables, tables
+from experiments.harness import (
+  plots,
+  ragged_cases,
+  ragged_suites,
+  ragged_tables,
+  tables,
+)
 from experiments.harness.case import OURS
 from experiments.harness.tables import RowDict
 
@@ -62,9 +68,11 @@ def sizes(rows: Sequence[RowDict]):
     raise ValueError("no such case was timed; there is nothing to draw")
   if len(devices := {row["device"] for row in found}) > 1:
     raise ValueError(f"want rows of one device, got {sorted(devices)}")
-  passes = tables.grouped(found, lambda row: row["pass"])
+  by_pass = tables.grouped(found, lambda row: row["pass"])
+  passes = [x for x in ragged_suites.TRAINING if x in by_pass]
   fig, axes = plots.panels(12, 4.2, ncols=len(passes), sharey=True)
-  for ax, (pass_, group) in zip(axes, passes.items()):
+  for ax, pass_ in zip(axes, passes):
+    group = by_pass[pass_]
     _curves(ax, group)
     ax.set(title=pass_, xlabel="rows a group, on average")
   axes[0].set(ylim=(0, None), ylabel="share: the least time over the time")

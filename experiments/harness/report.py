@@ -44,6 +44,8 @@ class Report:
   ) -> None:
     """Plots and pages, as the flags say, of one device's rows.
 
+    A page has the tables of other devices after them.
+
     Raises:
       cli.FlagError: none of the rows was timed.
     """
@@ -57,10 +59,21 @@ class Report:
     if cli.PLOT.value:
       draw(console, folder, figures)
     if cli.UPDATE_README.value:
-      pictures = [folder / name for name in figures]
-      text = self.markdown(latest)
-      update_page(console, self.experiment, text, pictures)
+      parts = [(latest, folder)]
+      for path in files(self.experiment):
+        if path.parent.resolve() != folder.resolve():
+          parts.append((rows_lib.latest(rows_lib.read(path)), path.parent))
+      text = "\n\n".join(
+        self._part(*part) for part in parts if self.timed(part[0])
+      )
+      update_page(console, self.experiment, text)
       update_readme(console)
+
+  def _part(self, rows: Rows, folder: pathlib.Path) -> str:
+    """What a page says of a device: tables and pictures."""
+    pictures = [folder / name for name in self.figures]
+    shown = links(self.experiment, pictures)
+    return "\n\n".join([self.markdown(rows), *map(picture, shown)])
 
   def from_rows(self, console: console_lib.Console) -> int:
     """Table, plots and pages of rows measured before; the exit status."""
@@ -166,14 +179,18 @@ def update_page(
   Raises:
     cli.FlagError: there is no page, or none has such markers.
   """
-  shown = links(name, pictures)
-  block = [text, *(f"![{x.stem}]({x.as_posix()})" for x in shown)]
+  block = [text, *map(picture, links(name, pictures))]
   page = page_of(name)
   try:
     changed = tables.update_file(page, name, "\n\n".join(block))
   except (OSError, ValueError) as error:
     raise cli.FlagError(f"--update_readme: {error}") from None
   console.line(f"{'rewrote' if changed else 'nothing new for'} {page}")
+
+
+def picture(path: pathlib.Path) -> str:
+  """What shows a picture on a page."""
+  return f"![{path.stem}]({path.as_posix()})"
 
 
 def links(name: str, pictures: Sequence[pathlib.Path]) -> list[pathlib.Path]:
