@@ -23,7 +23,7 @@ from pallas_gemm.tuning import constants
 
 # (candidates of a search, width at first) of a fit, and of one that starts from
 # constants that are fitted but for what is left out.
-_FIT, _AGAIN = (64, 0.1), (16, 0.03)
+_FRESH, _AGAIN = (64, 0.1), (16, 0.03)
 ABLATION_GENERATIONS = 20
 DROP_GENERATIONS = 10
 # Sets of constants that show which configs the model can tell apart.
@@ -97,7 +97,9 @@ class Study:
     if start is None:
       start = np.repeat(self.start[None], FOLDS + 1, axis=0)
     searches = fit_search.Searches(self.seen, (dropped,) * (FOLDS + 1))
-    return self._search(searches, start, generations, _AGAIN if again else _FIT)
+    return self._search(
+      searches, start, generations, _AGAIN if again else _FRESH
+    )
 
   def scores(self, values: np.ndarray) -> np.ndarray:
     """Best over chosen, [problems, candidates]."""
