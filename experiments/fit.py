@@ -15,10 +15,11 @@ config beside another, and stay.
 
 The measure is best over chosen: the least measured time of a problem over that
 of the config which the model ranks first among the measured ones; 1 is perfect.
-It is printed for today's constants and for those of the fit, on the problems
-that it saw and on those held out: problems are in five folds by a hash of their
-fields, the same problem never in two, and five more searches see four of these
-each.
+A search weighs in how far predicted times are off, for XLA's are compared with
+them. The measure is printed for today's constants and for those of the fit, on
+the problems that it saw and on those held out: problems are in five folds by a
+hash of their fields, the same problem never in two, and five more searches see
+four of these each.
 
 Every search starts from round numbers that no row has a say in
 (experiments/harness/fit_terms.py), or with --start from the constants of
@@ -28,8 +29,9 @@ seen all of its rows.
 
 With --ablate a table says what each constant buys: mean best over chosen with
 all of them less that without this one (its term removed, the others fitted
-again), with the standard error over problems. With --drop_to=N constants are
-left out one by one, each time that which training problems miss least.
+again), with the standard error over problems; and how much more predicted times
+are off without it. With --drop_to=N constants are left out one by one, each
+time that which training problems miss least.
 
 The same seed gives the same constants. A fit takes a minute or two of one core,
 --ablate and --drop_to some more each. Needs no GPU.
@@ -191,6 +193,7 @@ def main(argv: Sequence[str]) -> int:
   title, header = f"Best over chosen, {study.gpu.name}", fit_tables.REGRET
   cells = fit_tables.regrets(study, values)
   console.table(title, header, cells, header[2:])
+  console.line(fit_tables.errors(study, values))
   if worths:
     console.line()
     title, header = "What each constant buys", fit_tables.WORTH

@@ -37,13 +37,16 @@ class Worth(NamedTuple):
     name: of the constant.
     train, held_out: mean of best over chosen with all constants, less that
       without this one, each fitted again.
-    error: standard error of `held_out`, over problems.
+    deviation: standard error of `held_out`, over problems.
+    time: by how much more predicted times are off without it, on problems held
+      out: logarithms of predicted over measured.
   """
 
   name: str
   train: float
   held_out: float
-  error: float
+  deviation: float
+  time: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +108,11 @@ class Study:
     """Best over chosen, [problems, candidates]."""
     return fit_search.evaluate(self.rows, values, self.today)
 
+  def errors(self, values: np.ndarray) -> np.ndarray:
+    """How far predicted times are off, [problems, candidates]."""
+    how = fit_search.errors
+    return fit_search.evaluate(self.rows, values, self.today, how)
+
   def held_out(self, values: np.ndarray) -> np.ndarray:
     """Best over chosen of each problem, by the search that did not see it."""
     return self.scores(values[:FOLDS])[
@@ -124,6 +132,7 @@ class Study:
     names = fit_terms.NAMES
     sets = (frozenset(), *(frozenset((name,)) for name in names))
     gains = {True: [], False: []}
+    times = []
     for fold in range(FOLDS):
       seen = self.seen[fold]
       searches = fit_search.Searches(np.repeat(seen[None], len(sets), 0), sets)
@@ -133,11 +142,14 @@ class Study:
       for is_seen, some in gains.items():
         of_fold = scores[seen == is_seen]
         some.append(of_fold[:, :1] - of_fold[:, 1:])
+      off = self.errors(found)[~seen]
+      times.append(off[:, 1:] - off[:, :1])
     train, held_out = (np.concatenate(gains[x]) for x in (True, False))
-    error = held_out.std(axis=0) / math.sqrt(max(1, len(held_out)))
-    found = zip(names, train.mean(axis=0), held_out.mean(axis=0), error)
+    deviation = held_out.std(axis=0) / math.sqrt(max(1, len(held_out)))
+    time = np.concatenate(times).mean(axis=0)
+    means = train.mean(axis=0), held_out.mean(axis=0), deviation, time
     return sorted(
-      (Worth(name, *map(float, x)) for name, *x in found),
+      (Worth(name, *map(float, x)) for name, *x in zip(names, *means)),
       key=lambda worth: -worth.held_out,
     )
 

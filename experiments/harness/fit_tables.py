@@ -8,7 +8,7 @@ from experiments.harness import fit_study, fit_terms
 from experiments.harness.fit_study import Study, Worth
 
 REGRET = ("constants", "problems", "count", "mean", "below 0.95", "worst")
-WORTH = ("constant", "train", "held out", "error")
+WORTH = ("constant", "train", "held out", "+-", "time")
 
 
 def regrets(study: Study, values: np.ndarray) -> list[list[str]]:
@@ -42,6 +42,21 @@ def regrets(study: Study, values: np.ndarray) -> list[list[str]]:
 def worths(found: Sequence[Worth]) -> list[list[str]]:
   """The lines below `WORTH`."""
   return [
-    [x.name, f"{x.train:+.4f}", f"{x.held_out:+.4f}", f"{x.error:.4f}"]
+    [
+      x.name,
+      f"{x.train:+.4f}",
+      f"{x.held_out:+.4f}",
+      f"{x.deviation:.4f}",
+      f"{x.time:+.3f}",
+    ]
     for x in found
   ]
+
+
+def errors(study: Study, values: np.ndarray) -> str:
+  """A line: how far predicted times are off, in the mean over problems."""
+  today = fit_terms.values_of(study.today)
+  off = study.errors(np.stack([today, values[-1]])).mean(axis=0)
+  return (
+    f"predicted times are off by {off[0]:.3f} today, {off[1]:.3f} by the fit"
+  )
