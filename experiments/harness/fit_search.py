@@ -169,8 +169,9 @@ def search(
   rate = (3 + math.log(size)) / (5 * math.sqrt(size))
   weights = searches.counts / searches.counts.sum(1, keepdims=True)
   for _ in range(generations):
-    half = rng.standard_normal((count, population // 2, size))
-    drawn = np.concatenate([half, -half], axis=1)
+    # The same for all searches: they differ by what they see and leave out.
+    half = rng.standard_normal((population // 2, size))
+    drawn = np.concatenate([half, -half])
     values = np.exp(mean[:, None] + widths[:, None] * drawn)
     values = _dropped(values, searches, known).reshape(-1, size)
     found = evaluate(rows, values, others, fitness)
@@ -178,7 +179,7 @@ def search(
     order = np.argsort(
       -np.einsum("sp,psc->sc", weights, found), axis=1, kind="stable"
     )
-    drawn = np.take_along_axis(drawn, order[:, :, None], axis=1)
+    drawn = drawn[order]
     mean += widths * np.einsum("c,scv->sv", utility, drawn)
     widths *= np.exp(
       rate / 2 * np.einsum("c,scv->sv", utility, drawn * drawn - 1)
