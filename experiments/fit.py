@@ -15,10 +15,11 @@ config beside another, and stay.
 
 The measure is best over chosen: the least measured time of a problem over that
 of the config which the model ranks first among the measured ones; 1 is perfect.
-It is printed for today's constants and for those of the fit, on the problems
-that it saw and on those held out: problems are in five folds by a hash of their
-fields, the same problem never in two, and five more searches see four of these
-each.
+A search weighs in how far predicted times are off, for XLA's are compared with
+them. The measure is printed for today's constants and for those of the fit, on
+the problems that it saw and on those held out: problems are in five folds by a
+hash of their fields, the same problem never in two, and five more searches see
+four of these each.
 
 Every search starts from round numbers that no row has a say in
 (experiments/harness/fit_terms.py), or with --start from the constants of
@@ -28,8 +29,9 @@ seen all of its rows.
 
 With --ablate a table says what each constant buys: mean best over chosen with
 all of them less that without this one (its term removed, the others fitted
-again), with the standard error over problems. With --drop_to=N constants are
-left out one by one, each time that which training problems miss least.
+again), with the standard error over problems; and how much more predicted times
+are off without it. With --drop_to=N constants are left out one by one, each
+time that which training problems miss least.
 
 The same seed gives the same constants. A fit takes a minute or two of one core,
 --ablate and --drop_to some more each. Needs no GPU.
@@ -44,7 +46,13 @@ import json
 from absl import flags
 import numpy as np
 
-from experiments.harness import cli, fit_file, fit_study, fit_terms
+from experiments.harness import (
+  cli,
+  fit_file,
+  fit_study,
+  fit_tables,
+  fit_terms,
+)
 from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
 from experiments.harness.fit_search import Regret
@@ -93,9 +101,6 @@ _MAX_ROWS = flags.DEFINE_integer(
   " all.",
   lower_bound=1,
 )
-_HEADER = ("constants", "problems", "count", "mean", "below 0.95", "worst")
-_NUMERIC = _HEADER[2:]
-_WORTH_HEADER = ("constant", "train", "held out", "error")
 
 
 def gpu_of(device: str) -> hardware.Gpu:
@@ -128,23 +133,10 @@ def study_of_flags() -> fit_study.Study:
       raise cli.FlagError(
         f"--start: want another device that has constants, got {_START.value}"
       )
-    start = fit_terms.values_of(constants.of(other))
+    theirs = fit_terms.values_of(constants.of(other))
+    # What they leave out, at 0, no factor leads away from.
+    start = np.where(theirs > 0, theirs, start)
   return fit_study.Study(gpu, rows, start, cli.SEED.value)
-
-
-def lines_of(name: str, by_kind: dict[str, Regret]) -> list[list[str]]:
-  """Lines of the table."""
-  return [
-    [
-      name,
-      kind,
-      str(x.problems),
-      f"{x.mean:.4f}",
-      str(x.below),
-      f"{x.worst:.3f}",
-    ]
-    for kind, x in by_kind.items()
-  ]
 
 
 def drop(
@@ -163,11 +155,23 @@ def drop(
   return values
 
 
+def write(study: fit_study.Study, values: np.ndarray) -> str:
+  """Writes the device's file of constants; returns where."""
+  path = constants.path_of(study.gpu.name)
+  held_out = Regret.of(study.held_out(values))
+  shipped = None if _KEEP.value else fit_study.rounded(values[-1])
+  found = fit_file.content(study, shipped, held_out)
+  path.write_text(json.dumps(found, indent=2) + "\n")
+  return str(path)
+
+
 def main(argv: Sequence[str]) -> int:
   """Carries out the flags; returns the exit status."""
   del argv
   if _KEEP.value and not _WRITE.value:
     raise cli.FlagError("--keep: goes with --write")
+  if _ABLATE.value and _DROP_TO.value is not None:
+    raise cli.FlagError("--ablate, --drop_to: want one of them")
   console = console_lib.Console()
   study = study_of_flags()
   rows = study.rows
@@ -175,6 +179,7 @@ def main(argv: Sequence[str]) -> int:
   console.line(
     f"{len(rows.us)} rows of {len(rows.first)} problems; left out: {skipped}"
   )
+  worths = []
   with console.progress(_steps()):
     study = dataclasses.replace(study, step=console.step)
     console.doing("fit")
@@ -182,40 +187,19 @@ def main(argv: Sequence[str]) -> int:
     if _DROP_TO.value is not None:
       console.doing("fewer constants")
       values = drop(study, values, console)
-    worths = []
     if _ABLATE.value:
       console.doing("without each")
       worths = study.ablate(values)
-  shipped = fit_study.rounded(values[-1])
-  held_out = study.held_out(values)
-  today = fit_terms.values_of(study.today)
-  sets = {
-    "start": study.scores(study.start[None])[:, 0],
-    "today's": study.scores(today[None])[:, 0],
-    "fit, train": study.scores(shipped[None])[:, 0],
-    "fit, held out": held_out,
-  }
-  cells = [
-    line
-    for name, scores in sets.items()
-    for line in lines_of(name, fit_study.by_kind(rows, scores))
-  ]
-  console.table(f"Best over chosen, {study.gpu.name}", _HEADER, cells, _NUMERIC)
+  title, header = f"Best over chosen, {study.gpu.name}", fit_tables.REGRET
+  cells = fit_tables.regrets(study, values)
+  console.table(title, header, cells, header[2:])
+  console.line(fit_tables.errors(study, values))
   if worths:
     console.line()
-    cells = [
-      [x.name, f"{x.train:+.4f}", f"{x.held_out:+.4f}", f"{x.error:.4f}"]
-      for x in worths
-    ]
-    title = "What each constant buys"
-    console.table(title, _WORTH_HEADER, cells, _WORTH_HEADER[1:])
+    title, header = "What each constant buys", fit_tables.WORTH
+    console.table(title, header, fit_tables.worths(worths), header[1:])
   if _WRITE.value:
-    path = constants.path_of(study.gpu.name)
-    content = fit_file.content(
-      study, None if _KEEP.value else shipped, Regret.of(held_out)
-    )
-    path.write_text(json.dumps(content, indent=2) + "\n")
-    console.line(f"written: {path}")
+    console.line(f"written: {write(study, values)}")
   return 0
 
 

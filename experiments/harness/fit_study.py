@@ -23,7 +23,7 @@ from pallas_gemm.tuning import constants
 
 # (candidates of a search, width at first) of a fit, and of one that starts from
 # constants that are fitted but for what is left out.
-_FIT, _AGAIN = (64, 0.1), (16, 0.03)
+_FRESH, _AGAIN = (64, 0.1), (16, 0.03)
 ABLATION_GENERATIONS = 20
 DROP_GENERATIONS = 10
 # Sets of constants that show which configs the model can tell apart.
@@ -37,13 +37,16 @@ class Worth(NamedTuple):
     name: of the constant.
     train, held_out: mean of best over chosen with all constants, less that
       without this one, each fitted again.
-    error: standard error of `held_out`, over problems.
+    deviation: standard error of `held_out`, over problems.
+    time: by how much more predicted times are off without it, on problems held
+      out: logarithms of predicted over measured.
   """
 
   name: str
   train: float
   held_out: float
-  error: float
+  deviation: float
+  time: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +100,18 @@ class Study:
     if start is None:
       start = np.repeat(self.start[None], FOLDS + 1, axis=0)
     searches = fit_search.Searches(self.seen, (dropped,) * (FOLDS + 1))
-    return self._search(searches, start, generations, _AGAIN if again else _FIT)
+    return self._search(
+      searches, start, generations, _AGAIN if again else _FRESH
+    )
 
   def scores(self, values: np.ndarray) -> np.ndarray:
     """Best over chosen, [problems, candidates]."""
     return fit_search.evaluate(self.rows, values, self.today)
+
+  def errors(self, values: np.ndarray) -> np.ndarray:
+    """How far predicted times are off, [problems, candidates]."""
+    how = fit_search.errors
+    return fit_search.evaluate(self.rows, values, self.today, how)
 
   def held_out(self, values: np.ndarray) -> np.ndarray:
     """Best over chosen of each problem, by the search that did not see it."""
@@ -122,6 +132,7 @@ class Study:
     names = fit_terms.NAMES
     sets = (frozenset(), *(frozenset((name,)) for name in names))
     gains = {True: [], False: []}
+    times = []
     for fold in range(FOLDS):
       seen = self.seen[fold]
       searches = fit_search.Searches(np.repeat(seen[None], len(sets), 0), sets)
@@ -131,11 +142,14 @@ class Study:
       for is_seen, some in gains.items():
         of_fold = scores[seen == is_seen]
         some.append(of_fold[:, :1] - of_fold[:, 1:])
+      off = self.errors(found)[~seen]
+      times.append(off[:, 1:] - off[:, :1])
     train, held_out = (np.concatenate(gains[x]) for x in (True, False))
-    error = held_out.std(axis=0) / math.sqrt(max(1, len(held_out)))
-    found = zip(names, train.mean(axis=0), held_out.mean(axis=0), error)
+    deviation = held_out.std(axis=0) / math.sqrt(max(1, len(held_out)))
+    time = np.concatenate(times).mean(axis=0)
+    means = train.mean(axis=0), held_out.mean(axis=0), deviation, time
     return sorted(
-      (Worth(name, *map(float, x)) for name, *x in found),
+      (Worth(name, *map(float, x)) for name, *x in zip(names, *means)),
       key=lambda worth: -worth.held_out,
     )
 

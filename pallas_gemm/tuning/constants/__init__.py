@@ -4,7 +4,7 @@
 and what they were fitted to:
 
     {"device": "NVIDIA H200",
-     "16 bits": {"by": "hand", "commit": "00ca105...", "rows": 7260,
+     "16 bits": {"by": "hand", "commit": "...", "rows": 7260,
                  "date": "2026-11-25",
                  "regret": {"train": {"mean": ...}, "held_out": {...}},
                  "model": {"clock": 1650.0, ...}, "odd_sizes": {...}, ...}}
