@@ -4,7 +4,10 @@
   python -m experiments.fit --device=nvidia_h200 --write
   python -m experiments.fit --device=nvidia_h200 --write --keep
   python -m experiments.fit --device=nvidia_h200 --ablate
-  python -m experiments.fit --device=nvidia_h200 --drop_to=25
+  python -m experiments.fit --device=nvidia_h200 --drop_to=32 --write \\
+      --output=fewer.json
+  python -m experiments.fit --device=nvidia_h100_80gb_hbm3 --write \\
+      --start=fewer.json --terms=grouped.l2,grouped.tall
 
 Rows are those of dense_tuning.jsonl and ragged_tuning.jsonl in
 experiments/results/<device>: configs that were timed on a problem. Those count
@@ -42,6 +45,7 @@ Exit status: 0; 2 for a command that can't be carried out; 130 after Ctrl-C.
 from collections.abc import Sequence
 import dataclasses
 import json
+import pathlib
 
 from absl import flags
 import numpy as np
@@ -68,14 +72,23 @@ _DEVICE = flags.DEFINE_string(
 _START = flags.DEFINE_string(
   "start",
   None,
-  "Another device, from whose constants every search starts, such as"
-  " nvidia_h200. Default: round numbers.",
+  "From whose constants every search starts: another device, such as"
+  " nvidia_h200, or a file that --output wrote. Default: round numbers.",
+)
+_TERMS = flags.DEFINE_list(
+  "terms",
+  [],
+  "Constants that are fitted, from round numbers, such as grouped.l2; the"
+  " others stay as --start has them. Default: all.",
 )
 _WRITE = flags.DEFINE_bool(
   "write",
   False,
   "Write the device's file of constants, with the commit, the number of rows,"
   " the date and the regret.",
+)
+_OUTPUT = flags.DEFINE_string(
+  "output", None, "With --write: the file. Default: the device's."
 )
 _KEEP = flags.DEFINE_bool(
   "keep",
@@ -127,16 +140,42 @@ def study_of_flags() -> fit_study.Study:
   if len(set(rows.fold.tolist())) < 2:
     raise cli.FlagError(f"--device: {folder} has too few rows of tuning")
   start = fit_study.start_of(gpu)
+  terms = [name.strip() for name in _TERMS.value] or fit_terms.NAMES
+  if unknown := [name for name in terms if name not in fit_terms.NAMES]:
+    known = ", ".join(fit_terms.NAMES)
+    raise cli.FlagError(f"--terms: no {unknown[0]!r}; there are {known}")
   if _START.value:
-    other = gpu_of(_START.value)
-    if other == gpu or not constants.path_of(other.name).exists():
-      raise cli.FlagError(
-        f"--start: want another device that has constants, got {_START.value}"
-      )
-    theirs = fit_terms.values_of(constants.of(other))
-    # What they leave out, at 0, no factor leads away from.
-    start = np.where(theirs > 0, theirs, start)
-  return fit_study.Study(gpu, rows, start, cli.SEED.value)
+    theirs = fit_terms.values_of(_started_from(gpu))
+    if _TERMS.value:
+      is_fitted = [name in terms for name in fit_terms.NAMES]
+      start = np.where(is_fitted, start, theirs)
+    else:
+      # What they leave out, at 0, no factor leads away from.
+      start = np.where(theirs > 0, theirs, start)
+  elif _TERMS.value:
+    raise cli.FlagError("--terms: goes with --start")
+  return fit_study.Study(gpu, rows, start, cli.SEED.value, terms)
+
+
+def _started_from(gpu: hardware.Gpu) -> constants.Constants:
+  """The constants that --start names.
+
+  Raises:
+    cli.FlagError: there are none.
+  """
+  if _START.value.endswith(".json"):
+    path = pathlib.Path(_START.value)
+    try:
+      return constants.from_json(constants.read(path), path)
+    except RuntimeError as error:
+      raise cli.FlagError(f"--start: {error}") from None
+  other = gpu_of(_START.value)
+  if other == gpu or not constants.path_of(other.name).exists():
+    raise cli.FlagError(
+      "--start: want another device that has constants, or a .json, got"
+      f" {_START.value}"
+    )
+  return constants.of(other)
 
 
 def drop(
@@ -157,7 +196,7 @@ def drop(
 
 def write(study: fit_study.Study, values: np.ndarray) -> str:
   """Writes the device's file of constants; returns where."""
-  path = constants.path_of(study.gpu.name)
+  path = pathlib.Path(_OUTPUT.value or constants.path_of(study.gpu.name))
   held_out = Regret.of(study.held_out(values))
   shipped = None if _KEEP.value else fit_study.rounded(values[-1])
   found = fit_file.content(study, shipped, held_out)
@@ -168,8 +207,8 @@ def write(study: fit_study.Study, values: np.ndarray) -> str:
 def main(argv: Sequence[str]) -> int:
   """Carries out the flags; returns the exit status."""
   del argv
-  if _KEEP.value and not _WRITE.value:
-    raise cli.FlagError("--keep: goes with --write")
+  if (_KEEP.value or _OUTPUT.value) and not _WRITE.value:
+    raise cli.FlagError("--keep, --output: go with --write")
   if _ABLATE.value and _DROP_TO.value is not None:
     raise cli.FlagError("--ablate, --drop_to: want one of them")
   console = console_lib.Console()

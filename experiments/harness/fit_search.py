@@ -12,7 +12,7 @@ evolution strategies" (2011), on logarithms, in mirrored pairs: mean and width
 of each constant follow what the better candidates have in common.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 import dataclasses
 import math
 from typing import NamedTuple
@@ -146,6 +146,7 @@ def search(
   population: int,
   width: float,
   seed: int,
+  fitted: Collection[str] = fit_terms.NAMES,
   step: Callable[[], None] = lambda: None,
 ) -> np.ndarray:
   """Constants for each search, [searches, constants].
@@ -153,18 +154,22 @@ def search(
   Args:
     rows: what was measured.
     searches: what is searched for.
-    start: [searches, constants], positive.
+    start: [searches, constants]; positive where they are fitted.
     others: has the parts that are not fitted.
     known: what leaves a constant out.
     generations: how often candidates are drawn.
     population: candidates of a search each time; even.
     width: standard deviation of the logarithms at first.
     seed: of the draws.
+    fitted: the constants that do not stay as they start.
     step: called after each generation.
   """
   rng = np.random.default_rng(seed)
   count, size = start.shape
-  mean, widths = np.log(start), np.full(start.shape, width)
+  with np.errstate(divide="ignore"):  # 0 stays 0
+    mean = np.log(start)
+  moves = np.array([name in fitted for name in fit_terms.NAMES])
+  widths = np.where(moves, np.full(start.shape, width), 0.0)
   utility = _utilities(population)
   rate = (3 + math.log(size)) / (5 * math.sqrt(size))
   weights = searches.counts / searches.counts.sum(1, keepdims=True)

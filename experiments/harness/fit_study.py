@@ -6,7 +6,7 @@ that sees all. What the first five choose for problems that they have not seen
 is "held out"; the sixth's constants are those to ship.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 import dataclasses
 import functools
 import math
@@ -58,6 +58,7 @@ class Study:
     rows: what was measured there.
     start: from which every search starts, [constants].
     seed: of the searches.
+    fitted: the constants that do not stay as they start.
     step: called after each generation.
   """
 
@@ -65,6 +66,7 @@ class Study:
   rows: fit_rows.Rows
   start: np.ndarray
   seed: int = 0
+  fitted: Collection[str] = fit_terms.NAMES
   step: Callable[[], None] = lambda: None
 
   @functools.cached_property
@@ -199,6 +201,7 @@ class Study:
       population=population,
       width=width,
       seed=self.seed,
+      fitted=self.fitted,
       step=self.step,
     )
 
