@@ -7,7 +7,6 @@ neither ever stops for the other between two of them.
 """
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -171,11 +170,14 @@ class Block:
     if self.shared.last_full is None:
       plgpu.barrier_wait(self.shared.full.at[slot])
       return
-    for is_now, barrier in (
-      (step < work_tile.whole, self.shared.full),
-      (step >= work_tile.whole, self.shared.last_full),
-    ):
-      pl.when(is_now)(functools.partial(plgpu.barrier_wait, barrier.at[slot]))
+
+    @pl.when(step < work_tile.whole)
+    def _():
+      plgpu.barrier_wait(self.shared.full.at[slot])
+
+    @pl.when(step >= work_tile.whole)
+    def _():
+      plgpu.barrier_wait(self.shared.last_full.at[slot])
 
   def release(self, slot, **when) -> None:
     """Says that a consumer has read the slot, or that it is empty at first."""
