@@ -240,7 +240,11 @@ def test_what_each_constant_buys_is_printed(run, monkeypatch):
     (["--device=nvidia_h1000"], "no GPU"),
     (["--device=nvidia_l4"], "too few rows"),
     (["--keep"], "--write"),
+    (["--output=here.json"], "--write"),
     (["--ablate", "--drop_to=20"], "one of them"),
+    (["--terms=grouped.l2"], "--start"),
+    (["--terms=model.none"], "no 'model.none'"),
+    (["--start=/no/such.json"], "missing or broken"),
     (["--start=nvidia_h200"], "another device"),
     (["--start=nvidia_l4"], "another device"),
   ),
@@ -249,3 +253,22 @@ def test_a_command_that_cannot_be_carried_out(args, told):
   status, out, error = programs.start("experiments.fit", *args)
   assert (status, out) == (2, "")
   assert told in error
+
+
+def test_some_constants_alone_are_fitted(run, tmp_path):
+  """From a file, in which a constant may be left out, at 0."""
+  theirs = json.loads(PATH.read_text())
+  theirs[constants.WIDTH]["model"]["small"] = 0.0
+  start, output = tmp_path / "start.json", tmp_path / "fit.json"
+  start.write_text(json.dumps(theirs))
+  status, out = run(
+    f"--start={start}", "--terms=grouped.l2", "--write", f"--output={output}"
+  )
+  assert status == 0 and str(output) in out
+  assert (tmp_path / PATH.name).read_text() == PATH.read_text()
+  found = json.loads(output.read_text())[constants.WIDTH]
+  expected = theirs[constants.WIDTH]
+  assert found["model"] == pytest.approx(expected["model"], rel=1e-3)
+  assert found["odd_sizes"] == pytest.approx(expected["odd_sizes"], rel=1e-3)
+  assert found["grouped"]["l2"] != expected["grouped"]["l2"]
+  assert found["grouped"]["tall"] == expected["grouped"]["tall"]

@@ -2,14 +2,17 @@
 
 import pytest
 
+from experiments import ragged
 from experiments.harness import (
   plots,
+  prepared,
   ragged_cases,
   ragged_plots,
   ragged_tables,
   rows,
 )
 from tests import test_harness_rows
+from tests.support import programs
 
 
 def make_row(ms, **fields):
@@ -213,3 +216,34 @@ def test_the_figure_is_the_same_each_time(tmp_path):
   first = (tmp_path / "a.png").read_bytes()
   assert first.startswith(b"\x89PNG")
   assert first == (tmp_path / "b.png").read_bytes()
+
+
+# Pages.
+
+
+def test_a_page_has_the_tables_of_each_device(tmp_path, monkeypatch):
+  monkeypatch.setattr(rows, "RESULTS", tmp_path)
+  names = ("NVIDIA H200", "NVIDIA L4")
+  for name in names:
+    path = tmp_path / rows.slug(name) / "ragged.jsonl"
+    for row in sizes_rows(device=name):
+      rows.append(path, row)
+  page = tmp_path / "page.md"
+  page.write_text(programs.readme("ragged"))
+  asked = "--update_readme", "--noplot", f"--readme={page}"
+  assert programs.call(ragged.main, asked) == 0
+  first, second = (page.read_text().index(name) for name in names)
+  assert first < second
+
+
+def test_peers_are_left_out():
+  case = ragged_cases.Case(suite="test", m=12, n=16, k=8, groups=3)
+  name = ragged_cases.LAX
+  for peers, expected in ((None, True), ((name,), True), ((), False)):
+    (found,) = prepared.prepare([case], peers=peers)
+    try:
+      is_there = bool(found.arms[name][0].fn())
+    except NotImplementedError as error:
+      assert "--peers" in str(error)
+      is_there = False
+    assert is_there == expected

@@ -1,13 +1,14 @@
 """What follows from a problem and a config, and which configs are refused."""
 
 import dataclasses
+import itertools
 import math
 
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import pytest
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90 import layout, legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Barrier, Buffer, Plan
 from pallas_gemm.problem import Problem
@@ -180,3 +181,27 @@ def test_one_stage_is_for_one_slab_a_block():
 def test_which_configs_have_consumers_that_ping_pong(k, change, want):
   reason = refusal(256, 1024, k, PINGPONG, change)
   assert reason is None if want is None else want in reason
+
+
+@pytest.mark.parametrize("block_k", (64, 128))
+def test_copies_of_a_last_slab_make_up_any_number_of_blocks(block_k):
+  """With the block that is left, of any number of rows that TMA copies."""
+  sizes = layout.last_slab_copies(block_k)
+  assert sum(sizes) + layout.ATOM_ROWS == block_k
+  blocks = {sum(some) for some in _subsets(sizes)}
+  assert blocks == set(range(0, block_k, layout.ATOM_ROWS))
+
+
+def _subsets(sizes):
+  return itertools.chain.from_iterable(
+    itertools.combinations(sizes, count) for count in range(len(sizes) + 1)
+  )
+
+
+def test_groups_along_k_are_read_from_any_row():
+  found = plan(
+    70, 72, 203, ragged="k", groups=3, transpose_a=True, config=SMALL
+  )
+  assert [rows for rows, _ in found.operand_paddings] == [203, 203]
+  (last,) = [x for x in found.shared if x.name == "last_full"]
+  assert last.arrivals == 2 * (1 + len(layout.last_slab_copies(64)))
