@@ -90,15 +90,15 @@ _IMPLEMENTATION = flags.DEFINE_enum(
   "Passed to the ops; triton has no grouped products. Default: they choose.",
   allow_override=True,
 )
-_PEERS = flags.DEFINE_list(
-  "peers",
+_BESIDE = flags.DEFINE_list(
+  "beside",
   ["all"],
   "What is measured beside the op, separated by commas:"
   f" {', '.join(ragged_cases.BESIDE)}; all or none.",
 )
 # Given any of these, --update_readme follows a measurement.
 _MEASURING = (
-    "suite", "passes", "peers", "dtype", "seed", "warmup", "repeats",
+    "suite", "passes", "beside", "dtype", "seed", "warmup", "repeats",
     "implementation",
 )  # fmt: skip
 
@@ -129,18 +129,18 @@ def chosen(on_gpu: bool) -> list[ragged_cases.Case]:
   return found
 
 
-def peers() -> list[str] | None:
+def beside() -> list[str] | None:
   """The arms that the flags name beside the op; None for all.
 
   Raises:
     cli.FlagError: there is no such arm.
   """
-  names = [name.strip() for name in _PEERS.value]
+  names = [name.strip() for name in _BESIDE.value]
   if names in (["all"], ["none"]):
     return None if names == ["all"] else []
   if unknown := [name for name in names if name not in ragged_cases.BESIDE]:
     raise cli.FlagError(
-      f"--peers: no {unknown[0]!r}; there are {', '.join(ragged_cases.BESIDE)},"
+      f"--beside: no {unknown[0]!r}; there are {', '.join(ragged_cases.BESIDE)},"
       " all and none"
     )
   return names
@@ -170,7 +170,7 @@ def measure(
 def run(console: console_lib.Console) -> int:
   """Measures what the flags say."""
   on_gpu, how = compat.targets_gpu(), _IMPLEMENTATION.value
-  cases, beside = chosen(on_gpu), peers()
+  cases, arms = chosen(on_gpu), beside()
   session = session_lib.start(console, EXPERIMENT, on_gpu, name_width=66)
   bench = session_lib.bench(EXPERIMENT, on_gpu)
   with session.measuring(len(cases)):
@@ -179,7 +179,7 @@ def run(console: console_lib.Console) -> int:
       session.host_rows("bandwidth", bench.measure_bandwidth, line)
     session.suites(
       cases,
-      functools.partial(prepared.prepare, implementation=how, peers=beside),
+      functools.partial(prepared.prepare, implementation=how, peers=arms),
       functools.partial(measure, session, bench),
       ragged_tables.label,
       ragged_tables.measured_parts,

@@ -196,7 +196,7 @@ def test_an_arm_beside_the_op_may_fail(run, gpu, monkeypatch, tmp_path):
     (["--suite=decode,all"], "--suite=decode,all: too large without"),
     (["--passes=up"], "--passes: no pass 'up'; there are forward, dx"),
     (["--passes=dx"], "--passes=dx: interpret has no such case"),
-    (["--peers=me"], "--peers: no 'me'; there are jnp.dot"),
+    (["--beside=me"], "--beside: no 'me'; there are jnp.dot"),
     (["--dtype=float32"], "--dtype: the ops are compared in 16 bits"),
     (["--from_rows=/no/such"], "--from_rows: there is no /no/such"),
     (["--update_readme"], "no timed rows"),

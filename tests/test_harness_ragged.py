@@ -244,6 +244,6 @@ def test_peers_are_left_out():
     try:
       is_there = bool(found.arms[name][0].fn())
     except NotImplementedError as error:
-      assert "--peers" in str(error)
+      assert "--beside" in str(error)
       is_there = False
     assert is_there == expected

@@ -89,7 +89,7 @@ def _prepare(
     arms[name] = []
     try:
       if peers is not None and len(arms) > 1 and name not in peers:
-        raise NotImplementedError("left out by --peers")
+        raise NotImplementedError("left out by --beside")
       candidates = arm()
     except NotImplementedError as error:
       candidates = [Candidate(_raising(error))]
