@@ -140,8 +140,8 @@ def beside() -> list[str] | None:
     return None if names == ["all"] else []
   if unknown := [name for name in names if name not in ragged_cases.BESIDE]:
     raise cli.FlagError(
-      f"--beside: no {unknown[0]!r}; there are {', '.join(ragged_cases.BESIDE)},"
-      " all and none"
+      f"--beside: no {unknown[0]!r}; there are"
+      f" {', '.join(ragged_cases.BESIDE)}, all and none"
     )
   return names
 
