@@ -4,8 +4,8 @@ How large each group is, only the device knows when the product runs. The model
 takes them for about equally large, and a grouped product for a batch of dense
 ones of that size, whose time `model` predicts:
 
-* Groups of rows do not end with tiles, so each has half a tile more than its
-  rows fill, and one tile at least.
+* Groups of rows do not end with tiles, so each has half a consumer's rows more,
+  and one tile at least.
 * Groups along K have half a slab more.
 """
 
@@ -72,7 +72,7 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
     known = known.of_groups_of_rows
   return sum(
     share * model.predict(Plan(_as_batch(problem, rows), config, gpu), known)
-    for rows, share in _sizes(problem, config)
+    for rows, share in _sizes(plan)
   )
 
 
@@ -92,14 +92,14 @@ def _rows(problem: Problem) -> float:
   return rows / problem.groups.count
 
 
-def _sizes(problem: Problem, config: Config) -> Iterator[tuple[int, float]]:
+def _sizes(plan: Plan) -> Iterator[tuple[int, float]]:
   """Rows of the dense products, and which share of the groups has them."""
-  rows = _rows(problem)
-  if problem.along == "k":
-    yield round(rows + config.block_k / 2), 1.0
+  rows, height = _rows(plan.given), plan.config.block_m
+  if plan.given.along == "k":
+    yield round(rows + plan.config.block_k / 2), 1.0
     return
-  height = config.block_m
-  row_tiles = max(1.0, rows / height + 0.5)
+  cut = plan.share[0] if plan.shares_are_cut else height
+  row_tiles = max(1.0, (rows + cut / 2) / height)
   fewer = int(row_tiles)
   yield fewer * height, 1 - (row_tiles - fewer)
   if row_tiles > fewer:

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 
 import jax
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
@@ -69,27 +70,44 @@ class Consumer:
     beside = functools.partial(
       self.stores.beside, work_tile=work_tile, pending=pending
     )
-    accumulators, following = pl.run_scoped(
-      functools.partial(self._multiply, work_tile, slot, beside),
-      *self.mainloop.accumulators(),
-    )
-    slot = slot if following is None else following
+    multiply = functools.partial(self._multiply, work_tile, slot, beside)
+    if self.block.plan.shares_are_cut:
+      # Of a group's last tile maybe only the first share has rows.
+      accumulators, slot = lax.cond(
+        self.block.stored_rows(work_tile) > 0,
+        lambda: self._scoped(multiply, slot),
+        lambda: self._scoped(functools.partial(multiply, idle=True), slot),
+      )
+    else:
+      accumulators, slot = self._scoped(multiply, slot)
     return slot, self.stores.finish(work_tile, accumulators)
 
-  def _multiply(self, work_tile: WorkTile, slot, beside, *accumulators):
+  def _scoped(self, multiply, slot):
+    """What `multiply` gives with accumulators, and the next slot."""
+    accumulators, following = pl.run_scoped(
+      multiply, *self.mainloop.accumulators()
+    )
+    return accumulators, slot if following is None else following
+
+  def _multiply(
+    self, work_tile: WorkTile, slot, beside, *accumulators, idle=False
+  ):
     """A work tile's accumulators, and the next slot as of `for_each_slab`.
 
     beside(slab) is called once, while the tensor cores have that slab or when
-    there is no such slab, for the first `stores.slabs`.
+    there is no such slab, for the first `stores.slabs`. If idle, nothing is
+    multiplied, and the accumulators are not stored.
     """
     block, slabs = self.block, self.stores.slabs
 
     def multiply(step, slot, before):
       block.wait_for(work_tile, step, slot)
-      self.mainloop.issue(accumulators, slot)
+      if not idle:
+        self.mainloop.issue(accumulators, slot)
 
       def release_before():
-        plgpu.wgmma_wait(self.mainloop.in_flight)  # this slab runs on
+        if not idle:
+          plgpu.wgmma_wait(self.mainloop.in_flight)  # this slab runs on
         block.release(before, predicate=step > 0)
 
       def go_beside():

@@ -12,7 +12,8 @@ and where groups start only the device knows. So XLA makes small tables of them
 **Groups of rows.** Tiles start where groups start, so no tile has rows of two
 groups. The last tile of a group that is larger than a tile ends where the group
 ends, and computes some rows a second time: the same bits are stored twice, and
-nothing is masked. Only a group that is smaller than a tile is stored in part
+nothing is masked. It has the rows of as few consumers as will do; the others
+idle. Only a group that is smaller than a tile is stored in part
 (`stores`). Rows that belong to no group are tiles of few slabs, whose
 accumulators are dropped and zeros stored. Tiles of one group follow each other,
 so that blocks which run at a time share its B in the L2.
@@ -154,10 +155,14 @@ def _tables_of_rows(
   tile_ends = jnp.sum(before * tiles[None, :], axis=1, dtype=jnp.int32)
   tile = jnp.arange(plan.row_tiles, dtype=jnp.int32)[:, None]
   nth = tile - (tile_ends - tiles)
-  row = jnp.maximum(jnp.minimum(starts + nth * height, ends - height), starts)
+  row = starts + nth * height
+  # Whole shares of consumers.
+  share = plan.share[0] if plan.shares_are_cut else height
+  rows = jnp.minimum(lax.div(ends - row + (share - 1), share) * share, height)
+  row = jnp.maximum(jnp.minimum(row, ends - rows), starts)
   number = jnp.arange(-1, p.groups.count + 1, dtype=jnp.int32)
   group = jnp.where(number < p.groups.count, number, -1)
-  rows = jnp.minimum(ends - row, height)
+  rows = jnp.minimum(ends - row, rows)
   is_there = (nth >= 0) & (tile < tile_ends)
   return _masked_sums(is_there, row, rows, group), tile_ends
 

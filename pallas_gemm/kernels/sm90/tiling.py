@@ -87,6 +87,17 @@ class Tiling:
     return cfg.block_m, cfg.block_n // cfg.consumers
 
   @functools.cached_property
+  def shares_are_cut(self) -> bool:
+    """Whether a tile may end with one consumer's rows, and the others idle.
+
+    Not with two products: the wgmmas of a scope that may be left out then wait
+    for each other.
+    """
+    cfg = self.config
+    is_split = cfg.split == "m" and cfg.consumers > 1
+    return self.problem.along == "m" and is_split and self.products == 1
+
+  @functools.cached_property
   def pingpong(self) -> int:
     """Consumers that ping-pong, a work tile each; 1 if they share each one."""
     return self.config.consumers if self.config.split == "pingpong" else 1
