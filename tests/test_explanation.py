@@ -172,14 +172,18 @@ def test_under_meshes():
 # What is printed.
 
 
-def test_text(capsys):
-  found = pallas_gemm.explain(pallas_gemm.matmul, *LARGE, platform="cuda")
+@pytest.mark.parametrize(
+  ("n", "origin"), ((4096, "of the shipped table"), (4160, "by the cost model"))
+)
+def test_text(capsys, n, origin):
+  arrays = _shape(4096, 4096), _shape(4096, n)
+  found = pallas_gemm.explain(pallas_gemm.matmul, *arrays, platform="cuda")
   assert capsys.readouterr().out == f"{found}\n"
   assert str(found).splitlines() == [
     "on cuda:",
-    "matmul bfloat16 to bfloat16, batch 1, M 4096, N 4096, K 4096, NN",
-    "  runs on 'sm90', a device reads [1, 4096, 4096] x [1, 4096, 4096]",
-    f"  {found.products[0].config}, by the cost model",
+    f"matmul bfloat16 to bfloat16, batch 1, M 4096, N {n}, K 4096, NN",
+    f"  runs on 'sm90', a device reads [1, 4096, 4096] x [1, 4096, {n}]",
+    f"  {found.products[0].config}, {origin}",
   ]
 
 
