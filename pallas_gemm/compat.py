@@ -515,8 +515,8 @@ def _is_one_atom_wide(smem) -> bool:
 
 
 def _is_tiled(smem) -> bool:
-  *_, rows, _ = tuple(ir.MemRefType(smem.type).shape)
-  return ir.MemRefType(smem.type).rank == 4 and rows == 8
+  shape = tuple(ir.MemRefType(smem.type).shape)
+  return len(shape) == 4 and shape[2] == 8
 
 
 @dataclasses.dataclass(frozen=True)

@@ -94,7 +94,7 @@ PINGPONG = (
 )
 
 # Groups: tiles that end with their group, one that is stored in part, none;
-# whole slabs and edges.
+# whole slabs and last ones.
 GROUPS = Problem.flat(
   m=140,
   n=64,

@@ -109,7 +109,7 @@ CASES = (
     save_preactivation=True,
     transpose_b=True,
   ),
-  # Slabs: whole ones, none, edges of more than one slab (64 + 6 rows).
+  # Slabs: whole ones, none, a last one that blocks of 8 rows do not make up.
   case("slabs", "k", (70, 72, 200), (0, 3, 3, 90, 190), SMALL),
   case("slabs_of_70_rows", "k", (64, 64, 80), (1, 71, 80), SMALL, **FP16),
   case("slabs_from_5", "k", (130, 66, 203), (5, 14, 14, 90, 190, 203), TWO),

@@ -106,8 +106,10 @@ def all_work() -> Iterator[Work]:
     cases += dense_unseen.draw(seed, count, "bfloat16")
   for case in cases:
     fn = dense_cases.ours(case, "sm90")
-    with contextlib.suppress(ValueError, NotImplementedError):
+    try:
       yield from map(Work, autotuning.find(fn, **case.operands()))
+    except (ValueError, NotImplementedError) as error:
+      print(f"nothing for the kernel: {case}: {error}")
   for text in _GROUPS.value:
     sizes, _, pass_ = text.partition(":")
     *numbers, distribution = sizes.split("x")
@@ -235,26 +237,31 @@ def work_alone(share: int) -> None:
 
 def main(argv: Sequence[str]) -> None:
   """Starts the processes and joins their rows."""
+  del argv
   if _SHARE.value is not None:
     work_alone(_SHARE.value)
     return
   # Several processes share the memory of one GPU.
   environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-  count = _PROCESSES.value
-  processes = [
-    subprocess.Popen(
-      [sys.executable, __file__, *argv[1:], *sys.argv[1:], f"--share={share}"],
-      env=environment,
-    )
-    for share in range(count)
-  ]
-  codes = [process.wait() for process in processes]
-  parts = [Path(f"{_OUTPUT.value}.{share}") for share in range(count)]
+  parts = [Path(f"{_OUTPUT.value}.{i}") for i in range(_PROCESSES.value)]
+  ready = [Path(f"{part}.ready") for part in parts]
+  for path in ready:
+    path.unlink(missing_ok=True)
+
+  def run(share: int) -> int:
+    command = [sys.executable, __file__, *sys.argv[1:], f"--share={share}"]
+    code = subprocess.run(command, env=environment, check=False).returncode
+    ready[share].touch()  # the others do not wait for one that died
+    return code
+
+  with futures.ThreadPoolExecutor(len(parts)) as pool:
+    codes = list(pool.map(run, range(len(parts))))
   with Path(_OUTPUT.value).open("a") as file:
     for part in filter(Path.exists, parts):
       file.write(part.read_text())
       part.unlink()
-      Path(f"{part}.ready").unlink()
+  for path in ready:
+    path.unlink()
   if any(codes):
     sys.exit(f"processes ended with {codes}")
 
