@@ -37,6 +37,9 @@ CUDA_PLATFORMS = ("gpu", "cuda")
 # What a lowered program calls by custom_partitioning.
 PARTITIONED_BY_XLA = "CustomSPMDPartitioning"
 
+# Bytes that the L2 holds under one address.
+_LINE = 128
+
 # XLA's CPU client runs host callbacks, and so what the threads of an
 # interpreted kernel wait in, on a pool of as many threads as there are cores.
 # A kernel with more of them waiting than that stands still for ever.
@@ -200,6 +203,60 @@ def store(ref: Any, value: jax.Array, *, optimized: bool = True) -> None:
     plgpu.store(ref, value, optimized=optimized)
   else:
     ref[...] = value
+
+
+def read_past_rows(x: jax.Array, columns: int) -> jax.Array:
+  """Matrices of which a kernel may read windows that run on past a row's end.
+
+  What it finds there is the next row's, so all but the last rows have it. The
+  interpreter checks the end of each row: there, rows get that many columns
+  more, of NaN.
+  """
+  if targets_gpu():
+    return x
+  extra = [(0, 0)] * (x.ndim - 1) + [(0, columns)]
+  return jnp.pad(x, extra, constant_values=jnp.nan)
+
+
+def prefetch(window: Any) -> None:
+  """Asks the L2 for a window of a matrix in global memory, a hint.
+
+  To be called by a whole warpgroup. The interpreter has no caches.
+
+  Args:
+    window: [rows, columns]; each row starts anywhere.
+  """
+  if not targets_gpu():
+    return
+  rows, columns = window.shape
+  size = columns * jnp.dtype(window.dtype).itemsize
+  # A row that starts inside of a line ends inside of one.
+  requests = rows * (-(-size // _LINE) + 1)
+
+  @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
+  def _(_, ref):
+    i32 = ir.IntegerType.get_signless(32)
+    strides, _ = ir.MemRefType(ref.type).get_strides_and_offset()
+    pitch = strides[0] * size // columns
+    start = _mgpu_utils.memref_ptr(ref)
+    thread = arith.remui(_mgpu_utils.thread_idx(), _mgpu_utils.c(128, i32))
+    for first in range(0, requests, 128):
+      number = arith.addi(thread, _mgpu_utils.c(first, i32))
+      row = arith.remui(number, _mgpu_utils.c(rows, i32))
+      line = arith.divui(number, _mgpu_utils.c(rows, i32))
+      column = arith.muli(line, _mgpu_utils.c(_LINE, i32))
+      column = arith.minui(column, _mgpu_utils.c(size - 1, i32))
+      below = arith.muli(row, _mgpu_utils.c(pitch, i32))
+      offset = arith.addi(below, column)
+      _mgpu_utils.inline_ptx(
+        "prefetch.global.L2 [$0];",
+        _mgpu_utils.getelementptr(
+          start, [offset], ir.IntegerType.get_signless(8)
+        ),
+        has_side_effects=True,
+      )
+
+  _(window)
 
 
 def join_varying(*arrays: jax.Array) -> list[jax.Array]:

@@ -29,6 +29,7 @@ class Operands(NamedTuple):
     a: A, of every product of a batch or of all.
     b: B likewise; of a gated product both.
     cut: of groups along K, `groups.cut_rows` of A and of each B.
+    b_last: of each B that threads load, `thread_loads.last_slab`.
     alpha, beta: [1]; None if there is none, or if it is compiled in.
     bias, c: None if there is none.
   """
@@ -37,6 +38,7 @@ class Operands(NamedTuple):
   a: Any
   b: Any
   cut: Any = ()
+  b_last: Any = ()
   alpha: Any = None
   beta: Any = None
   bias: Any = None
@@ -149,11 +151,11 @@ class Block:
     def iteration(step, slots):
       before, slot = slots
       visit(step, slot, before)
-      return slot, self._next_slot(slot)
+      return slot, self.next_slot(slot)
 
     return lax.fori_loop(0, steps, iteration, (slot, slot))
 
-  def _next_slot(self, slot):
+  def next_slot(self, slot):
     """The next slot of the ring, or of a consumer's part of it.
 
     By a select, where a remainder would be a division.

@@ -60,7 +60,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat
 from pallas_gemm.kernels import epilogues
-from pallas_gemm.kernels.sm90 import groups, legal
+from pallas_gemm.kernels.sm90 import groups, legal, thread_loads
 from pallas_gemm.kernels.sm90.block import Block, Operands, Results, Shared
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.consumer import consume
@@ -196,7 +196,11 @@ def grouped(
   cut = []
   if p.along == "k":
     cut = [groups.cut_rows(x, offsets) for x in (a, *b)]
-  operands = Operands(groups.schedule_tables(plan, offsets), a, b, cut)
+  tables = groups.schedule_tables(plan, offsets)
+  b_last = [thread_loads.last_slab(x, plan) for x in b if plan.b_by_threads]
+  if plan.b_by_threads:
+    b = [compat.read_past_rows(x, config.block_n) for x in b]
+  operands = Operands(tables, a, b, cut, b_last)
   if bias is not None:
     step = 16 // bias.dtype.itemsize  # of strides that TMA takes
     shape = bias.shape[0], round_up(bias.shape[1], step)

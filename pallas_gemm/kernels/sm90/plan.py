@@ -16,7 +16,12 @@ import jax.numpy as jnp
 from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90 import layout
 from pallas_gemm.kernels.sm90.config import Config
-from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, Shape, round_up
+from pallas_gemm.kernels.sm90.layout import (
+  ATOM_BYTES,
+  ATOM_ROWS,
+  Shape,
+  round_up,
+)
 from pallas_gemm.kernels.sm90.tiling import DIRECT, WGMMA_ROWS, Tiling
 from pallas_gemm.problem import Problem
 
@@ -224,7 +229,21 @@ class Plan(Tiling):
   def operand_paddings(self) -> tuple[Shape, Shape]:
     """The same once TMA can address them."""
     columns = self.operand_columns
-    return layout.operand_paddings(self.problem, self.config, columns)
+    a, b = layout.operand_paddings(self.problem, self.config, columns)
+    return a, self.operand_shapes[1] if self.b_by_threads else b
+
+  @functools.cached_property
+  def last_slab_shape(self) -> Shape | None:
+    """Rows and columns of the copy of B's last slab, if threads load the rest.
+
+    Whole slabs of rows that TMA reads fast.
+    """
+    if not self.b_by_threads:
+      return None
+    p, block_k = self.problem, self.config.block_k
+    if p.b.k_last:
+      return p.n, block_k
+    return block_k, round_up(p.n, layout.elements_in(ATOM_BYTES, p.b.dtype))
 
   @functools.cached_property
   def result_shape(self) -> Shape:
@@ -257,6 +276,8 @@ class Plan(Tiling):
     (a, b), (a_pad, b_pad) = self.operand_shapes, self.operand_paddings
     into = [copied(a, a_pad, p.matrices(p.a), p.a.dtype)]
     of_b = copied(b, b_pad, p.matrices(p.b), p.b.dtype)
+    if last := self.last_slab_shape:
+      of_b = 2 * layout.bytes_of(p.matrices(p.b) * math.prod(last), p.b.dtype)
     into += [of_b] * self.products
     if self.has_c:
       shape, padded = self.result_shape, self.c_padding

@@ -23,6 +23,8 @@ THREADS = 128
 # 128 * (24 + 2 * 240) = 64512 and 128 * (32 + 3 * 160) = 65536 of the 65536
 # that an SM has.
 REGISTERS = {1: (24, 240), 2: (24, 240), 3: (32, 160)}
+# The same where the producer's threads load B: 128 * (104 + 2 * 200) = 64512.
+_REGISTERS_TO_LOAD = {1: (168, 240), 2: (104, 200), 3: (80, 144)}
 # Of these, a consumer's that hold neither accumulators nor results.
 _OTHER_REGISTERS = 40
 # Columns that a warpgroup stores at a time where TMA can't: one a thread.
@@ -90,6 +92,31 @@ class Tiling:
   def pingpong(self) -> int:
     """Consumers that ping-pong, a work tile each; 1 if they share each one."""
     return self.config.consumers if self.config.split == "pingpong" else 1
+
+  @functools.cached_property
+  def b_by_threads(self) -> bool:
+    """Whether threads load B, and not TMA, which can't address its rows.
+
+    A padded B would have to be copied, and of groups B is the most there is:
+    60 groups of 136 rows, 4096 x 1407, took 802 us so, and 285 with 1408
+    columns (H100). See `thread_loads`.
+    """
+    p, cfg = self.problem, self.config
+    if p.along != "m" or self.pingpong > 1 or cfg.cluster_n > 1:
+      return False
+    _, shape = layout.operand_shapes(p)
+    _, padded = layout.operand_paddings(p, cfg, self.operand_columns)
+    if shape == padded or cdiv(p.k, cfg.block_k) < 2:
+      return False
+    # All that is loaded lies in B: whole rows of tiles, or columns that run on
+    # into the next row.
+    return p.n % cfg.block_n == 0 if p.b.k_last else p.n >= cfg.block_n
+
+  @functools.cached_property
+  def registers(self) -> tuple[int, int]:
+    """Registers of a thread of the producer, and of one of a consumer."""
+    found = _REGISTERS_TO_LOAD if self.b_by_threads else REGISTERS
+    return found[self.config.consumers]
 
   # Work tiles.
 
@@ -275,7 +302,7 @@ class Tiling:
     if self.pingpong > 1 or cfg.split_k > 1 or self.by_rows:
       return 0
     accumulators = cfg.block_m * cfg.block_n // (THREADS * cfg.consumers)
-    room = REGISTERS[cfg.consumers][1] - _OTHER_REGISTERS
+    room = self.registers[1] - _OTHER_REGISTERS
     room -= accumulators * self.products
     elements = WGMMA_ROWS * cfg.epilogue_n * self.outputs
     size = layout.bytes_of(elements, self.problem.out_dtype)

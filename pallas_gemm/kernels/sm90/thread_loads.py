@@ -1,0 +1,172 @@
+"""Weights whose rows TMA can't address, loaded by the producer's threads.
+
+TMA reads rows that start at multiples of 16 bytes. Rows of 1407 16-bit elements
+start anywhere, and padding the weights of all groups reads and writes them once
+more: 60 groups of 136 rows, 4096 x 1407, took 802 us so, and 285 with 1408
+columns (H100). So here the threads of the producer load B from where it is, and
+store it to the slots of the ring as TMA would: swizzled. A still comes by TMA.
+
+* **As wide as rows allow.** All rows start at multiples of `vector` elements,
+  the greatest common divisor of their length and 8: loads of 2 to 16 bytes.
+* **In chunks.** A thread holds one chunk in registers while memory answers for
+  the next one. What memory has to answer for is asked of the L2 some slabs
+  earlier, by prefetches, since registers alone hold too little in flight.
+* **The last slab comes by TMA**, from a small padded copy that XLA makes
+  (`last_slab`): rows of K beyond its end are zeros there, so nothing is masked,
+  a NaN of the next group stays there, and no load runs past the end of B.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_gemm import compat
+from pallas_gemm.kernels.sm90.block import Block, window
+from pallas_gemm.kernels.sm90.layout import ATOM_BYTES, elements_in
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.kernels.sm90.schedule import WorkTile
+
+_WARPS, _LANES = 4, 32
+# Elements of a chunk: 32 registers a thread, as many as words of one element
+# are, half as many of two.
+_CHUNK = 4096
+# Most elements that a load takes: 16 bytes.
+_WIDEST = 8
+# Slabs between what is asked of the L2 and what is loaded.
+_AHEAD = 4
+
+# A chunk of each B.
+_Chunk = tuple[jax.Array, ...]
+
+
+def last_slab(b: jax.Array, plan: Plan) -> jax.Array:
+  """The last slab of each group's B, filled up with zeros.
+
+  Args:
+    b: [groups, K, N], stored [groups, N, K] if the problem says so.
+    plan: in which threads load B.
+
+  Returns:
+    [groups, block_k, N or more], or [groups, N, block_k].
+  """
+  p, block_k = plan.problem, plan.config.block_k
+  start = (plan.slabs - 1) * block_k
+  part = b[:, :, start:] if p.b.k_last else b[:, start:]
+  extra = [want - have for want, have in zip(plan.last_slab_shape, part.shape[1:])]
+  return jnp.pad(part, [(0, 0), *((0, size) for size in extra)])
+
+
+@dataclasses.dataclass(frozen=True)
+class ThreadLoads:
+  """The slabs of B of a work tile, but for the last one.
+
+  All of it is done by a whole warpgroup.
+  """
+
+  block: Block
+  work_tile: WorkTile
+
+  @property
+  def _shape(self) -> tuple[int, int]:
+    """Rows and columns of a slab, as it is stored."""
+    cfg = self.block.plan.config
+    shape = cfg.block_k, cfg.block_n
+    return shape[::-1] if self.block.plan.problem.b.k_last else shape
+
+  @property
+  def _rows(self) -> int:
+    """Rows of a chunk."""
+    rows, columns = self._shape
+    vector, products = _vector(self.block.plan), self.block.plan.products
+    most = _CHUNK * min(vector, 2) // products
+    return min(rows, most // columns)
+
+  @property
+  def _count(self):
+    """Slabs that threads load."""
+    return self.work_tile.steps - 1
+
+  def first(self) -> _Chunk:
+    """The first chunk of the first slab."""
+    for step in range(_AHEAD):
+      self._prefetch(jnp.int32(step))
+    return self._load(jnp.int32(0), 0)
+
+  def store(self, step, slot, chunk: _Chunk) -> _Chunk:
+    """Fills a slot with a slab; the first chunk of the next one.
+
+    Args:
+      step: the number of the slab.
+      slot: of the ring; empty.
+      chunk: the slab's first.
+    """
+    self._prefetch(step + _AHEAD)
+    following = jnp.minimum(step + 1, self._count - 1)
+    shared = self.block.shared
+    rows, columns = self._shape
+    for row in range(0, rows, self._rows):
+      below = row + self._rows
+      ahead = (step, below) if below < rows else (following, 0)
+      loaded = self._load(*ahead)
+      at = pl.ds(row, self._rows), pl.ds(0, columns)
+      for ring, x in zip(shared.b_rings, chunk):
+        compat.store(ring.at[slot, *at], x, optimized=False)
+      chunk = loaded
+    plgpu.commit_smem()
+    for _ in shared.b_rings:
+      plgpu.barrier_arrive(shared.full.at[slot])
+    return chunk
+
+  def _load(self, step, row: int) -> _Chunk:
+    """The chunk of a slab from that row of it on."""
+    layout = _layout(_vector(self.block.plan))
+    windows = self._windows(step, row, self._rows)
+    return tuple(
+      plgpu.load(x, layout=layout, optimized=False) for x in windows
+    )
+
+  def _prefetch(self, step) -> None:
+    """Asks the L2 for a slab, if there is such a one."""
+
+    @pl.when(step < self._count)
+    def _():
+      for found in self._windows(step, 0, self._shape[0]):
+        compat.prefetch(found)
+
+  def _windows(self, step, row: int, rows: int) -> list[Any]:
+    """Rows of a slab of each B, in global memory."""
+    plan, work_tile = self.block.plan, self.work_tile
+    corner = work_tile.start + step * plan.config.block_k, work_tile.column
+    if plan.problem.b.k_last:
+      corner = corner[::-1]
+    at = pl.ds(corner[0] + row, rows), pl.ds(corner[1], self._shape[1])
+    return [window(ref, work_tile.b, at) for ref in self.block.operands.b]
+
+
+def _vector(plan: Plan) -> int:
+  """Elements that a load takes: as many as every row starts at multiples of."""
+  _, (_, columns) = plan.operand_shapes
+  return math.gcd(columns, _WIDEST)
+
+
+def _layout(vector: int) -> Any:
+  """Warps side by side along rows, each with as many rows as lanes make up.
+
+  A warp has at most the 64 columns of a swizzle atom, so that no two lanes
+  store to one bank.
+  """
+  lanes = min(_LANES, 64 // vector)
+  rows, columns = _LANES // lanes, lanes * vector
+  return compat.tiled_layout(
+    (_WARPS * rows, columns),
+    (rows, columns),
+    (1, vector),
+    warps=(-6,),
+    lanes=(-4, -3),
+    vector=-1,
+  )
