@@ -8,9 +8,9 @@ store it to the slots of the ring as TMA would: swizzled. A still comes by TMA.
 
 * **As wide as rows allow.** All rows start at multiples of `vector` elements,
   the greatest common divisor of their length and 8: loads of 2 to 16 bytes.
-* **In chunks.** A thread holds one chunk in registers while memory answers for
-  the next one. What memory has to answer for is asked of the L2 some slabs
-  earlier, by prefetches, since registers alone hold too little in flight.
+* **In chunks.** A thread holds some in registers: while it stores one, memory
+  answers for the others. And each slab is asked of the L2 some slabs earlier,
+  by prefetches, since registers alone hold too little in flight.
 * **The last slab comes by TMA**, from a small padded copy that XLA makes
   (`last_slab`): rows of K beyond its end are zeros there, so nothing is masked,
   a NaN of the next group stays there, and no load runs past the end of B.
@@ -32,9 +32,11 @@ from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.schedule import WorkTile
 
 _WARPS, _LANES = 4, 32
-# Elements of a chunk: 32 registers a thread, as many as words of one element
-# are, half as many of two.
-_CHUNK = 4096
+# A chunk is so many registers of a thread: a load of one element takes one, of
+# two or more half as many as there are elements.
+_CHUNK = 16
+# Chunks that a thread holds, by the number of consumers.
+_HELD = {1: 6, 2: 4, 3: 3}
 # Most elements that a load takes: 16 bytes.
 _WIDEST = 8
 # Slabs between what is asked of the L2 and what is loaded.
@@ -80,52 +82,54 @@ class ThreadLoads:
 
   @property
   def _rows(self) -> int:
-    """Rows of a chunk."""
-    rows, columns = self._shape
-    vector, products = _vector(self.block.plan), self.block.plan.products
-    most = _CHUNK * min(vector, 2) // products
-    return min(rows, most // columns)
+    """Rows of a chunk: a power of two, or all."""
+    plan, (rows, columns) = self.block.plan, self._shape
+    most = _CHUNK * _WARPS * _LANES * min(_vector(plan), 2) // plan.products
+    return math.gcd(rows, 2 ** math.floor(math.log2(most / columns)))
 
   @property
   def _count(self):
     """Slabs that threads load."""
     return self.work_tile.steps - 1
 
-  def first(self) -> _Chunk:
-    """The first chunk of the first slab."""
+  def first(self) -> tuple[_Chunk, ...]:
+    """The first chunks of a work tile, as many as a thread holds."""
     for step in range(_AHEAD):
       self._prefetch(jnp.int32(step))
-    return self._load(jnp.int32(0), 0)
+    held = _HELD[self.block.plan.config.consumers]
+    return tuple(self._load(jnp.int32(0), nth) for nth in range(held))
 
-  def store(self, step, slot, chunk: _Chunk) -> _Chunk:
-    """Fills a slot with a slab; the first chunk of the next one.
+  def store(self, step, slot, held: tuple[_Chunk, ...]) -> tuple[_Chunk, ...]:
+    """Fills a slot with a slab; the chunks that a thread then holds.
 
     Args:
       step: the number of the slab.
       slot: of the ring; empty.
-      chunk: the slab's first.
+      held: the slab's first chunks, or more.
     """
     self._prefetch(step + _AHEAD)
-    following = jnp.minimum(step + 1, self._count - 1)
     shared = self.block.shared
     rows, columns = self._shape
-    for row in range(0, rows, self._rows):
-      below = row + self._rows
-      ahead = (step, below) if below < rows else (following, 0)
-      loaded = self._load(*ahead)
-      at = pl.ds(row, self._rows), pl.ds(0, columns)
-      for ring, x in zip(shared.b_rings, chunk):
+    chunks = rows // self._rows
+    for nth in range(chunks):
+      at = pl.ds(nth * self._rows, self._rows), pl.ds(0, columns)
+      for ring, x in zip(shared.b_rings, held[0]):
         compat.store(ring.at[slot, *at], x, optimized=False)
-      chunk = loaded
+      held = (*held[1:], self._load(step, nth + len(held)))
     plgpu.commit_smem()
     for _ in shared.b_rings:
       plgpu.barrier_arrive(shared.full.at[slot])
-    return chunk
+    return held
 
-  def _load(self, step, row: int) -> _Chunk:
-    """The chunk of a slab from that row of it on."""
+  def _load(self, step, nth: int) -> _Chunk:
+    """The chunk of that number, counted from the start of a slab on.
+
+    After the last slab, those of the last one again, which nobody stores.
+    """
+    more, nth = divmod(nth, self._shape[0] // self._rows)
+    step = jnp.minimum(step + more, self._count - 1)
     layout = _layout(_vector(self.block.plan))
-    windows = self._windows(step, row, self._rows)
+    windows = self._windows(step, nth * self._rows, self._rows)
     return tuple(
       plgpu.load(x, layout=layout, optimized=False) for x in windows
     )
