@@ -40,7 +40,7 @@ _HELD = {1: 6, 2: 4, 3: 3}
 # Most elements that a load takes: 16 bytes.
 _WIDEST = 8
 # Slabs between what is asked of the L2 and what is loaded.
-_AHEAD = 4
+_AHEAD = 2
 
 # A chunk of each B.
 _Chunk = tuple[jax.Array, ...]
