@@ -479,10 +479,14 @@ def cupti_session():
 _anywhere: set[str] = set()
 # Those of which wider ones do.
 _in_blocks: set[str] = set()
+# Those whose wider copies are of matrices that are no whole number of atoms.
+_of_ragged: set[str] = set()
 
 
 def allow_ragged_copies(
-  anywhere: str | None = None, in_blocks: str | None = None
+  anywhere: str | None = None,
+  in_blocks: str | None = None,
+  of_ragged: str | None = None,
 ) -> None:
   """Lets TMA copy one swizzle atom at a time from matrices of any shape.
 
@@ -500,11 +504,16 @@ def allow_ragged_copies(
     in_blocks: name of a kernel whose wider copies into shared memory may start
       at any row too. All rows of one must lie in the matrix, or none, which
       gives zeros.
+    of_ragged: name of a kernel whose wider copies into shared memory start with
+      an atom of a matrix that is no whole number of them. All rows of one must
+      be followed by another row: what is past their ends is that one's.
   """
   if anywhere is not None:
     _anywhere.add(anywhere)
   if in_blocks is not None:
     _in_blocks.add(in_blocks)
+  if of_ragged is not None:
+    _of_ragged.add(of_ragged)
   _patch_async_copy()
 
 
@@ -539,6 +548,8 @@ def _patch_async_copy() -> None:
     elif into_smem and _kernel_name(self) in _in_blocks and _is_tiled(smem):
       *_, width = ir.MemRefType(smem.type).shape
       transforms = (_BlocksOfRows(width),)
+    elif wanted and _kernel_name(self) in _of_ragged and _is_tiled(smem):
+      transforms = (_Atoms(transforms[0].tiling),)
     src_ref, dst_ref = (gmem, smem) if into_smem else (smem, gmem)
     return original(
       self,
@@ -627,6 +638,59 @@ class _BlocksOfRows(_launch_context.MemRefTransform):
   def transform_strides(self, strides):
     row, column = strides
     return (8 * row, self.width * column, row, column)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Atoms(_launch_context.MemRefTransform):
+  """Matrices as grids of swizzle atoms, whole or not at their ends.
+
+  Attributes:
+    tiling: rows and columns of an atom.
+  """
+
+  tiling: tuple[int, int]
+
+  def apply(self, ref):
+    kind = ir.MemRefType(ref.type)
+    shape = self.transform_gmem_shape(kind.shape)
+    given, offset = kind.get_strides_and_offset()
+    strides = self.transform_strides(given)
+    layout = ir.StridedLayoutAttr.get(offset, strides)
+    return memref.reinterpret_cast(
+      ir.MemRefType.get(shape, kind.element_type, layout, kind.memory_space),
+      ref,
+      [],
+      [],
+      [],
+      static_offsets=[offset],
+      static_sizes=shape,
+      static_strides=strides,
+    )
+
+  def transform_gmem_shape(self, shape):
+    *lead, rows, columns = shape
+    height, width = self.tiling
+    return (*lead, -(-rows // height), -(-columns // width), *self.tiling)
+
+  def batch(self, leading_rank):
+    del leading_rank  # any
+    return self
+
+  def transform_shape(self, shape):
+    return self.transform_gmem_shape(shape)
+
+  def transform_index(self, idx):
+    *lead, row, column = idx
+    zero, height, width = (
+      _mgpu_utils.c(x, ir.IndexType.get()) for x in (0, *self.tiling)
+    )
+    atom = arith.divui(row, height), arith.divui(column, width)
+    return (*lead, *atom, zero, zero)
+
+  def transform_strides(self, strides):
+    *lead, row, column = strides
+    height, width = self.tiling
+    return (*lead, height * row, width * column, row, column)
 
 
 def without_custom_derivatives(

@@ -22,6 +22,8 @@ from tests.support import oldest, problems, ragged_kernels
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)
 TWO = Config(block_m=128, block_n=64, stages=2)
 COLUMNS = Config(block_m=64, block_n=128, stages=3, split="n")
+WIDER = Config(block_m=64, block_n=128, stages=2, consumers=1)
+THREE = Config(block_m=192, block_n=64, stages=2, consumers=3)
 WIDE = Config(block_m=64, block_n=64, stages=2, consumers=1, epilogue_n=32)
 
 
@@ -109,6 +111,22 @@ CASES = (
     save_preactivation=True,
     transpose_b=True,
   ),
+  # Weights that are no whole number of atoms: TMA takes the begun ones, threads
+  # load rows that it can't address, one, two or four elements at a time.
+  case("columns_8", "m", (150, 136, 131), (0, 3, 90, 140), WIDER),
+  case("columns_1", "m", (150, 135, 131), (0, 3, 3, 90, 140), SMALL),
+  case("columns_2", "m", (90, 134, 128), (0, 64, 88), WIDER, **FP16),
+  case("columns_4", "m", (200, 132, 130), (0, 130, 200), THREE),
+  case("k_1", "m", (90, 128, 135), (0, 40, 88), TWO, transpose_b=True),
+  case(
+    "gated_columns_1",
+    "m",
+    (90, 131, 70),
+    (0, 40, 88),
+    WIDER,
+    jax.nn.silu,
+    gated=True,
+  ),
   # Slabs: whole ones, none, a last one that blocks of 8 rows do not make up.
   case("slabs", "k", (70, 72, 200), (0, 3, 3, 90, 190), SMALL),
   case("slabs_of_70_rows", "k", (64, 64, 80), (1, 71, 80), SMALL, **FP16),
@@ -177,6 +195,23 @@ def test_nan_stays_in_its_row_and_group():
   assert finite[:20].all() and finite[21:30].all()
   assert not finite[30:69].any()
   assert not np.asarray(out[69]).any()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize(
+  ("n", "transpose"), [(136, False), (135, False), (128, True)], ids=str
+)
+def test_nan_of_weights_stays_in_its_column_and_group(n, transpose):
+  """Loads run on past the ends of rows, and slabs past the end of K."""
+  problem = ROWS.changed(n=n, k=75, transpose_b=transpose)
+  x = ragged_kernels.operands(problem)
+  first = (0, 0, 1) if transpose else (0, 1, 0)  # the second of K
+  x["b"] = x["b"].at[first].set(jnp.nan).at[1].set(jnp.inf)
+  (out,) = ragged_kernels.run(problem, WIDER, x, (0, 30, 69))
+  finite = np.isfinite(np.asarray(out, np.float32))
+  assert not finite[:30, 0].any()
+  assert finite[:30, 1:].all()
+  assert not finite[30:69].any()
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")

@@ -29,7 +29,7 @@ class Operands(NamedTuple):
     a: A, of every product of a batch or of all.
     b: B likewise; of a gated product both.
     cut: of groups along K, `groups.cut_rows` of A and of each B.
-    b_last: of each B that threads load, `thread_loads.last_slab`.
+    b_last: of each B that is not padded, `weights.last_slab`.
     alpha, beta: [1]; None if there is none, or if it is compiled in.
     bias, c: None if there is none.
   """

@@ -60,7 +60,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat
 from pallas_gemm.kernels import epilogues
-from pallas_gemm.kernels.sm90 import groups, legal, thread_loads
+from pallas_gemm.kernels.sm90 import groups, legal, weights
 from pallas_gemm.kernels.sm90.block import Block, Operands, Results, Shared
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.consumer import consume
@@ -197,7 +197,7 @@ def grouped(
   if p.along == "k":
     cut = [groups.cut_rows(x, offsets) for x in (a, *b)]
   tables = groups.schedule_tables(plan, offsets)
-  b_last = [thread_loads.last_slab(x, plan) for x in b if plan.b_by_threads]
+  b_last = [weights.last_slab(x, plan) for x in b if plan.b_last_apart]
   if plan.b_by_threads:
     b = [compat.read_past_rows(x, config.block_n) for x in b]
   operands = Operands(tables, a, b, cut, b_last)
@@ -267,6 +267,7 @@ def _launch(
   compat.allow_ragged_copies(
     anywhere=name if copies_anywhere else None,
     in_blocks=name if plan.problem.along == "k" else None,
+    of_ragged=name if plan.b_last_apart else None,
   )
   bias_dtype = None if operands.bias is None else operands.bias.dtype
   (results,) = compat.kernel(

@@ -230,15 +230,15 @@ class Plan(Tiling):
     """The same once TMA can address them."""
     columns = self.operand_columns
     a, b = layout.operand_paddings(self.problem, self.config, columns)
-    return a, self.operand_shapes[1] if self.b_by_threads else b
+    return a, self.operand_shapes[1] if self.b_last_apart else b
 
   @functools.cached_property
   def last_slab_shape(self) -> Shape | None:
-    """Rows and columns of the copy of B's last slab, if threads load the rest.
+    """Rows and columns of the copy of B's last slab, if there is one.
 
-    Whole slabs of rows that TMA reads fast.
+    A whole slab of rows that TMA reads fast.
     """
-    if not self.b_by_threads:
+    if not self.b_last_apart:
       return None
     p, block_k = self.problem, self.config.block_k
     if p.b.k_last:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 import itertools
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from pallas_gemm.kernels.sm90.layout import (
   last_slab_copies,
   round_up,
 )
-from pallas_gemm.kernels.sm90.thread_loads import ThreadLoads
+from pallas_gemm.kernels.sm90.weights import ThreadLoads
 from pallas_gemm.kernels.sm90.tiling import Extent
 
 
@@ -99,6 +100,13 @@ class Producer:
       if block.shared.empty is not None:
         plgpu.barrier_wait(block.shared.empty.at[slot])
       start = work_tile.start + step * bk
+      if block.plan.b_last_apart:
+        last = work_tile.steps - 1
+        pl.when(step < last)(lambda: self._load_slab(work_tile, start, slot))
+        pl.when(step >= last)(
+          lambda: self._load_copied_slab(work_tile, start, slot)
+        )
+        return
       if work_tile.whole is None:
         self._load_slab(work_tile, start, slot)
         return
@@ -113,13 +121,9 @@ class Producer:
     return slot if following is None else following
 
   def load_work_tile_by_threads(self, work_tile, slot):
-    """The same where the threads of the warpgroup load B; the next slot.
-
-    Its last slab, of fewer rows of K maybe, is a copy that TMA can address.
-    """
+    """The same where the threads of the warpgroup load B; the next slot."""
     block, threads = self.block, ThreadLoads(self.block, work_tile)
-    a, b = self._operands(work_tile)
-    b = b._replace(refs=block.operands.b_last)
+    a, _ = self._operands(work_tile)
     count = work_tile.steps - 1
 
     def start_of(step):
@@ -133,18 +137,20 @@ class Producer:
 
     slot, _ = lax.fori_loop(0, count, load, (slot, threads.first()))
     plgpu.barrier_wait(block.shared.empty.at[slot])
-
-    @on_one_warp
-    def _():
-      self._load(a, start_of(count), slot)
-      self._load(b, 0, slot)
-
+    last = functools.partial(self._load_copied_slab, work_tile)
+    on_one_warp(lambda: last(start_of(count), slot))
     return block.next_slot(slot)
 
   def _load_slab(self, work_tile, start, slot) -> None:
     """Asks for one slab of A and of each B, from row `start` of K on."""
     for operand in self._operands(work_tile):
       self._load(operand, start, slot)
+
+  def _load_copied_slab(self, work_tile, start, slot) -> None:
+    """The same of the last slab, of which B is a copy."""
+    a, b = self._operands(work_tile)
+    self._load(a, start, slot)
+    self._load(b._replace(refs=self.block.operands.b_last), 0, slot)
 
   def _operands(self, work_tile) -> tuple[_Loaded, _Loaded]:
     """What of A, and of each B, a work tile is made of."""

@@ -24,7 +24,7 @@ THREADS = 128
 # that an SM has.
 REGISTERS = {1: (24, 240), 2: (24, 240), 3: (32, 160)}
 # The same where the producer's threads load B: 128 * (104 + 2 * 200) = 64512.
-_REGISTERS_TO_LOAD = {1: (168, 240), 2: (104, 200), 3: (80, 144)}
+_REGISTERS_TO_LOAD = {1: (168, 240), 2: (104, 200), 3: (104, 136)}
 # Of these, a consumer's that hold neither accumulators nor results.
 _OTHER_REGISTERS = 40
 # Columns that a warpgroup stores at a time where TMA can't: one a thread.
@@ -97,20 +97,36 @@ class Tiling:
   def b_by_threads(self) -> bool:
     """Whether threads load B, and not TMA, which can't address its rows.
 
-    A padded B would have to be copied, and of groups B is the most there is:
-    60 groups of 136 rows, 4096 x 1407, took 802 us so, and 285 with 1408
-    columns (H100). See `thread_loads`.
+    See `weights`, also for why it is not padded.
     """
     p, cfg = self.problem, self.config
-    if p.along != "m" or self.pingpong > 1 or cfg.cluster_n > 1:
+    if not self._b_would_be_padded or self._b_is_addressable:
+      return False
+    # All that is loaded lies in B: whole tiles of rows, or columns that run on
+    # into the next row.
+    is_inside = p.n % cfg.block_n == 0 if p.b.k_last else p.n >= cfg.block_n
+    return is_inside and self.pingpong == 1 and cfg.cluster_n == 1
+
+  @functools.cached_property
+  def b_last_apart(self) -> bool:
+    """Whether B's last slab is copied, and so B need not be padded."""
+    if not self._b_would_be_padded:
+      return False
+    return self._b_is_addressable or self.b_by_threads
+
+  @functools.cached_property
+  def _b_would_be_padded(self) -> bool:
+    """Whether weights of groups, of some slabs, would be padded for TMA."""
+    p, columns = self.problem, self.operand_columns
+    if p.along != "m" or p.k <= self.config.block_k:
       return False
     _, shape = layout.operand_shapes(p)
-    _, padded = layout.operand_paddings(p, cfg, self.operand_columns)
-    if shape == padded or cdiv(p.k, cfg.block_k) < 2:
-      return False
-    # All that is loaded lies in B: whole rows of tiles, or columns that run on
-    # into the next row.
-    return p.n % cfg.block_n == 0 if p.b.k_last else p.n >= cfg.block_n
+    return shape != layout.operand_paddings(p, self.config, columns)[1]
+
+  @functools.cached_property
+  def _b_is_addressable(self) -> bool:
+    _, (_, columns) = layout.operand_shapes(self.problem)
+    return layout.is_addressable(columns, self.problem.b.dtype)
 
   @functools.cached_property
   def registers(self) -> tuple[int, int]:

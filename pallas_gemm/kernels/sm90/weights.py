@@ -1,19 +1,22 @@
-"""Weights whose rows TMA can't address, loaded by the producer's threads.
+"""Weights of groups that are no whole number of swizzle atoms, not padded.
 
-TMA reads rows that start at multiples of 16 bytes. Rows of 1407 16-bit elements
-start anywhere, and padding the weights of all groups reads and writes them once
-more: 60 groups of 136 rows, 4096 x 1407, took 802 us so, and 285 with 1408
-columns (H100). So here the threads of the producer load B from where it is, and
-store it to the slots of the ring as TMA would: swizzled. A still comes by TMA.
+TMA reads rows that start at multiples of 16 bytes, and Mosaic GPU wants whole
+swizzle atoms, 8 rows of 128 bytes. A padded copy reads and writes the weights
+of all groups once more: 60 groups of 136 rows, 4096 x 1407, took 802 us so, and
+285 with 1408 columns (H100). So only the last slab along K is copied, padded
+with zeros (`last_slab`). Of the slabs before it, what is past the end of a row
+is the next row: columns that are not stored. Rows of K beyond the last are
+zeros, so a NaN of the next group stays there.
 
-* **As wide as rows allow.** All rows start at multiples of `vector` elements,
-  the greatest common divisor of their length and 8: loads of 2 to 16 bytes.
-* **In chunks.** A thread holds some in registers: while it stores one, memory
-  answers for the others. And each slab is asked of the L2 some slabs earlier,
-  by prefetches, since registers alone hold too little in flight.
-* **The last slab comes by TMA**, from a small padded copy that XLA makes
-  (`last_slab`): rows of K beyond its end are zeros there, so nothing is masked,
-  a NaN of the next group stays there, and no load runs past the end of B.
+* **Rows that TMA can address** come as atoms, as many as are begun
+  (`compat.allow_ragged_copies`).
+* **Other rows** the threads of the producer load from where they are, and store
+  to the slots of the ring as TMA would: swizzled (`ThreadLoads`). All start at
+  multiples of `vector` elements, the greatest common divisor of their length
+  and 8; loads are as wide. A thread holds some chunks in registers: while it
+  stores one, memory answers for the others. And each slab is asked of the L2
+  some slabs earlier, by prefetches, since registers alone hold too little in
+  flight. A still comes by TMA.
 """
 
 import dataclasses
@@ -51,7 +54,7 @@ def last_slab(b: jax.Array, plan: Plan) -> jax.Array:
 
   Args:
     b: [groups, K, N], stored [groups, N, K] if the problem says so.
-    plan: in which threads load B.
+    plan: in which that is a copy (`Plan.b_last_apart`).
 
   Returns:
     [groups, block_k, N or more], or [groups, N, block_k].
@@ -82,10 +85,12 @@ class ThreadLoads:
 
   @property
   def _rows(self) -> int:
-    """Rows of a chunk: a power of two, or all."""
+    """Rows of a chunk: a power of two, as many as warps have at least."""
     plan, (rows, columns) = self.block.plan, self._shape
-    most = _CHUNK * _WARPS * _LANES * min(_vector(plan), 2) // plan.products
-    return math.gcd(rows, 2 ** math.floor(math.log2(most / columns)))
+    vector = _vector(plan)
+    least = _WARPS * _LANES // _lanes_of_a_row(vector)
+    most = _CHUNK * _WARPS * _LANES * min(vector, 2) // plan.products
+    return math.gcd(rows, max(least, 2 ** int(math.log2(most / columns))))
 
   @property
   def _count(self):
@@ -96,7 +101,8 @@ class ThreadLoads:
     """The first chunks of a work tile, as many as a thread holds."""
     for step in range(_AHEAD):
       self._prefetch(jnp.int32(step))
-    held = _HELD[self.block.plan.config.consumers]
+    plan = self.block.plan
+    held = _HELD[plan.config.consumers] + 1 - plan.products
     return tuple(self._load(jnp.int32(0), nth) for nth in range(held))
 
   def store(self, step, slot, held: tuple[_Chunk, ...]) -> tuple[_Chunk, ...]:
@@ -158,13 +164,18 @@ def _vector(plan: Plan) -> int:
   return math.gcd(columns, _WIDEST)
 
 
+def _lanes_of_a_row(vector: int) -> int:
+  """Lanes that load one row, of an atom's 64 columns at most."""
+  return min(_LANES, 64 // vector)
+
+
 def _layout(vector: int) -> Any:
   """Warps side by side along rows, each with as many rows as lanes make up.
 
   A warp has at most the 64 columns of a swizzle atom, so that no two lanes
   store to one bank.
   """
-  lanes = min(_LANES, 64 // vector)
+  lanes = _lanes_of_a_row(vector)
   rows, columns = _LANES // lanes, lanes * vector
   return compat.tiled_layout(
     (_WARPS * rows, columns),
