@@ -170,7 +170,7 @@ def _schedule_of_slabs(plan: Plan, groups_ref, counts_ref) -> Schedule:
     row, column = corner(snake(lax.rem(i, tiles), grid, cfg), cfg)
     whole = lax.div(end - start, cfg.block_k)
     rest = lax.rem(end - start, cfg.block_k)
-    # If no group has rows, the first has a slab of zeros.
+    # A group without rows that is summed up has a slab of zeros.
     has_rest = (rest > 0) | (whole == 0)
     return WorkTile(
       row=row,
@@ -185,7 +185,9 @@ def _schedule_of_slabs(plan: Plan, groups_ref, counts_ref) -> Schedule:
     )
 
   tables = groups_ref, counts_ref
-  work_tiles = tiles * filled_groups(tables)
+  count = plan.problem.groups.count
+  summed = filled_groups(tables) if plan.stores_zeros else jnp.int32(count)
+  work_tiles = tiles * summed
   return Schedule(work_tiles, read, work_tile, is_uneven(tables))
 
 

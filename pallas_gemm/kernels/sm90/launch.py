@@ -208,7 +208,7 @@ def grouped(
   epilogue = _epilogue(plan, activation)
   is_approximate = epilogues.is_approximate(activation, p)
   results = _launch(plan, operands, epilogue, is_approximate)
-  return tuple(x[..., : p.m, : p.n] for x in results.out)
+  return tuple(x[..., : p.m, : p.n] for x in _whole_rows(plan, results.out))
 
 
 def _legal_plan(problem: Problem, config: Config) -> Plan:
@@ -330,12 +330,18 @@ def _result_types(plan: Plan) -> Results:
 def _dense_results(plan: Plan, outs: Sequence[jax.Array]) -> list[jax.Array]:
   """[batch, M, N] each; of parts of K [parts, batch, M, N]."""
   p, (m, n), splits = plan.problem, plan.result_shape, plan.config.split_k
-  if plan.by_rows and (rest := p.n % DIRECT):
-    out, last = outs  # its last columns are in an array of their own
-    at = (*(0,) * (out.ndim - 1), p.n - rest)
-    outs = [lax.dynamic_update_slice(out, last[..., :rest], at)]
   shape = (splits, p.batch, m, n) if splits > 1 else (p.batch, m, n)
-  return [x[..., :m, :n].reshape(shape) for x in outs]
+  return [x[..., :m, :n].reshape(shape) for x in _whole_rows(plan, outs)]
+
+
+def _whole_rows(plan: Plan, outs: Sequence[jax.Array]) -> Sequence[jax.Array]:
+  """The results; stored by rows, the last columns are in an array of theirs."""
+  rest = plan.problem.n % DIRECT
+  if not plan.by_rows or not rest:
+    return outs
+  out, last = outs
+  at = (*(0,) * (out.ndim - 1), plan.problem.n - rest)
+  return [lax.dynamic_update_slice(out, last[..., :rest], at)]
 
 
 def _with_last_wave(

@@ -114,6 +114,14 @@ class Plan(Tiling):
       return 1
     return min(self.config.epilogue_buffers, len(self.subtiles))
 
+  @property
+  def stores_zeros(self) -> bool:
+    """Whether results of groups along K without rows are stored by TMA.
+
+    Else they are sums of a slab of zeros.
+    """
+    return self.problem.along == "k" and not self.by_rows
+
   @functools.cached_property
   def has_c(self) -> bool:
     """Whether the kernel adds C; parts of K are added up before that."""
@@ -170,14 +178,15 @@ class Plan(Tiling):
     ]
     if self.refills:
       found.append(Barrier("empty", self.readers, cfg.stages, axes))
-    if p.along == "m":
+    if p.along == "m" and not self.by_rows:
       # Not swizzled, so that rows are stored in any number.
       found.append(Buffer("partial_staging", (consumers, rows, width), dtype))
     if p.along == "k":
       copies = 1 + len(layout.last_slab_copies(cfg.block_k))
       copies *= 1 + self.products
       found.append(Barrier("last_full", copies, cfg.stages))
-      found.append(_swizzled("zeros", (rows, width), dtype, width))
+      if self.stores_zeros:
+        found.append(_swizzled("zeros", (rows, width), dtype, width))
     if self.has_bias:
       # TMA writes to multiples of 128 bytes.
       along = round_up(max(self.share), 64)

@@ -279,8 +279,7 @@ class Tiling:
     p, cfg = self.problem, self.config
     shape, width = (p.m, p.n), cfg.epilogue_n
     return (
-      p.along is None
-      and cfg.split_k == 1
+      cfg.split_k == 1
       and not p.epilogue.save
       and not cfg.swap_ab
       and p.n >= DIRECT
