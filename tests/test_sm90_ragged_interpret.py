@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pallas_gemm.kernels.sm90 import groups as grouped
-from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90 import legal, tables
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
@@ -207,7 +207,7 @@ def test_row_tiles_cover_each_row_once_but_in_the_last_tile(sizes):
   problem = ROWS.changed(m=200, groups=3)
   offsets = jnp.asarray(np.cumsum((4, *sizes)), jnp.int32)
   plan = Plan.of(problem, SMALL)
-  tiles, ends = grouped.schedule_tables(plan, offsets)
+  (tiles, ends), _ = tables.make(plan, offsets, ())
   assert len(tiles) == plan.row_tiles >= ends[-1]
   groups = np.full(200, -2)
   for row, rows, group in np.asarray(tiles[: ends[-1]]):
@@ -232,13 +232,13 @@ def test_groups_along_k_by_size(sizes, order, filled_uneven_spare):
   problem = SLABS.changed(k=200, groups=len(sizes))
   offsets = np.cumsum((4, *sizes))
   plan = Plan.of(problem, SMALL)
-  tables = grouped.schedule_tables(plan, jnp.asarray(offsets, jnp.int32))
+  made, _ = tables.make(plan, jnp.asarray(offsets, jnp.int32), ())
   want = [(offsets[g], offsets[g + 1], g) for g in order]
-  np.testing.assert_array_equal(tables[0], want)
+  np.testing.assert_array_equal(made[0], want)
   found = (
-    grouped.filled_groups(tables),
-    grouped.is_uneven(tables),
-    grouped.has_spare_time(plan, tables),
+    grouped.filled_groups(made),
+    grouped.is_uneven(made),
+    grouped.has_spare_time(plan, made),
   )
   assert found == filled_uneven_spare
 

@@ -60,7 +60,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat
 from pallas_gemm.kernels import epilogues
-from pallas_gemm.kernels.sm90 import groups, legal
+from pallas_gemm.kernels.sm90 import legal, tables
 from pallas_gemm.kernels.sm90.block import Block, Operands, Results, Shared
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.consumer import consume
@@ -193,10 +193,8 @@ def grouped(
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
   a = _padded(a, a_shape)
   b = [_padded(x, b_shape) for x in (b, b_up) if x is not None]
-  cut = []
-  if p.along == "k":
-    cut = [groups.cut_rows(x, offsets) for x in (a, *b)]
-  operands = Operands(groups.schedule_tables(plan, offsets), a, b, cut)
+  made, cut = tables.make(plan, offsets, (a, *b))
+  operands = Operands(made, a, b, cut)
   if bias is not None:
     step = 16 // bias.dtype.itemsize  # of strides that TMA takes
     shape = bias.shape[0], round_up(bias.shape[1], step)
