@@ -206,9 +206,8 @@ def _write_group(offsets, tables, pieces) -> None:
   rank = filled = jnp.int32(0)
   for number, size in pieces:
     is_same = (size == end - start) & (number < group)
-    is_before = (size > end - start) | is_same
-    rank += _sum(1, where=is_before & (number < count))
-    filled += _sum(1, where=(size > 0) & (number < count))
+    rank += _sum(1, where=(size > end - start) | is_same)
+    filled += _sum(1, where=size > 0)
   for field, value in enumerate((start, end, group)):
     table[rank, field] = value
 
@@ -246,7 +245,10 @@ def _cut_rows(offsets, matrix, cut, part, rows, loaded) -> None:
 def _pieces(
   offsets, starts, ends, loaded
 ) -> Iterator[tuple[jax.Array, jax.Array]]:
-  """Numbers and sizes of some groups at a time; from the last on, any sizes."""
+  """Numbers and sizes of some groups at a time; behind the last, none > 0.
+
+  There TMA finds an end of zero.
+  """
   (length,) = starts.shape
   step = min(length, _COPY)
   lane = lax.broadcasted_iota(jnp.int32, starts.shape, 0)
