@@ -27,16 +27,16 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, cdiv
+from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 
 # Elements along a dimension that one copy by TMA takes at most.
 _COPY = 256
 # Copies side by side that a block makes of a cut block of rows.
 _COPIES = 2
-# Groups that a block looks at side by side: a power of two, and the threads of
-# a block at least.
-_LEAST_GROUPS, _MOST_GROUPS = 128, 2048
+# Threads of a block: groups that it looks at side by side; and of how many it
+# holds the offsets at a time.
+_THREADS, _MOST_GROUPS = 128, 2048
 # Tiles that one block writes of a range of rows that has all, and the most
 # blocks of a range.
 _TILES, _MOST_PARTS = 64, 8
@@ -117,9 +117,8 @@ def _kernel(
   grid: tuple[int, int],
   scratch: dict[str, Any] | None = None,
 ):
-  groups = 1 << (plan.problem.groups.count - 1).bit_length()
-  groups = min(max(groups, _LEAST_GROUPS), _MOST_GROUPS)
-  bounds = plgpu.SMEM((groups,), jnp.int32)
+  groups = min(plan.problem.groups.count, _MOST_GROUPS)
+  copies = cdiv(round_up(groups, _THREADS) + 1, _COPY)
   return compat.kernel(
     body,
     name=f"sm90_tables_{plan.problem.along}",
@@ -128,9 +127,8 @@ def _kernel(
     # CUDA takes more blocks along the last one.
     grid_names=("part", "range"),
     scratch_types={
-      "starts": bounds,
-      "ends": bounds,
-      "loaded": plgpu.Barrier(num_arrivals=2 * cdiv(groups, _COPY)),
+      "bounds": plgpu.SMEM((copies * _COPY,), jnp.int32),
+      "loaded": plgpu.Barrier(num_arrivals=copies),
     }
     | (scratch or {}),
   )
@@ -141,7 +139,7 @@ def _int32(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 def _rows_body(
-  offsets, tables, *, plan: Plan, parts: int, starts, ends, loaded
+  offsets, tables, *, plan: Plan, parts: int, bounds, loaded
 ) -> None:
   """Tiles of a range of rows: before the groups, of one, or after them."""
   (table, tile_ends), height = tables, plan.config.block_m
@@ -155,9 +153,10 @@ def _rows_body(
   end = offsets[jnp.minimum(range_, last)]
   end = jnp.where(group == last, plan.problem.m, end)
   tiles = tiles_of(end - start)
-  before = jnp.where(group < 0, 0, tiles_of(offsets[0]))
-  for number, size in _pieces(offsets, starts, ends, loaded):
-    before += _sum(tiles_of(size), where=number < group)
+  counted = 0
+  for number, size in _pieces(offsets, bounds, loaded):
+    counted += jnp.where(number < group, tiles_of(size), 0)
+  before = jnp.where(group < 0, 0, tiles_of(offsets[0])) + _sum(counted)
 
   @pl.when(part == 0)
   def _():
@@ -178,14 +177,14 @@ def _rows_body(
 
 
 def _slabs_body(
-  offsets, matrices, tables, cut, *, starts, ends, loaded, rows, rows_loaded
+  offsets, matrices, tables, cut, *, bounds, loaded, rows, rows_loaded
 ) -> None:
   """A group's place among all, or some columns of its cut rows."""
   part = lax.axis_index("part")
 
   @pl.when(part == 0)
   def _():
-    _write_group(offsets, tables, _pieces(offsets, starts, ends, loaded))
+    _write_group(offsets, tables, _pieces(offsets, bounds, loaded))
 
   first = 1
   for matrix, its_cut in zip(matrices, cut):
@@ -203,17 +202,18 @@ def _write_group(offsets, tables, pieces) -> None:
   table, counts = tables
   group, count = lax.axis_index("range"), table.shape[0]
   start, end = offsets[group], offsets[group + 1]
-  rank = filled = jnp.int32(0)
+  larger = filled = 0
   for number, size in pieces:
     is_same = (size == end - start) & (number < group)
-    rank += _sum(1, where=(size > end - start) | is_same)
-    filled += _sum(1, where=size > 0)
+    larger += jnp.where((size > end - start) | is_same, 1, 0)
+    filled += jnp.where(size > 0, 1, 0)
+  rank = _sum(larger)
   for field, value in enumerate((start, end, group)):
     table[rank, field] = value
 
   @pl.when(group == 0)
   def _():
-    counts[0] = filled
+    counts[0] = _sum(filled)
     counts[1] = offsets[count] - offsets[0]
 
 
@@ -242,31 +242,27 @@ def _cut_rows(offsets, matrix, cut, part, rows, loaded) -> None:
   plgpu.wait_smem_to_gmem(0)
 
 
-def _pieces(
-  offsets, starts, ends, loaded
-) -> Iterator[tuple[jax.Array, jax.Array]]:
+def _pieces(offsets, bounds, loaded) -> Iterator[tuple[jax.Array, jax.Array]]:
   """Numbers and sizes of some groups at a time; behind the last, none > 0.
 
-  There TMA finds an end of zero.
+  There TMA finds an end of zero. It takes no start that is not a multiple of 16
+  bytes, so that ends are read from shared memory one after the starts.
   """
-  (length,) = starts.shape
-  step = min(length, _COPY)
-  lane = lax.broadcasted_iota(jnp.int32, starts.shape, 0)
+  count = offsets.shape[0] - 1
+  lane = lax.broadcasted_iota(jnp.int32, (_THREADS,), 0)
   # Pallas takes a copy past the end if it is not told where the copy starts.
   zero = 0 * lax.axis_index("range")
-  for first in range(0, offsets.shape[0] - 1, length):
+  for first in range(0, count, _MOST_GROUPS):
     if first:
       plgpu.commit_smem()  # all threads have read what was there
-    for i in range(0, length, step):
-      for shift, ref in enumerate((starts, ends)):
-        plgpu.copy_gmem_to_smem(
-          offsets.at[pl.ds(zero + (first + i + shift), step)],
-          ref.at[pl.ds(i, step)],
-          loaded,
-        )
+    for i in range(0, bounds.shape[0], _COPY):
+      source = offsets.at[pl.ds(zero + (first + i), _COPY)]
+      plgpu.copy_gmem_to_smem(source, bounds.at[pl.ds(i, _COPY)], loaded)
     plgpu.barrier_wait(loaded)
-    yield lane + first, ends[...] - starts[...]
+    for i in range(0, min(count - first, _MOST_GROUPS), _THREADS):
+      starts, ends = (bounds[pl.ds(i + j, _THREADS)] for j in (0, 1))
+      yield lane + (first + i), ends - starts
 
 
-def _sum(values: jax.Array | int, where: jax.Array) -> jax.Array:
-  return jnp.sum(jnp.where(where, values, 0), dtype=jnp.int32)
+def _sum(values: jax.Array) -> jax.Array:
+  return jnp.sum(values, dtype=jnp.int32)
