@@ -20,9 +20,9 @@ so that blocks which run at a time share its B in the L2.
 **Groups along K.** A work tile sums the slabs of its group, from its first row
 on. Of the last slab TMA fetches blocks of 8 rows; those beyond the group's end
 from beyond the matrix, which gives zeros. The one block that the end cuts is
-first copied by that kernel, filled up with zeros. So rows of other groups
-never meet, a NaN stays in its group, and no step is masked. Results of groups
-without rows are zeros, which a warp of its own stores beside the products.
+first copied by that kernel, filled up with zeros. So rows of other groups never
+meet, a NaN stays in its group, and no step is masked. Results of groups without
+rows are zeros, which a warp of its own stores beside the products.
 
 Sources: MegaBlocks and CUTLASS (grouped GEMM with a schedule on the device).
 """
