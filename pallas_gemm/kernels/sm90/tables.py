@@ -15,7 +15,7 @@ short blocks makes of it what the product's blocks read:
 A call takes as long as its kernels in turn, and XLA made three of the tables,
 and of groups along K one more for each matrix. MEASURE
 
-Pallas' Triton backend would do as well, but JAX is about to remove it, warns
+Pallas' Triton backend would do as well, but JAX has deprecated it, warns
 wherever it is lowered, and does not export it.
 """
 
