@@ -18,7 +18,7 @@ ORDERS = {
     activations sm90 triton_dense triton_kernel triton_config epilogues
   """,
   "kernels/sm90": """
-    launch legal producer consumer stores epilogue mainloops block groups
+    launch tables legal producer consumer stores epilogue mainloops block groups
     schedule plan tiling layout config
   """,
 }

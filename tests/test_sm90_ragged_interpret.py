@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pallas_gemm.kernels.sm90 import groups as grouped
-from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90 import legal, tables
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
@@ -23,6 +23,7 @@ SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)
 TWO = Config(block_m=128, block_n=64, stages=2)
 COLUMNS = Config(block_m=64, block_n=128, stages=3, split="n")
 WIDER = Config(block_m=64, block_n=128, stages=2, consumers=1)
+BY_TWO = Config(block_m=128, block_n=128, stages=3, epilogue_buffers=1)
 THREE = Config(block_m=192, block_n=64, stages=2, consumers=3)
 WIDE = Config(block_m=64, block_n=64, stages=2, consumers=1, epilogue_n=32)
 
@@ -127,6 +128,11 @@ CASES = (
     jax.nn.silu,
     gated=True,
   ),
+  # Results that are stored by rows: of groups, of no group, of groups along K
+  # without rows.
+  case("by_rows", "m", (150, 141, 131), (2, 3, 3, 90, 140), WIDER),
+  case("by_rows_of_two", "m", (200, 271, 64), (0, 130, 195), BY_TWO),
+  case("slabs_by_rows", "k", (70, 141, 200), (0, 3, 3, 90, 190), WIDER),
   # Slabs: whole ones, none, a last one that blocks of 8 rows do not make up.
   case("slabs", "k", (70, 72, 200), (0, 3, 3, 90, 190), SMALL),
   case("slabs_of_70_rows", "k", (64, 64, 80), (1, 71, 80), SMALL, **FP16),
@@ -242,7 +248,7 @@ def test_row_tiles_cover_each_row_once_but_in_the_last_tile(sizes):
   problem = ROWS.changed(m=200, groups=3)
   offsets = jnp.asarray(np.cumsum((4, *sizes)), jnp.int32)
   plan = Plan.of(problem, SMALL)
-  tiles, ends = grouped.schedule_tables(plan, offsets)
+  (tiles, ends), _ = tables.make(plan, offsets, ())
   assert len(tiles) == plan.row_tiles >= ends[-1]
   groups = np.full(200, -2)
   for row, rows, group in np.asarray(tiles[: ends[-1]]):
@@ -267,13 +273,13 @@ def test_groups_along_k_by_size(sizes, order, filled_uneven_spare):
   problem = SLABS.changed(k=200, groups=len(sizes))
   offsets = np.cumsum((4, *sizes))
   plan = Plan.of(problem, SMALL)
-  tables = grouped.schedule_tables(plan, jnp.asarray(offsets, jnp.int32))
+  made, _ = tables.make(plan, jnp.asarray(offsets, jnp.int32), ())
   want = [(offsets[g], offsets[g + 1], g) for g in order]
-  np.testing.assert_array_equal(tables[0], want)
+  np.testing.assert_array_equal(made[0], want)
   found = (
-    grouped.filled_groups(tables),
-    grouped.is_uneven(tables),
-    grouped.has_spare_time(plan, tables),
+    grouped.filled_groups(made),
+    grouped.is_uneven(made),
+    grouped.has_spare_time(plan, made),
   )
   assert found == filled_uneven_spare
 

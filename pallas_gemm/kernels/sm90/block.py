@@ -25,10 +25,10 @@ class Operands(NamedTuple):
   """What a kernel is given: arrays, and in the kernel references to them.
 
   Attributes:
-    tables: of groups, `groups.schedule_tables`.
+    tables: of groups, by `tables.make`.
     a: A, of every product of a batch or of all.
     b: B likewise; of a gated product both.
-    cut: of groups along K, `groups.cut_rows` of A and of each B.
+    cut: of groups along K, cut rows of A and of each B, likewise.
     b_last: of each B that is not padded, `weights.last_slab`.
     alpha, beta: [1]; None if there is none, or if it is compiled in.
     bias, c: None if there is none.

@@ -60,7 +60,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat
 from pallas_gemm.kernels import epilogues
-from pallas_gemm.kernels.sm90 import groups, legal, weights
+from pallas_gemm.kernels.sm90 import legal, tables, weights
 from pallas_gemm.kernels.sm90.block import Block, Operands, Results, Shared
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.consumer import consume
@@ -193,14 +193,11 @@ def grouped(
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
   a = _padded(a, a_shape)
   b = [_padded(x, b_shape) for x in (b, b_up) if x is not None]
-  cut = []
-  if p.along == "k":
-    cut = [groups.cut_rows(x, offsets) for x in (a, *b)]
-  tables = groups.schedule_tables(plan, offsets)
+  made, cut = tables.make(plan, offsets, (a, *b))
   b_last = [weights.last_slab(x, plan) for x in b if plan.b_last_apart]
   if plan.b_by_threads:
     b = [compat.read_past_rows(x, config.block_n) for x in b]
-  operands = Operands(tables, a, b, cut, b_last)
+  operands = Operands(made, a, b, cut, b_last)
   if bias is not None:
     step = 16 // bias.dtype.itemsize  # of strides that TMA takes
     shape = bias.shape[0], round_up(bias.shape[1], step)
