@@ -18,8 +18,8 @@ from pallas_gemm.kernels.sm90.layout import (
   last_slab_copies,
   round_up,
 )
-from pallas_gemm.kernels.sm90.weights import ThreadLoads
 from pallas_gemm.kernels.sm90.tiling import Extent
+from pallas_gemm.kernels.sm90.weights import ThreadLoads
 
 
 def produce(block: Block) -> None:

@@ -30,7 +30,6 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat
 from pallas_gemm.kernels.sm90.block import Block, window
-from pallas_gemm.kernels.sm90.layout import ATOM_BYTES, elements_in
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.schedule import WorkTile
 
@@ -62,7 +61,9 @@ def last_slab(b: jax.Array, plan: Plan) -> jax.Array:
   p, block_k = plan.problem, plan.config.block_k
   start = (plan.slabs - 1) * block_k
   part = b[:, :, start:] if p.b.k_last else b[:, start:]
-  extra = [want - have for want, have in zip(plan.last_slab_shape, part.shape[1:])]
+  extra = [
+    want - have for want, have in zip(plan.last_slab_shape, part.shape[1:])
+  ]
   return jnp.pad(part, [(0, 0), *((0, size) for size in extra)])
 
 
@@ -136,9 +137,7 @@ class ThreadLoads:
     step = jnp.minimum(step + more, self._count - 1)
     layout = _layout(_vector(self.block.plan))
     windows = self._windows(step, nth * self._rows, self._rows)
-    return tuple(
-      plgpu.load(x, layout=layout, optimized=False) for x in windows
-    )
+    return tuple(plgpu.load(x, layout=layout, optimized=False) for x in windows)
 
   def _prefetch(self, step) -> None:
     """Asks the L2 for a slab, if there is such a one."""
