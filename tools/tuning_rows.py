@@ -4,6 +4,8 @@
       --unseen=101:60
   python tools/tuning_rows.py --output=rows.jsonl --run=ragged-13 \\
       --groups=4096x2048x32x64xrandom:dw,4096x14336x8x1024xeven:forward
+  python tools/tuning_rows.py --output=rows.jsonl --run=dense-48 \\
+      --cases=4096x2048x2560:NT:none:float32,8x192x196x256:NT
 
 For each problem the configs that the cost model ranks first and some of those
 after them, drawn at random, are compiled and timed in turns (CUPTI, cold L2),
@@ -12,7 +14,8 @@ float64. Some processes share the work, since Python is what takes the time:
 each compiles its problems; then one at a time uses the GPU.
 
 Groups are K x N x groups x rows a group x distribution (`group_sizes`), then
-the pass: forward, dx or dw.
+the pass: forward, dx or dw. Cases are M x N x K, or batch x M x N x K, then,
+as far as they are not NN, none and bfloat16: layout, epilogue, result's dtype.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +40,7 @@ sys.path.insert(0, str(ROOT))
 from absl import app, flags  # noqa: E402
 import numpy as np  # noqa: E402
 
-from experiments.harness import (  # noqa: E402  # noqa: E402
+from experiments.harness import (  # noqa: E402
   dense_cases,
   dense_unseen,
   group_sizes,
@@ -56,6 +59,7 @@ _UNSEEN = flags.DEFINE_list(
   "unseen", [], "SEED:COUNT of random dense problems (dense_unseen)."
 )
 _SUITE = flags.DEFINE_list("suite", [], "Suites of experiments.dense.")
+_CASES = flags.DEFINE_list("cases", [], "Dense products, see above.")
 _GROUPS = flags.DEFINE_list("groups", [], "Grouped products, see above.")
 _CONFIGS = flags.DEFINE_list(
   "configs", [], "Files of rows whose configs are measured of each problem."
@@ -98,7 +102,7 @@ class Work:
 
 def all_work() -> Iterator[Work]:
   """What the flags name."""
-  cases = []
+  cases = list(map(_case, _CASES.value))
   for name in _SUITE.value:
     cases += dense_cases.suite(name)
   for text in _UNSEEN.value:
@@ -116,6 +120,16 @@ def all_work() -> Iterator[Work]:
     k, n, groups, rows = map(int, numbers)
     problem = _grouped(k, n, groups, rows * groups, pass_ or "forward")
     yield Work(trial.Case(problem), distribution)
+
+
+def _case(text: str) -> dense_cases.Case:
+  """What an item of --cases names."""
+  sizes, *how = text.split(":")
+  *batch, m, n, k = map(int, sizes.split("x"))
+  fields = dict(zip(("layout", "epilogue", "out_dtype"), how))
+  if batch:
+    fields["batch"] = batch[0]
+  return dense_cases.Case(suite="cases", m=m, n=n, k=k, **fields)
 
 
 def _grouped(k: int, n: int, groups: int, rows: int, pass_: str) -> Problem:
