@@ -153,6 +153,21 @@ def test_losses_to_a_peer_are_counted():
   )
 
 
+def test_the_page_says_which_tokamax_it_was():
+  config = {"tokamax": "0.1", "triton": "3.6", "patched": "Triton patched"}
+  found = [make_row(1.0), make_row(2.0)]
+  for row in found:
+    row["arms"]["tokamax triton"] = {"ms_median": 2.0, "config": config}
+  found[0]["arms"]["tokamax mosaic tuned"] = {
+    "ms_median": 2.0,
+    "config": {"tokamax": "0.1", "tuned": {"tried": 3}},
+  }
+  assert (
+    "weights. `tokamax triton`: version 0.1, Triton 3.6, Triton patched, not"
+    " tuned. `tokamax mosaic tuned`: version 0.1, by its own tuner.\n"
+  ) in ragged_tables.markdown(found) + "\n"
+
+
 def test_the_page_has_the_share_over_rows_a_group():
   text = ragged_tables.markdown(sizes_rows()[::-1])
   lines = text.splitlines()
