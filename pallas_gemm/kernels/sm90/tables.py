@@ -33,10 +33,11 @@ from pallas_gemm import compat
 from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 
-# Elements along a dimension that one copy by TMA takes at most.
+# Elements along a dimension that one copy by TMA takes at most. A block copies
+# as many columns of a cut block of rows and no more: of a matrix that is one
+# copy wide Mosaic GPU drops the column index, and a second copy, of columns
+# past the end, would land in column 0 (seen on an H100; as in `result_padding`).
 _COPY = 256
-# Copies side by side that a block makes of a cut block of rows.
-_COPIES = 2
 # Threads of a block: groups that it looks at side by side; and of how many it
 # holds the offsets at a time.
 _THREADS, _MOST_GROUPS = 128, 2048
@@ -104,8 +105,8 @@ def _of_slabs(plan: Plan, offsets: jax.Array, matrices: list[jax.Array]):
   ]
   parts = 1 + sum(map(_parts_of, matrices))
   scratch = {
-    "rows": plgpu.SMEM((_COPIES, ATOM_ROWS, _COPY), plan.problem.a.dtype),
-    "rows_loaded": plgpu.Barrier(num_arrivals=_COPIES * ATOM_ROWS),
+    "rows": plgpu.SMEM((ATOM_ROWS, _COPY), plan.problem.a.dtype),
+    "rows_loaded": plgpu.Barrier(num_arrivals=ATOM_ROWS),
   }
   types = [(_int32(count, 3), _int32(2)), cut]
   kernel = _kernel(_slabs_body, plan, types, (parts, count), scratch)
@@ -222,7 +223,7 @@ def _write_group(offsets, tables, pieces) -> None:
 
 def _parts_of(matrix) -> int:
   """How many blocks copy a group's cut rows of the matrix."""
-  return cdiv(matrix.shape[1], _COPIES * _COPY)
+  return cdiv(matrix.shape[1], _COPY)
 
 
 def _cut_rows(offsets, matrix, cut, part, rows, loaded) -> None:
@@ -230,18 +231,16 @@ def _cut_rows(offsets, matrix, cut, part, rows, loaded) -> None:
   group = lax.axis_index("range")
   end = offsets[group + 1]
   count = lax.rem(end - offsets[group], ATOM_ROWS)
-  columns = [pl.ds((part * _COPIES + i) * _COPY, _COPY) for i in range(_COPIES)]
-  for i, at in enumerate(columns):
-    for row in range(ATOM_ROWS):
-      beyond = matrix.shape[0]
-      source = jnp.where(row < count, end - count + row, beyond)
-      plgpu.copy_gmem_to_smem(
-        matrix.at[pl.ds(source, 1), at], rows.at[i, pl.ds(row, 1)], loaded
-      )
+  columns = pl.ds(part * _COPY, _COPY)
+  for row in range(ATOM_ROWS):
+    beyond = matrix.shape[0]
+    source = jnp.where(row < count, end - count + row, beyond)
+    plgpu.copy_gmem_to_smem(
+      matrix.at[pl.ds(source, 1), columns], rows.at[pl.ds(row, 1)], loaded
+    )
   plgpu.barrier_wait(loaded)
-  for i, at in enumerate(columns):
-    to = cut.at[pl.ds(group * ATOM_ROWS, ATOM_ROWS), at]
-    plgpu.copy_smem_to_gmem(rows.at[i], to)
+  to = cut.at[pl.ds(group * ATOM_ROWS, ATOM_ROWS), columns]
+  plgpu.copy_smem_to_gmem(rows, to)
   plgpu.wait_smem_to_gmem(0)
 
 
