@@ -84,7 +84,8 @@ _FACTORS = {
   f"model.{name}": 1.0
   for name in (
       "mma", "third", "tall", "columns", "narrow_dram", "narrow_mma", "swapped",
-      "streams", "deep", "pair_m", "pair_n", "hidden", "even",
+      "streams", "deep", "pair_m", "pair_n", "share_m", "share_n", "hidden",
+      "even",
   )
 } | {
   "grouped.tall": 1.0,

@@ -148,9 +148,11 @@ def _slab(plan: Plan, fit: constants.Model, odd: odd_sizes.Costs) -> float:
   loads = rows * slow_a / cfg.cluster_n + bn * slow_b / cfg.cluster_m
   loads *= bytes_of(bk, p.a.dtype) / fit.l2 * (fit.narrow if narrow else 1)
   slab = largest(multiply, shared, loads) + fit.barrier + odd.short
-  if cfg.consumers == 1:
-    slab *= fit.pair_m if cfg.cluster_m > 1 else 1
-    slab *= fit.pair_n if cfg.cluster_n > 1 else 1
+  small = bm == 64
+  if cfg.cluster_m > 1:
+    slab *= fit.pair_m if small else fit.share_m
+  if cfg.cluster_n > 1:
+    slab *= fit.pair_n if small else fit.share_n
   return slab
 
 
