@@ -31,9 +31,8 @@ class Model:
     deep: device memory with slabs of 128 of [N, K], in several rounds.
     leaving: part of the peak rate of device memory at which the results of a
       single round leave, all at once.
-    pair_m, pair_n: a slab that two blocks along M, or N, share, of tiles with 64
-      rows; share_m, share_n: of others. Clusters are asked for where L2 is what
-      binds, and gain less than that.
+    pair_m, pair_n: a slab that two blocks along M, or N, share, where tiles
+      have 64 rows, as a multiple; share_m, share_n: where they have more.
     l2: bytes a cycle and SM from L2; barrier: cycles of a slab's barriers.
     arrival: cycles until a slab that is asked for has arrived.
     epilogue: microseconds until the first results leave.
