@@ -148,11 +148,11 @@ def _slab(plan: Plan, fit: constants.Model, odd: odd_sizes.Costs) -> float:
   loads = rows * slow_a / cfg.cluster_n + bn * slow_b / cfg.cluster_m
   loads *= bytes_of(bk, p.a.dtype) / fit.l2 * (fit.narrow if narrow else 1)
   slab = largest(multiply, shared, loads) + fit.barrier + odd.short
-  small = bm == 64
+  alone = cfg.consumers == 1
   if cfg.cluster_m > 1:
-    slab *= fit.pair_m if small else fit.share_m
+    slab *= fit.pair_m if alone else fit.share_m
   if cfg.cluster_n > 1:
-    slab *= fit.pair_n if small else fit.share_n
+    slab *= fit.pair_n if alone else fit.share_n
   return slab
 
 

@@ -31,8 +31,8 @@ class Model:
     deep: device memory with slabs of 128 of [N, K], in several rounds.
     leaving: part of the peak rate of device memory at which the results of a
       single round leave, all at once.
-    pair_m, pair_n: a slab that two blocks along M, or N, share, where tiles
-      have 64 rows, as a multiple; share_m, share_n: where they have more.
+    pair_m, pair_n: a slab, where blocks with one consumer share it; share_m,
+      share_n: where blocks with more do.
     l2: bytes a cycle and SM from L2; barrier: cycles of a slab's barriers.
     arrival: cycles until a slab that is asked for has arrived.
     epilogue: microseconds until the first results leave.
