@@ -33,6 +33,7 @@ be carried out; 130 after Ctrl-C.
 """
 
 from collections.abc import Sequence
+import dataclasses
 import functools
 from typing import Any
 
@@ -46,6 +47,7 @@ from experiments.harness import (
   ragged_plots,
   ragged_suites,
   ragged_tables,
+  ragged_tokamax,
   report,
 )
 from experiments.harness import console as console_lib
@@ -96,10 +98,17 @@ _BESIDE = flags.DEFINE_list(
   "What is measured beside the op, separated by commas:"
   f" {', '.join(ragged_cases.BESIDE)}; all or none.",
 )
+_TUNE_TOKAMAX = flags.DEFINE_boolean(
+  "tune_tokamax",
+  False,
+  "Whether tokamax, where it is measured, is so again with the config that its"
+  f" own tuner finds in about {ragged_tokamax.TUNING_S} s, for each shape and"
+  " pass.",
+)
 # Given any of these, --update_readme follows a measurement.
 _MEASURING = (
     "suite", "passes", "beside", "dtype", "seed", "warmup", "repeats",
-    "implementation",
+    "implementation", "tune_tokamax",
 )  # fmt: skip
 
 
@@ -121,7 +130,11 @@ def chosen(on_gpu: bool) -> list[ragged_cases.Case]:
     names, ragged_cases.suite, None if on_gpu else ["interpret"]
   )
   # A suite that is named beside "all" is measured once.
-  found = [x for x in dict.fromkeys(cases) if not passes or x.pass_ in passes]
+  found = [
+    dataclasses.replace(x, tune_tokamax=_TUNE_TOKAMAX.value)
+    for x in dict.fromkeys(cases)
+    if not passes or x.pass_ in passes
+  ]
   if not found:
     raise cli.FlagError(
       f"--passes={','.join(passes)}: {', '.join(names)} has no such case"
@@ -143,7 +156,8 @@ def beside() -> list[str] | None:
       f"--beside: no {unknown[0]!r}; there are"
       f" {', '.join(ragged_cases.BESIDE)}, all and none"
     )
-  return names
+  tuned = ragged_cases.TUNED
+  return [*names, *(tuned[name] for name in names if name in tuned)]
 
 
 def measure(

@@ -37,6 +37,9 @@ CUDA_PLATFORMS = ("gpu", "cuda")
 # What a lowered program calls by custom_partitioning.
 PARTITIONED_BY_XLA = "CustomSPMDPartitioning"
 
+# Bytes that the L2 holds under one address.
+_LINE = 128
+
 # XLA's CPU client runs host callbacks, and so what the threads of an
 # interpreted kernel wait in, on a pool of as many threads as there are cores.
 # A kernel with more of them waiting than that stands still for ever.
@@ -200,6 +203,60 @@ def store(ref: Any, value: jax.Array, *, optimized: bool = True) -> None:
     plgpu.store(ref, value, optimized=optimized)
   else:
     ref[...] = value
+
+
+def read_past_rows(x: jax.Array, columns: int) -> jax.Array:
+  """Matrices of which a kernel may read windows that run on past a row's end.
+
+  What it finds there is the next row's, so all but the last rows have it. The
+  interpreter checks the end of each row: there, rows get that many columns
+  more, of NaN.
+  """
+  if targets_gpu():
+    return x
+  extra = [(0, 0)] * (x.ndim - 1) + [(0, columns)]
+  return jnp.pad(x, extra, constant_values=jnp.nan)
+
+
+def prefetch(window: Any) -> None:
+  """Asks the L2 for a window of a matrix in global memory, a hint.
+
+  To be called by a whole warpgroup. The interpreter has no caches.
+
+  Args:
+    window: [rows, columns]; each row starts anywhere.
+  """
+  if not targets_gpu():
+    return
+  rows, columns = window.shape
+  size = columns * jnp.dtype(window.dtype).itemsize
+  # A row that starts inside of a line ends inside of one.
+  requests = rows * (-(-size // _LINE) + 1)
+
+  @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
+  def _(_, ref):
+    i32 = ir.IntegerType.get_signless(32)
+    strides, _ = ir.MemRefType(ref.type).get_strides_and_offset()
+    pitch = strides[0] * size // columns
+    start = _mgpu_utils.memref_ptr(ref)
+    thread = arith.remui(_mgpu_utils.thread_idx(), _mgpu_utils.c(128, i32))
+    for first in range(0, requests, 128):
+      number = arith.addi(thread, _mgpu_utils.c(first, i32))
+      row = arith.remui(number, _mgpu_utils.c(rows, i32))
+      line = arith.divui(number, _mgpu_utils.c(rows, i32))
+      column = arith.muli(line, _mgpu_utils.c(_LINE, i32))
+      column = arith.minui(column, _mgpu_utils.c(size - 1, i32))
+      below = arith.muli(row, _mgpu_utils.c(pitch, i32))
+      offset = arith.addi(below, column)
+      _mgpu_utils.inline_ptx(
+        "prefetch.global.L2 [$0];",
+        _mgpu_utils.getelementptr(
+          start, [offset], ir.IntegerType.get_signless(8)
+        ),
+        has_side_effects=True,
+      )
+
+  _(window)
 
 
 def join_varying(*arrays: jax.Array) -> list[jax.Array]:
@@ -422,10 +479,14 @@ def cupti_session():
 _anywhere: set[str] = set()
 # Those of which wider ones do.
 _in_blocks: set[str] = set()
+# Those whose wider copies are of matrices that are no whole number of atoms.
+_of_ragged: set[str] = set()
 
 
 def allow_ragged_copies(
-  anywhere: str | None = None, in_blocks: str | None = None
+  anywhere: str | None = None,
+  in_blocks: str | None = None,
+  of_ragged: str | None = None,
 ) -> None:
   """Lets TMA copy one swizzle atom at a time from matrices of any shape.
 
@@ -443,11 +504,16 @@ def allow_ragged_copies(
     in_blocks: name of a kernel whose wider copies into shared memory may start
       at any row too. All rows of one must lie in the matrix, or none, which
       gives zeros.
+    of_ragged: name of a kernel whose wider copies into shared memory start with
+      an atom of a matrix that is no whole number of them. All rows of one must
+      be followed by another row: what is past their ends is that one's.
   """
   if anywhere is not None:
     _anywhere.add(anywhere)
   if in_blocks is not None:
     _in_blocks.add(in_blocks)
+  if of_ragged is not None:
+    _of_ragged.add(of_ragged)
   _patch_async_copy()
 
 
@@ -482,6 +548,8 @@ def _patch_async_copy() -> None:
     elif into_smem and _kernel_name(self) in _in_blocks and _is_tiled(smem):
       *_, width = ir.MemRefType(smem.type).shape
       transforms = (_BlocksOfRows(width),)
+    elif wanted and _kernel_name(self) in _of_ragged and _is_tiled(smem):
+      transforms = (_Atoms(transforms[0].tiling),)
     src_ref, dst_ref = (gmem, smem) if into_smem else (smem, gmem)
     return original(
       self,
@@ -570,6 +638,59 @@ class _BlocksOfRows(_launch_context.MemRefTransform):
   def transform_strides(self, strides):
     row, column = strides
     return (8 * row, self.width * column, row, column)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Atoms(_launch_context.MemRefTransform):
+  """Matrices as grids of swizzle atoms, whole or not at their ends.
+
+  Attributes:
+    tiling: rows and columns of an atom.
+  """
+
+  tiling: tuple[int, int]
+
+  def apply(self, ref):
+    kind = ir.MemRefType(ref.type)
+    shape = self.transform_gmem_shape(kind.shape)
+    given, offset = kind.get_strides_and_offset()
+    strides = self.transform_strides(given)
+    layout = ir.StridedLayoutAttr.get(offset, strides)
+    return memref.reinterpret_cast(
+      ir.MemRefType.get(shape, kind.element_type, layout, kind.memory_space),
+      ref,
+      [],
+      [],
+      [],
+      static_offsets=[offset],
+      static_sizes=shape,
+      static_strides=strides,
+    )
+
+  def transform_gmem_shape(self, shape):
+    *lead, rows, columns = shape
+    height, width = self.tiling
+    return (*lead, -(-rows // height), -(-columns // width), *self.tiling)
+
+  def batch(self, leading_rank):
+    del leading_rank  # any
+    return self
+
+  def transform_shape(self, shape):
+    return self.transform_gmem_shape(shape)
+
+  def transform_index(self, idx):
+    *lead, row, column = idx
+    zero, height, width = (
+      _mgpu_utils.c(x, ir.IndexType.get()) for x in (0, *self.tiling)
+    )
+    atom = arith.divui(row, height), arith.divui(column, width)
+    return (*lead, *atom, zero, zero)
+
+  def transform_strides(self, strides):
+    *lead, row, column = strides
+    height, width = self.tiling
+    return (*lead, height * row, width * column, row, column)
 
 
 def without_custom_derivatives(

@@ -16,6 +16,7 @@ from experiments.harness import (
   peers,
   ragged_cases,
   ragged_peers,
+  ragged_tokamax,
   rows,
   timing,
 )
@@ -271,6 +272,7 @@ def test_tokamax_is_held_to_the_bound(
 
   module = types.SimpleNamespace(ragged_dot=ragged_dot, __version__="1.2")
   monkeypatch.setitem(sys.modules, "tokamax", module)
+  monkeypatch.setattr(ragged_tokamax, "triton_config", dict)
   run("--suite=decode", "--noplot")
   row = stored(tmp_path)[-1]
   assert row["skipped"]["tokamax triton"] == "TypeError: no such argument"

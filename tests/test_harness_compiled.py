@@ -64,6 +64,14 @@ def test_of_several_kernels_the_largest():
   assert found.has(r"HGMMA\S*") and not found.has("FFMA")
 
 
+def test_the_machine_code_of_one_kernel():
+  codes = [f"\t.target\tsm_90a\n.text.{name}:\n HFMA2 ;\n" for name in "ab"]
+  found = compiled.parse(ptxas() + codes[0] + ptxas() + codes[1])
+  assert found.only("b").sass.count("HFMA2") == 1
+  assert ".text.b" in found.only("b").sass
+  assert found.only("c").sass == ""
+
+
 def test_a_launch_that_is_not_found_leaves_no_occupancy():
   found = compiled.parse(ptxas() + SASS)
   assert (found.threads, found.shared_bytes) == (None, None)

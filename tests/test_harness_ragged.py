@@ -67,19 +67,23 @@ def test_sizes_are_a_curve_over_rows_a_group():
   assert len({case.program for case in cases}) == 11 * 3
   # Groups of one size come first, so that the others have what to refer to.
   assert cases[0].sizes == "even"
-  assert not {"sizes", "odd"} & {x.suite for x in ragged_cases.suite("all")}
+  special = {"sizes", "odd", "experts"}
+  assert not special & {x.suite for x in ragged_cases.suite("all")}
 
 
-def test_odd_widths_stand_beside_the_next_multiple_of_64():
+def test_odd_sizes_stand_beside_the_next_multiple_of_64():
   found = {(x.m, x.n, x.k, x.groups) for x in ragged_cases.suite("odd")}
   assert found == {
+    (8191, 1400, 4096, 60),
     (8191, 1407, 4096, 60),
     (8191, 1408, 4096, 60),
+    (8192, 4096, 1407, 60),
+    (8192, 4096, 1408, 60),
     (8192, 4100, 4096, 16),
     (8192, 4160, 4096, 16),
   }
   passes = [x.pass_ for x in ragged_cases.suite("odd")]
-  assert sorted(passes) == sorted(["forward", "dx", "dw"] * 4)
+  assert sorted(passes) == sorted(["forward", "dx", "dw"] * len(found))
 
 
 # Tables.
@@ -151,6 +155,21 @@ def test_losses_to_a_peer_are_counted():
   assert "| mixtral | `tokamax mosaic` | 2 | 1 |" in ragged_tables.markdown(
     found
   )
+
+
+def test_the_page_says_which_tokamax_it_was():
+  config = {"tokamax": "0.1", "triton": "3.6", "patched": "Triton patched"}
+  found = [make_row(1.0), make_row(2.0)]
+  for row in found:
+    row["arms"]["tokamax triton"] = {"ms_median": 2.0, "config": config}
+  found[0]["arms"]["tokamax mosaic tuned"] = {
+    "ms_median": 2.0,
+    "config": {"tokamax": "0.1", "tuned": {"tried": 3}},
+  }
+  assert (
+    "weights. `tokamax triton`: version 0.1, Triton 3.6, Triton patched, not"
+    " tuned. `tokamax mosaic tuned`: version 0.1, by its own tuner.\n"
+  ) in ragged_tables.markdown(found) + "\n"
 
 
 def test_the_page_has_the_share_over_rows_a_group():

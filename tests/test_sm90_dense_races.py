@@ -17,6 +17,7 @@ from pallas_gemm.kernels.sm90 import (
   epilogue,
   producer,
   stores,
+  weights,
 )
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
@@ -31,7 +32,7 @@ from tests.support import (
 
 BUGS = [
   bug
-  for module in (block, producer, consumer, stores, epilogue)
+  for module in (block, producer, consumer, stores, epilogue, weights)
   for bug in mutations.bugs_of(module.__name__)
 ]
 
@@ -40,7 +41,7 @@ _ONE_THREAD = "to the interpreter, a warpgroup is one thread"
 _PACE = "what is stored are zeros that nothing overwrites: it sets the pace"
 _OUTLIVED = "waited for so that shared memory outlives its readers, on the chip"
 UNSEEN = {
-  (producer.__name__, "plgpu.barrier_wait", 1, "left out"): (
+  (producer.__name__, "plgpu.barrier_wait", 3, "left out"): (
     "the last releases are waited for so that no block leaves a cluster while"
     " its peers may still arrive; a fault on the chip alone"
   ),
@@ -118,6 +119,11 @@ SLABS = Problem.flat(
 EMPTY = SLABS.changed(groups=3)
 OFFSETS = {2: (3, 22, 120), 3: (3, 22, 22, 120)}
 WIDE_SUBTILES = dataclasses.replace(SMALL, epilogue_n=64)
+# Threads load B, and results are stored by rows, none of them twice.
+BY_THREADS = (
+  GROUPS.changed(m=86, n=141),
+  dataclasses.replace(WIDE_SUBTILES, block_n=128),
+)
 
 CLEAN = {
   "two_consumers": (
@@ -153,7 +159,16 @@ CLEAN = {
     GROUPS.changed(k=64, transpose_b=True),
     dataclasses.replace(WIDE_SUBTILES, block_m=128, consumers=2),
   ),
+  "weights_of_ragged_atoms": (
+    GROUPS.changed(n=136),
+    dataclasses.replace(WIDE_SUBTILES, block_n=128),
+  ),
+  "weights_by_threads": BY_THREADS,
   "slabs": (SLABS, SMALL),
+  "slabs_by_rows": (
+    EMPTY.changed(n=141),
+    dataclasses.replace(WIDE_SUBTILES, block_n=128),
+  ),
   "a_group_of_zeros": (EMPTY, SMALL),
   "c_in_place": IN_PLACE,
   "c_ahead": (
@@ -212,7 +227,8 @@ def _run(problem: Problem, config: Config) -> tuple[bool, bool]:
   run, check = (_grouped if problem.along else _dense)(problem, config)
   with interpret.interpreted(detect_races=True) as report:
     outs = jax.block_until_ready(run())
-  assert report.kernels == 1
+  # Of groups, tables are made first.
+  assert report.kernels == (2 if problem.groups else 1)
   try:
     check(outs)
   except AssertionError:
@@ -278,12 +294,17 @@ EXAMPLES = (
   (GROUPS, WIDE_SUBTILES),
   IN_PLACE,
   (EMPTY, SMALL),
+  BY_THREADS,
 )
 # Calls that few examples come to, and one that does.
 COMES_TO = {
   (producer.__name__, "plgpu.commit_smem", 0): EXAMPLES[5],
   (producer.__name__, "plgpu.wait_smem_to_gmem", 0): EXAMPLES[5],
   (producer.__name__, "plgpu.wait_smem_to_gmem", 1): EXAMPLES[5],
+  (producer.__name__, "plgpu.barrier_wait", 1): BY_THREADS,
+  (producer.__name__, "plgpu.barrier_wait", 2): BY_THREADS,
+  (weights.__name__, "plgpu.barrier_arrive", 0): BY_THREADS,
+  (weights.__name__, "plgpu.commit_smem", 0): BY_THREADS,
   (stores.__name__, "plgpu.wait_smem_to_gmem", 0): EXAMPLES[4],
   (stores.__name__, "plgpu.wait_smem_to_gmem", 3): EXAMPLES[3],
   (stores.__name__, "plgpu.commit_smem", 1): EXAMPLES[3],

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.aot
 LARGE = {"block_m": 128, "block_n": 256, "stages": 4, "epilogue_buffers": 1}
 ROWS = {"m": 8192, "n": 14336, "k": 4096, "ragged": "m"}
 SLABS = {"m": 4096, "n": 14336, "k": 8192, "ragged": "k", "transpose_a": True}
+TALL = {"block_m": 256, "block_n": 128, "stages": 4, "epilogue_buffers": 1}
 GATED = {"block_m": 128, "block_n": 128, "stages": 3, "epilogue_buffers": 1}
 
 # (problem, config, activation, columns of a wgmma, TMA loads' ranks)
@@ -46,6 +47,17 @@ EXAMPLES = {
     {"2D", "5D"},
   ),
   "slabs": (SLABS, LARGE, None, 256, {"4D"}),
+  # Weights that are no whole number of atoms.
+  "columns_8": (ROWS | {"n": 1400}, LARGE, None, 256, {"2D", "5D"}),
+  "columns_4": (ROWS | {"n": 4100}, LARGE, None, 256, {"2D", "5D"}),
+  "columns_1": (ROWS | {"n": 1407}, TALL, None, 128, {"2D", "5D"}),
+  "k_1": (
+    ROWS | {"k": 1407, "transpose_b": True},
+    TALL,
+    None,
+    128,
+    {"2D", "3D"},
+  ),
 }
 
 
@@ -71,12 +83,30 @@ def test_nothing_is_lost(name):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_instructions(name):
-  compiled = _compile(name)
+  compiled = _compile(name).only("sm90_ragged")
   columns, ranks = EXAMPLES[name][3:]
   shapes = set(re.findall(r"HGMMA\.64x(\d+)x16\.F32", compiled.sass))
   assert shapes == {str(columns)}
   loads = set(re.findall(r"UTMALDG\.(\S*?)(?= |;|$)", compiled.sass))
   assert loads == ranks
-  assert compiled.has(r"UTMASTG\S*")
-  assert compiled.stores_beside_wgmma
-  assert not compiled.has(r"STG\S*")
+  by_rows = EXAMPLES[name][0]["n"] % 8 > 0  # what TMA can't address
+  assert compiled.has(r"UTMASTG\S*") != by_rows
+  assert compiled.stores_beside_wgmma != by_rows
+  assert compiled.has(r"STG\S*") == by_rows
+
+
+@pytest.mark.parametrize(
+  ("name", "loads"),
+  [
+    ("rows", set()),
+    ("columns_8", set()),
+    ("columns_4", {"64"}),
+    ("columns_1", {"U16"}),
+    ("k_1", {"U16"}),
+  ],
+)
+def test_what_threads_load(name, loads):
+  """Only rows that TMA can't address, as wide as they are aligned."""
+  sass = _compile(name).sass
+  assert set(re.findall(r"LD\.E\.(\w+)", sass)) == loads
+  assert ("CCTL.E.PF2" in sass) == bool(loads)  # asked of the L2

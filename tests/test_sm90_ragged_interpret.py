@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pallas_gemm.kernels.sm90 import groups as grouped
-from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90 import legal, tables
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
@@ -22,6 +22,9 @@ from tests.support import oldest, problems, ragged_kernels
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)
 TWO = Config(block_m=128, block_n=64, stages=2)
 COLUMNS = Config(block_m=64, block_n=128, stages=3, split="n")
+WIDER = Config(block_m=64, block_n=128, stages=2, consumers=1)
+BY_TWO = Config(block_m=128, block_n=128, stages=3, epilogue_buffers=1)
+THREE = Config(block_m=192, block_n=64, stages=2, consumers=3)
 WIDE = Config(block_m=64, block_n=64, stages=2, consumers=1, epilogue_n=32)
 
 
@@ -109,6 +112,27 @@ CASES = (
     save_preactivation=True,
     transpose_b=True,
   ),
+  # Weights that are no whole number of atoms: TMA takes the begun ones, threads
+  # load rows that it can't address, one, two or four elements at a time.
+  case("columns_8", "m", (150, 136, 131), (0, 3, 90, 140), WIDER),
+  case("columns_1", "m", (150, 135, 131), (0, 3, 3, 90, 140), SMALL),
+  case("columns_2", "m", (90, 134, 128), (0, 64, 88), WIDER, **FP16),
+  case("columns_4", "m", (200, 132, 130), (0, 130, 200), THREE),
+  case("k_1", "m", (90, 128, 135), (0, 40, 88), TWO, transpose_b=True),
+  case(
+    "gated_columns_1",
+    "m",
+    (90, 131, 70),
+    (0, 40, 88),
+    WIDER,
+    jax.nn.silu,
+    gated=True,
+  ),
+  # Results that are stored by rows: of groups, of no group, of groups along K
+  # without rows.
+  case("by_rows", "m", (150, 141, 131), (2, 3, 3, 90, 140), WIDER),
+  case("by_rows_of_two", "m", (200, 271, 64), (0, 130, 195), BY_TWO),
+  case("slabs_by_rows", "k", (70, 141, 200), (0, 3, 3, 90, 190), WIDER),
   # Slabs: whole ones, none, a last one that blocks of 8 rows do not make up.
   case("slabs", "k", (70, 72, 200), (0, 3, 3, 90, 190), SMALL),
   case("slabs_of_70_rows", "k", (64, 64, 80), (1, 71, 80), SMALL, **FP16),
@@ -180,6 +204,23 @@ def test_nan_stays_in_its_row_and_group():
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize(
+  ("n", "transpose"), [(136, False), (135, False), (128, True)], ids=str
+)
+def test_nan_of_weights_stays_in_its_column_and_group(n, transpose):
+  """Loads run on past the ends of rows, and slabs past the end of K."""
+  problem = ROWS.changed(n=n, k=75, transpose_b=transpose)
+  x = ragged_kernels.operands(problem)
+  first = (0, 0, 1) if transpose else (0, 1, 0)  # the second of K
+  x["b"] = x["b"].at[first].set(jnp.nan).at[1].set(jnp.inf)
+  (out,) = ragged_kernels.run(problem, WIDER, x, (0, 30, 69))
+  finite = np.isfinite(np.asarray(out, np.float32))
+  assert not finite[:30, 0].any()
+  assert finite[:30, 1:].all()
+  assert not finite[30:69].any()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize("operand", ["a", "b"])
 def test_nan_stays_in_its_group_along_k(operand):
   x = ragged_kernels.operands(SLABS)
@@ -207,7 +248,7 @@ def test_row_tiles_cover_each_row_once_but_in_the_last_tile(sizes):
   problem = ROWS.changed(m=200, groups=3)
   offsets = jnp.asarray(np.cumsum((4, *sizes)), jnp.int32)
   plan = Plan.of(problem, SMALL)
-  tiles, ends = grouped.schedule_tables(plan, offsets)
+  (tiles, ends), _ = tables.make(plan, offsets, ())
   assert len(tiles) == plan.row_tiles >= ends[-1]
   groups = np.full(200, -2)
   for row, rows, group in np.asarray(tiles[: ends[-1]]):
@@ -232,13 +273,13 @@ def test_groups_along_k_by_size(sizes, order, filled_uneven_spare):
   problem = SLABS.changed(k=200, groups=len(sizes))
   offsets = np.cumsum((4, *sizes))
   plan = Plan.of(problem, SMALL)
-  tables = grouped.schedule_tables(plan, jnp.asarray(offsets, jnp.int32))
+  made, _ = tables.make(plan, jnp.asarray(offsets, jnp.int32), ())
   want = [(offsets[g], offsets[g + 1], g) for g in order]
-  np.testing.assert_array_equal(tables[0], want)
+  np.testing.assert_array_equal(made[0], want)
   found = (
-    grouped.filled_groups(tables),
-    grouped.is_uneven(tables),
-    grouped.has_spare_time(plan, tables),
+    grouped.filled_groups(made),
+    grouped.is_uneven(made),
+    grouped.has_spare_time(plan, made),
   )
   assert found == filled_uneven_spare
 

@@ -93,6 +93,16 @@ class Compiled(Resources):
     """Whether an instruction that matches this regular expression is there."""
     return re.search(rf"\s{instruction}[\s;]", self.sass) is not None
 
+  def only(self, kernel: str) -> "Compiled":
+    """The same with the machine code of one of the kernels.
+
+    Args:
+      kernel: what its name begins with.
+    """
+    codes = re.split(r"(?m)^(?=\t\.target\tsm_)", self.sass)
+    found = [code for code in codes if f".text.{kernel}" in code]
+    return dataclasses.replace(self, sass="".join(found))
+
   @property
   def stores_beside_wgmma(self) -> bool:
     """Whether TMA stores between a wgmma and the wait for all of them."""

@@ -39,10 +39,12 @@ FUSED = "lax.ragged_dot fused"
 EXAMPLE = "jax_ragged_dot_mgpu"
 EXAMPLE_DW = "jax_transposed_ragged_dot_mgpu"
 TOKAMAX = {f"tokamax {how}": how for how in ("mosaic", "triton")}
+# The same, each after its own tuner.
+TUNED = {name: f"{name} tuned" for name in TOKAMAX}
 # What others have for grouped products.
-PEERS = (LAX, FUSED, EXAMPLE, EXAMPLE_DW, *TOKAMAX)
-# All that is measured beside an op.
-BESIDE = (DENSE, TWO, *PEERS)
+PEERS = (LAX, FUSED, EXAMPLE, EXAMPLE_DW, *TOKAMAX, *TUNED.values())
+# What can be measured beside an op; what is tuned, as an option.
+BESIDE = (DENSE, TWO, LAX, FUSED, EXAMPLE, EXAMPLE_DW, *TOKAMAX)
 
 # 2*M*K*N FLOP, so many times.
 _PRODUCTS = {"gated": 2, "layer": 3, "layer_grad": 9}
@@ -65,6 +67,7 @@ class Case(case_lib.Case):
       layer, whose router decides.
     dtype: of operands and results.
     top_k: experts of a token in a layer.
+    tune_tokamax: whether tokamax is measured tuned besides.
   """
 
   suite: str
@@ -76,6 +79,7 @@ class Case(case_lib.Case):
   sizes: str = "even"
   dtype: str = "bfloat16"
   top_k: int = 1
+  tune_tokamax: bool = False
   baseline, may_skip = LAX, True
 
   @property
@@ -91,6 +95,7 @@ class Case(case_lib.Case):
   def fields(self) -> dict[str, Any]:
     """What a row says of the case."""
     found = dataclasses.asdict(self)
+    del found["tune_tokamax"]  # the names of arms say so
     found["pass"] = found.pop("pass_")
     found["group_sizes"] = found.pop("sizes")
     found["top_k"] = self.top_k if self.is_layer else None
@@ -186,7 +191,10 @@ class Case(case_lib.Case):
       found[example] = functools.partial(ragged_peers.jax_example, self)
       for name, how in TOKAMAX.items():
         written = functools.partial(_written, self)
-        found[name] = functools.partial(ragged_peers.tokamax, how, written)
+        arm = functools.partial(ragged_peers.tokamax, how, written)
+        found[name] = arm
+        if self.tune_tokamax:
+          found[TUNED[name]] = functools.partial(arm, self.operands())
     return found
 
   def check(

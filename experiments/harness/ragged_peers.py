@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.harness import peers
+from experiments.harness import peers, ragged_tokamax
 from experiments.harness.case import Call, Candidate, reason
 from pallas_gemm import compat, hardware
 
@@ -155,23 +155,27 @@ def _blocks(case: Any, config: dict[str, int]) -> list[tuple[int, int]]:
   return [(summed, config["block_k"]), (n, block_n * config["grid_block_n"])]
 
 
-def tokamax(how: str, written: Callable[[Call], Call]) -> list[Candidate]:
+def tokamax(
+  how: str,
+  written: Callable[[Call], Call],
+  operands: dict[str, Any] | None = None,
+) -> list[Candidate]:
   """A case with `tokamax.ragged_dot`, derivatives through `jax.vjp`.
 
   Its config is what tokamax takes by itself: from its table, or, of a problem
-  that is not in there, by its rule. Nothing is tuned.
+  that is not in there, by its rule; or what its tuner finds.
 
   Args:
     how: its implementation, "mosaic" or "triton".
     written: gives the function of a case's operands, with what multiplies.
+    operands: shapes and dtypes to tune it for; None: nothing is tuned.
 
   Raises:
-    NotImplementedError: it is not installed, or can't be imported.
+    NotImplementedError: it is not installed, or can't be imported or tuned.
   """
   peers.needs_hopper()
   try:
-    # pylint: disable=g-import-not-at-top
-    import tokamax as module
+    module = ragged_tokamax.load()
   except ModuleNotFoundError as error:
     if error.name == "tokamax":
       raise NotImplementedError("it is not installed") from None
@@ -184,4 +188,12 @@ def tokamax(how: str, written: Callable[[Call], Call]) -> list[Candidate]:
       lhs, rhs, group_sizes=group_sizes, implementation=how
     )
 
-  return [Candidate(written(dot), {"tokamax": module.__version__})]
+  fn, config = written(dot), {"tokamax": module.__version__}
+  if how == "triton":
+    config |= ragged_tokamax.triton_config()
+  if operands is not None:
+    try:
+      fn, config["tuned"] = ragged_tokamax.tuned(module, fn, operands)
+    except Exception as error:  # pylint: disable=broad-exception-caught
+      raise NotImplementedError(f"can't tune it: {reason(error)}") from None
+  return [Candidate(fn, config)]

@@ -1,6 +1,6 @@
 """Which grouped products are measured: shapes, group sizes, passes.
 
-Two suites are curves rather than models, and no part of "all":
+Three suites are no part of "all":
 
 sizes: time over rows a group, 8 to 1024 on average, of one weight matrix that
 models have, 4096 x 2048 (an expert's projection). There are 32 groups
@@ -9,8 +9,12 @@ them binds, by design; and 32768 rows at most, 0.55 TFLOP, which a dense product
 computes in under a millisecond. Between lie the sizes at which tiles are part
 empty: 64 and 128 are a tile's rows, 96, 192 and 384 are not.
 
-odd: weights and results whose rows TMA can't address, N = 1407 and 4100, each
-beside the next multiple of 64. What the two differ by is what such an N costs.
+odd: weights and results that are no whole number of swizzle atoms. N = 1407 and
+4100, whose rows TMA can't address, N = 1400 and K = 1407, beside the next
+multiple of 64. What the two differ by is what such sizes cost.
+
+experts: layers of expert models with 8 to 1024 rows a group, with which other
+grouped products have been compared.
 """
 
 from typing import Any
@@ -87,9 +91,18 @@ SIZES = _each(
 ODD = _each(
   TRAINING,
   ("random",),
-  *(_shape(8191, n, 4096, 60) for n in (1407, 1408)),
+  *(_shape(8191, n, 4096, 60) for n in (1400, 1407, 1408)),
   *(_shape(8192, n, 4096, 16) for n in (4100, 4160)),
+  *(_shape(8192, 4096, k, 60) for k in (1407, 1408)),
 )
+EXPERTS = [
+  *_each(TRAINING, ("even",), _shape(512, 2048, 7168, 64)),
+  *_each(TRAINING, ("even",), _shape(8192, 2048, 7168, 64)),
+  *_each(TRAINING, ("zipf",), _shape(8192, 1536, 2048, 60)),
+  *_each(TRAINING, ("zipf",), _shape(16384, 768, 2048, 128)),
+  *_each(TRAINING, ("random",), _shape(32768, 1536, 5120, 160)),
+  *_each(TRAINING, ("random",), _shape(8192, 14336, 4096, 8)),
+]
 QUICK = [
   *_each(TRAINING, ("even",), _MIXTRAL),
   *_each(("forward",), ("zipf",), _MIXTRAL),
@@ -108,4 +121,5 @@ SPECIAL: dict[str, list[Kwargs]] = {
   "interpret": INTERPRET,
   "sizes": SIZES,
   "odd": ODD,
+  "experts": EXPERTS,
 }

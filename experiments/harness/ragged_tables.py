@@ -190,8 +190,25 @@ def _against(rows: Sequence[RowDict]) -> str:
   return (
     f"{tables.markdown(header, cells)}\n\nTime of the peer over time of the op;"
     " *slower*: cases that the op takes longer for. `jnp.dot` is no peer: it"
-    " has one group's weights."
+    f" has one group's weights.{_tokamax(rows)}"
   )
+
+
+def _tokamax(rows: Sequence[RowDict]) -> str:
+  """Which tokamax it was, what was patched for it, and whether it was tuned."""
+  said = []
+  for row in timed(rows):
+    for name, arm in row["arms"].items():
+      if "tokamax" not in (config := arm.get("config") or {}):
+        continue
+      parts = [f" `{name}`: version {config['tokamax']}"]
+      if "triton" in config:
+        parts.append(f"Triton {config['triton']}")
+      if "patched" in config:
+        parts.append(config["patched"])
+      parts.append("by its own tuner" if "tuned" in config else "not tuned")
+      said.append(", ".join(parts) + ".")
+  return "".join(dict.fromkeys(said))
 
 
 def _sizes(rows: Sequence[RowDict]) -> str:

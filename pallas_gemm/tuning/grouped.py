@@ -72,10 +72,13 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
     known = known.of_groups_of_rows
   elif config.block_m > 64:
     known = known.of_tall_tiles_along_k
-  return sum(
-    share * model.predict(Plan(_as_batch(problem, rows), config, gpu), known)
-    for rows, share in _sizes(problem, config)
-  )
+
+  def seconds(rows: int) -> float:
+    batch = Plan(_as_batch(problem, rows), config, gpu)
+    batch.b_by_threads = plan.b_by_threads  # of groups alone
+    return model.predict(batch, known)
+
+  return sum(share * seconds(rows) for rows, share in _sizes(problem, config))
 
 
 def _suits_groups(problem: Problem, config: Config) -> bool:

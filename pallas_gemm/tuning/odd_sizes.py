@@ -49,7 +49,10 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
   short = [fit.uneven if row % 32 else fit.short for row in along if row < 128]
   result = layout.bytes_of(plan.result_shape[1], p.out_dtype)
   return Costs(
-    loads=(_slower(a, fit), _slower(b, fit)),
+    loads=(
+      _slower(a, fit),
+      fit.by_threads if plan.b_by_threads else _slower(b, fit),
+    ),
     results=fit.straddling_results if result % 32 == 16 else 1.0,
     copies=copies,
     short=largest(0.0, *short),

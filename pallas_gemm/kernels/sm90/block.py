@@ -25,10 +25,11 @@ class Operands(NamedTuple):
   """What a kernel is given: arrays, and in the kernel references to them.
 
   Attributes:
-    tables: of groups, `groups.schedule_tables`.
+    tables: of groups, by `tables.make`.
     a: A, of every product of a batch or of all.
     b: B likewise; of a gated product both.
-    cut: of groups along K, `groups.cut_rows` of A and of each B.
+    cut: of groups along K, cut rows of A and of each B, likewise.
+    b_last: of each B that is not padded, `weights.last_slab`.
     alpha, beta: [1]; None if there is none, or if it is compiled in.
     bias, c: None if there is none.
   """
@@ -37,6 +38,7 @@ class Operands(NamedTuple):
   a: Any
   b: Any
   cut: Any = ()
+  b_last: Any = ()
   alpha: Any = None
   beta: Any = None
   bias: Any = None
@@ -149,11 +151,11 @@ class Block:
     def iteration(step, slots):
       before, slot = slots
       visit(step, slot, before)
-      return slot, self._next_slot(slot)
+      return slot, self.next_slot(slot)
 
     return lax.fori_loop(0, steps, iteration, (slot, slot))
 
-  def _next_slot(self, slot):
+  def next_slot(self, slot):
     """The next slot of the ring, or of a consumer's part of it.
 
     By a select, where a remainder would be a division.

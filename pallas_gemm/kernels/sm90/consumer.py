@@ -18,7 +18,6 @@ from pallas_gemm.kernels.sm90.epilogue import Epilogue
 from pallas_gemm.kernels.sm90.mainloops import FromShared, Mainloop
 from pallas_gemm.kernels.sm90.schedule import WorkTile
 from pallas_gemm.kernels.sm90.stores import Stores
-from pallas_gemm.kernels.sm90.tiling import REGISTERS
 
 
 def consume(block: Block, compute: Callable[..., list[jax.Array]]) -> None:
@@ -29,7 +28,7 @@ def consume(block: Block, compute: Callable[..., list[jax.Array]]) -> None:
     compute: the results from accumulators, C and bias, see `epilogues.apply`,
       and from alpha and beta where these lie in memory.
   """
-  _, registers = REGISTERS[block.plan.config.consumers]
+  _, registers = block.plan.registers
   plgpu.set_max_registers(registers, action="increase")
   # Once, for all work tiles: memory answers while the first slab is on its way.
   refs = {"alpha": block.operands.alpha, "beta": block.operands.beta}

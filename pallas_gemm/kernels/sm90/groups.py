@@ -5,8 +5,8 @@
 
 The first is the forward pass of a mixture of experts, and the derivative by its
 rows; the second the derivative by its weights. Rows of a group are consecutive,
-and where groups start only the device knows. So XLA makes small tables of them
-(`schedule_tables`), from which blocks read what their work tiles are
+and where groups start only the device knows. So a kernel makes small tables of
+them (`tables`), from which blocks read what their work tiles are
 (`grouped_schedule`).
 
 **Groups of rows.** Tiles start where groups start, so no tile has rows of two
@@ -20,9 +20,9 @@ so that blocks which run at a time share its B in the L2.
 **Groups along K.** A work tile sums the slabs of its group, from its first row
 on. Of the last slab TMA fetches blocks of 8 rows; those beyond the group's end
 from beyond the matrix, which gives zeros. The one block that the end cuts is
-first copied by XLA, filled up with zeros (`cut_rows`). So rows of other groups
-never meet, a NaN stays in its group, and no step is masked. Results of groups
-without rows are zeros, which a warp of its own stores beside the products.
+first copied by that kernel, filled up with zeros. So rows of other groups never
+meet, a NaN stays in its group, and no step is masked. Results of groups without
+rows are zeros, which a warp of its own stores beside the products.
 
 Sources: MegaBlocks and CUTLASS (grouped GEMM with a schedule on the device).
 """
@@ -34,7 +34,6 @@ from jax import lax
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.kernels.sm90.layout import ATOM_ROWS
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.schedule import (
   NO_SUM,
@@ -57,30 +56,10 @@ def grouped_schedule(plan: Plan, tables) -> Schedule:
 
   Args:
     plan: of a problem with groups.
-    tables: `schedule_tables`, in global memory.
+    tables: of `tables.make`, in global memory.
   """
   along_m = plan.problem.along == "m"
   return (_schedule_of_rows if along_m else _schedule_of_slabs)(plan, *tables)
-
-
-def schedule_tables(
-  plan: Plan, offsets: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """What `grouped_schedule` reads.
-
-  Args:
-    plan: of a problem with groups.
-    offsets: int32 [groups + 1]; rows of group g are offsets[g] to offsets[g+1].
-
-  Returns:
-    Of groups of rows [most row tiles, 3], each tile's first row, rows and
-    group, and [groups + 2], how many row tiles there are up to each group. Rows
-    before the first group and after the last one are of group -1.
-    Of groups along K [groups, 3], first row, row after the last and group,
-    large groups first, and [2], how many groups have rows, and their rows.
-  """
-  along_m = plan.problem.along == "m"
-  return (_tables_of_rows if along_m else _tables_of_slabs)(plan, offsets)
 
 
 def _schedule_of_rows(plan: Plan, tiles_ref, ends_ref) -> Schedule:
@@ -115,42 +94,6 @@ def _schedule_of_rows(plan: Plan, tiles_ref, ends_ref) -> Schedule:
   return Schedule(row_tiles * columns, read, work_tile)
 
 
-def _tables_of_rows(
-  plan: Plan, offsets: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  p, height = plan.problem, plan.config.block_m
-  zero, end = jnp.zeros(1, jnp.int32), jnp.full(1, p.m, jnp.int32)
-  bounds = jnp.concatenate([zero, offsets, end])
-  starts, ends = bounds[:-1], bounds[1:]
-  tiles = lax.div(ends - starts + (height - 1), height)
-  # Tiles up to each range of rows. A masked sum, which XLA fuses; a cumulative
-  # sum would be some kernels.
-  before = jnp.tri(len(starts), dtype=jnp.int32)
-  tile_ends = jnp.sum(before * tiles[None, :], axis=1, dtype=jnp.int32)
-  tile = jnp.arange(plan.row_tiles, dtype=jnp.int32)[:, None]
-  nth = tile - (tile_ends - tiles)
-  row = jnp.maximum(jnp.minimum(starts + nth * height, ends - height), starts)
-  number = jnp.arange(-1, p.groups.count + 1, dtype=jnp.int32)
-  group = jnp.where(number < p.groups.count, number, -1)
-  rows = jnp.minimum(ends - row, height)
-  is_there = (nth >= 0) & (tile < tile_ends)
-  return _masked_sums(is_there, row, rows, group), tile_ends
-
-
-def _masked_sums(mask: jax.Array, *values: jax.Array) -> jax.Array:
-  """[n, values]: for each row of the mask [n, groups], values where it is set.
-
-  One sum for all, which XLA makes one kernel of: each takes a microsecond and
-  more.
-  """
-  field = jnp.arange(len(values), dtype=jnp.int32)
-  found = jnp.zeros((*mask.shape, len(values)), jnp.int32)
-  for i, value in enumerate(values):
-    value = jnp.broadcast_to(value, mask.shape)[..., None]
-    found = jnp.where(mask[..., None] & (field == i), value, found)
-  return jnp.sum(found, axis=1, dtype=jnp.int32)
-
-
 def _schedule_of_slabs(plan: Plan, groups_ref, counts_ref) -> Schedule:
   """Tiles within the result of a group first, then the groups that have rows.
 
@@ -170,7 +113,7 @@ def _schedule_of_slabs(plan: Plan, groups_ref, counts_ref) -> Schedule:
     row, column = corner(snake(lax.rem(i, tiles), grid, cfg), cfg)
     whole = lax.div(end - start, cfg.block_k)
     rest = lax.rem(end - start, cfg.block_k)
-    # If no group has rows, the first has a slab of zeros.
+    # A group without rows that is summed up has a slab of zeros.
     has_rest = (rest > 0) | (whole == 0)
     return WorkTile(
       row=row,
@@ -185,7 +128,9 @@ def _schedule_of_slabs(plan: Plan, groups_ref, counts_ref) -> Schedule:
     )
 
   tables = groups_ref, counts_ref
-  work_tiles = tiles * filled_groups(tables)
+  count = plan.problem.groups.count
+  summed = filled_groups(tables) if plan.stores_zeros else jnp.int32(count)
+  work_tiles = tiles * summed
   return Schedule(work_tiles, read, work_tile, is_uneven(tables))
 
 
@@ -209,21 +154,6 @@ def has_spare_time(plan: Plan, tables) -> jax.Array:
   return tables[1][1] > cfg.block_k * subtiles * empty
 
 
-def _tables_of_slabs(
-  plan: Plan, offsets: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  starts, ends = offsets[:-1], offsets[1:]
-  sizes = ends - starts
-  number = jnp.arange(plan.problem.groups.count, dtype=jnp.int32)
-  # Counting, which XLA fuses; sorting would be kernels of its own.
-  larger = sizes[None, :] > sizes[:, None]
-  same = (sizes[None, :] == sizes[:, None]) & (number < number[:, None])
-  rank = jnp.sum(larger | same, axis=1, dtype=jnp.int32)
-  table = _masked_sums(rank == number[:, None], starts, ends, number)
-  has_rows = (sizes > 0)[None, :]
-  return table, _masked_sums(has_rows, jnp.int32(1), sizes)[0]
-
-
 def for_each_tile_of_zeros(plan: Plan, tables, cluster, visit) -> None:
   """visit(work_tile) for this block's tiles of the groups that have no rows."""
   cfg, (groups_ref, _) = plan.config, tables
@@ -238,14 +168,3 @@ def for_each_tile_of_zeros(plan: Plan, tables, cluster, visit) -> None:
   first = filled_groups(tables) * tiles + cluster
   count = lax.div(tiles * plan.problem.groups.count + step - 1 - first, step)
   lax.fori_loop(0, count, iteration, None)
-
-
-def cut_rows(x: jax.Array, offsets: jax.Array) -> jax.Array:
-  """[8 * groups, columns]: a group's rows beside blocks of 8, then zeros."""
-  start, end = offsets[:-1, None], offsets[1:, None]
-  count = lax.rem(end - start, ATOM_ROWS)
-  i = jnp.arange(ATOM_ROWS, dtype=jnp.int32)[None, :]
-  is_there = i < count
-  row = jnp.where(is_there, end - count + i, 0).reshape(-1)
-  rows = jnp.take(x, row, axis=0, mode="clip")
-  return jnp.where(is_there.reshape(-1, 1), rows, 0)

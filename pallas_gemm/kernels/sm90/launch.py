@@ -60,7 +60,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat
 from pallas_gemm.kernels import epilogues
-from pallas_gemm.kernels.sm90 import groups, legal
+from pallas_gemm.kernels.sm90 import legal, tables, weights
 from pallas_gemm.kernels.sm90.block import Block, Operands, Results, Shared
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.consumer import consume
@@ -193,10 +193,11 @@ def grouped(
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
   a = _padded(a, a_shape)
   b = [_padded(x, b_shape) for x in (b, b_up) if x is not None]
-  cut = []
-  if p.along == "k":
-    cut = [groups.cut_rows(x, offsets) for x in (a, *b)]
-  operands = Operands(groups.schedule_tables(plan, offsets), a, b, cut)
+  made, cut = tables.make(plan, offsets, (a, *b))
+  b_last = [weights.last_slab(x, plan) for x in b if plan.b_last_apart]
+  if plan.b_by_threads:
+    b = [compat.read_past_rows(x, config.block_n) for x in b]
+  operands = Operands(made, a, b, cut, b_last)
   if bias is not None:
     step = 16 // bias.dtype.itemsize  # of strides that TMA takes
     shape = bias.shape[0], round_up(bias.shape[1], step)
@@ -204,7 +205,7 @@ def grouped(
   epilogue = _epilogue(plan, activation)
   is_approximate = epilogues.is_approximate(activation, p)
   results = _launch(plan, operands, epilogue, is_approximate)
-  return tuple(x[..., : p.m, : p.n] for x in results.out)
+  return tuple(x[..., : p.m, : p.n] for x in _whole_rows(plan, results.out))
 
 
 def _legal_plan(problem: Problem, config: Config) -> Plan:
@@ -263,6 +264,7 @@ def _launch(
   compat.allow_ragged_copies(
     anywhere=name if copies_anywhere else None,
     in_blocks=name if plan.problem.along == "k" else None,
+    of_ragged=name if plan.b_last_apart else None,
   )
   bias_dtype = None if operands.bias is None else operands.bias.dtype
   (results,) = compat.kernel(
@@ -325,12 +327,18 @@ def _result_types(plan: Plan) -> Results:
 def _dense_results(plan: Plan, outs: Sequence[jax.Array]) -> list[jax.Array]:
   """[batch, M, N] each; of parts of K [parts, batch, M, N]."""
   p, (m, n), splits = plan.problem, plan.result_shape, plan.config.split_k
-  if plan.by_rows and (rest := p.n % DIRECT):
-    out, last = outs  # its last columns are in an array of their own
-    at = (*(0,) * (out.ndim - 1), p.n - rest)
-    outs = [lax.dynamic_update_slice(out, last[..., :rest], at)]
   shape = (splits, p.batch, m, n) if splits > 1 else (p.batch, m, n)
-  return [x[..., :m, :n].reshape(shape) for x in outs]
+  return [x[..., :m, :n].reshape(shape) for x in _whole_rows(plan, outs)]
+
+
+def _whole_rows(plan: Plan, outs: Sequence[jax.Array]) -> Sequence[jax.Array]:
+  """The results; stored by rows, the last columns are in an array of theirs."""
+  rest = plan.problem.n % DIRECT
+  if not plan.by_rows or not rest:
+    return outs
+  out, last = outs
+  at = (*(0,) * (out.ndim - 1), plan.problem.n - rest)
+  return [lax.dynamic_update_slice(out, last[..., :rest], at)]
 
 
 def _with_last_wave(

@@ -50,6 +50,11 @@ def atom_columns(columns: int, dtype: str) -> int:
   return min(elements_in(ATOM_BYTES, dtype), columns)
 
 
+def is_addressable(columns: int, dtype: str) -> bool:
+  """Whether TMA can address the rows of a matrix: their stride."""
+  return columns % elements_in(_STRIDE_BYTES, dtype) == 0
+
+
 def operand_shapes(problem: Problem) -> tuple[Shape, Shape]:
   """Rows and columns of A and B in memory."""
   p = problem

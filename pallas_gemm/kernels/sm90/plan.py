@@ -16,7 +16,12 @@ import jax.numpy as jnp
 from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90 import layout
 from pallas_gemm.kernels.sm90.config import Config
-from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, Shape, round_up
+from pallas_gemm.kernels.sm90.layout import (
+  ATOM_BYTES,
+  ATOM_ROWS,
+  Shape,
+  round_up,
+)
 from pallas_gemm.kernels.sm90.tiling import DIRECT, WGMMA_ROWS, Tiling
 from pallas_gemm.problem import Problem
 
@@ -109,6 +114,14 @@ class Plan(Tiling):
       return 1
     return min(self.config.epilogue_buffers, len(self.subtiles))
 
+  @property
+  def stores_zeros(self) -> bool:
+    """Whether results of groups along K without rows are stored by TMA.
+
+    Else they are sums of a slab of zeros.
+    """
+    return self.problem.along == "k" and not self.by_rows
+
   @functools.cached_property
   def has_c(self) -> bool:
     """Whether the kernel adds C; parts of K are added up before that."""
@@ -165,14 +178,15 @@ class Plan(Tiling):
     ]
     if self.refills:
       found.append(Barrier("empty", self.readers, cfg.stages, axes))
-    if p.along == "m":
+    if p.along == "m" and not self.by_rows:
       # Not swizzled, so that rows are stored in any number.
       found.append(Buffer("partial_staging", (consumers, rows, width), dtype))
     if p.along == "k":
       copies = 1 + len(layout.last_slab_copies(cfg.block_k))
       copies *= 1 + self.products
       found.append(Barrier("last_full", copies, cfg.stages))
-      found.append(_swizzled("zeros", (rows, width), dtype, width))
+      if self.stores_zeros:
+        found.append(_swizzled("zeros", (rows, width), dtype, width))
     if self.has_bias:
       # TMA writes to multiples of 128 bytes.
       along = round_up(max(self.share), 64)
@@ -224,7 +238,21 @@ class Plan(Tiling):
   def operand_paddings(self) -> tuple[Shape, Shape]:
     """The same once TMA can address them."""
     columns = self.operand_columns
-    return layout.operand_paddings(self.problem, self.config, columns)
+    a, b = layout.operand_paddings(self.problem, self.config, columns)
+    return a, self.operand_shapes[1] if self.b_last_apart else b
+
+  @functools.cached_property
+  def last_slab_shape(self) -> Shape | None:
+    """Rows and columns of the copy of B's last slab, if there is one.
+
+    A whole slab of rows that TMA reads fast.
+    """
+    if not self.b_last_apart:
+      return None
+    p, block_k = self.problem, self.config.block_k
+    if p.b.k_last:
+      return p.n, block_k
+    return block_k, round_up(p.n, layout.elements_in(ATOM_BYTES, p.b.dtype))
 
   @functools.cached_property
   def result_shape(self) -> Shape:
@@ -257,6 +285,8 @@ class Plan(Tiling):
     (a, b), (a_pad, b_pad) = self.operand_shapes, self.operand_paddings
     into = [copied(a, a_pad, p.matrices(p.a), p.a.dtype)]
     of_b = copied(b, b_pad, p.matrices(p.b), p.b.dtype)
+    if last := self.last_slab_shape:
+      of_b = 2 * layout.bytes_of(p.matrices(p.b) * math.prod(last), p.b.dtype)
     into += [of_b] * self.products
     if self.has_c:
       shape, padded = self.result_shape, self.c_padding

@@ -1,7 +1,10 @@
 """The warpgroup that loads: one warp fills the ring, one stores zeros."""
 
+from collections.abc import Sequence
 import dataclasses
+import functools
 import itertools
+from typing import Any, NamedTuple
 
 from jax import lax
 from jax.experimental import pallas as pl
@@ -15,13 +18,14 @@ from pallas_gemm.kernels.sm90.layout import (
   last_slab_copies,
   round_up,
 )
-from pallas_gemm.kernels.sm90.tiling import REGISTERS
+from pallas_gemm.kernels.sm90.tiling import Extent
+from pallas_gemm.kernels.sm90.weights import ThreadLoads
 
 
 def produce(block: Block) -> None:
   """Everything that the warpgroup does that loads."""
   plan, producer = block.plan, Producer(block)
-  registers, _ = REGISTERS[plan.config.consumers]
+  registers, _ = plan.registers
   plgpu.set_max_registers(registers, action="decrease")
   if plan.problem.groups is None:
 
@@ -34,6 +38,8 @@ def produce(block: Block) -> None:
   # What is known of a group's rows can be said to Mosaic GPU by whole
   # warpgroups alone, so here one warp has only the slabs of a work tile.
   def load(work_tile, slot):
+    if plan.b_by_threads:
+      return producer.load_work_tile_by_threads(work_tile, slot)
     on_one_warp(lambda: producer.load_work_tile(work_tile, slot))
     following = slot + plan.pingpong * work_tile.steps
     return lax.rem(following, plan.config.stages)
@@ -58,6 +64,28 @@ def _for_each_work_tile(block: Block, load):
   return block.for_each_work_tile(load_next, slots)[0]
 
 
+class _Loaded(NamedTuple):
+  """What of A, or of each B, TMA loads for a work tile.
+
+  Attributes:
+    refs: the matrices, in global memory.
+    rings: where their slabs go.
+    which: of a batch or of groups.
+    k_last: whether their rows lie along K.
+    begin: the first row or column of the tile.
+    extent: how many there are.
+    peers: the axis of the cluster whose blocks share the copy.
+  """
+
+  refs: Sequence[Any]
+  rings: Sequence[Any]
+  which: Any
+  k_last: bool
+  begin: Any
+  extent: Extent
+  peers: str | None
+
+
 @dataclasses.dataclass(frozen=True)
 class Producer:
   """What its warps do, one each."""
@@ -72,6 +100,13 @@ class Producer:
       if block.shared.empty is not None:
         plgpu.barrier_wait(block.shared.empty.at[slot])
       start = work_tile.start + step * bk
+      if block.plan.b_last_apart:
+        last = work_tile.steps - 1
+        pl.when(step < last)(lambda: self._load_slab(work_tile, start, slot))
+        pl.when(step >= last)(
+          lambda: self._load_copied_slab(work_tile, start, slot)
+        )
+        return
       if work_tile.whole is None:
         self._load_slab(work_tile, start, slot)
         return
@@ -85,33 +120,44 @@ class Producer:
     _, following = block.for_each_slab(load, slot, work_tile.steps)
     return slot if following is None else following
 
+  def load_work_tile_by_threads(self, work_tile, slot):
+    """The same where the threads of the warpgroup load B; the next slot."""
+    block, threads = self.block, ThreadLoads(self.block, work_tile)
+    a, _ = self._operands(work_tile)
+    count = work_tile.steps - 1
+
+    def start_of(step):
+      return work_tile.start + step * block.plan.config.block_k
+
+    def load(step, state):
+      slot, ahead = state
+      plgpu.barrier_wait(block.shared.empty.at[slot])
+      on_one_warp(lambda: self._load(a, start_of(step), slot))
+      return block.next_slot(slot), threads.store(step, slot, ahead)
+
+    slot, _ = lax.fori_loop(0, count, load, (slot, threads.first()))
+    plgpu.barrier_wait(block.shared.empty.at[slot])
+    last = functools.partial(self._load_copied_slab, work_tile)
+    on_one_warp(lambda: last(start_of(count), slot))
+    return block.next_slot(slot)
+
   def _load_slab(self, work_tile, start, slot) -> None:
     """Asks for one slab of A and of each B, from row `start` of K on."""
+    for operand in self._operands(work_tile):
+      self._load(operand, start, slot)
+
+  def _load_copied_slab(self, work_tile, start, slot) -> None:
+    """The same of the last slab, of which B is a copy."""
+    a, b = self._operands(work_tile)
+    self._load(a, start, slot)
+    self._load(b._replace(refs=self.block.operands.b_last), 0, slot)
+
+  def _operands(self, work_tile) -> tuple[_Loaded, _Loaded]:
+    """What of A, and of each B, a work tile is made of."""
     plan, shared = self.block.plan, self.block.shared
     problem, cfg = plan.problem, plan.config
     operands = self.block.operands
-
-    def load(refs, rings, which, *, k_last, begin, extent, peers):
-      def copy(size):
-        at = pl.ds(begin, size), pl.ds(start, cfg.block_k)
-        tile = pl.ds(0, size), pl.ds(0, cfg.block_k)
-        if not k_last:
-          at, tile = at[::-1], tile[::-1]
-        for ref, ring in zip(refs, rings):
-          plgpu.copy_gmem_to_smem(
-            window(ref, which, at),
-            ring.at[slot, *tile],
-            shared.full.at[slot],
-            collective_axes=peers,
-          )
-
-      if extent.whole == extent.last:
-        copy(extent.whole)
-        return
-      pl.when(begin < extent.start)(lambda: copy(extent.whole))
-      pl.when(begin >= extent.start)(lambda: copy(extent.last))
-
-    load(
+    a = _Loaded(
       [operands.a],
       [shared.a_ring],
       work_tile.a,
@@ -120,7 +166,7 @@ class Producer:
       extent=plan.loaded_a,
       peers="cluster_n" if cfg.cluster_n > 1 else None,
     )
-    load(
+    b = _Loaded(
       operands.b,
       shared.b_rings,
       work_tile.b,
@@ -129,6 +175,31 @@ class Producer:
       extent=plan.loaded_b,
       peers="cluster_m" if cfg.cluster_m > 1 else None,
     )
+    return a, b
+
+  def _load(self, operand: _Loaded, start, slot) -> None:
+    """Asks for a slab of A or of each B."""
+    block_k, full = self.block.plan.config.block_k, self.block.shared.full
+
+    def copy(size):
+      at = pl.ds(operand.begin, size), pl.ds(start, block_k)
+      tile = pl.ds(0, size), pl.ds(0, block_k)
+      if not operand.k_last:
+        at, tile = at[::-1], tile[::-1]
+      for ref, ring in zip(operand.refs, operand.rings):
+        plgpu.copy_gmem_to_smem(
+          window(ref, operand.which, at),
+          ring.at[slot, *tile],
+          full.at[slot],
+          collective_axes=operand.peers,
+        )
+
+    extent = operand.extent
+    if extent.whole == extent.last:
+      copy(extent.whole)
+      return
+    pl.when(operand.begin < extent.start)(lambda: copy(extent.whole))
+    pl.when(operand.begin >= extent.start)(lambda: copy(extent.last))
 
   def _load_last_slab(self, work_tile, start, slot) -> None:
     """Asks for a group's last slab along K; after its last row are zeros.

@@ -282,7 +282,7 @@ class Stores:
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         # In float32: selecting 16-bit elements spills.
         result = jnp.where(keep, result.astype(jnp.float32), 0.0)
-        compat.store(staged, result.astype(staged.dtype), optimized=False)
+        _store_to(staged, result)
         plgpu.commit_smem()
         for height in _POWERS:
           above = here & ~(2 * height - 1)  # rows of greater heights
@@ -303,11 +303,20 @@ class Stores:
     block, plan, p = self.block, self.block.plan, self.block.plan.problem
     staged = block.shared.staging[0].at[block.warpgroup, 0]
     plgpu.commit_smem()  # every thread has read the subtile before
-    compat.store(staged, result.astype(staged.dtype), optimized=False)
+    if p.along == "m":
+      pl.when(work_tile.is_group)(lambda: _store_to(staged, result))
+      zeros = jnp.zeros(result.shape, staged.dtype)
+      zeros = plgpu.layout_cast(zeros, plgpu.Layout.WGMMA)
+      pl.when(~work_tile.is_group)(lambda: _store_to(staged, zeros))
+    else:
+      _store_to(staged, result)
     plgpu.commit_smem()  # every thread has written this one
     share = block.share_corner(work_tile)
     first, column = (x + y for x, y in zip(share, plan.subtiles[subtile]))
-    rows = jnp.clip(p.m - first, 0, WGMMA_ROWS)
+    rows = p.m - first
+    if p.along == "m":
+      rows = self._rows_of(work_tile)[0] - plan.subtiles[subtile][0]
+    rows = jnp.clip(rows, 0, WGMMA_ROWS)
     whole = p.n - p.n % DIRECT
 
     def store_to(out_ref, column):
@@ -332,3 +341,8 @@ class Stores:
       @pl.when(column == whole)
       def _():
         store_to(block.results.out[1], 0)
+
+
+def _store_to(staged, result: jax.Array) -> None:
+  """Stores a subtile to plain rows of shared memory."""
+  compat.store(staged, result.astype(staged.dtype), optimized=False)

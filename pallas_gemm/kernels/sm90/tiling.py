@@ -23,6 +23,8 @@ THREADS = 128
 # 128 * (24 + 2 * 240) = 64512 and 128 * (32 + 3 * 160) = 65536 of the 65536
 # that an SM has.
 REGISTERS = {1: (24, 240), 2: (24, 240), 3: (32, 160)}
+# The same where the producer's threads load B: 128 * (104 + 2 * 200) = 64512.
+_REGISTERS_TO_LOAD = {1: (168, 240), 2: (104, 200), 3: (104, 136)}
 # Of these, a consumer's that hold neither accumulators nor results.
 _OTHER_REGISTERS = 40
 # Columns that a warpgroup stores at a time where TMA can't: one a thread.
@@ -90,6 +92,47 @@ class Tiling:
   def pingpong(self) -> int:
     """Consumers that ping-pong, a work tile each; 1 if they share each one."""
     return self.config.consumers if self.config.split == "pingpong" else 1
+
+  @functools.cached_property
+  def b_by_threads(self) -> bool:
+    """Whether threads load B, and not TMA, which can't address its rows.
+
+    See `weights`, also for why it is not padded.
+    """
+    p, cfg = self.problem, self.config
+    if not self._b_would_be_padded or self._b_is_addressable:
+      return False
+    # All that is loaded lies in B: whole tiles of rows, or columns that run on
+    # into the next row.
+    is_inside = p.n % cfg.block_n == 0 if p.b.k_last else p.n >= cfg.block_n
+    return is_inside and self.pingpong == 1 and cfg.cluster_n == 1
+
+  @functools.cached_property
+  def b_last_apart(self) -> bool:
+    """Whether B's last slab is copied, and so B need not be padded."""
+    if not self._b_would_be_padded:
+      return False
+    return self._b_is_addressable or self.b_by_threads
+
+  @functools.cached_property
+  def _b_would_be_padded(self) -> bool:
+    """Whether weights of groups, of some slabs, would be padded for TMA."""
+    p, columns = self.problem, self.operand_columns
+    if p.along != "m" or p.k <= self.config.block_k:
+      return False
+    _, shape = layout.operand_shapes(p)
+    return shape != layout.operand_paddings(p, self.config, columns)[1]
+
+  @functools.cached_property
+  def _b_is_addressable(self) -> bool:
+    _, (_, columns) = layout.operand_shapes(self.problem)
+    return layout.is_addressable(columns, self.problem.b.dtype)
+
+  @functools.cached_property
+  def registers(self) -> tuple[int, int]:
+    """Registers of a thread of the producer, and of one of a consumer."""
+    found = _REGISTERS_TO_LOAD if self.b_by_threads else REGISTERS
+    return found[self.config.consumers]
 
   # Work tiles.
 
@@ -236,8 +279,7 @@ class Tiling:
     p, cfg = self.problem, self.config
     shape, width = (p.m, p.n), cfg.epilogue_n
     return (
-      p.along is None
-      and cfg.split_k == 1
+      cfg.split_k == 1
       and not p.epilogue.save
       and not cfg.swap_ab
       and p.n >= DIRECT
@@ -275,7 +317,7 @@ class Tiling:
     if self.pingpong > 1 or cfg.split_k > 1 or self.by_rows:
       return 0
     accumulators = cfg.block_m * cfg.block_n // (THREADS * cfg.consumers)
-    room = REGISTERS[cfg.consumers][1] - _OTHER_REGISTERS
+    room = self.registers[1] - _OTHER_REGISTERS
     room -= accumulators * self.products
     elements = WGMMA_ROWS * cfg.epilogue_n * self.outputs
     size = layout.bytes_of(elements, self.problem.out_dtype)

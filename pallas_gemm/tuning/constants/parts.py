@@ -132,6 +132,7 @@ class OddSizes:
     misaligned: loads of rows that do not start at multiples of 128 bytes, as a
       multiple; straddling: of rows that start at odd multiples of 16, and so
       straddle sectors of 32, four cycles each.
+    by_threads: loads of B by threads, as a multiple.
     straddling_results: device memory's time for such results, as a multiple.
     short: cycles that a slab takes longer where rows of a matrix that is stored
       along N or M are shorter than 128 bytes; uneven: and no multiples of 32.
@@ -145,6 +146,7 @@ class OddSizes:
   odd_sums: float
   misaligned: float
   straddling: float
+  by_threads: float
   straddling_results: float
   short: float
   uneven: float
