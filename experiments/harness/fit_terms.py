@@ -96,6 +96,7 @@ _FACTORS = {
   "model.busy": 2.0,
   "odd_sizes.odd_sums": 1.5,
   "odd_sizes.misaligned": 1.5,
+  "odd_sizes.by_threads": 2.0,
   "odd_sizes.straddling_results": 1.5,
 }  # fmt: skip
 _ADDED = {
