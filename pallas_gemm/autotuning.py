@@ -10,6 +10,7 @@ from collections.abc import Callable
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import sys
@@ -263,14 +264,21 @@ def compile_xla(
   case: trial.Case, operands: dict[str, jax.Array]
 ) -> measure.Call:
   """A call of what the op runs where a case is left to XLA."""
+  return functools.partial(compiled_xla(case, operands), **operands)
+
+
+def compiled_xla(
+  case: trial.Case, arrays: dict[str, jax.Array]
+) -> Callable[..., trial.Results]:
+  """The same for arrays like the operands, as `trial.compiled`."""
   factors = {"alpha": case.alpha, "beta": case.beta}
   factors = {k: jnp.float32(v) for k, v in factors.items() if v != 1}
   spec = sm90.spec_of(case.problem, case.activation)
   words = spec.words._replace(**dict.fromkeys(factors, ""))
   spec = dataclasses.replace(spec, words=words)
-  x = Operands(**operands, **factors)
-  compiled = jax.jit(lambda x: xla.run(x, spec)).lower(x).compile()
-  return lambda: tuple(compiled(x))
+  x = Operands(**arrays, **factors)
+  run = jax.jit(lambda x: tuple(xla.run(x, spec))).lower(x).compile()
+  return lambda **operands: run(Operands(**operands, **factors))
 
 
 def _first_line(error: BaseException) -> str:

@@ -294,6 +294,14 @@ def test_right_results_pass_and_wrong_ones_do_not(kernel, name, out_dtype):
     assert "wrong result" in attempt.error(tuple(changed))
 
 
+def test_xlas_product_takes_operands_by_name():
+  """Not those it was compiled for: tools/tuning_rows.py draws them anew."""
+  arrays = trial.operands(PROBLEM)
+  by_xla = autotuning.compiled_xla(trial.Case(PROBLEM), arrays)
+  (one,), (other,) = by_xla(**arrays), by_xla(a=-arrays["a"], b=arrays["b"])
+  assert (one == -other).all() and one.any()
+
+
 @pytest.mark.parametrize("name", ["bias", "c", "b_up"])
 def test_an_operand_that_is_not_read_is_seen(kernel, name):
   fields = {

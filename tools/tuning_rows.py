@@ -193,7 +193,7 @@ def prepared(work: Work) -> dict[Any, Callable[..., Any]]:
     else:
       print(f"FAILED {autotuning.describe(problem)} {config}: {reason}")
   if _XLA.value and problem.groups is None:
-    found["xla"] = autotuning.compile_xla(work.case, attempt.operands)
+    found["xla"] = autotuning.compiled_xla(work.case, attempt.operands)
   return found
 
 

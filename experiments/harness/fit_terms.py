@@ -84,7 +84,8 @@ _FACTORS = {
   f"model.{name}": 1.0
   for name in (
       "mma", "third", "tall", "columns", "narrow_dram", "narrow_mma", "swapped",
-      "streams", "deep", "pair_m", "pair_n", "hidden", "even",
+      "streams", "deep", "pair_m", "pair_n", "share_m", "share_n", "hidden",
+      "even",
   )
 } | {
   "grouped.tall": 1.0,
@@ -95,6 +96,7 @@ _FACTORS = {
   "model.busy": 2.0,
   "odd_sizes.odd_sums": 1.5,
   "odd_sizes.misaligned": 1.5,
+  "odd_sizes.by_threads": 2.0,
   "odd_sizes.straddling_results": 1.5,
 }  # fmt: skip
 _ADDED = {

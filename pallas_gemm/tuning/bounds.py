@@ -65,7 +65,8 @@ def of(
   loads = p.operand_bytes / rate
   # Of 16 bits or more.
   stores = p.results * 2 / rate * min(1, odd.straddling_results)
-  clock = fit.clock / (min(1, fit.pair_m, fit.pair_n) * even)
+  shared = min(1, fit.pair_m, fit.pair_n, fit.share_m, fit.share_n)
+  clock = fit.clock / (shared * even)
   slabs = {block_k: cdiv(p.k, block_k) for block_k in (64, 128)}
   copied, copied_c, copied_out = odd_sizes.copies_at_least(p, odd)
   launch = fit.launch * even + copied

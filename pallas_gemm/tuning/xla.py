@@ -32,15 +32,18 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
   padded ones or uses tiles that suit them ill, and does not win that back
   (3000^3: 0.90x of jnp.dot). Other matrices XLA does not read fast either, but
   it reads small ones in less time than copies take (4579 x 83 x 93: 4.1 us,
-  this kernel 8.7). Rows shorter than 128 bytes of a matrix that is stored along
-  M or N, and K of 16 or less, are slow for TMA (4096 x 16 x 4096: 11.4 us, this
-  kernel 17.1, and 10.7 where B is stored [N, K]). A vector times a matrix
-  stored along K is a reduction to XLA, and small ones are done when a tile has
-  not yet left (1 x 1024 x 1024: 2.1 us, this kernel 3.6). Few results of K up
-  to 64 are sooner done too (64 x 80 x 64, twice: 1.4 us, this kernel 1.8), and
-  some more of short rows (312 x 10664 x 32: 4.6 us, this kernel 5.2).
+  this kernel 8.7), those whose rows start at multiples of 4 bytes too (8 times
+  196 x 196 x 256 NT: 3.8 us, this kernel 4.4, H100). Rows shorter than 128
+  bytes of a matrix that is stored along M or N, and K below 32, are slow for
+  TMA (4096 x 16 x 4096: 11.4 us, this kernel 17.1, and 10.7 where B is stored
+  [N, K]; 1536 x 3584 x 24 NT: 5.4 us, this kernel 7.1, H100). A vector times a
+  matrix stored along K is a reduction to XLA, and small ones are done when a
+  tile has not yet left (1 x 1024 x 1024: 2.1 us, this kernel 3.6). Few results
+  of K up to 64 are sooner done too (64 x 80 x 64, twice: 1.4 us, this kernel
+  1.8), and some more of short rows (312 x 10664 x 32: 4.6 us, this kernel 5.2).
   float32 results of sums neither short nor long take longer to store (4096 x
-  4096 x 512: 28.9 us, this kernel 31.2).
+  4096 x 512: 28.9 us, this kernel 31.2; 5000 x 2048 x 2816: 78 us, this kernel
+  92, H100).
 
   Args:
     config: of the kernel.
@@ -78,10 +81,8 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
     return Faster(
       "float32 results of sums of this length would take longer to store"
     )
-  a, b = layout.operand_shapes(p)
-  if any(width % 8 for width in (a[1], b[1], p.n)):
-    flops = 2.0 * p.batch * p.m * p.n * p.k * p.products
-    theirs = fit.launch + fit.per_k * p.k + flops / fit.flops + apart
+  if theirs := _of_odd_rows(p, fit):
+    theirs += apart
     if time <= fit.least_gain * theirs:
       return None
     return Faster(
@@ -134,12 +135,25 @@ def _has_wide_results(
 ) -> bool:
   """Whether float32 results of a product hold up the next tile's slabs."""
   p = problem
-  if p.out_dtype != "float32" or _has_epilogue(p) or p.batch > 1:
+  if p.out_dtype != "float32" or _has_epilogue(p):
     return False
   work_tiles = Plan.of(p, config).work_tiles_of_a_block or 0
   slabs = cdiv(p.k, 64)
   is_neither = fit.fewest_wide_slabs <= slabs <= fit.most_wide_slabs
-  return is_neither and work_tiles >= fit.wide_work_tiles
+  is_wide = p.results > fit.wide_results and work_tiles >= fit.wide_work_tiles
+  return is_neither and is_wide
+
+
+def _of_odd_rows(problem: Problem, fit: constants.Xla) -> float | None:
+  """Seconds of its product if rows start at no multiples of 16 bytes."""
+  p = problem
+  a, b = layout.operand_shapes(p)
+  widths = a[1], b[1], p.n
+  if not any(width % 8 for width in widths):
+    return None
+  flops = 2.0 * p.batch * p.m * p.n * p.k * p.products
+  theirs = fit.launch + fit.per_k * p.k + flops / fit.flops
+  return theirs if any(width % 2 for width in widths) else fit.words * theirs
 
 
 def _of_short_rows(
@@ -151,11 +165,12 @@ def _of_short_rows(
   launch = fit.short_launch
   if min(along, default=64) >= 64:
     # What follows a product, XLA computes apart if it is not cut in parts.
-    if p.k > 16 or _has_epilogue(p):
+    if p.k >= 32 or _has_epilogue(p):
       return None
     launch = fit.one_step_launch
   rate = fit.short_rate * gpu.dram_bytes_per_s
   a = p.m * p.k * p.matrices(p.a)
   b = p.n * p.k * p.matrices(p.b)
+  launch += fit.short_per_k * p.k
   theirs = p.products * (launch + 2 * (a + b + p.results) / rate)
   return theirs + _epilogue(p, fit, gpu)

@@ -31,7 +31,8 @@ class Model:
     deep: device memory with slabs of 128 of [N, K], in several rounds.
     leaving: part of the peak rate of device memory at which the results of a
       single round leave, all at once.
-    pair_m, pair_n: a slab, where blocks with one consumer share it.
+    pair_m, pair_n: a slab, where blocks with one consumer share it; share_m,
+      share_n: where blocks with more do.
     l2: bytes a cycle and SM from L2; barrier: cycles of a slab's barriers.
     arrival: cycles until a slab that is asked for has arrived.
     epilogue: microseconds until the first results leave.
@@ -79,6 +80,8 @@ class Model:
   leaving: float
   pair_m: float
   pair_n: float
+  share_m: float
+  share_n: float
   l2: float
   barrier: float
   arrival: float
@@ -161,10 +164,13 @@ class Xla:
       x 2048 7.1 (6.3).
     launch, per_k, flops: its kernels for rows that do not start at multiples of
       16 bytes: a launch, what a step of K waits for, and FLOP a second. Within
-      11 % (mean) of 14 products of up to 60 us, hence `least_gain`.
+      11 % (mean) of 14 products of up to 60 us, hence `least_gain`. words: part
+      of that where all start at multiples of 4 bytes, which are loaded as
+      words: above what 22 of 24 such products took it.
     short_launch, one_step_launch, short_rate: its kernels where rows are short,
-      for a sum over K that is cut in parts, and for one step of K. Within 11 %
-      (mean) of 39 products.
+      for a sum over K that is cut in parts, and for K below 32. Within 11 %
+      (mean) of 39 products. short_per_k: what a step of K takes longer: 3 x 256
+      x 32000 TN 21.3 us, 10.0 without it, 11.8 here (H100).
     epilogue_launch, epilogue_rate: what follows a product it computes in a
       kernel of its own, from float32 sums: a launch, and eight bytes a result,
       much of which stays in L2. (`jnp.dot(a, b) + bias`, which rounds the
@@ -182,10 +188,12 @@ class Xla:
     vector_launch, vector_rate: its reduction for a vector times a matrix stored
       along K. Within 23 % of 18 products of 0.5 to 50 MB, 7 % in the mean;
       along N it takes up to five times as long.
-    fewest_wide_slabs, most_wide_slabs, wide_work_tiles: slabs of 64, and the
-      fewest work tiles a block, with which its kernels, whose consumers
-      ping-pong at sums of any length, are 5 to 8 % faster if results are
-      float32: only half of those find room to wait in registers here.
+    fewest_wide_slabs, most_wide_slabs, wide_work_tiles, wide_results: slabs of
+      64, the fewest work tiles a block, and more results than so many, with
+      which its kernels, whose consumers ping-pong at sums of any length, are
+      faster if results are float32: only half of those find room to wait in
+      registers here. 20 of 23 such products took XLA 0.2 to 15 % less, the
+      others up to 4 % more.
   """
 
   least_gain: float
@@ -194,8 +202,10 @@ class Xla:
   launch: float
   per_k: float
   flops: float
+  words: float
   short_launch: float
   one_step_launch: float
+  short_per_k: float
   short_rate: float
   epilogue_launch: float
   epilogue_rate: float
@@ -206,6 +216,7 @@ class Xla:
   fewest_wide_slabs: float
   most_wide_slabs: float
   wide_work_tiles: float
+  wide_results: float
 
 
 @dataclasses.dataclass(frozen=True)
