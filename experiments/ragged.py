@@ -4,7 +4,7 @@
   python -m experiments.ragged --suite=mixtral
   python -m experiments.ragged --suite=deepseek,qwen --passes=forward
   python -m experiments.ragged --suite=all          every suite, some minutes
-  python -m experiments.ragged --suite=sizes,odd    beside all: rows a group
+  python -m experiments.ragged --suite=sizes,odd,experts   beside all of them
   python -m experiments.ragged --update_readme      README from measured rows
 
 A case is one pass (forward; dx and dw, the derivatives for rows and weights;
