@@ -35,9 +35,9 @@ from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 
 # Elements along a dimension that one copy by TMA takes at most. A block copies
-# as many columns of a cut block of rows and no more: of a matrix that is one
-# copy wide Mosaic GPU drops the column index, and a second copy, of columns
-# past the end, would land in column 0 (H100; see `layout.result_padding`).
+# as many columns of a cut block of rows and no more: whole rows of a matrix
+# Mosaic GPU stores as one run of bytes, so that a second copy, of columns past
+# the end, would be stored to the rows below.
 _COPY = 256
 # Threads of a block: groups that it looks at side by side; and of how many it
 # holds the offsets at a time.
