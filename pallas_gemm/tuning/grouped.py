@@ -11,6 +11,7 @@ ones of that size, whose time `model` predicts:
 
 from collections.abc import Iterator
 import dataclasses
+import functools
 
 from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90 import legal
@@ -75,7 +76,9 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
 
   def seconds(rows: int) -> float:
     batch = Plan(_as_batch(problem, rows), config, gpu)
-    batch.b_by_threads = plan.b_by_threads  # of groups alone
+    # Of groups alone, where B is all their weights.
+    batch.b_by_threads = plan.b_by_threads
+    batch.b_last_apart = plan.b_last_apart
     return model.predict(batch, known)
 
   return sum(share * seconds(rows) for rows, share in _sizes(problem, config))
@@ -111,6 +114,8 @@ def _sizes(problem: Problem, config: Config) -> Iterator[tuple[int, float]]:
     yield (fewer + 1) * height, row_tiles - fewer
 
 
+# Dozens of configs ask for a few.
+@functools.lru_cache(maxsize=256)
 def _as_batch(problem: Problem, rows: int) -> Problem:
   """A batch of dense products, of that many rows each."""
   return dataclasses.replace(

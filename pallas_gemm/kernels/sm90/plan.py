@@ -236,9 +236,8 @@ class Plan(Tiling):
 
   @functools.cached_property
   def operand_paddings(self) -> tuple[Shape, Shape]:
-    """The same once TMA can address them."""
-    columns = self.operand_columns
-    a, b = layout.operand_paddings(self.problem, self.config, columns)
+    """The same as they are handed to the kernel, most of them to TMA."""
+    a, b = self._whole_paddings
     return a, self.operand_shapes[1] if self.b_last_apart else b
 
   @functools.cached_property

@@ -117,11 +117,16 @@ class Tiling:
   @functools.cached_property
   def _b_would_be_padded(self) -> bool:
     """Whether weights of groups, of some slabs, would be padded for TMA."""
-    p, columns = self.problem, self.operand_columns
+    p = self.problem
     if p.along != "m" or p.k <= self.config.block_k:
       return False
-    _, shape = layout.operand_shapes(p)
-    return shape != layout.operand_paddings(p, self.config, columns)[1]
+    return layout.operand_shapes(p)[1] != self._whole_paddings[1]
+
+  @functools.cached_property
+  def _whole_paddings(self) -> tuple[layout.Shape, layout.Shape]:
+    """Rows and columns of A and B once TMA can address all of them."""
+    columns = self.operand_columns
+    return layout.operand_paddings(self.problem, self.config, columns)
 
   @functools.cached_property
   def _b_is_addressable(self) -> bool:
