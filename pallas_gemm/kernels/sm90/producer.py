@@ -47,7 +47,10 @@ def produce(block: Block) -> None:
   if block.shared.zeros is not None:
     producer.store_zeros()
   slot = _for_each_work_tile(block, load)
-  on_one_warp(lambda: producer.drain(slot))
+  if plan.b_by_threads:  # all of whom have waited so far
+    producer.drain(slot)
+  else:
+    on_one_warp(lambda: producer.drain(slot))
 
 
 def _for_each_work_tile(block: Block, load):
