@@ -587,6 +587,23 @@ def _is_tiled(smem) -> bool:
   return len(shape) == 4 and shape[2] == 8
 
 
+def _reinterpreted(ref, shape: Sequence[int], strides: Sequence[int]):
+  """The same memory under another shape."""
+  kind = ir.MemRefType(ref.type)
+  _, offset = kind.get_strides_and_offset()
+  layout = ir.StridedLayoutAttr.get(offset, strides)
+  return memref.reinterpret_cast(
+    ir.MemRefType.get(shape, kind.element_type, layout, kind.memory_space),
+    ref,
+    [],
+    [],
+    [],
+    static_offsets=[offset],
+    static_sizes=shape,
+    static_strides=strides,
+  )
+
+
 @dataclasses.dataclass(frozen=True)
 class _BlocksOfRows(_launch_context.MemRefTransform):
   """A matrix as [blocks of 8 rows, atoms of columns, rows, columns].
@@ -602,22 +619,9 @@ class _BlocksOfRows(_launch_context.MemRefTransform):
   width: int
 
   def apply(self, ref):
-    kind = ir.MemRefType(ref.type)
-    _, columns = kind.shape
-    shape = self.transform_gmem_shape(kind.shape)
+    _, columns = shape = ir.MemRefType(ref.type).shape
     strides = [8 * columns, self.width, columns, 1]
-    offset = kind.get_strides_and_offset()[1]
-    layout = ir.StridedLayoutAttr.get(offset, strides)
-    return memref.reinterpret_cast(
-      ir.MemRefType.get(shape, kind.element_type, layout, kind.memory_space),
-      ref,
-      [],
-      [],
-      [],
-      static_offsets=[offset],
-      static_sizes=shape,
-      static_strides=strides,
-    )
+    return _reinterpreted(ref, self.transform_gmem_shape(shape), strides)
 
   def transform_gmem_shape(self, shape):
     rows, columns = shape
@@ -652,20 +656,9 @@ class _Atoms(_launch_context.MemRefTransform):
 
   def apply(self, ref):
     kind = ir.MemRefType(ref.type)
+    given, _ = kind.get_strides_and_offset()
     shape = self.transform_gmem_shape(kind.shape)
-    given, offset = kind.get_strides_and_offset()
-    strides = self.transform_strides(given)
-    layout = ir.StridedLayoutAttr.get(offset, strides)
-    return memref.reinterpret_cast(
-      ir.MemRefType.get(shape, kind.element_type, layout, kind.memory_space),
-      ref,
-      [],
-      [],
-      [],
-      static_offsets=[offset],
-      static_sizes=shape,
-      static_strides=strides,
-    )
+    return _reinterpreted(ref, shape, self.transform_strides(given))
 
   def transform_gmem_shape(self, shape):
     *lead, rows, columns = shape
