@@ -540,7 +540,8 @@ def _patch_async_copy() -> None:
     transforms = gmem_transform
     if not isinstance(transforms, tuple):
       transforms = (transforms,)
-    wanted = _is_ragged(gmem, transforms) or (
+    is_ragged = _is_ragged(gmem, transforms)
+    wanted = is_ragged or (
       len(transforms) == 1 and _kernel_name(self) in _anywhere
     )
     if wanted and _is_one_atom_wide(smem):
@@ -548,7 +549,7 @@ def _patch_async_copy() -> None:
     elif into_smem and _kernel_name(self) in _in_blocks and _is_tiled(smem):
       *_, width = ir.MemRefType(smem.type).shape
       transforms = (_BlocksOfRows(width),)
-    elif wanted and _kernel_name(self) in _of_ragged and _is_tiled(smem):
+    elif into_smem and is_ragged and _kernel_name(self) in _of_ragged:
       transforms = (_Atoms(transforms[0].tiling),)
     src_ref, dst_ref = (gmem, smem) if into_smem else (smem, gmem)
     return original(

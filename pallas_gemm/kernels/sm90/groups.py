@@ -22,7 +22,8 @@ on. Of the last slab TMA fetches blocks of 8 rows; those beyond the group's end
 from beyond the matrix, which gives zeros. The one block that the end cuts is
 first copied by that kernel, filled up with zeros. So rows of other groups never
 meet, a NaN stays in its group, and no step is masked. Results of groups without
-rows are zeros, which a warp of its own stores beside the products.
+rows are zeros, which a warp of its own stores beside the products, or sums of a
+slab of zeros (`Plan.stores_zeros`).
 
 Sources: MegaBlocks and CUTLASS (grouped GEMM with a schedule on the device).
 """

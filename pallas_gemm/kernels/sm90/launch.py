@@ -40,8 +40,8 @@ ladder take that apart step by step; what is here beyond them:
   fixed order (and applies the epilogue to): same bits every time, no atomics.
 
 Operands that TMA can't address are copied by XLA into padded ones, each on its
-own (`layout`); the result is sliced. Tiles may hang over every edge: TMA fills
-with zeros and drops stores.
+own (`layout`), but for weights of groups (`weights`); the result is sliced.
+Tiles may hang over every edge: TMA fills with zeros and drops stores.
 
 Sources: Osama et al., "Stream-K" (2023; whole tiles first, then those of
 the last wave in parts of K); CUTLASS (warp-specialised persistent kernels,
