@@ -31,7 +31,7 @@ from jax.interpreters import partial_eval as pe
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, memref
+from jaxlib.mlir.dialects import arith, llvm, memref
 
 CUDA_PLATFORMS = ("gpu", "cuda")
 # What a lowered program calls by custom_partitioning.
@@ -481,6 +481,8 @@ _anywhere: set[str] = set()
 _in_blocks: set[str] = set()
 # Those whose wider copies are of matrices that are no whole number of atoms.
 _of_ragged: set[str] = set()
+# Those whose results leave the L2 first; see `evict_results_first`.
+_evicted_first: set[str] = set()
 
 
 def allow_ragged_copies(
@@ -514,6 +516,16 @@ def allow_ragged_copies(
     _in_blocks.add(in_blocks)
   if of_ragged is not None:
     _of_ragged.add(of_ragged)
+  _patch_async_copy()
+
+
+def evict_results_first(name: str) -> None:
+  """Lets the L2 drop what a kernel stores by TMA before anything else.
+
+  Args:
+    name: of the kernel, all of whose stores are meant.
+  """
+  _evicted_first.add(name)
   _patch_async_copy()
 
 
@@ -552,15 +564,40 @@ def _patch_async_copy() -> None:
     elif into_smem and is_ragged and _kernel_name(self) in _of_ragged:
       transforms = (_Atoms(transforms[0].tiling),)
     src_ref, dst_ref = (gmem, smem) if into_smem else (smem, gmem)
-    return original(
+    original(
       self,
       src_ref=src_ref,
       dst_ref=dst_ref,
       gmem_transform=transforms,
       **kwargs,
     )
+    if not into_smem and _kernel_name(self) in _evicted_first:
+      _evict_stores_first(ir.InsertionPoint.current.block)
 
   context.async_copy = async_copy
+
+
+def _evict_stores_first(block) -> None:
+  """Gives the TMA stores of a block of operations a policy for the L2.
+
+  Mosaic GPU's have none, and MLIR's lowers none of a store with a predicate.
+  """
+  name = "nvvm.cp.async.bulk.tensor.global.shared.cta"
+  for store in [op for op in block.operations if op.operation.name == name]:
+    matrix, source, *indices, predicate = store.operands
+    places = ", ".join(f"${3 + i}" for i in range(len(indices)))
+    with ir.InsertionPoint(store):
+      llvm.inline_asm(
+        ir.Type.parse("!llvm.void"),
+        [predicate, source, matrix, *indices],
+        "{ .reg .b64 policy;"
+        " createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"
+        f" @$0 cp.async.bulk.tensor.{len(indices)}d.global.shared::cta.tile"
+        f".bulk_group.L2::cache_hint [$2, {{{places}}}], [$1], policy; }}",
+        "b,r,l" + ",r" * len(indices),
+        has_side_effects=True,
+      )
+    store.operation.erase()
 
 
 def _kernel_name(context) -> str:

@@ -47,6 +47,14 @@ EXAMPLES = {
     {"2D", "5D"},
   ),
   "slabs": (SLABS, LARGE, None, 256, {"4D"}),
+  "short_slabs": (
+    SLABS | {"k": 64},
+    {"split": "n", "block_m": 64, "epilogue_n": 128, "epilogue_buffers": 1},
+    None,
+    128,
+    {"2D", "4D"},
+  ),
+  "few_results": (SLABS | {"m": 512, "n": 512}, LARGE, None, 256, {"4D"}),
   # Weights that are no whole number of atoms.
   "columns_8": (ROWS | {"n": 1400}, LARGE, None, 256, {"2D", "5D"}),
   "columns_4": (ROWS | {"n": 4100}, LARGE, None, 256, {"2D", "5D"}),
@@ -111,3 +119,20 @@ def test_what_threads_load(name, loads):
   sass = _compile(name).sass
   assert set(re.findall(r"LD\.E\.(\w+)", sass)) == loads
   assert ("CCTL.E.PF2" in sass) == bool(loads)  # asked of the L2
+
+
+@pytest.mark.parametrize(
+  ("name", "evicted", "prefetched"),
+  [
+    ("short_slabs", True, True),
+    ("slabs", True, False),
+    ("few_results", False, False),
+    ("rows", False, False),
+  ],
+)
+def test_results_that_leave_the_l2_first(name, evicted, prefetched):
+  """Those of groups along K that are more than it holds."""
+  sass = _compile(name).only("sm90_ragged").sass
+  stores = re.findall(r"UTMASTG[^;]*", sass)
+  assert {"desc" in store for store in stores} == {evicted}
+  assert ("CCTL.E.PF2" in sass) == prefetched

@@ -22,6 +22,9 @@ from tests.support import oldest, problems, ragged_kernels
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)
 TWO = Config(block_m=128, block_n=64, stages=2)
 COLUMNS = Config(block_m=64, block_n=128, stages=3, split="n")
+PAIRS = Config(
+  block_m=64, stages=2, split="n", epilogue_n=128, epilogue_buffers=1
+)
 WIDER = Config(block_m=64, block_n=128, stages=2, consumers=1)
 BY_TWO = Config(block_m=128, block_n=128, stages=3, epilogue_buffers=1)
 THREE = Config(block_m=192, block_n=64, stages=2, consumers=3)
@@ -138,6 +141,7 @@ CASES = (
   case("slabs_of_70_rows", "k", (64, 64, 80), (1, 71, 80), SMALL, **FP16),
   case("slabs_from_5", "k", (130, 66, 203), (5, 14, 14, 90, 190, 203), TWO),
   case("no_slabs", "k", (64, 64, 5), (2, 2, 2), SMALL),
+  case("slabs_wide", "k", (136, 320, 90), (0, 3, 3, 80, 90), PAIRS),
   # One group that has much more than its share: blocks go both ways.
   case(
     "slabs_uneven", "k", (64, 64, 70), (0, 1, 2, 3, 3, 64, 65, 70, 70), SMALL

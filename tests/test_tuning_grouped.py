@@ -53,6 +53,16 @@ def test_the_choice_is_legal(name):
   assert config == grouped.choose(problem)
 
 
+@pytest.mark.parametrize(
+  ("m", "n", "width"), [(4096, 2048, 128), (4100, 2048, 64), (4096, 2056, 64)]
+)
+def test_short_groups_store_two_atoms_at_a_time(m, n, width):
+  short = SLABS.changed(m=m, n=n, k=1024, groups=32)
+  found = [x for x in grouped.candidates(short) if x.split == "n"]
+  found = [x for x in found if (x.block_m, x.block_n) == (64, 256)]
+  assert {x.epilogue_n for x in found} == {width}
+
+
 def test_few_rows_get_low_tiles_and_many_get_high_ones():
   assert grouped.choose(PROBLEMS["decode"]).block_m == 64
   assert grouped.choose(ROWS).block_m >= 128

@@ -266,6 +266,8 @@ def _launch(
     in_blocks=name if plan.problem.along == "k" else None,
     of_ragged=name if plan.b_last_apart else None,
   )
+  if plan.evicts_results:
+    compat.evict_results_first(name)
   bias_dtype = None if operands.bias is None else operands.bias.dtype
   (results,) = compat.kernel(
     functools.partial(_body, plan=plan, epilogue=epilogue),
@@ -305,7 +307,7 @@ def _body(operands: Operands, results: Results, *, plan, epilogue, **shared):
 def _kernel_name(plan: Plan) -> str:
   p = plan.problem
   if p.groups:
-    return f"sm90_ragged_{p.along}"
+    return f"sm90_ragged_{p.along}" + ("_evict" if plan.evicts_results else "")
   name = "sm90_gated" if p.epilogue.gated else "sm90_dense"
   return name + ("_overlap" if plan.subtiles_overlap else "")
 

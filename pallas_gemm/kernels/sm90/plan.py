@@ -278,6 +278,32 @@ class Plan(Tiling):
     return [layout.result_padding(shape, width, block, dtype)] * self.outputs
 
   @functools.cached_property
+  def evicts_results(self) -> bool:
+    """Whether the L2 is told to drop results before operands.
+
+    The results of groups along K are most of what a kernel moves. Where they
+    are more than the L2 holds, nobody finds them there.
+    """
+    p = self.problem
+    if p.along != "k":
+      return False
+    size = layout.bytes_of(p.groups.count * p.m * p.n, p.out_dtype)
+    return size > self.gpu.l2_bytes
+
+  @functools.cached_property
+  def prefetches_operands(self) -> bool:
+    """Whether the L2 is asked for all operands before anything is written.
+
+    A few reads among many writes hold memory up. Operands of a quarter of the
+    L2 stay there, since results leave first.
+    """
+    if not self.evicts_results:
+      return False
+    shapes = zip(self.operand_paddings, (self.problem.a, self.problem.b))
+    sizes = [layout.bytes_of(math.prod(x), y.dtype) for x, y in shapes]
+    return 4 * sum(sizes) <= self.gpu.l2_bytes
+
+  @functools.cached_property
   def copied_bytes(self) -> tuple[list[int], list[int]]:
     """Bytes read and written by each copy into, and out of, a padded matrix."""
     p, copied = self.problem, layout.copied_bytes

@@ -11,10 +11,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from pallas_gemm import compat
 from pallas_gemm.kernels.sm90 import groups
 from pallas_gemm.kernels.sm90.block import Block, on_one_warp, window
 from pallas_gemm.kernels.sm90.layout import (
   ATOM_ROWS,
+  cdiv,
   last_slab_copies,
   round_up,
 )
@@ -44,6 +46,8 @@ def produce(block: Block) -> None:
     following = slot + plan.pingpong * work_tile.steps
     return lax.rem(following, plan.config.stages)
 
+  if plan.prefetches_operands:
+    producer.prefetch_operands()
   if block.shared.zeros is not None:
     producer.store_zeros()
   slot = _for_each_work_tile(block, load)
@@ -240,6 +244,14 @@ class Producer:
     beyond = operands.cut[0].shape[0]
     row = jnp.where(has_cut, work_tile.out * ATOM_ROWS, beyond)
     load(operands.cut, row, first, ATOM_ROWS)
+
+  def prefetch_operands(self) -> None:
+    """Asks the L2 for this block's share of the rows of A and B."""
+    block, operands = self.block, self.block.operands
+    for ref in (operands.a, *operands.b):
+      rows = cdiv(ref.shape[0], block.plan.clusters)
+      first = jnp.minimum(block.cluster * rows, ref.shape[0] - rows)
+      compat.prefetch(ref.at[pl.ds(first, rows)])
 
   def drain(self, slot) -> None:
     """Leaves no release unseen."""
