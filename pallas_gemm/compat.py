@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 from typing import Any, NamedTuple
 
@@ -37,6 +38,8 @@ CUDA_PLATFORMS = ("gpu", "cuda")
 # What a lowered program calls by custom_partitioning.
 PARTITIONED_BY_XLA = "CustomSPMDPartitioning"
 
+# Bytes of a row of a swizzle atom.
+_ATOM = 128
 # Bytes that the L2 holds under one address.
 _LINE = 128
 
@@ -257,6 +260,159 @@ def prefetch(window: Any) -> None:
       )
 
   _(window)
+
+
+def store_rows(staged: Any, window: Any, row: jax.Array, count: Any) -> None:
+  """Stores 8 rows of shared memory to a matrix whose rows start anywhere.
+
+  As wide as the rows are aligned, 8 or 4 bytes. Where rows of 16-bit elements
+  start at odd ones, words are put together of two words, and a first or last
+  element is stored by itself. To be called by a whole warpgroup.
+
+  Args:
+    staged: [rows, 128] of shared memory, swizzled, with atoms of 128 bytes.
+    window: [8, columns <= 128] of global memory, from a multiple of 128
+      columns on.
+    row: the first row, a multiple of 8.
+    count: only rows before that one are stored.
+  """
+  rows, columns = window.shape
+  if not targets_gpu():
+    for i in range(rows):
+
+      @pl.when(row + i < count)
+      def _(i=i):
+        window[i] = staged[row + i, pl.ds(0, columns)]
+
+    return
+  size = jnp.dtype(window.dtype).itemsize
+  swizzled = plgpu.RefType(
+    (
+      plgpu.TilingTransform((rows, _ATOM // size)),
+      plgpu.SwizzleTransform(_ATOM),
+    )
+  )
+  scalar = plgpu.Layout.WG_SPLAT
+
+  @plgpu.inline_mgpu(arg_types=(swizzled, plgpu.RefType(), scalar, scalar))
+  def _(_, staged, window, row, count):
+    i32, i64 = (ir.IntegerType.get_signless(bits) for bits in (32, 64))
+    row, count = (x.registers.item() for x in (row, count))
+    strides, _ = ir.MemRefType(window.type).get_strides_and_offset()
+    pitch = strides[0] * size
+    straddles = pitch % 4 != 0
+    width = 4 if straddles else math.gcd(pitch, 8)
+    threads = 128 * size // width  # of a row
+    thread = arith.remui(_mgpu_utils.thread_idx(), _mgpu_utils.c(128, i32))
+    nth = arith.remui(thread, _mgpu_utils.c(threads, i32))
+    first = arith.divui(thread, _mgpu_utils.c(threads, i32))
+    source = llvm.ptrtoint(i32, _mgpu_utils.memref_ptr(staged))
+    source = _multiply_add(row, 128 * size, source)
+    target = llvm.ptrtoint(i64, _mgpu_utils.memref_ptr(window))
+    begin = _multiply_add(nth, width, _mgpu_utils.c(0, i32))
+    for above in range(0, rows, 128 // threads):
+      below = arith.addi(first, _mgpu_utils.c(above, i32))
+      llvm.inline_asm(
+        ir.Type.parse("!llvm.void"),
+        [
+          _multiply_add(arith.extui(i64, below), pitch, target),
+          arith.addi(source, _swizzled_offset(below, begin)),
+          arith.addi(
+            source,
+            _swizzled_offset(
+              below, arith.addi(begin, _mgpu_utils.c(width, i32))
+            ),
+          ),
+          nth,
+          arith.addi(row, below),
+          count,
+        ],
+        _store_row(columns * size, width, straddles),
+        "l,r,r,r,r,r",
+        has_side_effects=True,
+      )
+
+  _(staged, window, row, jnp.int32(count))
+
+
+def _multiply_add(x, factor: int, y):
+  return arith.addi(arith.muli(x, _mgpu_utils.c(factor, x.type)), y)
+
+
+def _swizzled_offset(row, column):
+  """Bytes from the start of 8 rows to a column, in bytes, of one of them.
+
+  The rows lie in atoms of 128 bytes of each, and in the atom vectors of 16
+  bytes are permuted by the row.
+  """
+  i32 = ir.IntegerType.get_signless(32)
+  atom = arith.divui(column, _mgpu_utils.c(_ATOM, i32))
+  inside = arith.remui(column, _mgpu_utils.c(_ATOM, i32))
+  inside = arith.xori(inside, arith.muli(row, _mgpu_utils.c(16, i32)))
+  return _multiply_add(atom, 8 * _ATOM, _multiply_add(row, _ATOM, inside))
+
+
+def _store_row(size: int, width: int, straddles: bool) -> str:
+  """PTX of a thread of `store_rows`.
+
+  Operands: $0 where the row starts in global memory; $1, $2 the thread's piece
+  of it, and the next one, in shared memory; $3 the number of the thread in the
+  row; $4 that of the row, $5 how many there are.
+
+  Args:
+    size: of a row, in bytes.
+    width: bytes of a store.
+    straddles: whether each other row starts in the middle of a word.
+  """
+  if straddles:
+    return _store_straddling_row(size // 2)
+  kind, word = ("v2.b32", "{lo, hi}") if width == 8 else ("b32", "lo")
+  return f"""{{
+    .reg .pred here; .reg .b32 lo, hi; .reg .b64 to;
+    setp.lt.s32 here, $4, $5;
+    setp.lt.and.u32 here, $3, {size // width}, here;
+    mad.wide.u32 to, $3, {width}, $0;
+    @here ld.shared.{kind} {word}, [$1];
+    @here st.global.{kind} [to], {word};
+  }}"""
+
+
+def _store_straddling_row(elements: int) -> str:
+  """The same of elements of 16 bits, of rows that start at any.
+
+  A row that starts in the middle of a word begins with an element, then come
+  words of the elements 1 and 2, 3 and 4 and so on. What is left is an element.
+  """
+  left = "odd" if elements % 2 == 0 else "even"
+  return f"""{{
+    .reg .pred odd, even, here, whole, first, last, next;
+    .reg .b32 lo, hi, word, past, count; .reg .b64 to, by; .reg .b16 a, b;
+    setp.lt.s32 here, $4, $5;
+    cvt.u32.u64 past, $0;
+    and.b32 past, past, 2;
+    setp.ne.u32 odd, past, 0;
+    setp.eq.u32 even, past, 0;
+    selp.b32 count, {(elements - 1) // 2}, {elements // 2}, odd;
+    mad.wide.u32 to, $3, 4, $0;
+    cvt.u64.u32 by, past;
+    add.s64 to, to, by;
+    setp.eq.and.u32 first, $3, 0, here;
+    and.pred first, first, odd;
+    setp.lt.and.u32 whole, $3, count, here;
+    setp.eq.and.u32 last, $3, count, here;
+    and.pred last, last, {left};
+    setp.lt.and.u32 next, $3, 63, here;
+    mov.b32 hi, 0;
+    @here ld.shared.b32 lo, [$1];
+    @next ld.shared.b32 hi, [$2];
+    mov.b32 {{a, b}}, lo;
+    @first st.global.b16 [$0], a;
+    prmt.b32 word, lo, hi, 0x5432;
+    selp.b32 word, word, lo, odd;
+    mov.b32 {{a, b}}, word;
+    @whole st.global.b32 [to], word;
+    @last st.global.b16 [to], a;
+  }}"""
 
 
 def join_varying(*arrays: jax.Array) -> list[jax.Array]:

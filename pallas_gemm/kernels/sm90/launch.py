@@ -67,7 +67,6 @@ from pallas_gemm.kernels.sm90.consumer import consume
 from pallas_gemm.kernels.sm90.layout import round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.producer import produce
-from pallas_gemm.kernels.sm90.tiling import DIRECT
 from pallas_gemm.problem import Problem
 
 # A function of float32, elementwise.
@@ -205,7 +204,7 @@ def grouped(
   epilogue = _epilogue(plan, activation)
   is_approximate = epilogues.is_approximate(activation, p)
   results = _launch(plan, operands, epilogue, is_approximate)
-  return tuple(x[..., : p.m, : p.n] for x in _whole_rows(plan, results.out))
+  return tuple(x[..., : p.m, : p.n] for x in results.out)
 
 
 def _legal_plan(problem: Problem, config: Config) -> Plan:
@@ -330,17 +329,7 @@ def _dense_results(plan: Plan, outs: Sequence[jax.Array]) -> list[jax.Array]:
   """[batch, M, N] each; of parts of K [parts, batch, M, N]."""
   p, (m, n), splits = plan.problem, plan.result_shape, plan.config.split_k
   shape = (splits, p.batch, m, n) if splits > 1 else (p.batch, m, n)
-  return [x[..., :m, :n].reshape(shape) for x in _whole_rows(plan, outs)]
-
-
-def _whole_rows(plan: Plan, outs: Sequence[jax.Array]) -> Sequence[jax.Array]:
-  """The results; stored by rows, the last columns are in an array of theirs."""
-  rest = plan.problem.n % DIRECT
-  if not plan.by_rows or not rest:
-    return outs
-  out, last = outs
-  at = (*(0,) * (out.ndim - 1), plan.problem.n - rest)
-  return [lax.dynamic_update_slice(out, last[..., :rest], at)]
+  return [x[..., :m, :n].reshape(shape) for x in outs]
 
 
 def _with_last_wave(

@@ -22,7 +22,7 @@ from pallas_gemm.kernels.sm90.layout import (
   Shape,
   round_up,
 )
-from pallas_gemm.kernels.sm90.tiling import DIRECT, WGMMA_ROWS, Tiling
+from pallas_gemm.kernels.sm90.tiling import WGMMA_ROWS, Tiling
 from pallas_gemm.problem import Problem
 
 # Barriers and the alignment of what lies in shared memory.
@@ -171,9 +171,7 @@ class Plan(Tiling):
       _swizzled(
         "b_rings", (cfg.stages, *b_tile), p.b.dtype, columns, self.products
       ),
-      Buffer("staging", staged, dtype, count=self.outputs)
-      if self.by_rows
-      else _swizzled("staging", staged, dtype, width, self.outputs),
+      _swizzled("staging", staged, dtype, width, self.outputs),
       Barrier("full", 1 + self.products, cfg.stages),
     ]
     if self.refills:
@@ -270,8 +268,7 @@ class Plan(Tiling):
     """Rows and columns of the matrices that the kernel writes."""
     p = self.problem
     if self.by_rows:
-      last = [(p.m, DIRECT)] if p.n % DIRECT else []
-      return [(p.m, p.n), *last]
+      return [(p.m, p.n)]
     _, width = self.subtile_shape
     _, block = self._stored(self.config.block_m, self.config.block_n)
     shape, dtype = self.result_shape, self.stored_dtype

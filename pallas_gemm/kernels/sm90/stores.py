@@ -35,11 +35,10 @@ import jax.numpy as jnp
 from pallas_gemm import compat
 from pallas_gemm.kernels.sm90.block import Block, window
 from pallas_gemm.kernels.sm90.epilogue import Epilogue
+from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, cdiv
 from pallas_gemm.kernels.sm90.schedule import Place, WorkTile, no_place
 from pallas_gemm.kernels.sm90.tiling import DIRECT, WGMMA_ROWS
 
-# Rows that are stored at a time where TMA can't.
-_ROWS_AT_ONCE = 8
 # Rows that TMA stores at a time where a group ends inside a tile.
 _POWERS = (64, 32, 16, 8, 4, 2, 1)
 
@@ -299,17 +298,22 @@ class Stores:
   def _store_by_rows(
     self, work_tile: WorkTile, result: jax.Array, subtile: int
   ) -> None:
-    """Stores a subtile row by row, a column a thread."""
+    """Stores a subtile row by row."""
     block, plan, p = self.block, self.block.plan, self.block.plan.problem
     staged = block.shared.staging[0].at[block.warpgroup, 0]
     plgpu.commit_smem()  # every thread has read the subtile before
     if p.along == "m":
-      pl.when(work_tile.is_group)(lambda: _store_to(staged, result))
-      zeros = jnp.zeros(result.shape, staged.dtype)
-      zeros = plgpu.layout_cast(zeros, plgpu.Layout.WGMMA)
-      pl.when(~work_tile.is_group)(lambda: _store_to(staged, zeros))
+
+      @pl.when(work_tile.is_group)
+      def _():
+        staged[...] = result.astype(staged.dtype)
+
+      @pl.when(~work_tile.is_group)
+      def _():
+        zeros = jnp.zeros(result.shape, staged.dtype)
+        staged[...] = plgpu.layout_cast(zeros, plgpu.Layout.WGMMA)
     else:
-      _store_to(staged, result)
+      staged[...] = result.astype(staged.dtype)
     plgpu.commit_smem()  # every thread has written this one
     share = block.share_corner(work_tile)
     first, column = (x + y for x, y in zip(share, plan.subtiles[subtile]))
@@ -317,30 +321,21 @@ class Stores:
     if p.along == "m":
       rows = self._rows_of(work_tile)[0] - plan.subtiles[subtile][0]
     rows = jnp.clip(rows, 0, WGMMA_ROWS)
+    (out_ref,) = block.results.out
     whole = p.n - p.n % DIRECT
 
-    def store_to(out_ref, column):
-      def store_row(row, _):
-        target = (first + row, pl.ds(column, DIRECT))
-        window(out_ref, work_tile.out, target)[...] = staged[row]
-
+    def store(columns):
       def store_rows(i, _):
-        for row in range(_ROWS_AT_ONCE):
-          store_row(i * _ROWS_AT_ONCE + row, None)
+        row = i * ATOM_ROWS
+        to = pl.ds(first + row, ATOM_ROWS), pl.ds(column, columns)
+        to = window(out_ref, work_tile.out, to)
+        compat.store_rows(staged, to, row, rows)
 
-      chunks = lax.div(rows, jnp.int32(_ROWS_AT_ONCE))
-      lax.fori_loop(0, chunks, store_rows, None)
-      lax.fori_loop(chunks * _ROWS_AT_ONCE, rows, store_row, None)
+      lax.fori_loop(0, cdiv(rows, ATOM_ROWS), store_rows, None)
 
-    @pl.when(column < whole)
-    def _():
-      store_to(block.results.out[0], column)
-
+    pl.when(column < whole)(lambda: store(DIRECT))
     if whole < p.n:
-
-      @pl.when(column == whole)
-      def _():
-        store_to(block.results.out[1], 0)
+      pl.when(column == whole)(lambda: store(p.n - whole))
 
 
 def _store_to(staged, result: jax.Array) -> None:
