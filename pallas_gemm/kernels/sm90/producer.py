@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat
+from pallas_gemm import ptx
 from pallas_gemm.kernels.sm90 import groups
 from pallas_gemm.kernels.sm90.block import Block, on_one_warp, window
 from pallas_gemm.kernels.sm90.layout import (
@@ -131,21 +131,35 @@ class Producer:
     """The same where the threads of the warpgroup load B; the next slot."""
     block, threads = self.block, ThreadLoads(self.block, work_tile)
     a, _ = self._operands(work_tile)
-    count = work_tile.steps - 1
+    count, ahead = work_tile.steps - 1, threads.ahead
 
     def start_of(step):
       return work_tile.start + step * block.plan.config.block_k
 
-    def load(step, state):
-      slot, ahead = state
+    def load(step, slot):
       plgpu.barrier_wait(block.shared.empty.at[slot])
       on_one_warp(lambda: self._load(a, start_of(step), slot))
-      return block.next_slot(slot), threads.store(step, slot, ahead)
+      threads.load(step, slot)
+      return block.next_slot(slot)
 
-    slot, _ = lax.fori_loop(0, count, load, (slot, threads.first()))
+    def load_and_announce(step, slots):
+      slot, late = load(step, slots[0]), slots[1]
+      threads.announce(step - ahead, late, ahead)
+      return slot, block.next_slot(late)
+
+    # Two loops: of one with a condition the compiler peels the first rounds off
+    # and keeps their addresses, which spills.
+    begun, late = jnp.minimum(count, ahead), slot
+    slot = lax.fori_loop(0, begun, load, slot)
+    slot, late = lax.fori_loop(begun, count, load_and_announce, (slot, late))
     plgpu.barrier_wait(block.shared.empty.at[slot])
     last = functools.partial(self._load_copied_slab, work_tile)
     on_one_warp(lambda: last(start_of(count), slot))
+    for left in reversed(range(ahead)):
+      step = count - 1 - left
+      announce = functools.partial(threads.announce, step, late, left)
+      pl.when(step >= 0)(announce)
+      late = lax.select(step >= 0, block.next_slot(late), late)
     return block.next_slot(slot)
 
   def _load_slab(self, work_tile, start, slot) -> None:
@@ -251,7 +265,7 @@ class Producer:
     for ref in (operands.a, *operands.b):
       rows = cdiv(ref.shape[0], block.plan.clusters)
       first = jnp.minimum(block.cluster * rows, ref.shape[0] - rows)
-      compat.prefetch(ref.at[pl.ds(first, rows)])
+      ptx.prefetch(ref.at[pl.ds(first, rows)])
 
   def drain(self, slot) -> None:
     """Leaves no release unseen."""

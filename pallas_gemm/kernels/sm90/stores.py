@@ -32,7 +32,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat
+from pallas_gemm import compat, ptx
 from pallas_gemm.kernels.sm90.block import Block, window
 from pallas_gemm.kernels.sm90.epilogue import Epilogue
 from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, cdiv
@@ -329,7 +329,7 @@ class Stores:
         row = i * ATOM_ROWS
         to = pl.ds(first + row, ATOM_ROWS), pl.ds(column, columns)
         to = window(out_ref, work_tile.out, to)
-        compat.store_rows(staged, to, row, rows)
+        ptx.store_rows(staged, to, row, rows)
 
       lax.fori_loop(0, cdiv(rows, ATOM_ROWS), store_rows, None)
 

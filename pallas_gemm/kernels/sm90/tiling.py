@@ -18,13 +18,13 @@ from pallas_gemm.problem import Problem
 
 # wgmma: 64 rows by at most 256 columns, a multiple of 8, and 32 bytes of K.
 WGMMA_ROWS, WGMMA_COLUMNS, WGMMA_K_BYTES = 64, 256, 32
-THREADS = 128
+THREADS, WORD_BYTES = 128, 4
 # Registers of a thread of the producer and of one, two or three consumers:
 # 128 * (24 + 2 * 240) = 64512 and 128 * (32 + 3 * 160) = 65536 of the 65536
 # that an SM has.
 REGISTERS = {1: (24, 240), 2: (24, 240), 3: (32, 160)}
-# The same where the producer's threads load B: 128 * (104 + 2 * 200) = 64512.
-_REGISTERS_TO_LOAD = {1: (168, 240), 2: (104, 200), 3: (104, 136)}
+# The same where the producer's threads load B: 128 * (56 + 2 * 224) = 64512.
+_REGISTERS_TO_LOAD = {1: (80, 240), 2: (56, 224), 3: (56, 152)}
 # Of these, a consumer's that hold neither accumulators nor results.
 _OTHER_REGISTERS = 40
 # Columns that a warpgroup stores at a time where TMA can't: one a thread.
@@ -106,6 +106,13 @@ class Tiling:
     # into the next row.
     is_inside = p.n % cfg.block_n == 0 if p.b.k_last else p.n >= cfg.block_n
     return is_inside and self.pingpong == 1 and cfg.cluster_n == 1
+
+  @functools.cached_property
+  def b_straddles(self) -> bool:
+    """Whether threads load B, and some rows start in the middle of a word."""
+    _, (_, columns) = layout.operand_shapes(self.problem)
+    row = layout.bytes_of(columns, self.problem.b.dtype)
+    return self.b_by_threads and row % WORD_BYTES > 0
 
   @functools.cached_property
   def b_last_apart(self) -> bool:
