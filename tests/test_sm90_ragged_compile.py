@@ -105,20 +105,21 @@ def test_instructions(name):
 
 
 @pytest.mark.parametrize(
-  ("name", "loads"),
+  ("name", "copies", "straddles"),
   [
-    ("rows", set()),
-    ("columns_8", set()),
-    ("columns_4", {"64"}),
-    ("columns_1", {"U16"}),
-    ("k_1", {"U16"}),
+    ("rows", set(), False),
+    ("columns_8", set(), False),
+    ("columns_4", {"E.64"}, False),
+    ("columns_1", {"E"}, True),
+    ("k_1", {"E"}, True),
   ],
 )
-def test_what_threads_load(name, loads):
+def test_what_threads_copy(name, copies, straddles):
   """Only rows that TMA can't address, as wide as they are aligned."""
-  sass = _compile(name).sass
-  assert set(re.findall(r"LD\.E\.(\w+)", sass)) == loads
-  assert ("CCTL.E.PF2" in sass) == bool(loads)  # asked of the L2
+  compiled = _compile(name)
+  assert set(re.findall(r"LDGSTS\.([\w.]+)", compiled.sass)) == copies
+  assert compiled.has(r"SHFL\.DOWN") == straddles
+  assert not compiled.has(r"LDG?\.E\.U16")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,184 @@
+"""A warpgroup that runs the few PTX instructions of `pallas_gemm.ptx`.
+
+What Mosaic GPU would emit is computed at once, for all 128 threads: in place of
+MLIR's values there are arrays of numpy.
+"""
+
+import re
+import types
+
+import numpy as np
+
+from pallas_gemm import compat, ptx
+
+THREADS = 128
+
+
+class Ref:
+  """A window of memory: rows so many bytes apart, from an address on."""
+
+  def __init__(self, address, shape=None, pitch=0, dtype=np.uint16):
+    self.address, self.pitch, self.type = address, pitch, self
+    self.shape, self.dtype = shape, np.dtype(dtype)
+
+
+class Machine:
+  """Global and shared memory, and the threads."""
+
+  def __init__(self, monkeypatch, global_bytes, shared_bytes):
+    self.globals = np.zeros(global_bytes, np.uint8)
+    self.shared = np.zeros(shared_bytes, np.uint8)
+    self.written = np.zeros(global_bytes, int)
+    integers = types.SimpleNamespace(get_signless=lambda _: None)
+    fake = {
+      "arith": _Arithmetic,
+      "ir": types.SimpleNamespace(
+        MemRefType=lambda ref: ref, IntegerType=integers
+      ),
+      "_pitch": lambda ref: ref.pitch,
+      "_address": lambda ref: np.full(THREADS, ref.address),
+      "_shared_address": lambda ref: np.full(THREADS, ref.address),
+      "_thread": lambda: np.arange(THREADS),
+      "_i32": int,
+      "_i64": int,
+      "_extended": lambda x: x,
+      "_multiply_add": lambda x, factor, y: x * factor + y,
+      "_swizzled_type": lambda ref, atom: None,
+      "_asm": self.run,
+    }
+    for name, value in fake.items():
+      monkeypatch.setattr(ptx, name, value)
+    monkeypatch.setattr(compat, "targets_gpu", lambda: True)
+    monkeypatch.setattr(ptx.plgpu, "inline_mgpu", _inline)
+
+  def run(self, text, constraints, *operands):
+    """Runs a piece of PTX on all threads, one instruction after the other."""
+    del constraints
+    registers = {
+      f"${i}": np.broadcast_to(np.asarray(x), (THREADS,))
+      for i, x in enumerate(operands)
+    }
+    for line in text.strip().strip("{}").split(";"):
+      line = " ".join(line.split())
+      if line and not line.startswith(".reg"):
+        self._instruction(line, registers)
+
+  def _instruction(self, line, registers):
+    active = np.ones(THREADS, bool)
+    if line.startswith("@"):
+      predicate, line = line[1:].split(" ", 1)
+      active = registers[predicate].astype(bool)
+    opcode, _, rest = line.partition(" ")
+    operands = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", rest)
+    kind, *modifiers = opcode.split(".")
+    if kind in ("ld", "st"):
+      return self._move(kind, modifiers, operands, registers, active)
+    if kind == "cp":
+      return self._copy(modifiers, operands, registers, active)
+    if operands and operands[0].startswith("{"):  # mov.b32 {a, b}, word
+      low, high = operands[0].strip("{}").split(", ")
+      word = _value(operands[1], registers)
+      registers[low], registers[high] = word & 0xFFFF, word >> 16
+      return None
+    target, *sources = operands
+    values = [_value(x, registers) for x in sources]
+    result = _RULES[kind](modifiers, *values)
+    old = registers.get(target, np.zeros(THREADS, np.int64))
+    registers[target] = np.where(active, result, old)
+    return None
+
+  def _addresses(self, operand, registers):
+    name, _, offset = operand.strip("[]").partition("+")
+    return registers[name] + int(offset or 0)
+
+  def _move(self, kind, modifiers, operands, registers, active):
+    space, *vector, width = modifiers
+    memory = self.shared if space == "shared" else self.globals
+    count = int(vector[0][1:]) if vector else 1
+    size = int(width[1:]) // 8
+    places = operands if kind == "st" else operands[::-1]
+    addresses = self._addresses(places[0], registers)
+    assert not np.any(addresses[active] % (size * count))
+    for i, name in enumerate(places[1].strip("{}").split(", ")):
+      at = addresses[:, None] + size * i + np.arange(size)
+      if kind == "ld":
+        found = np.zeros(THREADS, np.int64)
+        parts = memory[at[active]].astype(np.int64)
+        found[active] = (parts << (8 * np.arange(size))).sum(1)
+        registers[name] = np.where(active, found, registers.get(name, found))
+        continue
+      parts = registers[name][:, None] >> (8 * np.arange(size)) & 0xFF
+      memory[at[active]] = parts[active]
+      if space == "global":
+        np.add.at(self.written, at[active], 1)
+
+  def _copy(self, modifiers, operands, registers, active):
+    if "ca" not in modifiers:
+      return
+    to, source = (self._addresses(x, registers) for x in operands[:2])
+    size = int(operands[2])
+    assert not np.any((to[active] | source[active]) % size)
+    for i in range(size):
+      self.shared[to[active] + i] = self.globals[source[active] + i]
+
+
+def _inline(arg_types=()):
+  del arg_types
+  return lambda fn: lambda *refs: fn(None, *map(_as_register, refs))
+
+
+def _as_register(x):
+  if isinstance(x, Ref):
+    return x
+  item = types.SimpleNamespace(item=lambda: np.full(THREADS, int(x)))
+  return types.SimpleNamespace(registers=item)
+
+
+def _value(operand, registers):
+  if operand in registers:
+    return registers[operand]
+  return np.full(THREADS, int(operand, 0))
+
+
+def _compare(modifiers, a, b, *both):
+  found = {"lt": a < b, "eq": a == b, "ne": a != b}[modifiers[0]]
+  return found & both[0].astype(bool) if both else found
+
+
+def _down(modifiers, x, by, last, members):
+  del modifiers, last, members
+  lanes = np.arange(THREADS)
+  source = np.where(lanes % 32 + by < 32, lanes + by, lanes)
+  return x[source]
+
+
+_RULES = {
+  "setp": _compare,
+  "and": lambda _, a, b: a & b,
+  "add": lambda _, a, b: a + b,
+  "mad": lambda _, a, b, c: a * b + c,
+  "cvt": lambda _, a: a & 0xFFFFFFFF,
+  "mov": lambda _, a: a,
+  "selp": lambda _, a, b, p: np.where(p.astype(bool), a, b),
+  # Of the bytes of two words those from the third to the sixth: 0x5432.
+  "prmt": lambda _, a, b, order: (a >> 16) | ((b & 0xFFFF) << 16),
+  "shfl": _down,
+}
+
+
+class _Arithmetic:
+  """`arith` of arrays."""
+
+  class CmpIPredicate:
+    ult, eq = np.less, np.equal
+
+  addi = staticmethod(lambda a, b: a + b)
+  muli = staticmethod(lambda a, b: a * b)
+  divui = staticmethod(lambda a, b: a // b)
+  remui = staticmethod(lambda a, b: a % b)
+  xori = staticmethod(lambda a, b: a ^ b)
+  andi = staticmethod(lambda a, b: a & b)
+  shrui = staticmethod(lambda a, b: a >> b)
+  minui = staticmethod(np.minimum)
+  trunci = staticmethod(lambda kind, a: a & 0xFFFFFFFF)
+  cmpi = staticmethod(lambda compare, a, b: compare(a, b))
