@@ -19,7 +19,7 @@ from pallas_gemm import compat
 
 # Bytes that the L2 holds under one address.
 _LINE = 128
-_THREADS, _WARPS, _LANES = 128, 4, 32
+_THREADS = 128
 # Bytes of the vectors that a swizzle permutes, and of a word.
 _VECTOR, _WORD = 16, 4
 # Rows of a swizzle atom, and most bytes of one.
@@ -55,30 +55,23 @@ def prefetch(window: Any) -> None:
   _(window)
 
 
-def copy_async(window: Any, slot: Any, edges: Any, *, swizzle: int) -> None:
+def copy_async(window: Any, slot: Any, *, swizzle: int) -> None:
   """Starts to copy a tile to shared memory, by cp.async.
 
-  That takes 4 or 8 bytes, as rows are aligned, from and to multiples of as
-  many. Where rows of 16-bit elements start at odd ones, what is copied starts
-  an element earlier, which `straighten` mends. What follows the end of a row in
-  memory must be part of the matrix, a word of it.
+  As wide as rows are aligned, 8 or 4 bytes; no row starts inside a word.
 
   Args:
-    window: [rows, columns] of global memory; an even number of rows.
+    window: [rows, columns] of global memory.
     slot: [rows, columns] of shared memory, swizzled.
-    edges: int32 [rows] of shared memory, the word after each row; None where no
-      row starts at an odd element.
     swizzle: bytes of a row of the slot's atoms.
   """
   if not compat.targets_gpu():
     slot[...] = window[...]
     return
-  swizzled = _swizzled_type(slot, swizzle)
-  refs = (window, slot) if edges is None else (window, slot, edges)
-  types = (plgpu.RefType(), swizzled, plgpu.RefType())[: len(refs)]
+  types = plgpu.RefType(), _swizzled_type(slot, swizzle)
 
   @plgpu.inline_mgpu(arg_types=types)
-  def _(_, window, slot, *edges):
+  def _(_, window, slot):
     rows, columns = ir.MemRefType(window.type).shape
     pitch = _pitch(window)
     width = _aligned_to(pitch)
@@ -91,17 +84,10 @@ def copy_async(window: Any, slot: Any, edges: Any, *, swizzle: int) -> None:
     row = arith.divui(_thread(), _i32(across))
     column = arith.muli(nth, _i32(width))
     here = arith.cmpi(arith.CmpIPredicate.ult, nth, _i32(pieces))
-    start = arith.addi(
-      _multiply_add(_extended(row), pitch, _address(window)),
-      _extended(column),
-    )
-    # Rows of one parity are whole words apart, and rows that are whole atoms
-    # apart lie alike: other addresses differ by constants.
-    alike = 2 if edges and down == 1 else 1
-    sources = [
-      _rounded_down(arith.addi(start, _i64(i * down * pitch)), width)
-      for i in range(alike)
-    ]
+    source = _multiply_add(_extended(row), pitch, _address(window))
+    source = arith.addi(source, _extended(column))
+    # Rows that are whole atoms apart lie alike: their addresses differ by
+    # constants.
     period = max(1, _ATOM_ROWS // down)
     to = _shared_address(slot)
     targets = [
@@ -109,8 +95,8 @@ def copy_async(window: Any, slot: Any, edges: Any, *, swizzle: int) -> None:
       for i in range(min(period, rows // down))
     ]
     for i in range(rows // down):
-      source, ahead = sources[i % alike], (i - i % alike) * down * pitch
       below = i // period * (period * down // _ATOM_ROWS) * place.atoms_bytes
+      ahead = i * down * pitch
       _asm(
         f"@$2 cp.async.ca.shared.global [$0+{below}], [$1+{ahead}], {width};",
         "r,l,b",
@@ -118,20 +104,9 @@ def copy_async(window: Any, slot: Any, edges: Any, *, swizzle: int) -> None:
         source,
         here,
       )
-    for first in range(0, rows if edges else 0, _THREADS):
-      row = arith.addi(_thread(), _i32(first))
-      end = arith.addi(_address(window), _i64(columns * 2))
-      end = _multiply_add(_extended(row), pitch, end)
-      _asm(
-        f"@$2 cp.async.ca.shared.global [$0], [$1], {_WORD};",
-        "r,l,b",
-        _multiply_add(row, _WORD, _shared_address(edges[0])),
-        _rounded_down(end, _WORD),
-        arith.cmpi(arith.CmpIPredicate.ult, row, _i32(rows)),
-      )
     _asm("cp.async.commit_group;", "")
 
-  _(*refs)
+  _(window, slot)
 
 
 def wait_async(count: int) -> None:
@@ -147,59 +122,6 @@ def wait_async(count: int) -> None:
     _asm(f"cp.async.wait_group {count};", "")
 
   _()
-
-
-def straighten(window: Any, slot: Any, edges: Any, *, swizzle: int) -> None:
-  """Shifts rows that `copy_async` copied an element too late.
-
-  All threads must have waited for it, and for each other.
-
-  Args:
-    window, slot, edges, swizzle: as given to it.
-  """
-  if not compat.targets_gpu():
-    return
-  types = plgpu.RefType(), _swizzled_type(slot, swizzle), plgpu.RefType()
-
-  @plgpu.inline_mgpu(arg_types=types)
-  def _(_, window, slot, edges):
-    rows, columns = ir.MemRefType(window.type).shape
-    place = _Place(columns * 2, swizzle)
-    vectors = columns * 2 // _VECTOR
-    across = 2 ** math.ceil(math.log2(vectors))
-    down = _WARPS * _LANES // across
-    nth = arith.remui(_thread(), _i32(across))
-    first = arith.divui(_thread(), _i32(across))
-    # Rows of the parity whose addresses are odd, in elements.
-    word = arith.trunci(ir.IntegerType.get_signless(32), _address(window))
-    is_first = arith.andi(arith.shrui(word, _i32(1)), _i32(1))
-    first = _multiply_add(first, 2, arith.xori(is_first, _i32(1)))
-    column = arith.muli(nth, _i32(_VECTOR))
-    here = arith.cmpi(arith.CmpIPredicate.ult, nth, _i32(vectors))
-    is_last = arith.cmpi(arith.CmpIPredicate.eq, nth, _i32(vectors - 1))
-    for above in range(0, rows // 2, down):
-      row = arith.addi(first, _i32(2 * above))
-      in_rows = arith.cmpi(arith.CmpIPredicate.ult, row, _i32(rows))
-      _asm(
-        """{
-          .reg .b32 a, b, c, d, next;
-          @$2 ld.shared.v4.b32 {a, b, c, d}, [$0];
-          shfl.sync.down.b32 next, a, 1, 31, 0xffffffff;
-          @$3 ld.shared.b32 next, [$1];
-          prmt.b32 a, a, b, 0x5432;
-          prmt.b32 b, b, c, 0x5432;
-          prmt.b32 c, c, d, 0x5432;
-          prmt.b32 d, d, next, 0x5432;
-          @$2 st.shared.v4.b32 [$0], {a, b, c, d};
-        }""",
-        "r,r,b,b",
-        arith.addi(_shared_address(slot), place.of(row, column)),
-        _multiply_add(row, _WORD, _shared_address(edges)),
-        arith.andi(here, in_rows),
-        arith.andi(is_last, in_rows),
-      )
-
-  _(window, slot, edges)
 
 
 def store_rows(staged: Any, window: Any, row: jax.Array, count: Any) -> None:
@@ -365,10 +287,6 @@ def _aligned_to(pitch: int) -> int:
   return max(_WORD, math.gcd(pitch, 8))
 
 
-def _rounded_down(address, width: int):
-  return arith.andi(address, _i64(-width))
-
-
 def _pitch(ref) -> int:
   """Bytes from a row of a matrix to the next one."""
   kind = ir.MemRefType(ref.type)
@@ -391,10 +309,6 @@ def _thread():
 
 def _i32(value: int):
   return utils.c(value, ir.IntegerType.get_signless(32))
-
-
-def _i64(value: int):
-  return utils.c(value, ir.IntegerType.get_signless(64))
 
 
 def _extended(x):

@@ -105,21 +105,21 @@ def test_instructions(name):
 
 
 @pytest.mark.parametrize(
-  ("name", "copies", "straddles"),
+  ("name", "loads", "copies"),
   [
-    ("rows", set(), False),
-    ("columns_8", set(), False),
-    ("columns_4", {"E.64"}, False),
-    ("columns_1", {"E"}, True),
-    ("k_1", {"E"}, True),
+    ("rows", set(), set()),
+    ("columns_8", set(), set()),
+    ("columns_4", set(), {"E.64"}),
+    ("columns_1", {"U16"}, set()),
+    ("k_1", {"U16"}, set()),
   ],
 )
-def test_what_threads_copy(name, copies, straddles):
+def test_what_threads_load(name, loads, copies):
   """Only rows that TMA can't address, as wide as they are aligned."""
-  compiled = _compile(name)
-  assert set(re.findall(r"LDGSTS\.([\w.]+)", compiled.sass)) == copies
-  assert compiled.has(r"SHFL\.DOWN") == straddles
-  assert not compiled.has(r"LDG?\.E\.U16")
+  sass = _compile(name).sass
+  assert set(re.findall(r"LD\.E\.(\w+)", sass)) == loads
+  assert set(re.findall(r"LDGSTS\.([\w.]+)", sass)) == copies
+  assert ("CCTL.E.PF2" in sass) == bool(loads)  # asked of the L2
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ class Machine:
       "_shared_address": lambda ref: np.full(THREADS, ref.address),
       "_thread": lambda: np.arange(THREADS),
       "_i32": int,
-      "_i64": int,
       "_extended": lambda x: x,
       "_multiply_add": lambda x, factor, y: x * factor + y,
       "_swizzled_type": lambda ref, atom: None,
@@ -145,13 +144,6 @@ def _compare(modifiers, a, b, *both):
   return found & both[0].astype(bool) if both else found
 
 
-def _down(modifiers, x, by, last, members):
-  del modifiers, last, members
-  lanes = np.arange(THREADS)
-  source = np.where(lanes % 32 + by < 32, lanes + by, lanes)
-  return x[source]
-
-
 _RULES = {
   "setp": _compare,
   "and": lambda _, a, b: a & b,
@@ -162,7 +154,6 @@ _RULES = {
   "selp": lambda _, a, b, p: np.where(p.astype(bool), a, b),
   # Of the bytes of two words those from the third to the sixth: 0x5432.
   "prmt": lambda _, a, b, order: (a >> 16) | ((b & 0xFFFF) << 16),
-  "shfl": _down,
 }
 
 
@@ -170,15 +161,12 @@ class _Arithmetic:
   """`arith` of arrays."""
 
   class CmpIPredicate:
-    ult, eq = np.less, np.equal
+    ult = np.less
 
   addi = staticmethod(lambda a, b: a + b)
   muli = staticmethod(lambda a, b: a * b)
   divui = staticmethod(lambda a, b: a // b)
   remui = staticmethod(lambda a, b: a % b)
   xori = staticmethod(lambda a, b: a ^ b)
-  andi = staticmethod(lambda a, b: a & b)
-  shrui = staticmethod(lambda a, b: a >> b)
   minui = staticmethod(np.minimum)
-  trunci = staticmethod(lambda kind, a: a & 0xFFFFFFFF)
   cmpi = staticmethod(lambda compare, a, b: compare(a, b))

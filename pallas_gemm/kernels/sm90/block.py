@@ -64,7 +64,6 @@ class Shared:
   Attributes:
     a_ring: slabs of A, [stages, ...], as they are stored.
     b_rings: of each B.
-    b_edges: of each B that threads load, the word after each row of a slab.
     full, empty: of each slot, what its loads and its readers arrive at.
     last_full: what the loads of a group's last slab arrive at instead.
     staging: of each result, subtiles on their way to global memory.
@@ -76,7 +75,6 @@ class Shared:
 
   a_ring: Any
   b_rings: Any
-  b_edges: Any = (None, None)
   full: Any
   last_full: Any = None
   empty: Any = None

@@ -174,9 +174,6 @@ class Plan(Tiling):
       _swizzled("staging", staged, dtype, width, self.outputs),
       Barrier("full", 1 + self.products, cfg.stages),
     ]
-    if self.b_straddles:
-      edges = cfg.stages, b_tile[0]
-      found.append(Buffer("b_edges", edges, "int32", count=self.products))
     if self.refills:
       found.append(Barrier("empty", self.readers, cfg.stages, axes))
     if p.along == "m" and not self.by_rows:

@@ -21,7 +21,7 @@ from pallas_gemm.kernels.sm90.layout import (
   round_up,
 )
 from pallas_gemm.kernels.sm90.tiling import Extent
-from pallas_gemm.kernels.sm90.weights import ThreadLoads
+from pallas_gemm.kernels.sm90.weights import load_by_threads
 
 
 def produce(block: Block) -> None:
@@ -129,38 +129,22 @@ class Producer:
 
   def load_work_tile_by_threads(self, work_tile, slot):
     """The same where the threads of the warpgroup load B; the next slot."""
-    block, threads = self.block, ThreadLoads(self.block, work_tile)
-    a, _ = self._operands(work_tile)
-    count, ahead = work_tile.steps - 1, threads.ahead
+    block, (a, _) = self.block, self._operands(work_tile)
 
-    def start_of(step):
-      return work_tile.start + step * block.plan.config.block_k
-
-    def load(step, slot):
+    def begin(load, step, slot):
       plgpu.barrier_wait(block.shared.empty.at[slot])
-      on_one_warp(lambda: self._load(a, start_of(step), slot))
-      threads.load(step, slot)
-      return block.next_slot(slot)
+      start = work_tile.start + step * block.plan.config.block_k
+      on_one_warp(lambda: load(start, slot))
 
-    def load_and_announce(step, slots):
-      slot, late = load(step, slots[0]), slots[1]
-      threads.announce(step - ahead, late, ahead)
-      return slot, block.next_slot(late)
-
-    # Two loops: of one with a condition the compiler peels the first rounds off
-    # and keeps their addresses, which spills.
-    begun, late = jnp.minimum(count, ahead), slot
-    slot = lax.fori_loop(0, begun, load, slot)
-    slot, late = lax.fori_loop(begun, count, load_and_announce, (slot, late))
-    plgpu.barrier_wait(block.shared.empty.at[slot])
-    last = functools.partial(self._load_copied_slab, work_tile)
-    on_one_warp(lambda: last(start_of(count), slot))
-    for left in reversed(range(ahead)):
-      step = count - 1 - left
-      announce = functools.partial(threads.announce, step, late, left)
-      pl.when(step >= 0)(announce)
-      late = lax.select(step >= 0, block.next_slot(late), late)
-    return block.next_slot(slot)
+    return load_by_threads(
+      block,
+      work_tile,
+      slot,
+      begin=functools.partial(begin, functools.partial(self._load, a)),
+      begin_last=functools.partial(
+        begin, functools.partial(self._load_copied_slab, work_tile)
+      ),
+    )
 
   def _load_slab(self, work_tile, start, slot) -> None:
     """Asks for one slab of A and of each B, from row `start` of K on."""

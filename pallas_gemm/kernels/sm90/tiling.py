@@ -18,13 +18,15 @@ from pallas_gemm.problem import Problem
 
 # wgmma: 64 rows by at most 256 columns, a multiple of 8, and 32 bytes of K.
 WGMMA_ROWS, WGMMA_COLUMNS, WGMMA_K_BYTES = 64, 256, 32
-THREADS, WORD_BYTES = 128, 4
+THREADS = 128
 # Registers of a thread of the producer and of one, two or three consumers:
 # 128 * (24 + 2 * 240) = 64512 and 128 * (32 + 3 * 160) = 65536 of the 65536
 # that an SM has.
 REGISTERS = {1: (24, 240), 2: (24, 240), 3: (32, 160)}
-# The same where the producer's threads load B: 128 * (56 + 2 * 224) = 64512.
-_REGISTERS_TO_LOAD = {1: (80, 240), 2: (56, 224), 3: (56, 152)}
+# The same where the producer's threads load B, by way of registers or not:
+# 128 * (104 + 2 * 200) = 128 * (56 + 2 * 224) = 64512.
+_REGISTERS_TO_LOAD = {1: (168, 240), 2: (104, 200), 3: (104, 136)}
+_REGISTERS_TO_COPY = {1: (80, 240), 2: (56, 224), 3: (56, 152)}
 # Of these, a consumer's that hold neither accumulators nor results.
 _OTHER_REGISTERS = 40
 # Columns that a warpgroup stores at a time where TMA can't: one a thread.
@@ -108,11 +110,14 @@ class Tiling:
     return is_inside and self.pingpong == 1 and cfg.cluster_n == 1
 
   @functools.cached_property
-  def b_straddles(self) -> bool:
-    """Whether threads load B, and some rows start in the middle of a word."""
+  def b_by_copies(self) -> bool:
+    """Whether threads load B by cp.async: where rows allow 8 bytes at a time.
+
+    Not along K, see `weights.ByCopies`.
+    """
     _, (_, columns) = layout.operand_shapes(self.problem)
     row = layout.bytes_of(columns, self.problem.b.dtype)
-    return self.b_by_threads and row % WORD_BYTES > 0
+    return self.b_by_threads and not self.problem.b.k_last and row % 8 == 0
 
   @functools.cached_property
   def b_last_apart(self) -> bool:
@@ -143,7 +148,9 @@ class Tiling:
   @functools.cached_property
   def registers(self) -> tuple[int, int]:
     """Registers of a thread of the producer, and of one of a consumer."""
-    found = _REGISTERS_TO_LOAD if self.b_by_threads else REGISTERS
+    found = REGISTERS
+    if self.b_by_threads:
+      found = _REGISTERS_TO_COPY if self.b_by_copies else _REGISTERS_TO_LOAD
     return found[self.config.consumers]
 
   # Work tiles.
