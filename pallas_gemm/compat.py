@@ -1,7 +1,8 @@
-"""The one module that touches private or version-dependent JAX.
+"""The module that touches private or version-dependent JAX.
 
-Everything else imports `jax`, `jax.experimental.pallas` and
-`jax.experimental.pallas.mosaic_gpu` alone. Supported: jax >= 0.11.2, < 0.13.
+But for `ptx`, which emits instructions, everything else imports `jax`,
+`jax.experimental.pallas` and `jax.experimental.pallas.mosaic_gpu` alone.
+Supported: jax >= 0.11.2, < 0.13.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set

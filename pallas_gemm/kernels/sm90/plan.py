@@ -278,8 +278,10 @@ class Plan(Tiling):
   def evicts_results(self) -> bool:
     """Whether the L2 is told to drop results before operands.
 
-    The results of groups along K are most of what a kernel moves. Where they
-    are more than the L2 holds, nobody finds them there.
+    The results of groups along K are most of what a kernel moves, and what few
+    reads there are among many writes hold memory up: 64 groups of 8 rows, 7168
+    x 2048, take 679 us, and 597 without loads. Where results are more than the
+    L2 holds, nobody finds them there: 679 -> 651 us (H100).
     """
     p = self.problem
     if p.along != "k":
@@ -291,8 +293,8 @@ class Plan(Tiling):
   def prefetches_operands(self) -> bool:
     """Whether the L2 is asked for all operands before anything is written.
 
-    A few reads among many writes hold memory up. Operands of a quarter of the
-    L2 stay there, since results leave first.
+    Operands of a quarter of the L2 stay there, since results leave first: 651
+    -> 621 us. 25 MB do not: 212 -> 219 (H100).
     """
     if not self.evicts_results:
       return False
