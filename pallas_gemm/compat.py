@@ -37,9 +37,6 @@ CUDA_PLATFORMS = ("gpu", "cuda")
 # What a lowered program calls by custom_partitioning.
 PARTITIONED_BY_XLA = "CustomSPMDPartitioning"
 
-# Bytes that the L2 holds under one address.
-_LINE = 128
-
 # XLA's CPU client runs host callbacks, and so what the threads of an
 # interpreted kernel wait in, on a pool of as many threads as there are cores.
 # A kernel with more of them waiting than that stands still for ever.
@@ -218,45 +215,38 @@ def read_past_rows(x: jax.Array, columns: int) -> jax.Array:
   return jnp.pad(x, extra, constant_values=jnp.nan)
 
 
-def prefetch(window: Any) -> None:
-  """Asks the L2 for a window of a matrix in global memory, a hint.
-
-  To be called by a whole warpgroup. The interpreter has no caches.
+def run_ptx(
+  write: Callable[..., str],
+  *refs: Any,
+  transforms: Sequence[Sequence[Any]] = (),
+) -> None:
+  """Runs PTX in all threads of a warpgroup, on a GPU.
 
   Args:
-    window: [rows, columns]; each row starts anywhere.
+    write: gives the text from the strides of each reference in bytes, as it
+      lies in memory. In the text $0, $1, ... are addresses of the references:
+      of 32 bits in shared memory, generic ones of 64 bits in global memory.
+    *refs: what it reads and writes.
+    transforms: how the first references, in shared memory, are laid out.
   """
-  if not targets_gpu():
-    return
-  rows, columns = window.shape
-  size = columns * jnp.dtype(window.dtype).itemsize
-  # A row that starts inside of a line ends inside of one.
-  requests = rows * (-(-size // _LINE) + 1)
+  transforms = (*transforms, *((),) * (len(refs) - len(transforms)))
 
-  @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
-  def _(_, ref):
-    i32 = ir.IntegerType.get_signless(32)
-    strides, _ = ir.MemRefType(ref.type).get_strides_and_offset()
-    pitch = strides[0] * size // columns
-    start = _mgpu_utils.memref_ptr(ref)
-    thread = arith.remui(_mgpu_utils.thread_idx(), _mgpu_utils.c(128, i32))
-    for first in range(0, requests, 128):
-      number = arith.addi(thread, _mgpu_utils.c(first, i32))
-      row = arith.remui(number, _mgpu_utils.c(rows, i32))
-      line = arith.divui(number, _mgpu_utils.c(rows, i32))
-      column = arith.muli(line, _mgpu_utils.c(_LINE, i32))
-      column = arith.minui(column, _mgpu_utils.c(size - 1, i32))
-      below = arith.muli(row, _mgpu_utils.c(pitch, i32))
-      offset = arith.addi(below, column)
-      _mgpu_utils.inline_ptx(
-        "prefetch.global.L2 [$0];",
-        _mgpu_utils.getelementptr(
-          start, [offset], ir.IntegerType.get_signless(8)
-        ),
-        has_side_effects=True,
-      )
+  @plgpu.inline_mgpu(arg_types=tuple(map(plgpu.RefType, transforms)))
+  def _(_, *refs):
+    _mgpu_utils.inline_ptx(
+      write(*map(_strides_in_bytes, refs)),
+      *map(_mgpu_utils.memref_ptr, refs),
+      has_side_effects=True,
+      convergent=True,
+    )
 
-  _(window)
+  _(*refs)
+
+
+def _strides_in_bytes(ref: Any) -> list[int]:
+  kind = ir.MemRefType(ref.type)
+  size = _mgpu_utils.bytewidth(kind.element_type)
+  return [size * stride for stride in kind.get_strides_and_offset()[0]]
 
 
 def join_varying(*arrays: jax.Array) -> list[jax.Array]:

@@ -41,7 +41,7 @@ _ONE_THREAD = "to the interpreter, a warpgroup is one thread"
 _PACE = "what is stored are zeros that nothing overwrites: it sets the pace"
 _OUTLIVED = "waited for so that shared memory outlives its readers, on the chip"
 UNSEEN = {
-  (producer.__name__, "plgpu.barrier_wait", 3, "left out"): (
+  (producer.__name__, "plgpu.barrier_wait", 2, "left out"): (
     "the last releases are waited for so that no block leaves a cluster while"
     " its peers may still arrive; a fault on the chip alone"
   ),
@@ -119,10 +119,11 @@ SLABS = Problem.flat(
 EMPTY = SLABS.changed(groups=3)
 OFFSETS = {2: (3, 22, 120), 3: (3, 22, 22, 120)}
 WIDE_SUBTILES = dataclasses.replace(SMALL, epilogue_n=64)
-# Threads load B, and results are stored by rows, none of them twice.
+# Threads load B, two slabs in flight, and results are stored by rows, none of
+# them twice.
 BY_THREADS = (
   GROUPS.changed(m=86, n=141),
-  dataclasses.replace(WIDE_SUBTILES, block_n=128),
+  dataclasses.replace(WIDE_SUBTILES, block_n=128, stages=4),
 )
 
 CLEAN = {
@@ -164,6 +165,18 @@ CLEAN = {
     dataclasses.replace(WIDE_SUBTILES, block_n=128),
   ),
   "weights_by_threads": BY_THREADS,
+  "weights_by_threads_none_in_flight": (
+    BY_THREADS[0],
+    dataclasses.replace(BY_THREADS[1], stages=2),
+  ),
+  "weights_by_threads_one_in_flight": (
+    BY_THREADS[0].changed(k=66, n=128, transpose_b=True),
+    dataclasses.replace(BY_THREADS[1], stages=6),
+  ),
+  "weights_by_threads_gated": (
+    BY_THREADS[0].changed(k=270, bias=None, gated=True),
+    dataclasses.replace(BY_THREADS[1], stages=5, epilogue_buffers=1),
+  ),
   "slabs": (SLABS, SMALL),
   "slabs_by_rows": (
     EMPTY.changed(n=141),
@@ -302,7 +315,6 @@ COMES_TO = {
   (producer.__name__, "plgpu.wait_smem_to_gmem", 0): EXAMPLES[5],
   (producer.__name__, "plgpu.wait_smem_to_gmem", 1): EXAMPLES[5],
   (producer.__name__, "plgpu.barrier_wait", 1): BY_THREADS,
-  (producer.__name__, "plgpu.barrier_wait", 2): BY_THREADS,
   (weights.__name__, "plgpu.barrier_arrive", 0): BY_THREADS,
   (weights.__name__, "plgpu.commit_smem", 0): BY_THREADS,
   (stores.__name__, "plgpu.wait_smem_to_gmem", 0): EXAMPLES[4],

@@ -39,6 +39,13 @@ EXAMPLES = {
     128,
     {"2D", "5D"},
   ),
+  "gated_1": (
+    ROWS | {"gated": True, "n": 1407},
+    GATED,
+    "silu",
+    128,
+    {"2D", "5D"},
+  ),
   "few_rows": (
     ROWS | {"m": 256},
     {"block_m": 64, "block_n": 128, "stages": 8, "consumers": 1},
@@ -97,17 +104,21 @@ def test_instructions(name):
 
 
 @pytest.mark.parametrize(
-  ("name", "loads"),
+  ("name", "width", "shifts"),
   [
-    ("rows", set()),
-    ("columns_8", set()),
-    ("columns_4", {"64"}),
-    ("columns_1", {"U16"}),
-    ("k_1", {"U16"}),
+    ("rows", None, False),
+    ("columns_8", None, False),
+    ("columns_4", "E.64", False),
+    ("columns_1", "E", True),
+    ("k_1", "E", True),
+    ("gated_1", "E", True),
   ],
 )
-def test_what_threads_load(name, loads):
-  """Only rows that TMA can't address, as wide as they are aligned."""
-  sass = _compile(name).sass
-  assert set(re.findall(r"LD\.E\.(\w+)", sass)) == loads
-  assert ("CCTL.E.PF2" in sass) == bool(loads)  # asked of the L2
+def test_what_threads_copy(name, width, shifts):
+  """Only rows that TMA can't address, past registers; odd ones are shifted."""
+  compiled = _compile(name).only("sm90_ragged")
+  copies = set(re.findall(r"LDGSTS\.(\S+)", compiled.sass))
+  assert copies == ({width} if width else set())
+  assert compiled.has("LDGDEPBAR") == bool(width)
+  assert not compiled.has(r"LDG?\.E\.(U16|64)")
+  assert compiled.has("SHFL.DOWN") == compiled.has("STS.128") == shifts

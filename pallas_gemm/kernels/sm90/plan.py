@@ -176,6 +176,10 @@ class Plan(Tiling):
       else _swizzled("staging", staged, dtype, width, self.outputs),
       Barrier("full", 1 + self.products, cfg.stages),
     ]
+    if self.b_is_shifted:
+      # A word of every second row.
+      ends = (cfg.stages, b_tile[0] // 2)
+      found.append(Buffer("b_ends", ends, "int32", count=self.products))
     if self.refills:
       found.append(Barrier("empty", self.readers, cfg.stages, axes))
     if p.along == "m" and not self.by_rows:

@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm.kernels.sm90 import groups
+from pallas_gemm.kernels.sm90 import cp_async, groups
 from pallas_gemm.kernels.sm90.block import Block, on_one_warp, window
 from pallas_gemm.kernels.sm90.layout import (
   ATOM_ROWS,
@@ -38,19 +38,17 @@ def produce(block: Block) -> None:
   # What is known of a group's rows can be said to Mosaic GPU by whole
   # warpgroups alone, so here one warp has only the slabs of a work tile.
   def load(work_tile, slot):
-    if plan.b_by_threads:
-      return producer.load_work_tile_by_threads(work_tile, slot)
     on_one_warp(lambda: producer.load_work_tile(work_tile, slot))
     following = slot + plan.pingpong * work_tile.steps
     return lax.rem(following, plan.config.stages)
 
   if block.shared.zeros is not None:
     producer.store_zeros()
+  if plan.b_by_threads:
+    producer.load_by_threads()
+    return
   slot = _for_each_work_tile(block, load)
-  if plan.b_by_threads:  # all of whom have waited so far
-    producer.drain(slot)
-  else:
-    on_one_warp(lambda: producer.drain(slot))
+  on_one_warp(lambda: producer.drain(slot))
 
 
 def _for_each_work_tile(block: Block, load):
@@ -123,26 +121,71 @@ class Producer:
     _, following = block.for_each_slab(load, slot, work_tile.steps)
     return slot if following is None else following
 
-  def load_work_tile_by_threads(self, work_tile, slot):
-    """The same where the threads of the warpgroup load B; the next slot."""
-    block, threads = self.block, ThreadLoads(self.block, work_tile)
+  def load_by_threads(self) -> None:
+    """Loads all work tiles, B by the threads of the warpgroup."""
+    block, threads = self.block, ThreadLoads(self.block)
+    first = jnp.int32(0), jnp.int32(-1)
+    load = functools.partial(self._load_work_tile_by_threads, threads)
+    slot, before = block.for_each_work_tile(load, first)
+
+    # What is left of the last work tile, whose last slab came by TMA.
+    @pl.when(before >= 0)
+    def _():
+      for left in range(threads.in_flight, 1, -1):
+        threads.arrived(before, self._slot_before(slot, left), left - 1)
+
+    self.drain(slot)  # by all, who have waited so far
+
+  def _load_work_tile_by_threads(self, threads: ThreadLoads, work_tile, state):
+    """Loads a work tile; what is in flight is left to the next one.
+
+    Args:
+      threads: that load B.
+      work_tile: which.
+      state: its first slot, and which of the groups the work tile before is of;
+        -1 if there is none.
+
+    Returns:
+      The state for the next work tile.
+    """
+    block, ahead = self.block, threads.in_flight
     a, _ = self._operands(work_tile)
-    count = work_tile.steps - 1
+    slot, before = state
+    last = work_tile.steps - 1
 
-    def start_of(step):
-      return work_tile.start + step * block.plan.config.block_k
-
-    def load(step, state):
-      slot, ahead = state
+    def load(step, slot):
       plgpu.barrier_wait(block.shared.empty.at[slot])
-      on_one_warp(lambda: self._load(a, start_of(step), slot))
-      return block.next_slot(slot), threads.store(step, slot, ahead)
+      start = work_tile.start + step * block.plan.config.block_k
 
-    slot, _ = lax.fori_loop(0, count, load, (slot, threads.first()))
-    plgpu.barrier_wait(block.shared.empty.at[slot])
-    last = functools.partial(self._load_copied_slab, work_tile)
-    on_one_warp(lambda: last(start_of(count), slot))
-    return block.next_slot(slot)
+      @pl.when(step < last)
+      def _():
+        on_one_warp(lambda: self._load(a, start, slot))
+        threads.start(work_tile, step, slot)
+
+      @pl.when(step == last)
+      def _():
+        on_one_warp(lambda: self._load_copied_slab(work_tile, start, slot))
+
+      cp_async.commit()  # nothing, of the last slab
+      # The last slab of the work tile before came by TMA.
+      is_own = step >= ahead
+      of_threads = step < last if ahead == 0 else step != ahead - 1
+
+      @pl.when(of_threads & (is_own | (before >= 0)))
+      def _():
+        b = jnp.where(is_own, work_tile.b, before)
+        threads.arrived(b, self._slot_before(slot, ahead), ahead)
+
+      return block.next_slot(slot)
+
+    slot = lax.fori_loop(0, work_tile.steps, load, slot)
+    return slot, jnp.int32(work_tile.b)
+
+  def _slot_before(self, slot, count: int):
+    """The slot that was filled so many slabs before."""
+    earlier = slot - count
+    stages = self.block.plan.config.stages
+    return lax.select(earlier < 0, earlier + stages, earlier)
 
   def _load_slab(self, work_tile, start, slot) -> None:
     """Asks for one slab of A and of each B, from row `start` of K on."""

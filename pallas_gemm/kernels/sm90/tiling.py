@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 from typing import NamedTuple
 
 from pallas_gemm import hardware
@@ -23,8 +24,9 @@ THREADS = 128
 # 128 * (24 + 2 * 240) = 64512 and 128 * (32 + 3 * 160) = 65536 of the 65536
 # that an SM has.
 REGISTERS = {1: (24, 240), 2: (24, 240), 3: (32, 160)}
-# The same where the producer's threads load B: 128 * (104 + 2 * 200) = 64512.
-_REGISTERS_TO_LOAD = {1: (168, 240), 2: (104, 200), 3: (104, 136)}
+# The same where the producer shifts rows of B (`cp_async`): of two consumers
+# 128 * (48 + 2 * 232) = 65536.
+_REGISTERS_TO_SHIFT = {1: (48, 240), 2: (48, 232), 3: (56, 152)}
 # Of these, a consumer's that hold neither accumulators nor results.
 _OTHER_REGISTERS = 40
 # Columns that a warpgroup stores at a time where TMA can't: one a thread.
@@ -108,6 +110,20 @@ class Tiling:
     return is_inside and self.pingpong == 1 and cfg.cluster_n == 1
 
   @functools.cached_property
+  def b_vector(self) -> int:
+    """Elements that every row of B starts at multiples of, up to 4.
+
+    Rows at multiples of 8 are left to TMA.
+    """
+    _, (_, columns) = layout.operand_shapes(self.problem)
+    return math.gcd(columns, 4)
+
+  @functools.cached_property
+  def b_is_shifted(self) -> bool:
+    """Whether rows of B arrive an element late, and are shifted after that."""
+    return self.b_by_threads and self.b_vector == 1
+
+  @functools.cached_property
   def b_last_apart(self) -> bool:
     """Whether B's last slab is copied, and so B need not be padded."""
     if not self._b_would_be_padded:
@@ -136,7 +152,7 @@ class Tiling:
   @functools.cached_property
   def registers(self) -> tuple[int, int]:
     """Registers of a thread of the producer, and of one of a consumer."""
-    found = _REGISTERS_TO_LOAD if self.b_by_threads else REGISTERS
+    found = _REGISTERS_TO_SHIFT if self.b_is_shifted else REGISTERS
     return found[self.config.consumers]
 
   # Work tiles.

@@ -10,17 +10,16 @@ zeros, so a NaN of the next group stays there.
 
 * **Rows that TMA can address** come as atoms, as many as are begun
   (`compat.allow_ragged_copies`).
-* **Other rows** the threads of the producer load from where they are, and store
-  to the slots of the ring as TMA would: swizzled (`ThreadLoads`). All start at
-  multiples of as many elements as divide their length, up to 4; loads are as
-  wide. A thread holds some chunks in registers: while it stores one, memory
-  answers for the others. And each slab is asked of the L2 some slabs earlier,
-  by prefetches, since registers alone hold too little in flight. A still comes
-  by TMA. Loads bind: without them the kernel takes 235 us, with them 373.
+* **Other rows** the threads of the producer copy from where they are to the
+  slots of the ring, to where TMA would put them, by `cp.async` (`ThreadLoads`,
+  `cp_async`). What is in flight needs no registers, so it is some whole slabs:
+  loads to registers were bound by what those hold. All rows start at multiples
+  of as many elements as divide their length, up to 4; pieces are as wide. A
+  still comes by TMA.
 """
 
+from collections.abc import Iterator
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -28,25 +27,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat
+from pallas_gemm.kernels.sm90 import cp_async
 from pallas_gemm.kernels.sm90.block import Block, window
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.schedule import WorkTile
 
-_WARPS, _LANES = 4, 32
-# A chunk is so many registers of a thread: a load of one element takes one, of
-# two or more half as many as there are elements.
-_CHUNK = 16
-# Chunks that a thread holds, by the number of consumers.
-_HELD = {1: 6, 2: 4, 3: 3}
-# Most elements that a load takes; rows at multiples of 8 are left to TMA.
-_WIDEST = 4
-# Slabs between what is asked of the L2 and what is loaded, by elements that a
-# load takes: 4096 x 1407 373 us with 2 and 395 with 4, 4096 x 4100 699 and 645.
-_AHEAD = {1: 2, 2: 4, 4: 4}
-
-# A chunk of each B.
-_Chunk = tuple[jax.Array, ...]
+# Slabs in flight while one before them is waited for. More slots of the ring
+# than two less can't be: consumers release a slab once they have the next one.
+_IN_FLIGHT = 3
 
 
 def last_slab(b: jax.Array, plan: Plan) -> jax.Array:
@@ -70,122 +58,62 @@ def last_slab(b: jax.Array, plan: Plan) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class ThreadLoads:
-  """The slabs of B of a work tile, but for the last one.
+  """The slabs of B, but for the last one of each work tile.
 
-  All of it is done by a whole warpgroup.
+  All of it is done by a whole warpgroup. Slabs go on from one work tile to the
+  next: `arrived` is called for each slab, and is about the one that was started
+  `in_flight` slabs before it.
   """
 
   block: Block
-  work_tile: WorkTile
 
   @property
-  def _shape(self) -> tuple[int, int]:
-    """Rows and columns of a slab, as it is stored."""
-    cfg = self.block.plan.config
-    shape = cfg.block_k, cfg.block_n
-    return shape[::-1] if self.block.plan.problem.b.k_last else shape
-
-  @property
-  def _rows(self) -> int:
-    """Rows of a chunk: a power of two, as many as warps have at least."""
-    plan, (rows, columns) = self.block.plan, self._shape
-    vector = _vector(plan)
-    least = _WARPS * _LANES // _lanes_of_a_row(vector)
-    most = _CHUNK * _WARPS * _LANES * min(vector, 2) // plan.products
-    return math.gcd(rows, max(least, 2 ** int(math.log2(most / columns))))
-
-  @property
-  def _ahead(self) -> int:
-    return _AHEAD[_vector(self.block.plan)]
-
-  @property
-  def _count(self):
-    """Slabs that threads load."""
-    return self.work_tile.steps - 1
-
-  def first(self) -> tuple[_Chunk, ...]:
-    """The first chunks of a work tile, as many as a thread holds."""
-    for step in range(self._ahead):
-      self._prefetch(jnp.int32(step))
+  def in_flight(self) -> int:
+    """Slabs that are under way while one before them is waited for."""
     plan = self.block.plan
-    held = _HELD[plan.config.consumers] + 1 - plan.products
-    return tuple(self._load(jnp.int32(0), nth) for nth in range(held))
+    return max(0, min(_IN_FLIGHT, plan.config.stages - 2, plan.slabs - 1))
 
-  def store(self, step, slot, held: tuple[_Chunk, ...]) -> tuple[_Chunk, ...]:
-    """Fills a slot with a slab; the chunks that a thread then holds.
+  @property
+  def _slab(self) -> cp_async.Slab:
+    """A slab as it is stored."""
+    plan = self.block.plan
+    shape = plan.config.block_k, plan.config.block_n
+    shape = shape[::-1] if plan.problem.b.k_last else shape
+    return cp_async.Slab(*shape, plan.b_vector)
+
+  def start(self, work_tile: WorkTile, step, slot) -> None:
+    """Starts to copy a slab.
 
     Args:
+      work_tile: whose slab.
       step: the number of the slab.
       slot: of the ring; empty.
-      held: the slab's first chunks, or more.
     """
-    self._prefetch(step + self._ahead)
-    shared = self.block.shared
-    rows, columns = self._shape
-    chunks = rows // self._rows
-    for nth in range(chunks):
-      at = pl.ds(nth * self._rows, self._rows), pl.ds(0, columns)
-      for ring, x in zip(shared.b_rings, held[0]):
-        compat.store(ring.at[slot, *at], x, optimized=False)
-      held = (*held[1:], self._load(step, nth + len(held)))
-    plgpu.commit_smem()
-    for _ in shared.b_rings:
-      plgpu.barrier_arrive(shared.full.at[slot])
-    return held
-
-  def _load(self, step, nth: int) -> _Chunk:
-    """The chunk of that number, counted from the start of a slab on.
-
-    After the last slab, those of the last one again, which nobody stores.
-    """
-    more, nth = divmod(nth, self._shape[0] // self._rows)
-    step = jnp.minimum(step + more, self._count - 1)
-    layout = _layout(_vector(self.block.plan))
-    windows = self._windows(step, nth * self._rows, self._rows)
-    return tuple(plgpu.load(x, layout=layout, optimized=False) for x in windows)
-
-  def _prefetch(self, step) -> None:
-    """Asks the L2 for a slab, if there is such a one."""
-
-    @pl.when(step < self._count)
-    def _():
-      for found in self._windows(step, 0, self._shape[0]):
-        compat.prefetch(found)
-
-  def _windows(self, step, row: int, rows: int) -> list[Any]:
-    """Rows of a slab of each B, in global memory."""
-    plan, work_tile = self.block.plan, self.work_tile
+    plan = self.block.plan
     corner = work_tile.start + step * plan.config.block_k, work_tile.column
-    if plan.problem.b.k_last:
-      corner = corner[::-1]
-    at = pl.ds(corner[0] + row, rows), pl.ds(corner[1], self._shape[1])
-    return [window(ref, work_tile.b, at) for ref in self.block.operands.b]
+    corner = corner[::-1] if plan.problem.b.k_last else corner
+    for parts in self._parts(work_tile.b, corner, slot):
+      self._slab.copy(*parts)
 
+  def arrived(self, b, slot, in_flight: int) -> None:
+    """Waits for a slab, and says that it is there.
 
-def _vector(plan: Plan) -> int:
-  """Elements that a load takes: as many as every row starts at multiples of."""
-  _, (_, columns) = plan.operand_shapes
-  return math.gcd(columns, _WIDEST)
+    Args:
+      b: which of the groups it is of.
+      slot: where it is.
+      in_flight: slabs that were started after it.
+    """
+    cp_async.wait(in_flight)
+    for parts in self._parts(b, (0, 0), slot):
+      self._slab.shift(*parts)
+    plgpu.commit_smem()
+    for _ in self.block.shared.b_rings:
+      plgpu.barrier_arrive(self.block.shared.full.at[slot])
 
-
-def _lanes_of_a_row(vector: int) -> int:
-  """Lanes that load one row, of an atom's 64 columns at most."""
-  return min(_LANES, 64 // vector)
-
-
-def _layout(vector: int) -> Any:
-  """Warps side by side along rows, each with as many rows as lanes make up.
-
-  A warp has at most the 64 columns of a swizzle atom, so that no two lanes
-  store to one bank.
-  """
-  lanes = _lanes_of_a_row(vector)
-  rows, columns = _LANES // lanes, lanes * vector
-  return compat.tiled_layout(
-    (_WARPS * rows, columns),
-    (rows, columns),
-    (1, vector),
-    warps=(-6,),
-    lanes=(-4, -3),
-    vector=-1,
-  )
+  def _parts(self, b, corner, slot) -> Iterator[tuple[Any, Any, Any]]:
+    """Of each B a window in global memory, its slot, and its ends of rows."""
+    shared, slab = self.block.shared, self._slab
+    at = pl.ds(corner[0], slab.rows), pl.ds(corner[1], slab.columns)
+    for i, ref in enumerate(self.block.operands.b):
+      ends = shared.b_ends and shared.b_ends[i].at[slot]
+      yield window(ref, b, at), shared.b_rings[i].at[slot], ends
