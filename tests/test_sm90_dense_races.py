@@ -7,6 +7,7 @@ a kernel that gains a call gains a test.
 """
 
 import dataclasses
+import types
 
 import jax
 import pytest
@@ -173,6 +174,10 @@ CLEAN = {
     BY_THREADS[0].changed(k=66, n=128, transpose_b=True),
     dataclasses.replace(BY_THREADS[1], stages=6),
   ),
+  "weights_by_threads_three_in_flight": (
+    BY_THREADS[0].changed(k=270),
+    dataclasses.replace(BY_THREADS[1], block_n=64, stages=6),
+  ),
   "weights_by_threads_gated": (
     BY_THREADS[0].changed(k=270, bias=None, gated=True),
     dataclasses.replace(BY_THREADS[1], stages=5, epilogue_buffers=1),
@@ -270,6 +275,24 @@ def _grouped(problem: Problem, config: Config):
     lambda: ragged_kernels.run(problem, config, x, *how),
     lambda outs: ragged_kernels.assert_right(outs, problem, x, *how),
   )
+
+
+@pytest.mark.parametrize(
+  ("name", "in_flight"),
+  [
+    ("weights_by_threads", 2),
+    ("weights_by_threads_none_in_flight", 0),
+    ("weights_by_threads_one_in_flight", 1),
+    ("weights_by_threads_three_in_flight", 3),
+    ("weights_by_threads_gated", 1),
+  ],
+)
+def test_slabs_in_flight(name, in_flight):
+  """What the examples' names say."""
+  plan = Plan.of(*CLEAN[name])
+  assert plan.b_by_threads
+  threads = weights.ThreadLoads(types.SimpleNamespace(plan=plan))
+  assert threads.in_flight == in_flight
 
 
 @pytest.mark.any_jax

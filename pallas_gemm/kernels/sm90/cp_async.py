@@ -31,6 +31,7 @@ from pallas_gemm.kernels.sm90.layout import ATOM_BYTES, ATOM_ROWS
 
 _WARPS, _LANES, _VECTOR_BYTES = 4, 32, 16
 _ELEMENT_BYTES = 2
+_COPY = "cp.async.ca.shared.global"
 # Vectors that a thread holds while it shifts: 16 registers.
 _BATCH = 2
 _TRANSFORMS = (
@@ -135,7 +136,7 @@ class Slab:
     for i, nth, j in itertools.product(blocks, nth_row, atoms):
       to = f"[d{nth}+{i * block + j * atom}]"
       of = f"[a{nth}+{i * ATOM_ROWS * pitch + j * ATOM_BYTES}]"
-      lines.append(f"cp.async.ca.shared.global {to}, {of}, {piece};")
+      lines.append(f"{_COPY} {to}, {of}, {piece};")
     return _block(lines + (self._ends_lines(pitch) if self.ends else []))
 
   def _ends_lines(self, pitch: int) -> list[str]:
@@ -156,8 +157,7 @@ class Slab:
       "shr.u32 row, row, 1;",
       f"mad.lo.u32 row, row, {count}, lane;",
       "mad.lo.u32 row, row, 4, $2;",
-      "@is_row cp.async.ca.shared.global [row],"
-      f" [a0+{self.columns * _ELEMENT_BYTES}], 4;",
+      f"@is_row {_COPY} [row], [a0+{self.columns * _ELEMENT_BYTES}], 4;",
     ]
 
   def shift_text(self, slot: _Strides, *_: _Strides) -> str:

@@ -13,9 +13,7 @@ zeros, so a NaN of the next group stays there.
 * **Other rows** the threads of the producer copy from where they are to the
   slots of the ring, to where TMA would put them, by `cp.async` (`ThreadLoads`,
   `cp_async`). What is in flight needs no registers, so it is some whole slabs:
-  loads to registers were bound by what those hold. All rows start at multiples
-  of as many elements as divide their length, up to 4; pieces are as wide. A
-  still comes by TMA.
+  loads to registers were bound by what those hold. A still comes by TMA.
 """
 
 from collections.abc import Iterator
@@ -29,12 +27,14 @@ import jax.numpy as jnp
 
 from pallas_gemm.kernels.sm90 import cp_async
 from pallas_gemm.kernels.sm90.block import Block, window
+from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.schedule import WorkTile
 
-# Slabs in flight while one before them is waited for. More slots of the ring
-# than two less can't be: consumers release a slab once they have the next one.
-_IN_FLIGHT = 3
+# Bytes of B in flight, at least, while a slab before them is waited for. Device
+# memory gives an SM of an H100 14 bytes a cycle, and answers in 695 where
+# nothing else is asked of it: 10 KB. Under load it takes longer.
+_IN_FLIGHT_BYTES = 24 * 1024
 
 
 def last_slab(b: jax.Array, plan: Plan) -> jax.Array:
@@ -69,9 +69,16 @@ class ThreadLoads:
 
   @property
   def in_flight(self) -> int:
-    """Slabs that are under way while one before them is waited for."""
-    plan = self.block.plan
-    return max(0, min(_IN_FLIGHT, plan.config.stages - 2, plan.slabs - 1))
+    """Slabs that are under way while one before them is waited for.
+
+    No more than are needed: consumers do not see them. And two slots less than
+    there are at most: consumers release a slab once they have the next one, so
+    with one more the producer would wait for itself.
+    """
+    plan, slab = self.block.plan, self._slab
+    size = slab.rows * slab.columns * plan.products
+    needed = cdiv(_IN_FLIGHT_BYTES, bytes_of(size, plan.problem.b.dtype))
+    return max(0, min(needed, plan.config.stages - 2, plan.slabs - 1))
 
   @property
   def _slab(self) -> cp_async.Slab:
