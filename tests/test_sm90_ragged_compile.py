@@ -5,6 +5,10 @@ import re
 import pytest
 
 from experiments.harness import compiled as compiled_lib
+from pallas_gemm import hardware
+from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
 
 pytestmark = pytest.mark.aot
 
@@ -68,12 +72,16 @@ EXAMPLES = {
 }
 
 
-def _compile(name: str) -> compiled_lib.Compiled:
-  problem, config, activation, _, _ = EXAMPLES[name]
+def _problem(name: str) -> dict:
   dtypes = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
+  return dtypes | EXAMPLES[name][0] | {"groups": 8}
+
+
+def _compile(name: str) -> compiled_lib.Compiled:
+  _, config, activation, _, _ = EXAMPLES[name]
   return compiled_lib.compile_example(
     "tests.support.ragged_kernels:named_example",
-    problem=dtypes | problem | {"groups": 8},
+    problem=_problem(name),
     config=config,
     activation=activation,
   )
@@ -86,6 +94,15 @@ def test_nothing_is_lost(name):
   assert compiled.spill_bytes == 0
   assert compiled.stack_bytes == 0
   assert compiled.warnings == ()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_shared_memory_is_what_the_plan_says(name):
+  """At least, and not much less: `legal` goes by it."""
+  problem, config = Problem.flat(**_problem(name)), Config(**EXAMPLES[name][1])
+  with hardware.assume(compiled_lib.GPU):
+    plan = Plan.of(problem, config)
+  assert 0 <= plan.shared_bytes - _compile(name).shared_bytes <= 1024
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

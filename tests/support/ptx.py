@@ -138,8 +138,6 @@ _ARITHMETIC = {
   "sub": np.subtract,
   "mul": np.multiply,
   "mad": lambda a, b, c: a * b + c,
-  "div": np.floor_divide,
-  "rem": np.remainder,
   "and": lambda a, b: a & b,
   "xor": np.bitwise_xor,
   "shl": np.left_shift,

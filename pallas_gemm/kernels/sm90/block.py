@@ -64,7 +64,7 @@ class Shared:
   Attributes:
     a_ring: slabs of A, [stages, ...], as they are stored.
     b_rings: of each B.
-    b_ends: of each B, of each slot, ends of rows that wait (`cp_async`).
+    b_ends: of each B, of slot after slot, ends of rows (`cp_async`).
     full, empty: of each slot, what its loads and its readers arrive at.
     last_full: what the loads of a group's last slab arrive at instead.
     staging: of each result, subtiles on their way to global memory.

@@ -33,7 +33,7 @@ _WARPS, _LANES, _VECTOR_BYTES = 4, 32, 16
 _ELEMENT_BYTES = 2
 _COPY = "cp.async.ca.shared.global"
 # Vectors that a thread holds while it shifts: 16 registers.
-_BATCH = 2
+_BATCH = 4
 _TRANSFORMS = (
   plgpu.TilingTransform((ATOM_ROWS, ATOM_BYTES // _ELEMENT_BYTES)),
   plgpu.SwizzleTransform(ATOM_BYTES),
@@ -112,9 +112,8 @@ class Slab:
       ".reg .b64 start, step, a0, a1;",
       "mov.u32 t, %tid.x;",
       "and.b32 t, t, 127;",
-      f"div.u32 row, t, {lanes};",
+      *_divide("row", "x", "t", lanes),
       f"mul.lo.u32 row, row, {rows_of_a_thread};",
-      f"rem.u32 x, t, {lanes};",
       f"mul.lo.u32 x, x, {piece};",
       "shl.b32 y, row, 4;",
       "xor.b32 y, y, x;",
@@ -181,10 +180,9 @@ class Slab:
       # Where this lane's row starts, and its vector.
       "shl.b32 y, row, 4;",
       "mad.lo.u32 d, row, 128, $0;",
-      f"div.u32 row, lane, {width};",  # of the rows at a time
+      *_divide("row", "x", "lane", width),  # of the rows at a time
       f"mad.lo.u32 d, row, {block}, d;",
       "add.u32 first, d, y;",
-      f"rem.u32 x, lane, {width};",
       f"setp.eq.u32 is_last, x, {width - 1};",
       "and.b32 t, x, 7;",
       "shl.b32 t, t, 4;",
@@ -275,6 +273,19 @@ def wait(in_flight: int) -> None:
   """Waits for a thread's groups, but for so many of the last ones."""
   if compat.targets_gpu():
     compat.run_ptx(lambda: f"cp.async.wait_group {in_flight};")
+
+
+def _divide(quotient: str, rest: str, x: str, by: int) -> list[str]:
+  """x / by of numbers below 128, where `by` is 24 or a power of two.
+
+  To ptxas, `div` in such text is a division.
+  """
+  return [
+    f"mul.lo.u32 {quotient}, {x}, {-(-1024 // by)};",
+    f"shr.u32 {quotient}, {quotient}, 10;",
+    f"mul.lo.u32 {rest}, {quotient}, {by};",
+    f"sub.u32 {rest}, {x}, {rest};",
+  ]
 
 
 def _names(prefix: str, count: int) -> str:

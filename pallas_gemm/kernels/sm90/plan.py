@@ -177,9 +177,9 @@ class Plan(Tiling):
       Barrier("full", 1 + self.products, cfg.stages),
     ]
     if self.b_is_shifted:
-      # A word of every second row.
-      ends = (cfg.stages, b_tile[0] // 2)
-      found.append(Buffer("b_ends", ends, "int32", count=self.products))
+      # A word of every second row; whole KiB, at which each buffer starts.
+      words = round_up(cfg.stages * b_tile[0] // 2, 256)
+      found.append(Buffer("b_ends", (words,), "int32", count=self.products))
     if self.refills:
       found.append(Barrier("empty", self.readers, cfg.stages, axes))
     if p.along == "m" and not self.by_rows:

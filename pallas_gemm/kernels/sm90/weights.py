@@ -121,6 +121,7 @@ class ThreadLoads:
     """Of each B a window in global memory, its slot, and its ends of rows."""
     shared, slab = self.block.shared, self._slab
     at = pl.ds(corner[0], slab.rows), pl.ds(corner[1], slab.columns)
+    words = pl.ds(slot * slab.ends, slab.ends)
     for i, ref in enumerate(self.block.operands.b):
-      ends = shared.b_ends and shared.b_ends[i].at[slot]
+      ends = shared.b_ends and shared.b_ends[i].at[words]
       yield window(ref, b, at), shared.b_rings[i].at[slot], ends
