@@ -37,9 +37,8 @@ class Window:
     return (self.group * rows + row) * columns + column
 
 
-def _strides(rows: int, columns: int) -> tuple[int, ...]:
+def _strides(columns: int) -> tuple[int, ...]:
   """Bytes between blocks of 8 rows, atoms, rows and elements of a slot."""
-  del rows
   return 16 * columns, 1024, 128, 2
 
 
@@ -60,7 +59,7 @@ def _copied(slab: cp_async.Slab, window: Window) -> tuple[np.ndarray, ...]:
   shared = ptx.Memory.of(np.zeros(ends + 4 * slab.ends, np.uint8))
   addresses = SLOT, 2 * window.start, ends
   group = ptx.Warpgroup(shared, ptx.Memory.of(weights), addresses)
-  strides = _strides(slab.rows, slab.columns), (2 * window.shape[1], 2), (4,)
+  strides = _strides(slab.columns), (2 * window.shape[1], 2), (4,)
   group.run(slab.copy_text(*strides))
   if slab.ends:
     group.run(slab.shift_text(*strides))
@@ -72,6 +71,7 @@ def _copied(slab: cp_async.Slab, window: Window) -> tuple[np.ndarray, ...]:
   return _unswizzled(slot, slab.rows, slab.columns), want
 
 
+@pytest.mark.any_jax
 @pytest.mark.parametrize("vector", [1, 2, 4])
 @pytest.mark.parametrize("group", [0, 1])
 @pytest.mark.parametrize("block_n", [64, 128, 192, 256, 320, 384, 512, 576])
@@ -87,6 +87,7 @@ def test_columns_of_groups(block_n, group, vector):
   np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.any_jax
 @pytest.mark.parametrize("vector", [1, 2, 4])
 @pytest.mark.parametrize("group", [0, 1])
 @pytest.mark.parametrize("block_n", [64, 80, 136, 192, 256])
@@ -98,6 +99,7 @@ def test_rows_of_groups(block_n, group, vector):
   np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.any_jax
 @pytest.mark.parametrize("group", [0, 1])
 def test_an_even_number_of_rows_or_not(group):
   """Whether a group starts at an odd element depends on both sizes."""
@@ -107,6 +109,7 @@ def test_an_even_number_of_rows_or_not(group):
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.any_jax
 @pytest.mark.parametrize(
   ("right", "wrong"),
   [
@@ -133,7 +136,6 @@ def test_a_wrong_line_is_seen(right, wrong, monkeypatch):
   assert right in seen
 
 
-@pytest.mark.any_jax
 @pytest.mark.parametrize("transpose_b", [False, True])
 def test_slots_lie_as_the_text_is_tested_with(transpose_b, monkeypatch):
   """Strides of what Mosaic GPU hands over are those of the tests above."""
@@ -162,5 +164,5 @@ def test_slots_lie_as_the_text_is_tested_with(transpose_b, monkeypatch):
     traced = jax.jit(kernel).trace(*arguments)
     traced.lower(lowering_platforms=("cuda",))
   slab = cp_async.Slab(*((256, 64) if transpose_b else (64, 256)), 1)
-  strides = _strides(slab.rows, slab.columns)
+  strides = _strides(slab.columns)
   assert set(found) == {(slab, strides, (2 * 331, 2), (4,))}

@@ -277,6 +277,7 @@ def _grouped(problem: Problem, config: Config):
   )
 
 
+@pytest.mark.any_jax
 @pytest.mark.parametrize(
   ("name", "in_flight"),
   [
