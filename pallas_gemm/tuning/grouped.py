@@ -16,7 +16,7 @@ import functools
 from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.kernels.sm90.config import Config
-from pallas_gemm.kernels.sm90.layout import ATOM_ROWS
+from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import constants, model, tiles
@@ -120,8 +120,8 @@ def _rows(problem: Problem) -> float:
 def _sizes(problem: Problem, config: Config) -> Iterator[tuple[int, float]]:
   """Rows of the dense products, and which share of the groups has them."""
   rows = _rows(problem)
-  if problem.along == "k":
-    yield round(rows + config.block_k / 2), 1.0
+  if problem.along == "k":  # of rows that are no whole atoms none is copied
+    yield round_up(round(rows + config.block_k / 2), ATOM_ROWS), 1.0
     return
   height = config.block_m
   row_tiles = max(1.0, rows / height + 0.5)
