@@ -137,10 +137,10 @@ class ByCopies(_Loads):
   """By cp.async, which needs no registers: whole slabs are on their way.
 
   That takes 4 or 8 bytes at a time, here 8: 16 groups of 512 rows, 4096 x 4100,
-  take 600 us so and 711 by registers. But it leaves little to the L1, through
-  which such copies go: with 4 bytes, and rows that start in the middle of a
-  word, 472 us instead of 388 (4096 x 1407), and rows along K, of which a slab
-  has 128 bytes each, 833 instead of 720 (H100).
+  take 600 us so and 711 by registers. With 4 bytes, and rows that start in the
+  middle of a word, 472 us instead of 388 (4096 x 1407), and with rows along K,
+  of which a slab has 128 bytes each, 833 instead of 720 (H100). Such copies go
+  through the L1, for which the ring leaves little room; that may be why.
   """
 
   def load(self, slot, begin: _Begin, begin_last: _Begin) -> jax.Array:
