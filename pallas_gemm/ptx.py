@@ -68,15 +68,16 @@ def copy_async(window: Any, slot: Any, *, swizzle: int) -> None:
   if not compat.targets_gpu():
     slot[...] = window[...]
     return
+  rows, columns = window.shape
+  row_bytes = columns * jnp.dtype(window.dtype).itemsize
   types = plgpu.RefType(), _swizzled_type(slot, swizzle)
 
   @plgpu.inline_mgpu(arg_types=types)
   def _(_, window, slot):
-    rows, columns = ir.MemRefType(window.type).shape
     pitch = _pitch(window)
     width = _aligned_to(pitch)
-    place = _Place(columns * 2, swizzle)
-    pieces = columns * 2 // width
+    place = _Place(row_bytes, swizzle)
+    pieces = row_bytes // width
     # A power of two, so that no thread divides.
     across = 2 ** math.ceil(math.log2(pieces))
     down = _THREADS // across

@@ -1,5 +1,6 @@
 """The cost model of grouped products, and autotune's trials of them."""
 
+import random
 import time
 
 import jax
@@ -61,6 +62,19 @@ def test_short_groups_store_two_atoms_at_a_time(m, n, width):
   found = [x for x in grouped.candidates(short) if x.split == "n"]
   found = [x for x in found if (x.block_m, x.block_n) == (64, 256)]
   assert {x.epilogue_n for x in found} == {width}
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
+def test_no_cluster_is_predicted_to_be_best(gpu):
+  """So the choice is the first candidate, without a look at clusters."""
+  rng = random.Random(0)
+  with hardware.assume(gpu):
+    for _ in range(40):
+      m, n = (rng.choice((768, 1408, 2048, 5120, 14336)) for _ in "mn")
+      groups, rows = rng.choice((2, 8, 32, 128)), rng.choice((8, 64, 200, 2000))
+      problem = SLABS.changed(m=m, n=n, k=groups * rows, groups=groups)
+      best = legal.first_legal(problem, grouped.candidates(problem))
+      assert grouped.choose(problem) == best
 
 
 def test_few_rows_get_low_tiles_and_many_get_high_ones():

@@ -29,8 +29,8 @@ _REGISTERS_TO_LOAD = {1: (168, 240), 2: (104, 200), 3: (104, 136)}
 _REGISTERS_TO_COPY = {1: (80, 240), 2: (56, 224), 3: (56, 152)}
 # Of these, a consumer's that hold neither accumulators nor results.
 _OTHER_REGISTERS = 40
-# Columns that a warpgroup stores at a time where TMA can't: one a thread.
-DIRECT = THREADS
+# Columns that a warpgroup stores at a time where TMA can't.
+DIRECT = 128
 # wgmmas in an unrolled lap of the ring; the descriptors of more would spill.
 _UNROLLED_WGMMAS = 16
 # A consumer's accumulators up to which the descriptors of a lap have room

@@ -16,9 +16,10 @@ zeros, so a NaN of the next group stays there.
   kernel of 60 groups takes 235 us, with them, by registers, 373.
 """
 
+from collections.abc import Callable
 import dataclasses
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from jax import lax
@@ -42,12 +43,14 @@ _WIDEST = 4
 # Slabs between what is asked of the L2 and what is loaded, by elements that a
 # load takes: 4096 x 1407 373 us with 2 and 395 with 4, 4096 x 4100 699 and 645.
 _AHEAD = {1: 2, 2: 4, 4: 4}
-
 # Slabs that `ByCopies` has on their way, if the ring has room for two more.
 _COPIES = 3
 
 # A chunk of each B.
 _Chunk = tuple[jax.Array, ...]
+# Given a slab's number and its slot, waits until that is empty, and asks TMA
+# for what it loads of the slab.
+_Begin = Callable[[jax.Array, jax.Array], None]
 
 
 def last_slab(b: jax.Array, plan: Plan) -> jax.Array:
@@ -67,12 +70,6 @@ def last_slab(b: jax.Array, plan: Plan) -> jax.Array:
     want - have for want, have in zip(plan.last_slab_shape, part.shape[1:])
   ]
   return jnp.pad(part, [(0, 0), *((0, size) for size in extra)])
-
-
-class _Begin(Protocol):
-  """Waits until a slot is empty, and asks TMA for what it loads of a slab."""
-
-  def __call__(self, step: jax.Array, slot: jax.Array) -> None: ...
 
 
 def load_by_threads(
