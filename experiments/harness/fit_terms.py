@@ -62,6 +62,7 @@ def terms(gpu: hardware.Gpu) -> dict[str, Term]:
     "model.latency": (0.5, 1 / _ENDLESS),
     "model.blend": (8.0, _SHARP),
     "model.reduce_rate": (memory / 2, _ENDLESS),
+    "model.sums_rate": (16 * 0.85 * boost, _ENDLESS),
     "odd_sizes.copy_rate": (memory / 2, _ENDLESS),
     "odd_sizes.slice_of_1": (memory / 4, "odd_sizes.copy_rate"),
     "odd_sizes.slice_of_2": (memory / 4, "odd_sizes.copy_rate"),
@@ -121,6 +122,7 @@ _ADDED = {
   "model.slivers": 0.1,
   "model.launch": 2.0,
   "model.reduce": 1.0,
+  "model.sums": 0.5,
   "odd_sizes.copy": 1.0,
   "odd_sizes.short": 200.0,
 }

@@ -82,8 +82,10 @@ def of(
     work_tiles = (
       -(-m // (c.block_m * c.cluster_m)) * columns * p.batch * c.split_k
     )
-    rounds = -(-work_tiles // (gpu.sm_count // (c.cluster_m * c.cluster_n)))
-    product = -(-slabs[c.block_k] // c.split_k) * (slab + fit.barrier)
+    blocks = c.cluster_m * c.cluster_n * c.cluster_k
+    rounds = -(-work_tiles // (gpu.sm_count // blocks))
+    parts = c.split_k * c.cluster_k
+    product = -(-slabs[c.block_k] // parts) * (slab + fit.barrier)
     busy = rounds * product / clock
     if c.split_k == 1:
       is_copied = copied_out and not Plan(p, c, gpu).by_rows

@@ -168,6 +168,16 @@ def in_parts(config: Config, split_k: int, kind: Kind) -> Config | None:
 
 
 @functools.cache
+def in_cluster(config: Config, cluster_k: int, kind: Kind) -> Config | None:
+  """The tile summed in parts of K by the blocks of a cluster."""
+  columns = _columns(config)
+  if columns % (16 * cluster_k):
+    return None
+  config = dataclasses.replace(config, cluster_k=cluster_k)
+  return _fitted(config, kind, ((1, 3),))
+
+
+@functools.cache
 def pingpong(
   block_m: int, block_n: int, slabs: int, kind: Kind
 ) -> Config | None:
@@ -179,6 +189,12 @@ def pingpong(
   options = (buffers, 2 * slabs), (1, 2 * slabs)
   found = _fitted(config, kind, options)
   return found and dataclasses.replace(found, stages=found.stages // 2 * 2)
+
+
+def _columns(config: Config) -> int:
+  """Columns of a consumer's share."""
+  shares = config.consumers if config.split == "n" else 1
+  return config.block_n // shares
 
 
 @functools.cache
@@ -199,9 +215,7 @@ def _fitted(
   """
   problem, gpu = kind.problem, kind.gpu
   epilogue = problem.epilogue
-  columns = config.block_n
-  if config.split == "n":
-    columns //= config.consumers
+  columns = _columns(config) // config.cluster_k
   # One swizzle atom: such copies take matrices of any height (see compat).
   atom = layout.elements_in(ATOM_BYTES, problem.out_dtype)
   width = next(w for w in (atom, 32, 16) if columns % w == 0)

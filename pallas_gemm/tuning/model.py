@@ -13,7 +13,8 @@ works on one after the other. The time has these parts:
   it.
 * **Device memory** must be read once and written once. How fast depends on
   how many blocks have how many bytes in flight.
-* **Split K**, of all tiles or the last, adds a kernel that reads sums back. The
+* **Parts of K** within a cluster send each other their sums. **Split K**, of all
+  tiles or the last, adds a kernel that reads sums back. The
   parts of the last tiles read A again, which takes time if L2 does not hold it.
 * **Padding** adds copies of operands that TMA can't read.
 
@@ -111,7 +112,12 @@ def _rounds(plan: Plan) -> int:
 
 def _clusters(plan: Plan) -> int:
   """Clusters that find room at a time."""
-  return plan.gpu.sm_count // (plan.config.cluster_m * plan.config.cluster_n)
+  return plan.gpu.sm_count // _blocks(plan.config)
+
+
+def _blocks(config: Config) -> int:
+  """Blocks of a cluster."""
+  return config.cluster_m * config.cluster_n * config.cluster_k
 
 
 def _work_tiles(plan: Plan) -> int:
@@ -183,7 +189,7 @@ def _stored_bytes(plan: Plan) -> int:
 def _subtiles(plan: Plan) -> float:
   """Subtiles of a consumer, of which all share out the tile."""
   cfg = plan.config
-  across = cdiv(cfg.block_n, cfg.epilogue_n)
+  across = cdiv(cfg.block_n // cfg.cluster_k, cfg.epilogue_n)
   return across * cfg.block_m / (cfg.consumers * 64)
 
 
@@ -191,9 +197,10 @@ def _epilogue(plan: Plan, fit: constants.Model, rounds: int) -> float:
   """Microseconds until the results of a block's last work tile have left."""
   p, cfg = plan.problem, plan.config
   stored = _stored_bytes(plan)
+  size = cfg.block_m * cfg.block_n * plan.products
   epilogue = (
     fit.epilogue
-    + cfg.block_m * cfg.block_n * stored / fit.store
+    + cfg.block_m * cfg.block_n // cfg.cluster_k * stored / fit.store
     + fit.subtile * _subtiles(plan)
   )
   applied = fit.activation if p.epilogue.activation else 1
@@ -202,6 +209,8 @@ def _epilogue(plan: Plan, fit: constants.Model, rounds: int) -> float:
   if rounds == 1 and cfg.split_k == 1:
     rate = plan.gpu.dram_bytes_per_s
     epilogue = largest(epilogue, p.results * stored / rate * 1e6 / fit.leaving)
+  if cfg.cluster_k > 1:
+    epilogue += fit.sums + size * 4 / fit.sums_rate
   return epilogue
 
 
@@ -301,7 +310,7 @@ def _memory(
   if cfg.split_k == 1:
     added = size if p.epilogue.c_dtype else 0
     moved += p.results * (_stored_bytes(plan) + added) * odd.results
-  blocks = cdiv(_work_tiles(plan), rounds) * cfg.cluster_m * cfg.cluster_n
+  blocks = cdiv(_work_tiles(plan), rounds) * _blocks(cfg)
   streamed = cfg.block_m if cfg.swap_ab else bn
   in_flight = bytes_of(cfg.stages * streamed * bk, p.a.dtype)
   memory = moved / smallest(_dram(plan, fit), blocks * in_flight / fit.latency)

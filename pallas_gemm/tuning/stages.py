@@ -92,7 +92,8 @@ def _tiles(plan: Plan) -> tuple[int, int]:
 
 
 def _blocks(plan: Plan) -> int:
-  return plan.clusters * plan.config.cluster_m * plan.config.cluster_n
+  cfg = plan.config
+  return plan.clusters * cfg.cluster_m * cfg.cluster_n * cfg.cluster_k
 
 
 @functools.cache

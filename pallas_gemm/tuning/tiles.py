@@ -16,6 +16,8 @@ from pallas_gemm.tuning import fitted, odd_sizes, stages
 # not come in time to where results are stored from.
 AHEAD = {(128, 128): 8, (128, 192): 8, (128, 256): 4}
 _SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+# Parts of K in a cluster.
+_IN_CLUSTER = (2, 3, 4, 6, 8)
 # Slabs that a part of K must have to be worth a work tile of its own.
 _FEWEST_SLABS = 4
 # Of slabs of 128; shorter sums were not tried.
@@ -54,6 +56,7 @@ def _swapped(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
       continue
     if not _are_too_many(tiles, config, p, sms):
       yield _in_one_strip(config, rows, columns)
+    yield from _in_clusters(config, tiles, p, kind)
 
 
 def _tiles(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
@@ -106,12 +109,31 @@ def _tiles(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
       yield split_last
     if tiles > sms:
       continue
+    yield from _in_clusters(config, tiles, p, kind)
     for split in _SPLITS:
       if tiles * split > 2 * sms or slabs < split * _FEWEST_SLABS:
         break
       parts = fitted.in_parts(config, split, kind)
       if parts is not None:
         yield parts
+
+
+def _in_clusters(
+  config: Config, tiles: int, problem: Problem, kind: fitted.Kind
+) -> Iterator[Config]:
+  """The tile with its parts of K summed by the blocks of a cluster.
+
+  All of them at once, and of tiles whose sums find room beside the ring.
+  """
+  slabs = cdiv(problem.k, config.block_k)
+  if problem.along or config.block_m * config.block_n > 2**14:
+    return
+  for parts in _IN_CLUSTER:
+    if tiles > kind.gpu.sm_count // parts or slabs < parts * _FEWEST_SLABS:
+      break
+    found = fitted.in_cluster(config, parts, kind)
+    if found is not None:
+      yield found
 
 
 def _pingpong(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:

@@ -51,10 +51,12 @@ class Results(NamedTuple):
   Attributes:
     out: the results.
     parts: of a split last wave, sums over parts of K of each product.
+    sums: see `cluster_sums.interpreted_sums`.
   """
 
   out: Any
   parts: Any
+  sums: Any = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,8 @@ class Shared:
     last_full: what the loads of a group's last slab arrive at instead.
     staging: of each result, subtiles on their way to global memory.
     partial_staging: a subtile for groups that end inside a tile.
+    sums, sums_arrived: of a cluster along K, the sums over parts of K that its
+      blocks send, [consumers, blocks, ...] of each product, and barriers.
     zeros: a subtile for groups that have no rows.
     bias, bias_loaded: of each consumer, and its barriers.
     c, c_loaded: subtiles of C, None where they lie in `staging`.
@@ -80,6 +84,8 @@ class Shared:
   empty: Any = None
   staging: Any
   partial_staging: Any = None
+  sums: Any = None
+  sums_arrived: Any = None
   zeros: Any = None
   bias: Any = None
   bias_loaded: Any = None
@@ -187,13 +193,15 @@ class Block:
       plgpu.barrier_arrive(self.shared.empty.at[slot], **when)
 
   def share_corner(self, work_tile: schedule.WorkTile):
-    """Row and column of the result where this consumer's share starts."""
+    """Row and column of the result where what this consumer stores starts."""
     rows, columns = self.plan.share
     row, column = work_tile.row, work_tile.column
     if self.plan.config.split == "m":
       row += self.warpgroup * rows
     elif self.plan.config.split == "n":
       column += self.warpgroup * columns
+    if self.plan.config.cluster_k > 1:
+      column += lax.axis_index("cluster_k") * self.plan.stored_share[1]
     return row, column
 
   def subtile_window(

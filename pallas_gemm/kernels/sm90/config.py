@@ -23,6 +23,8 @@ class Config:
       none, they compute a tile each, in turn.
     cluster_m, cluster_n: blocks of a cluster along each side; blocks of one
       tile column (row) share their loads of B (A).
+    cluster_k: blocks of a cluster that sum up parts of K of one tile, and add
+      up the sums through each other's shared memory.
     raster: width of the strips, in clusters' tiles, that the order of tiles
       walks along.
     raster_dim: the side that a strip is `raster` wide along.
@@ -46,6 +48,7 @@ class Config:
   split: Split = "m"
   cluster_m: int = 1
   cluster_n: int = 1
+  cluster_k: int = 1
   raster: int = 8
   raster_dim: Side = "m"
   epilogue_n: int = 64

@@ -14,6 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm.kernels.sm90.block import Block
+from pallas_gemm.kernels.sm90.cluster_sums import add_up
 from pallas_gemm.kernels.sm90.epilogue import Epilogue
 from pallas_gemm.kernels.sm90.mainloops import FromShared, Mainloop
 from pallas_gemm.kernels.sm90.schedule import WorkTile
@@ -73,6 +74,8 @@ class Consumer:
       *self.mainloop.accumulators(),
     )
     slot = slot if following is None else following
+    if self.block.plan.config.cluster_k > 1:
+      accumulators = add_up(self.block, accumulators)
     return slot, self.stores.finish(work_tile, accumulators)
 
   def _multiply(self, work_tile: WorkTile, slot, beside, *accumulators):

@@ -55,7 +55,7 @@ class Epilogue:
     if shared.bias is None:
       return
     along_n = block.plan.problem.epilogue.bias == "n"
-    size = block.plan.share[along_n]
+    size = block.plan.stored_share[along_n]
     along = pl.ds(block.share_corner(work_tile)[along_n], size)
     bias = block.operands.bias
     plgpu.copy_gmem_to_smem(

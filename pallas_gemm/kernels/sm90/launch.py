@@ -36,6 +36,9 @@ ladder take that apart step by step; what is here beyond them:
   of the same launch, whose partial sums a second kernel adds in order and puts
   in place. 768 x 7168 x 18432 (TN): 276 -> 259 us, 2048 x 32000 x 4096: 672 ->
   657, 500 x 4544 x 18176: 125 -> 115 (H200).
+* **Parts of K in a cluster** (`Config.cluster_k`): where tiles are few and K is
+  long, blocks of a cluster multiply a part of K each and add up their sums
+  through each other's shared memory (`cluster_sums`).
 * **split_k** writes float32 partial sums of parts of K, which XLA adds in a
   fixed order (and applies the epilogue to): same bits every time, no atomics.
 
@@ -62,6 +65,7 @@ from pallas_gemm import compat
 from pallas_gemm.kernels import epilogues
 from pallas_gemm.kernels.sm90 import legal, tables, weights
 from pallas_gemm.kernels.sm90.block import Block, Operands, Results, Shared
+from pallas_gemm.kernels.sm90.cluster_sums import interpreted_sums
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.consumer import consume
 from pallas_gemm.kernels.sm90.layout import round_up
@@ -274,8 +278,8 @@ def _launch(
     out_type=[_result_types(plan)],
     grid=(plan.clusters,),
     grid_names=("cluster",),
-    cluster=(cfg.cluster_m, cfg.cluster_n),
-    cluster_names=("cluster_m", "cluster_n"),
+    cluster=(cfg.cluster_m, cfg.cluster_n, cfg.cluster_k),
+    cluster_names=("cluster_m", "cluster_n", "cluster_k"),
     num_threads=cfg.consumers + 1,
     compiler_params=plgpu.CompilerParams(
       approx_math=is_approximate,
@@ -322,7 +326,8 @@ def _result_types(plan: Plan) -> Results:
   ]
   rows, columns = plan.grid[0] * cfg.block_m, cfg.tail_columns * cfg.block_n
   part = jax.ShapeDtypeStruct((cfg.tail_split_k, rows, columns), jnp.float32)
-  return Results(out, [part] * plan.products if cfg.tail_columns else [])
+  parts = [part] * plan.products if cfg.tail_columns else []
+  return Results(out, parts, interpreted_sums(plan))
 
 
 def _dense_results(plan: Plan, outs: Sequence[jax.Array]) -> list[jax.Array]:

@@ -47,6 +47,7 @@ def reason(plan: Plan) -> str | None:
     or _cluster_reason(plan)
     or _groups_reason(plan)
     or _split_reason(plan)
+    or _cluster_k_reason(plan)
     or _pingpong_reason(plan)
     or _memory_reason(plan)
   )
@@ -147,7 +148,7 @@ def _tile_reason(plan: Plan) -> str | None:
 
 
 def _subtiles_reason(plan: Plan) -> str | None:
-  width, (_, columns) = plan.config.epilogue_n, plan.share
+  width, (_, columns) = plan.config.epilogue_n, plan.stored_share
   dtypes = filter(None, (plan.stored_dtype, plan.problem.epilogue.c_dtype))
   is_one_atom = max(layout.bytes_of(width, x) for x in dtypes) <= ATOM_BYTES
   if width < 16 or width > columns or (columns % width and not is_one_atom):
@@ -237,6 +238,27 @@ def _split_reason(plan: Plan) -> str | None:
     )
   if plan.by_rows:
     return "a split last wave needs results that TMA stores"
+  return None
+
+
+def _cluster_k_reason(plan: Plan) -> str | None:
+  p, cfg = plan.problem, plan.config
+  parts, (_, columns) = cfg.cluster_k, plan.share
+  if parts == 1:
+    return None
+  slabs = cdiv(p.k, cfg.block_k)
+  # 8 blocks are the most that every GPU can run as a cluster.
+  if not 1 < parts <= min(8, slabs):
+    return f"cluster_k must be in 1..{min(8, slabs)}, got {parts}"
+  if p.along or cfg.split == "pingpong" or cfg.tail_columns:
+    return "cluster_k has no groups, no pingpong and no split of the last wave"
+  if cfg.cluster_m * cfg.cluster_n * cfg.split_k > 1:
+    return "cluster_k has no cluster_m, no cluster_n and no split_k"
+  if columns % parts:
+    return f"cluster_k must divide a consumer's {columns} columns, got {parts}"
+  if plan.work_tiles_of_a_block != 1:
+    # Sums of a second tile would need to know that those of the first are read.
+    return "cluster_k takes no more tiles than find room at a time"
   return None
 
 

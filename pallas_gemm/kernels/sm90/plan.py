@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import hardware
+from pallas_gemm import compat, hardware
 from pallas_gemm.kernels.sm90 import layout
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import (
@@ -166,6 +166,7 @@ class Plan(Tiling):
     staged = (consumers, self.buffers, rows, width)
     axes = ("cluster_n",) * (cfg.cluster_n > 1)
     axes += ("cluster_m",) * (cfg.cluster_m > 1)
+    of_parts = (consumers, cfg.cluster_k, *self.stored_share)
     found: list[Buffer | Barrier] = [
       _swizzled("a_ring", (cfg.stages, *a_tile), p.a.dtype, columns),
       _swizzled(
@@ -176,6 +177,14 @@ class Plan(Tiling):
     ]
     if self.refills:
       found.append(Barrier("empty", self.readers, cfg.stages, axes))
+    if cfg.cluster_k > 1:
+      found.append(
+        _swizzled(
+          "sums", of_parts, "float32", self.stored_share[1], self.products
+        )
+      )
+      arrivals = cfg.cluster_k * self.products
+      found.append(Barrier("sums_arrived", arrivals, consumers))
     if p.along == "m" and not self.by_rows:
       # Not swizzled, so that rows are stored in any number.
       found.append(Buffer("partial_staging", (consumers, rows, width), dtype))
@@ -187,7 +196,7 @@ class Plan(Tiling):
         found.append(_swizzled("zeros", (rows, width), dtype, width))
     if self.has_bias:
       # TMA writes to multiples of 128 bytes.
-      along = round_up(max(self.share), 64)
+      along = round_up(max(self.stored_share), 64)
       found.append(Buffer("bias", (consumers, along), "float32"))
       found.append(Barrier("bias_loaded", 1, consumers))
     if self.has_c:
@@ -215,10 +224,14 @@ class Plan(Tiling):
     found: dict[str, Any] = {}
     for item in self.shared:
       if isinstance(item, Barrier):
+        if item.name == "sums_arrived" and not compat.targets_gpu():
+          # See `cluster_sums.interpreted_sums`.
+          item = item._replace(arrivals=1, over=("cluster_k",))
         found[item.name] = _barrier_type(item)
         continue
       if item.name == "bias":
-        along = round_up(self.share[self.problem.epilogue.bias == "n"], 64)
+        along_n = self.problem.epilogue.bias == "n"
+        along = round_up(self.stored_share[along_n], 64)
         shape = (self.config.consumers, along)
         item = item._replace(shape=shape, dtype=bias_dtype)
       kind = _buffer_type(item)

@@ -167,6 +167,8 @@ def dense_schedule(plan: Plan) -> Schedule:
     part = lax.div(i, tiles)
     batch = lax.rem(part, p.batch)
     start = lax.div(part, p.batch) * (steps * cfg.block_k)
+    if cfg.cluster_k > 1:
+      start += lax.axis_index("cluster_k") * (steps * cfg.block_k)
     return WorkTile(row, column, batch, batch, part, start, steps)
 
   return Schedule(work_tiles, lambda _: (), work_tile)

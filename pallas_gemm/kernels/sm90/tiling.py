@@ -91,6 +91,15 @@ class Tiling:
     return cfg.block_m, cfg.block_n // cfg.consumers
 
   @functools.cached_property
+  def stored_share(self) -> tuple[int, int]:
+    """Rows and columns of the share that are this block's to store.
+
+    Blocks of a cluster along K each store some columns of the tile.
+    """
+    rows, columns = self.share
+    return rows, columns // self.config.cluster_k
+
+  @functools.cached_property
   def pingpong(self) -> int:
     """Consumers that ping-pong, a work tile each; 1 if they share each one."""
     return self.config.consumers if self.config.split == "pingpong" else 1
@@ -167,7 +176,8 @@ class Tiling:
   @functools.cached_property
   def slabs(self) -> int:
     """Slabs of K that a work tile of a dense product has."""
-    return cdiv(cdiv(self.problem.k, self.config.block_k), self.config.split_k)
+    parts = self.config.split_k * self.config.cluster_k
+    return cdiv(cdiv(self.problem.k, self.config.block_k), parts)
 
   @functools.cached_property
   def row_tiles(self) -> int:
@@ -189,7 +199,9 @@ class Tiling:
 
   @functools.cached_property
   def _clusters_at_once(self) -> int:
-    return self.gpu.sm_count // (self.config.cluster_m * self.config.cluster_n)
+    cfg = self.config
+    blocks = cfg.cluster_m * cfg.cluster_n * cfg.cluster_k
+    return self.gpu.sm_count // blocks
 
   @functools.cached_property
   def work_tiles_of_a_block(self) -> int | None:
@@ -305,7 +317,7 @@ class Tiling:
       and not p.epilogue.save
       and not cfg.swap_ab
       and p.n >= DIRECT
-      and self.share[1] % DIRECT == 0
+      and self.stored_share[1] % DIRECT == 0
       and layout.padding(shape, width, width, p.out_dtype) != shape
     )
 
@@ -320,14 +332,14 @@ class Tiling:
     All are of one width. Where it does not divide the columns, the last subtile
     ends with them, and what it shares with the subtile before is stored twice.
     """
-    (rows, columns), width = self.share, self.subtile_width
+    (rows, columns), width = self.stored_share, self.subtile_width
     starts = [min(j, columns - width) for j in range(0, columns, width)]
     return tuple(itertools.product(range(0, rows, WGMMA_ROWS), starts))
 
   @functools.cached_property
   def subtiles_overlap(self) -> bool:
     """Whether the last of a row's `subtiles` has columns of the one before."""
-    return self.share[1] % self.subtile_width > 0
+    return self.stored_share[1] % self.subtile_width > 0
 
   @functools.cached_property
   def _subtiles_with_room(self) -> int:

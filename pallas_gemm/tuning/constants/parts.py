@@ -59,6 +59,8 @@ class Model:
     launch: microseconds until the first block runs and after the last ends.
     reduce: microseconds of the kernel that sums partial products.
     reduce_rate: its bytes a microsecond.
+    sums: microseconds until sums over parts of K have reached the blocks of a
+      cluster; sums_rate: bytes of a tile's sums a microsecond.
     even: what is lost in clock if no SM is idle in the last wave.
   """
 
@@ -111,6 +113,8 @@ class Model:
   launch: float
   reduce: float
   reduce_rate: float
+  sums: float
+  sums_rate: float
   even: float
 
 
