@@ -438,6 +438,8 @@ _anywhere: set[str] = set()
 _in_blocks: set[str] = set()
 # Those whose wider copies are of matrices that are no whole number of atoms.
 _of_ragged: set[str] = set()
+# Those of which such copies start at any multiple of 16 bytes of a row.
+_inside_rows: set[str] = set()
 # Those whose results leave the L2 first; see `evict_results_first`.
 _evicted_first: set[str] = set()
 
@@ -446,6 +448,7 @@ def allow_ragged_copies(
   anywhere: str | None = None,
   in_blocks: str | None = None,
   of_ragged: str | None = None,
+  inside_rows: str | None = None,
 ) -> None:
   """Lets TMA copy one swizzle atom at a time from matrices of any shape.
 
@@ -466,6 +469,9 @@ def allow_ragged_copies(
     of_ragged: name of a kernel whose wider copies into shared memory start with
       an atom of a matrix that is no whole number of them. All rows of one must
       be followed by another row: what is past their ends is that one's.
+    inside_rows: name of a kernel whose wider copies into shared memory of
+      matrices that are no whole number of atoms, but of 8 rows, lie within
+      their rows and start at any multiple of 16 bytes.
   """
   if anywhere is not None:
     _anywhere.add(anywhere)
@@ -473,6 +479,8 @@ def allow_ragged_copies(
     _in_blocks.add(in_blocks)
   if of_ragged is not None:
     _of_ragged.add(of_ragged)
+  if inside_rows is not None:
+    _inside_rows.add(inside_rows)
   _patch_async_copy()
 
 
@@ -520,6 +528,8 @@ def _patch_async_copy() -> None:
       transforms = (_BlocksOfRows(width),)
     elif into_smem and is_ragged and _kernel_name(self) in _of_ragged:
       transforms = (_Atoms(transforms[0].tiling),)
+    elif into_smem and is_ragged and _kernel_name(self) in _inside_rows:
+      transforms = (_InsideRows(transforms[0].tiling),)
     src_ref, dst_ref = (gmem, smem) if into_smem else (smem, gmem)
     original(
       self,
@@ -679,6 +689,31 @@ class _Atoms(_launch_context.MemRefTransform):
     *lead, row, column = strides
     height, width = self.tiling
     return (*lead, height * row, width * column, row, column)
+
+
+@dataclasses.dataclass(frozen=True)
+class _InsideRows(_Atoms):
+  """The same, of atoms that start at any column of whole blocks of 8 rows.
+
+  The first one does; TMA adds up coordinates times strides, so each further one
+  starts an atom's columns later. Only the first one's columns are compared with
+  the matrix's: all must lie in it.
+  """
+
+  def transform_gmem_shape(self, shape):
+    *lead, rows, columns = shape
+    height, width = self.tiling
+    return (*lead, rows // height, -(-columns // width), height, columns)
+
+  def transform_shape(self, shape):
+    return super().transform_gmem_shape(shape)
+
+  def transform_index(self, idx):
+    *lead, row, column = idx
+    zero, height = (
+      _mgpu_utils.c(x, ir.IndexType.get()) for x in (0, self.tiling[0])
+    )
+    return (*lead, arith.divui(row, height), zero, zero, column)
 
 
 def without_custom_derivatives(

@@ -259,11 +259,13 @@ def _launch(
 ) -> Results:
   """Runs the kernel; the results are of the shapes that it writes."""
   cfg, name = plan.config, _kernel_name(plan)
-  copies_anywhere = plan.problem.groups or plan.subtiles_overlap
+  is_moved = any(plan.moved_back)
+  copies_anywhere = plan.problem.groups or plan.subtiles_overlap or is_moved
   compat.allow_ragged_copies(
     anywhere=name if copies_anywhere else None,
     in_blocks=name if plan.problem.along == "k" else None,
     of_ragged=name if plan.b_last_apart else None,
+    inside_rows=name if is_moved else None,
   )
   if plan.evicts_results:
     compat.evict_results_first(name)
@@ -308,7 +310,8 @@ def _kernel_name(plan: Plan) -> str:
   if p.groups:
     return f"sm90_ragged_{p.along}" + ("_evict" if plan.evicts_results else "")
   name = "sm90_gated" if p.epilogue.gated else "sm90_dense"
-  return name + ("_overlap" if plan.subtiles_overlap else "")
+  name += "_overlap" if plan.subtiles_overlap else ""
+  return name + ("_moved" if any(plan.moved_back) else "")
 
 
 def _result_types(plan: Plan) -> Results:

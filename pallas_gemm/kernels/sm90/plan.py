@@ -98,11 +98,6 @@ class Plan(Tiling):
     return a + b * self.products
 
   @functools.cached_property
-  def stored_dtype(self) -> str:
-    """Of what the kernel writes; parts of K are summed in float32."""
-    return "float32" if self.config.split_k > 1 else self.problem.out_dtype
-
-  @functools.cached_property
   def subtile_shape(self) -> Shape:
     """Rows and columns of a subtile, as it is stored."""
     return self._stored(WGMMA_ROWS, self.subtile_width)
@@ -235,8 +230,10 @@ class Plan(Tiling):
   @functools.cached_property
   def operand_paddings(self) -> tuple[Shape, Shape]:
     """The same as they are handed to the kernel, most of them to TMA."""
-    a, b = self._whole_paddings
-    return a, self.operand_shapes[1] if self.b_last_apart else b
+    (a, b), (a_moved, b_moved) = self.operand_shapes, self.moved_back
+    a_pad, b_pad = self._whole_paddings
+    b_as_it_is = b_moved or self.b_last_apart
+    return a if a_moved else a_pad, b if b_as_it_is else b_pad
 
   @functools.cached_property
   def last_slab_shape(self) -> Shape | None:

@@ -29,7 +29,7 @@ def produce(block: Block) -> None:
   plan, producer = block.plan, Producer(block)
   registers, _ = plan.registers
   plgpu.set_max_registers(registers, action="decrease")
-  if plan.problem.groups is None:
+  if plan.problem.groups is None and not any(plan.moved_back):
 
     @on_one_warp
     def _():
@@ -37,8 +37,8 @@ def produce(block: Block) -> None:
 
     return
 
-  # What is known of a group's rows can be said to Mosaic GPU by whole
-  # warpgroups alone, so here one warp has only the slabs of a work tile.
+  # That tiles start anywhere can be said to Mosaic GPU by whole warpgroups
+  # alone, so here one warp has only the slabs of a work tile.
   def load(work_tile, slot):
     if plan.b_by_threads:
       return producer.load_work_tile_by_threads(work_tile, slot)

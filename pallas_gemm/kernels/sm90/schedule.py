@@ -87,9 +87,10 @@ class Place(NamedTuple):
 
   def work_tile(self, plan: Plan) -> WorkTile:
     """A work tile whose results go there; nothing else of it is known."""
-    column = pl.multiple_of(self.column, plan.config.block_n)
+    row_moved, column_moved = plan.moved_back
+    column = _multiple_of(self.column, plan.config.block_n, column_moved)
     if plan.problem.along != "m":
-      row = pl.multiple_of(self.row, plan.config.block_m)
+      row = _multiple_of(self.row, plan.config.block_m, row_moved)
       return WorkTile(row, column, out=self.which, **NO_SUM)
     return WorkTile(
       compat.anywhere(self.row),
@@ -163,7 +164,7 @@ def dense_schedule(plan: Plan) -> Schedule:
   def work_tile(i: Index, known: tuple[()]) -> WorkTile:
     del known
     tile = i if work_tiles == tiles else lax.rem(i, tiles)
-    row, column = corner(snake(tile, plan.grid, cfg), cfg)
+    row, column = _inside(plan, corner(snake(tile, plan.grid, cfg), cfg))
     part = lax.div(i, tiles)
     batch = lax.rem(part, p.batch)
     start = lax.div(part, p.batch) * (steps * cfg.block_k)
@@ -203,6 +204,22 @@ def _schedule_with_split_last_wave(plan: Plan) -> Schedule:
     )
 
   return Schedule(whole + split * cfg.tail_split_k, lambda _: (), work_tile)
+
+
+def _inside(plan: Plan, start: tuple[Index, Index]) -> tuple[Index, Index]:
+  """Where a tile starts, moved back if that is to end with the matrix."""
+  p, cfg = plan.problem, plan.config
+  ends = p.m - cfg.block_m, p.n - cfg.block_n
+  row, column = (
+    compat.anywhere(jnp.minimum(index, end)) if is_moved else index
+    for index, end, is_moved in zip(start, ends, plan.moved_back)
+  )
+  return row, column
+
+
+def _multiple_of(index: Index, block: int, is_moved: bool) -> Index:
+  """The row or column where a tile starts, which the compiler does not see."""
+  return compat.anywhere(index) if is_moved else pl.multiple_of(index, block)
 
 
 def snake(

@@ -146,6 +146,34 @@ class Tiling:
     return layout.is_addressable(columns, self.problem.b.dtype)
 
   @functools.cached_property
+  def moved_back(self) -> tuple[bool, bool]:
+    """Whether the last tiles along M, and along N, are moved back to its end.
+
+    They then have rows, or columns, of the tiles before: the same bits are
+    stored twice. Of an operand that is stored along that side, in rows that are
+    no whole number of swizzle atoms, all that is loaded then lies in its rows,
+    and it need not be padded.
+    """
+    p, cfg = self.problem, self.config
+    dtypes = filter(None, (self.stored_dtype, p.epilogue.c_dtype))
+    width = max(layout.bytes_of(cfg.epilogue_n, x) for x in dtypes)
+    is_free = cfg.cluster_m * cfg.cluster_n == 1 and cfg.tail_columns == 0
+    if p.along or not is_free or p.k % ATOM_ROWS or width > ATOM_BYTES:
+      return False, False
+    sides = (p.m, cfg.block_m, p.a), (p.n, cfg.block_n, p.b)
+    shapes = layout.operand_shapes(p)
+    moved = [
+      not operand.k_last
+      and size >= block
+      and layout.is_addressable(size, operand.dtype)
+      and shape != padded
+      for (size, block, operand), shape, padded in zip(
+        sides, shapes, self._whole_paddings
+      )
+    ]
+    return moved[0], moved[1]
+
+  @functools.cached_property
   def registers(self) -> tuple[int, int]:
     """Registers of a thread of the producer, and of one of a consumer."""
     found = REGISTERS
@@ -280,6 +308,11 @@ class Tiling:
     return _extent(p.n, cfg.block_n, p.b.k_last and cfg.cluster_m == 1)
 
   # Results.
+
+  @functools.cached_property
+  def stored_dtype(self) -> str:
+    """Of what the kernel writes; parts of K are summed in float32."""
+    return "float32" if self.config.split_k > 1 else self.problem.out_dtype
 
   @functools.cached_property
   def outputs(self) -> int:
