@@ -68,6 +68,8 @@ def changed(config: Config, **fields) -> Config:
   return dataclasses.replace(config, **fields)
 
 
+TWO = {"consumers": 2}
+MANY_NARROW = changed(OVERLAP, block_n=224)
 FP16 = {"dtype": "float16", "out_dtype": "float16"}
 CASES = (
   # Each number of consumers, each side that they share out, each layout.
@@ -165,6 +167,59 @@ CASES = (
   ),
   case(
     "overlap_in_a_cluster_nt", (130, 200, 72), changed(OVERLAP, cluster_m=2)
+  ),
+  # Last tiles that are moved back, of B, of A, and of both.
+  case(
+    "moved_back_nn",
+    (70, 200, 136),
+    WIDE,
+    dense.Epilogue(activation=jax.nn.gelu, beta=-0.5),
+    c_dtype="bfloat16",
+    bias="n",
+  ),
+  case(
+    "moved_back_tt",
+    (200, 70, 72),
+    changed(ROWS, epilogue_buffers=1),
+    bias="m",
+    out_dtype="float32",
+  ),
+  case("moved_back_tn", (136, 200, 72), changed(WIDE, block_m=128, **TWO)),
+  case(
+    "moved_back_and_swapped_nn",
+    (70, 200, 136),
+    changed(SWAPPED, block_m=128, **TWO),
+    c_dtype="bfloat16",
+    bias="n",
+    **FP16,
+  ),
+  case("moved_back_atoms_of_32_nn", (64, 136, 64), NARROW),
+  case("moved_back_and_overlap_nn", (64, 248, 64), MANY_NARROW),
+  case("moved_back_in_parts_nn", (64, 136, 264), changed(WIDE, split_k=2)),
+  case(
+    "moved_back_and_ping_pong_nn",
+    (130, 264, 64),
+    changed(WIDE, stages=2, consumers=2, split="pingpong"),
+  ),
+  case(
+    "moved_back_in_a_batch_nn",
+    (70, 136, 72),
+    WIDE,
+    batch=3,
+    batched_a=True,
+    batched_b=True,
+  ),
+  case(
+    "moved_back_in_a_cluster_tn",
+    (200, 328, 72),
+    changed(WIDE, block_m=128, cluster_m=2, **TWO),
+  ),
+  case(
+    "moved_back_and_gated_nn",
+    (70, 136, 72),
+    WIDE,
+    dense.Epilogue(activation=jax.nn.silu),
+    gated=True,
   ),
   # Clusters, with a tile to spare.
   case(

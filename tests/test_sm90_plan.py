@@ -198,6 +198,38 @@ def _subsets(sizes):
   )
 
 
+@pytest.mark.parametrize(
+  ("fields", "changes", "moved"),
+  [
+    ({}, {}, (False, True)),
+    ({"n": 256}, {}, (False, False)),  # whole atoms
+    ({"n": 204}, {}, (False, False)),  # rows that TMA can't address
+    ({"k": 204}, {}, (False, False)),  # no whole blocks of 8 rows
+    ({"n": 120}, {}, (False, False)),  # less than a tile
+    ({"transpose_b": True}, {}, (False, False)),  # rows along K
+    ({"transpose_a": True, "m": 200}, {}, (True, True)),
+    ({}, {"block_n": 64}, (False, False)),  # copies that are one atom wide
+    ({"out_dtype": "float32"}, {}, (False, False)),  # subtiles that are wider
+    ({"out_dtype": "float32"}, {"epilogue_n": 32}, (False, True)),
+    ({}, {"split_k": 2, "epilogue_n": 32}, (False, True)),
+    ({}, {"cluster_m": 2}, (False, True)),
+    ({"m": 9000}, {"tail_columns": 1, "tail_split_k": 2}, (False, False)),
+    ({"batch": 3, "batched_a": True}, {}, (False, True)),
+  ],
+  ids=str,
+)
+def test_last_tiles_are_moved_back_rather_than_operands_padded(
+  fields, changes, moved
+):
+  config = Config(**{"block_m": 128, "block_n": 128} | changes)
+  found = plan(**{"m": 136, "n": 200, "k": 200} | fields, config=config)
+  assert found.moved_back == moved
+  for is_moved, shape, padded in zip(
+    moved, found.operand_shapes, found.operand_paddings
+  ):
+    assert not is_moved or shape == padded
+
+
 def test_groups_along_k_are_read_from_any_row():
   found = plan(
     70, 72, 203, ragged="k", groups=3, transpose_a=True, config=SMALL

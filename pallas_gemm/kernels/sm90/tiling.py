@@ -157,8 +157,7 @@ class Tiling:
     p, cfg = self.problem, self.config
     dtypes = filter(None, (self.stored_dtype, p.epilogue.c_dtype))
     width = max(layout.bytes_of(cfg.epilogue_n, x) for x in dtypes)
-    is_free = cfg.cluster_m * cfg.cluster_n == 1 and cfg.tail_columns == 0
-    if p.along or not is_free or p.k % ATOM_ROWS or width > ATOM_BYTES:
+    if p.along or cfg.tail_columns or p.k % ATOM_ROWS or width > ATOM_BYTES:
       return False, False
     sides = (p.m, cfg.block_m, p.a), (p.n, cfg.block_n, p.b)
     shapes = layout.operand_shapes(p)
