@@ -325,11 +325,11 @@ class Stores:
     whole = p.n - p.n % DIRECT
 
     def store(columns):
+      to = pl.ds(first, WGMMA_ROWS), pl.ds(column, columns)
+      to = window(out_ref, work_tile.out, to)
+
       def store_rows(i, _):
-        row = i * ATOM_ROWS
-        to = pl.ds(first + row, ATOM_ROWS), pl.ds(column, columns)
-        to = window(out_ref, work_tile.out, to)
-        ptx.store_rows(staged, to, row, rows)
+        ptx.store_rows(staged, to, i * ATOM_ROWS, rows)
 
       lax.fori_loop(0, cdiv(rows, ATOM_ROWS), store_rows, None)
 
