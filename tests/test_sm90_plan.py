@@ -205,9 +205,12 @@ def _subsets(sizes):
     ({"n": 256}, {}, (False, False)),  # whole atoms
     ({"n": 204}, {}, (False, False)),  # rows that TMA can't address
     ({"k": 204}, {}, (False, False)),  # no whole blocks of 8 rows
-    ({"n": 120}, {}, (False, False)),  # less than a tile
+    ({"n": 112}, {}, (False, False)),  # less than a tile
+    # Rows at odd multiples of 16 bytes: small ones are sooner copied.
+    ({"n": 200}, {}, (False, False)),
+    ({"n": 1000, "k": 4096}, {}, (False, True)),
     ({"transpose_b": True}, {}, (False, False)),  # rows along K
-    ({"transpose_a": True, "m": 200}, {}, (True, True)),
+    ({"transpose_a": True, "m": 208}, {}, (True, True)),
     ({}, {"block_n": 64}, (False, False)),  # copies that are one atom wide
     ({"out_dtype": "float32"}, {}, (False, False)),  # subtiles that are wider
     ({"out_dtype": "float32"}, {"epilogue_n": 32}, (False, True)),
@@ -222,7 +225,7 @@ def test_last_tiles_are_moved_back_rather_than_operands_padded(
   fields, changes, moved
 ):
   config = Config(**{"block_m": 128, "block_n": 128} | changes)
-  found = plan(**{"m": 136, "n": 200, "k": 200} | fields, config=config)
+  found = plan(**{"m": 144, "n": 208, "k": 200} | fields, config=config)
   assert found.moved_back == moved
   for is_moved, shape, padded in zip(
     moved, found.operand_shapes, found.operand_paddings
