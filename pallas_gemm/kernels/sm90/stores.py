@@ -328,10 +328,9 @@ class Stores:
       to = pl.ds(first, WGMMA_ROWS), pl.ds(column, columns)
       to = window(out_ref, work_tile.out, to)
 
-      def store_rows(i, _):
-        ptx.store_rows(staged, to, i * ATOM_ROWS, rows)
-
-      lax.fori_loop(0, cdiv(rows, ATOM_ROWS), store_rows, None)
+      # Unrolled, so that loads from shared memory do not wait for stores.
+      for row in range(0, WGMMA_ROWS, ATOM_ROWS):
+        ptx.store_rows(staged, to, jnp.int32(row), rows)
 
     pl.when(column < whole)(lambda: store(DIRECT))
     if whole < p.n:
