@@ -5,7 +5,7 @@ done by operations that Pallas' interpreter knows.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.experimental import pallas as pl
@@ -76,7 +76,7 @@ def copy_async(window: Any, slot: Any, *, swizzle: int) -> None:
   def _(_, window, slot):
     pitch = _pitch(window)
     width = _aligned_to(pitch)
-    place = _Place(_shared_address(slot), row_bytes, swizzle)
+    place = _Place(row_bytes, swizzle)
     pieces = row_bytes // width
     # A power of two, so that no thread divides.
     across = 2 ** math.ceil(math.log2(pieces))
@@ -90,12 +90,13 @@ def copy_async(window: Any, slot: Any, *, swizzle: int) -> None:
     # Rows that are whole atoms apart lie alike: their addresses differ by
     # constants.
     period = max(1, _ATOM_ROWS // down)
+    to = _shared_address(slot)
     targets = [
-      place.of(arith.addi(row, _i32(i * down)), column)
+      arith.addi(to, place.of(arith.addi(row, _i32(i * down)), column))
       for i in range(min(period, rows // down))
     ]
     for i in range(rows // down):
-      below = i // period * (period * down) * row_bytes
+      below = i // period * (period * down // _ATOM_ROWS) * place.atoms_bytes
       ahead = i * down * pitch
       _asm(
         f"@$2 cp.async.ca.shared.global [$0+{below}], [$1+{ahead}], {width};",
@@ -127,162 +128,119 @@ def wait_async(count: int) -> None:
 def store_rows(staged: Any, window: Any, row: jax.Array, count: Any) -> None:
   """Stores 8 rows of shared memory to a matrix whose rows start anywhere.
 
-  As vectors of 16 bytes, which must be aligned in global memory: each is put
-  together of two vectors of shared memory. The elements of a row before its
-  first vector and after its last one are stored one by one.
+  As wide as the rows are aligned, 8 or 4 bytes. Where rows of 16-bit elements
+  start at odd ones, words are put together of two words, and a first or last
+  element is stored by itself.
 
   Args:
     staged: [rows, 128] of shared memory, swizzled, in atoms of 128 bytes.
-    window: [rows, columns <= 128] of global memory, from a multiple of 128
-      columns on. Of the whole tile, so that what depends on where it starts is
-      computed once for all its rows; rows past `count` need not be there.
+    window: [8, columns <= 128] of global memory, from a multiple of 128
+      columns on.
     row: the first row, a multiple of 8.
     count: only rows before that one are stored.
   """
-  columns = window.shape[-1]
+  rows, columns = window.shape
   if not compat.targets_gpu():
-    for i in range(_ATOM_ROWS):
+    for i in range(rows):
 
       @pl.when(row + i < count)
       def _(i=i):
-        window[row + i] = staged[row + i, pl.ds(0, columns)]
+        window[i] = staged[row + i, pl.ds(0, columns)]
 
     return
+  size, across = jnp.dtype(window.dtype).itemsize, staged.shape[-1]
   scalar = plgpu.Layout.WG_SPLAT
   types = _swizzled_type(staged, _ATOM), plgpu.RefType(), scalar, scalar
-  size = jnp.dtype(window.dtype).itemsize
-  staged_bytes, row_bytes = staged.shape[-1] * size, columns * size
 
   @plgpu.inline_mgpu(arg_types=types)
   def _(_, staged, window, row, count):
     row, count = (x.registers.item() for x in (row, count))
-    target, pitch = _address(window), _pitch(window)
-    source = _multiply_add(row, staged_bytes, _shared_address(staged))
-    place = _Place(source, staged_bytes, _ATOM)
-
-    def share(threads: int, above: int) -> _Share:
-      nth = arith.remui(_thread(), _i32(threads))
-      below = arith.divui(_thread(), _i32(threads))
-      below = arith.addi(below, _i32(above))
-      start = _multiply_add(_extended(below), pitch, target)
-      to = _multiply_add(_extended(row), pitch, start)
-      here = _less(arith.addi(row, below), count)
-      # All rows whole eights apart start alike.
-      return _Share(nth, below, to, _unaligned(start), here)
-
-    threads = staged_bytes // _VECTOR
-    for above in range(0, _ATOM_ROWS, _THREADS // threads):
-      _store_vector(share(threads, above), place, row_bytes, pitch)
-    threads = _THREADS // _ATOM_ROWS
-    _store_element(share(threads, 0), place, row_bytes, size, threads)
+    pitch = _pitch(window)
+    width = _aligned_to(pitch)
+    place = _Place(across * size, _ATOM)
+    threads = across * size // width  # of a row
+    nth = arith.remui(_thread(), _i32(threads))
+    first = arith.divui(_thread(), _i32(threads))
+    source = _multiply_add(row, across * size, _shared_address(staged))
+    begin = arith.muli(nth, _i32(width))
+    following = arith.addi(begin, _i32(width))
+    for above in range(0, rows, _THREADS // threads):
+      below = arith.addi(first, _i32(above))
+      _asm(
+        _store_row(columns * size, width, straddles=pitch % _WORD != 0),
+        "l,r,r,r,r,r",
+        _multiply_add(_extended(below), pitch, _address(window)),
+        arith.addi(source, place.of(below, begin)),
+        arith.addi(source, place.of(below, following)),
+        nth,
+        arith.addi(row, below),
+        count,
+      )
 
   _(staged, window, row, jnp.int32(count))
 
 
-class _Share(NamedTuple):
-  """What of a row a thread of `store_rows` stores.
+def _store_row(size: int, width: int, straddles: bool) -> str:
+  """What a thread of `store_rows` does for one row.
 
-  Attributes:
-    nth: its number among the threads of the row.
-    row: the row's number, of eight.
-    to: where the row starts in global memory.
-    head: bytes of the row before its first aligned vector.
-    here: whether the row is stored.
-  """
-
-  nth: Any
-  row: Any
-  to: Any
-  head: Any
-  here: Any
-
-
-def _store_vector(
-  share: _Share, place: "_Place", row_bytes: int, pitch: int
-) -> None:
-  """Stores an aligned vector of a row, put together of two of shared memory."""
-  begin = arith.muli(share.nth, _i32(_VECTOR))
-  # Past the tile's last column any vector will do: nothing of it is stored.
-  following = arith.addi(begin, _i32(_VECTOR))
-  following = arith.remui(following, _i32(place.row_bytes))
-  column = arith.addi(begin, share.head)
-  is_whole = _less(column, _i32(row_bytes - _VECTOR + 1))
-  bytes_of_word = arith.remui(share.head, _i32(_WORD))
-  _asm(
-    _store_straddling(math.gcd(pitch, _VECTOR)),
-    "l,r,r,b,b,r,b",
-    arith.addi(share.to, _extended(column)),
-    place.of(share.row, begin),
-    place.of(share.row, following),
-    _has(share.head, 2 * _WORD),
-    _has(share.head, _WORD),
-    _multiply_add(bytes_of_word, 0x1111, _i32(0x3210)),
-    arith.andi(share.here, is_whole),
-  )
-
-
-def _store_straddling(aligned: int) -> str:
-  """Stores 16 bytes that lie in two vectors of shared memory.
-
-  They are moved to the front, by two words, by one, and by half of one.
-
-  Operands: $0 where they go in global memory; $1, $2 the vectors; $3, $4
-  whether they are moved by two words, and by one; $5 which bytes of two words
-  then make one, a digit each; $6 whether they are stored.
+  Operands: $0 where the row starts in global memory; $1, $2 the thread's piece
+  of it, and the next one, in shared memory; $3 the number of the thread in the
+  row; $4 that of the row, $5 how many there are.
 
   Args:
-    aligned: bytes that they are moved by a multiple of.
+    size: of a row, in bytes.
+    width: bytes of a store.
+    straddles: whether each other row starts in the middle of a word.
   """
-  steps = []
-  if aligned < 16:
-    steps += [f"selp.b32 w{i}, w{i + 2}, w{i}, $3;" for i in range(6)]
-  if aligned < 8:
-    steps += [f"selp.b32 w{i}, w{i + 1}, w{i}, $4;" for i in range(5)]
-  if aligned < 4:
-    steps += [f"prmt.b32 w{i}, w{i}, w{i + 1}, $5;" for i in range(4)]
+  if straddles:
+    return _store_straddling_row(size // 2)
+  kind, word = ("v2.b32", "{lo, hi}") if width == 8 else ("b32", "lo")
   return f"""{{
-    .reg .b32 w<8>;
-    ld.shared.v4.b32 {{w0, w1, w2, w3}}, [$1];
-    ld.shared.v4.b32 {{w4, w5, w6, w7}}, [$2];
-    {" ".join(steps)}
-    @$6 st.global.v4.b32 [$0], {{w0, w1, w2, w3}};
+    .reg .pred here; .reg .b32 lo, hi; .reg .b64 to;
+    setp.lt.s32 here, $4, $5;
+    setp.lt.and.u32 here, $3, {size // width}, here;
+    mad.wide.u32 to, $3, {width}, $0;
+    @here ld.shared.{kind} {word}, [$1];
+    @here st.global.{kind} [to], {word};
   }}"""
 
 
-def _store_element(
-  share: _Share, place: "_Place", row_bytes: int, size: int, threads: int
-) -> None:
-  """Stores an element of a row that is in none of its aligned vectors.
+def _store_straddling_row(elements: int) -> str:
+  """The same of elements of 16 bits, of rows that start at any.
 
-  The first half of a row's threads has those before the vectors, the second
-  half those after them: less than 16 bytes each.
+  A row that starts in the middle of a word begins with an element, then come
+  words of the elements 1 and 2, 3 and 4 and so on. What is left is an element.
   """
-  half = threads // 2
-  head = arith.minui(share.head, _i32(row_bytes))
-  whole = arith.divui(arith.subi(_i32(row_bytes), head), _i32(_VECTOR))
-  tail = _multiply_add(whole, _VECTOR, head)
-  is_before = _less(share.nth, _i32(half))
-  begin = arith.select(is_before, _i32(0), tail)
-  end = arith.select(is_before, head, _i32(row_bytes))
-  column = _multiply_add(arith.remui(share.nth, _i32(half)), size, begin)
-  bits = 8 * size
-  _asm(
-    f"""{{
-      .reg .b{bits} x;
-      @$2 ld.shared.b{bits} x, [$1];
-      @$2 st.global.b{bits} [$0], x;
-    }}""",
-    "l,r,b",
-    arith.addi(share.to, _extended(column)),
-    place.of(share.row, column),
-    arith.andi(share.here, _less(column, end)),
-  )
-
-
-def _unaligned(address):
-  """Bytes from an address to the first aligned vector."""
-  low = arith.trunci(ir.IntegerType.get_signless(32), address)
-  return arith.andi(arith.subi(_i32(0), low), _i32(_VECTOR - 1))
+  left = "odd" if elements % 2 == 0 else "even"
+  return f"""{{
+    .reg .pred odd, even, here, whole, first, last, next;
+    .reg .b32 lo, hi, word, past, count; .reg .b64 to, by; .reg .b16 a, b;
+    setp.lt.s32 here, $4, $5;
+    cvt.u32.u64 past, $0;
+    and.b32 past, past, 2;
+    setp.ne.u32 odd, past, 0;
+    setp.eq.u32 even, past, 0;
+    selp.b32 count, {(elements - 1) // 2}, {elements // 2}, odd;
+    mad.wide.u32 to, $3, {_WORD}, $0;
+    cvt.u64.u32 by, past;
+    add.s64 to, to, by;
+    setp.eq.and.u32 first, $3, 0, here;
+    and.pred first, first, odd;
+    setp.lt.and.u32 whole, $3, count, here;
+    setp.eq.and.u32 last, $3, count, here;
+    and.pred last, last, {left};
+    setp.lt.and.u32 next, $3, 63, here;
+    mov.b32 hi, 0;
+    @here ld.shared.b32 lo, [$1];
+    @next ld.shared.b32 hi, [$2];
+    mov.b32 {{a, b}}, lo;
+    @first st.global.b16 [$0], a;
+    prmt.b32 word, lo, hi, 0x5432;
+    selp.b32 word, word, lo, odd;
+    mov.b32 {{a, b}}, word;
+    @whole st.global.b32 [to], word;
+    @last st.global.b16 [to], a;
+  }}"""
 
 
 class _Place:
@@ -292,16 +250,15 @@ class _Place:
   atom's row vectors of 16 bytes are permuted.
 
   Attributes:
-    start: of the tile, an address.
-    row_bytes: of a row of the tile.
     atom: bytes of a row of an atom.
+    atoms_bytes: of the atoms of 8 whole rows.
   """
 
-  def __init__(self, start, row_bytes: int, atom: int):
-    self.start, self.row_bytes, self.atom = start, row_bytes, atom
+  def __init__(self, row_bytes: int, atom: int):
+    self.atom, self.atoms_bytes = atom, _ATOM_ROWS * row_bytes
 
   def of(self, row, column):
-    """The address of a column, in bytes, of a row."""
+    """Bytes from the start to a column, in bytes, of a row."""
     inside = arith.remui(row, _i32(_ATOM_ROWS))
     # Bits of the address from 128 bytes on.
     turn = arith.divui(arith.muli(inside, _i32(self.atom)), _i32(_ATOM))
@@ -312,8 +269,7 @@ class _Place:
     atom = arith.divui(column, _i32(self.atom))
     offset = _multiply_add(atom, _ATOM_ROWS * self.atom, offset)
     above = arith.divui(row, _i32(_ATOM_ROWS))
-    offset = _multiply_add(above, _ATOM_ROWS * self.row_bytes, offset)
-    return arith.addi(self.start, offset)
+    return _multiply_add(above, self.atoms_bytes, offset)
 
 
 def _swizzled_type(ref: Any, atom: int) -> plgpu.RefType:
@@ -358,15 +314,6 @@ def _i32(value: int):
 
 def _extended(x):
   return arith.extui(ir.IntegerType.get_signless(64), x)
-
-
-def _has(x, bit: int):
-  bit = _i32(bit)
-  return arith.cmpi(arith.CmpIPredicate.eq, arith.andi(x, bit), bit)
-
-
-def _less(x, y):
-  return arith.cmpi(arith.CmpIPredicate.slt, x, y)
 
 
 def _multiply_add(x, factor: int, y):

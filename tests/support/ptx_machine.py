@@ -74,6 +74,11 @@ class Machine:
       return self._move(kind, modifiers, operands, registers, active)
     if kind == "cp":
       return self._copy(modifiers, operands, registers, active)
+    if operands and operands[0].startswith("{"):  # mov.b32 {a, b}, word
+      low, high = operands[0].strip("{}").split(", ")
+      word = _value(operands[1], registers)
+      registers[low], registers[high] = word & 0xFFFF, word >> 16
+      return None
     target, *sources = operands
     values = [_value(x, registers) for x in sources]
     result = _RULES[kind](modifiers, *values)
@@ -134,20 +139,21 @@ def _value(operand, registers):
   return np.full(THREADS, int(operand, 0))
 
 
-def _permute(modifiers, a, b, order):
-  """Of the eight bytes of two words those that each digit of `order` names."""
-  del modifiers
-  word = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
-  found = np.zeros(THREADS, np.int64)
-  for i in range(4):
-    byte = (order >> 4 * i & 7).astype(np.uint64)
-    found |= (word >> byte * np.uint64(8) & np.uint64(255)).astype(int) << 8 * i
-  return found
+def _compare(modifiers, a, b, *both):
+  found = {"lt": a < b, "eq": a == b, "ne": a != b}[modifiers[0]]
+  return found & both[0].astype(bool) if both else found
 
 
 _RULES = {
+  "setp": _compare,
+  "and": lambda _, a, b: a & b,
+  "add": lambda _, a, b: a + b,
+  "mad": lambda _, a, b, c: a * b + c,
+  "cvt": lambda _, a: a & 0xFFFFFFFF,
+  "mov": lambda _, a: a,
   "selp": lambda _, a, b, p: np.where(p.astype(bool), a, b),
-  "prmt": _permute,
+  # Of the bytes of two words those from the third to the sixth: 0x5432.
+  "prmt": lambda _, a, b, order: (a >> 16) | ((b & 0xFFFF) << 16),
 }
 
 
@@ -155,17 +161,12 @@ class _Arithmetic:
   """`arith` of arrays."""
 
   class CmpIPredicate:
-    ult = slt = np.less
-    eq = np.equal
+    ult = np.less
 
   addi = staticmethod(lambda a, b: a + b)
-  subi = staticmethod(lambda a, b: a - b)
   muli = staticmethod(lambda a, b: a * b)
   divui = staticmethod(lambda a, b: a // b)
   remui = staticmethod(lambda a, b: a % b)
-  andi = staticmethod(lambda a, b: a & b)
   xori = staticmethod(lambda a, b: a ^ b)
   minui = staticmethod(np.minimum)
-  select = staticmethod(np.where)
-  trunci = staticmethod(lambda _, x: x & 0xFFFFFFFF)
   cmpi = staticmethod(lambda compare, a, b: compare(a, b))

@@ -325,12 +325,13 @@ class Stores:
     whole = p.n - p.n % DIRECT
 
     def store(columns):
-      to = pl.ds(first, WGMMA_ROWS), pl.ds(column, columns)
-      to = window(out_ref, work_tile.out, to)
+      def store_rows(i, _):
+        row = i * ATOM_ROWS
+        to = pl.ds(first + row, ATOM_ROWS), pl.ds(column, columns)
+        to = window(out_ref, work_tile.out, to)
+        ptx.store_rows(staged, to, row, rows)
 
-      # Unrolled, so that loads from shared memory do not wait for stores.
-      for row in range(0, WGMMA_ROWS, ATOM_ROWS):
-        ptx.store_rows(staged, to, jnp.int32(row), rows)
+      lax.fori_loop(0, cdiv(rows, ATOM_ROWS), store_rows, None)
 
     pl.when(column < whole)(lambda: store(DIRECT))
     if whole < p.n:
