@@ -83,6 +83,12 @@ EXAMPLES = {
     None,
     240,
   ),
+  "moved_back": (
+    {"m": 4112, "n": 4112, "transpose_a": True, "bias": "n"},
+    DEFAULT | {"cluster_m": 2},
+    "gelu",
+    256,
+  ),
   "swapped": (
     {"m": 3000, "bias": "n"},
     {"block_m": 256, "block_n": 112, "epilogue_n": 32, "swap_ab": True},

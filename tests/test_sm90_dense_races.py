@@ -193,6 +193,15 @@ CLEAN = {
     PLAIN.changed(n=80, c_dtype="bfloat16", transpose_b=True),
     dataclasses.replace(SMALL, block_n=80, epilogue_buffers=3),
   ),
+  # Tiles that are stored twice in part, by a block or by two.
+  "moved_back": (
+    PLAIN.changed(m=144, n=208, k=72, transpose_a=True, bias="n"),
+    dataclasses.replace(SMALL, block_m=128, block_n=128, consumers=2),
+  ),
+  "moved_back_with_c_in_place": (
+    IN_PLACE[0].changed(n=208, k=264),
+    dataclasses.replace(SMALL, block_n=128, epilogue_buffers=4),
+  ),
   "saved": (
     PLAIN.changed(m=130, n=128, save_preactivation=True),
     dataclasses.replace(SMALL, block_n=128, epilogue_buffers=1),
