@@ -67,6 +67,10 @@ def why_xla(case):
 BATCHED = {"batched_a": True, "batched_b": True}
 
 PROBLEMS = (
+  # Rows at odd multiples of 16 bytes, which are moved back or padded.
+  problem(792, 3512, 7016),
+  problem(376, 136, 856, transpose_b=True),
+  problem(1000, 4096, 4096, transpose_a=True),
   problem(1, 1, 1),
   problem(1, 8192, 8192),
   problem(16, 57344, 8192),

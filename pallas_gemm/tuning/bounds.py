@@ -62,7 +62,7 @@ def of(
   rate = gpu.dram_bytes_per_s / 1e6 * fit.dram
   streamed = min(1, fit.deep, fit.streams, fit.swapped)
   rate /= streamed * min(1, fit.narrow_dram) * even
-  loads = p.operand_bytes / rate
+  read = p.operand_bytes / rate
   # Of 16 bits or more.
   stores = p.results * 2 / rate * min(1, odd.straddling_results)
   shared = min(1, fit.pair_m, fit.pair_n, fit.share_m, fit.share_n)
@@ -70,6 +70,7 @@ def of(
   slabs = {block_k: cdiv(p.k, block_k) for block_k in (64, 128)}
   copied, copied_c, copied_out = odd_sizes.copies_at_least(p, odd)
   launch = fit.launch * even + copied
+  slow = odd_sizes.loads_at_least(p, odd)
 
   def at_least(config: Config) -> float:
     c = config
@@ -77,6 +78,12 @@ def of(
     area = c.block_m * c.block_n * products
     slab = area * c.block_k / 2048 * mma
     slab *= 1 + fit.small * (1 - area / 2**15)
+    if slow != (1.0, 1.0) and c.block_k == 64:  # longer slabs are padded
+      slow_a, slow_b = slow[::-1] if c.swap_ab else slow
+      rows = min(c.block_m, -(-m // 8) * 8)
+      loads = rows * slow_a / c.cluster_n
+      loads += c.block_n * products * slow_b / c.cluster_m
+      slab = max(slab, loads * 128 / fit.l2)
     # Rounding up in place: this is called for dozens of configs.
     columns = -(-n // (c.block_n * c.cluster_n)) - c.tail_columns
     work_tiles = (
@@ -88,7 +95,7 @@ def of(
     if c.split_k == 1:
       is_copied = copied_out and not Plan(p, c, gpu).by_rows
       beside = copied_c + (copied_out if is_copied else 0)
-      return (max(busy, loads + stores) + launch + beside) * 1e-6
-    return (max(busy, loads) + launch + fit.reduce + sums * c.split_k) * 1e-6
+      return (max(busy, read + stores) + launch + beside) * 1e-6
+    return (max(busy, read) + launch + fit.reduce + sums * c.split_k) * 1e-6
 
   return at_least

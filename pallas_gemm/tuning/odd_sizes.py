@@ -52,8 +52,8 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
   result = layout.bytes_of(plan.result_shape[1], p.out_dtype)
   return Costs(
     loads=(
-      _slower(a, fit),
-      fit.by_threads if plan.b_by_threads else _slower(b, fit),
+      slower(a, fit),
+      fit.by_threads if plan.b_by_threads else slower(b, fit),
     ),
     results=fit.straddling_results if result % 32 == 16 else 1.0,
     copies=copies,
@@ -93,7 +93,17 @@ def copies_at_least(
   return into, c, out_of
 
 
-def _slower(row: int, fit: constants.OddSizes) -> float:
+def loads_at_least(p: Problem, fit: constants.OddSizes) -> tuple[float, float]:
+  """The multiples of loads of A and B that every config has.
+
+  Others than with rows along K that TMA can address may be padded.
+  """
+  row, is_read = layout.bytes_of(p.k, p.a.dtype), p.k % 8 == 0 and p.k % 64
+  slow = slower(row, fit) if is_read else 1.0
+  return slow if p.a.k_last else 1.0, slow if p.b.k_last else 1.0
+
+
+def slower(row: int, fit: constants.OddSizes) -> float:
   """Loads of rows of that many bytes, as a multiple."""
   if row % 32:
     return fit.straddling

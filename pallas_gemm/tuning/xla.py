@@ -90,6 +90,8 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
       f" {time * 1e6:.1f} us, XLA's kernel about {theirs * 1e6:.1f}",
       theirs,
     )
+  if not any(width % 64 for width in _row_lengths(p)):
+    return None
   whole = dataclasses.replace(
     p,
     m=cdiv(p.m, 64) * 64,
@@ -154,11 +156,16 @@ def _has_wide_results(
   return is_neither and is_wide
 
 
+def _row_lengths(problem: Problem) -> tuple[int, int, int]:
+  """Columns of A and B in memory, and of the results."""
+  a, b = layout.operand_shapes(problem)
+  return a[1], b[1], problem.n
+
+
 def _of_odd_rows(problem: Problem, fit: constants.Xla) -> float | None:
   """Seconds of its product if rows start at no multiples of 16 bytes."""
   p = problem
-  a, b = layout.operand_shapes(p)
-  widths = a[1], b[1], p.n
+  widths = _row_lengths(p)
   if not any(width % 8 for width in widths):
     return None
   flops = 2.0 * p.batch * p.m * p.n * p.k * p.products

@@ -162,12 +162,14 @@ class Tiling:
     with a copy of A, 20.3 without (H100).
     """
     p, cfg = self.problem, self.config
+    shapes = layout.operand_shapes(p)
+    if shapes == self._whole_paddings or p.along:
+      return False, False
     dtypes = filter(None, (self.stored_dtype, p.epilogue.c_dtype))
     width = max(layout.bytes_of(cfg.epilogue_n, x) for x in dtypes)
-    if p.along or cfg.tail_columns or p.k % ATOM_ROWS or width > ATOM_BYTES:
+    if cfg.tail_columns or p.k % ATOM_ROWS or width > ATOM_BYTES:
       return False, False
     sides = (p.m, cfg.block_m, p.a), (p.n, cfg.block_n, p.b)
-    shapes = layout.operand_shapes(p)
     moved = [
       not operand.k_last
       and size >= block
