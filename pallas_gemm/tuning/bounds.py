@@ -71,6 +71,13 @@ def of(
   copied, copied_c, copied_out = odd_sizes.copies_at_least(p, odd)
   launch = fit.launch * even + copied
   slow = odd_sizes.loads_at_least(p, odd)
+  is_slow = max(slow.as_stored) > 1
+
+  def loads(c: Config, m: int, slow: tuple[float, float]) -> float:
+    """Cycles in which a slab of 64 is loaded."""
+    a, b = slow[::-1] if c.swap_ab else slow
+    rows = min(c.block_m, -(-m // 8) * 8) * a / c.cluster_n
+    return (rows + c.block_n * products * b / c.cluster_m) * 128 / fit.l2
 
   def at_least(config: Config) -> float:
     c = config
@@ -78,20 +85,20 @@ def of(
     area = c.block_m * c.block_n * products
     slab = area * c.block_k / 2048 * mma
     slab *= 1 + fit.small * (1 - area / 2**15)
-    if slow != (1.0, 1.0) and c.block_k == 64:  # longer slabs are padded
-      slow_a, slow_b = slow[::-1] if c.swap_ab else slow
-      rows = min(c.block_m, -(-m // 8) * 8)
-      loads = rows * slow_a / c.cluster_n
-      loads += c.block_n * products * slow_b / c.cluster_m
-      slab = max(slab, loads * 128 / fit.l2)
     # Rounding up in place: this is called for dozens of configs.
     columns = -(-n // (c.block_n * c.cluster_n)) - c.tail_columns
     work_tiles = (
       -(-m // (c.block_m * c.cluster_m)) * columns * p.batch * c.split_k
     )
     rounds = -(-work_tiles // (gpu.sm_count // (c.cluster_m * c.cluster_n)))
-    product = -(-slabs[c.block_k] // c.split_k) * (slab + fit.barrier)
-    busy = rounds * product / clock
+    count = rounds * -(-slabs[c.block_k] // c.split_k)
+    busy = count * (slab + fit.barrier) / clock
+    if is_slow and c.block_k == 64:  # operands of longer slabs are padded
+      stored, padded = (
+        count * (max(slab, loads(c, m, x)) + fit.barrier) / clock
+        for x in (slow.as_stored, slow.padded)
+      )
+      busy = min(stored, padded + slow.copy)
     if c.split_k == 1:
       is_copied = copied_out and not Plan(p, c, gpu).by_rows
       beside = copied_c + (copied_out if is_copied else 0)

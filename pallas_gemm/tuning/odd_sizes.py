@@ -93,14 +93,33 @@ def copies_at_least(
   return into, c, out_of
 
 
-def loads_at_least(p: Problem, fit: constants.OddSizes) -> tuple[float, float]:
-  """The multiples of loads of A and B that every config has.
+class Loads(NamedTuple):
+  """How slowly A and B are loaded in slabs of 64, at least.
 
-  Others than with rows along K that TMA can address may be padded.
+  Attributes:
+    as_stored: multiples, of A and B, if neither is padded.
+    padded: the same if those are padded that may be, stored along M or N.
+    copy: microseconds of the least copy that makes one of these.
   """
-  row, is_read = layout.bytes_of(p.k, p.a.dtype), p.k % 8 == 0 and p.k % 64
-  slow = slower(row, fit) if is_read else 1.0
-  return slow if p.a.k_last else 1.0, slow if p.b.k_last else 1.0
+
+  as_stored: tuple[float, float]
+  padded: tuple[float, float]
+  copy: float
+
+
+def loads_at_least(p: Problem, fit: constants.OddSizes) -> Loads:
+  """What loads cost every config, of rows that TMA can address."""
+  as_stored, padded, copies = [], [], [math.inf]
+  for operand, shape in zip((p.a, p.b), layout.operand_shapes(p)):
+    row = layout.bytes_of(shape[1], operand.dtype)
+    slow = slower(row, fit) if row % 16 == 0 else 1.0
+    as_stored.append(slow)
+    padded.append(slow if operand.k_last else 1.0)
+    if not operand.k_last and row % 128:
+      copied = 2 * p.matrices(operand) * shape[0] * row
+      copies.append(fit.copy + copied / fit.copy_rate)
+  a, b = as_stored
+  return Loads((a, b), (padded[0], padded[1]), min(copies))
 
 
 def slower(row: int, fit: constants.OddSizes) -> float:
