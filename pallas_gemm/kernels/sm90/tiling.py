@@ -151,7 +151,7 @@ class Tiling:
 
   @functools.cached_property
   def moved_back(self) -> tuple[bool, bool]:
-    """Whether the last tiles along M, and along N, are moved back to its end.
+    """Whether the last tiles along M, and along N, end where the matrix does.
 
     They then have rows, or columns, of the tiles before: the same bits are
     stored twice. Of an operand that is stored along that side, in rows that are
