@@ -65,8 +65,7 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
 def straddles(p: Problem) -> bool:
   """Whether an operand's rows start at odd multiples of 16 bytes."""
   (_, a), (_, b) = layout.operand_shapes(p)
-  rows = layout.bytes_of(a, p.a.dtype), layout.bytes_of(b, p.b.dtype)
-  return any(row % 32 == 16 for row in rows)
+  return layout.straddles(a, p.a.dtype) or layout.straddles(b, p.b.dtype)
 
 
 def copies_at_least(

@@ -43,7 +43,7 @@ Operands that TMA can't address are copied by XLA into padded ones, each on its
 own (`layout`), but for weights of groups (`weights`); the result is sliced.
 Tiles may hang over every edge: TMA fills with zeros and drops stores. Along
 rows that are no whole number of swizzle atoms they are moved back, to end with
-the matrix (`Tiling.moved_back`).
+the matrix (`Plan.moved_back`).
 
 Sources: Osama et al., "Stream-K" (2023; whole tiles first, then those of
 the last wave in parts of K); CUTLASS (warp-specialised persistent kernels,

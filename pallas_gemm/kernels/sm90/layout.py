@@ -55,6 +55,11 @@ def is_addressable(columns: int, dtype: str) -> bool:
   return columns % elements_in(_STRIDE_BYTES, dtype) == 0
 
 
+def straddles(columns: int, dtype: str) -> bool:
+  """Whether rows start at odd multiples of 16 bytes: inside sectors of 32."""
+  return bytes_of(columns, dtype) % _SHORT_BYTES == _STRIDE_BYTES
+
+
 def operand_shapes(problem: Problem) -> tuple[Shape, Shape]:
   """Rows and columns of A and B in memory."""
   p = problem

@@ -218,7 +218,7 @@ def _inside(plan: Plan, start: tuple[Index, Index]) -> tuple[Index, Index]:
 
 
 def _multiple_of(index: Index, block: int, is_moved: bool) -> Index:
-  """The row or column where a tile starts, which the compiler does not see."""
+  """Tells Mosaic GPU where a tile may start, which a carry does not say."""
   return compat.anywhere(index) if is_moved else pl.multiple_of(index, block)
 
 

@@ -14,7 +14,7 @@ from pallas_gemm.kernels.sm90.layout import (
   cdiv,
   round_up,
 )
-from pallas_gemm.problem import Operand, Problem
+from pallas_gemm.problem import Problem
 
 # wgmma: 64 rows by at most 256 columns, a multiple of 8, and 32 bytes of K.
 WGMMA_ROWS, WGMMA_COLUMNS, WGMMA_K_BYTES = 64, 256, 32
@@ -31,10 +31,6 @@ _REGISTERS_TO_COPY = {1: (80, 240), 2: (56, 224), 3: (56, 152)}
 _OTHER_REGISTERS = 40
 # Columns that a warpgroup stores at a time where TMA can't.
 DIRECT = 128
-# Of the L2.
-_SECTOR_BYTES = 32
-# An operand that is copied in no time.
-_SMALL_OPERAND = 2 << 20
 # wgmmas in an unrolled lap of the ring; the descriptors of more would spill.
 _UNROLLED_WGMMAS = 16
 # A consumer's accumulators up to which the descriptors of a lap have room
@@ -148,45 +144,6 @@ class Tiling:
   def _b_is_addressable(self) -> bool:
     _, (_, columns) = layout.operand_shapes(self.problem)
     return layout.is_addressable(columns, self.problem.b.dtype)
-
-  @functools.cached_property
-  def moved_back(self) -> tuple[bool, bool]:
-    """Whether the last tiles along M, and along N, end where the matrix does.
-
-    They then have rows, or columns, of the tiles before: the same bits are
-    stored twice. Of an operand that is stored along that side, in rows that are
-    no whole number of swizzle atoms, all that is loaded then lies in its rows,
-    and it need not be padded: 512 x 50264 x 768 116.5 -> 63.0 us, 1000 x 4096 x
-    4096 TN 48.9 -> 43.2. Small operands are, if their rows would start at odd
-    multiples of 16 bytes, which TMA reads slowly: 200 x 4096 x 4096 TN 18.1 us
-    with a copy of A, 20.3 without (H100).
-    """
-    p, cfg = self.problem, self.config
-    shapes = layout.operand_shapes(p)
-    if shapes == self._whole_paddings or p.along:
-      return False, False
-    dtypes = filter(None, (self.stored_dtype, p.epilogue.c_dtype))
-    width = max(layout.bytes_of(cfg.epilogue_n, x) for x in dtypes)
-    if cfg.tail_columns or p.k % ATOM_ROWS or width > ATOM_BYTES:
-      return False, False
-    sides = (p.m, cfg.block_m, p.a), (p.n, cfg.block_n, p.b)
-    moved = [
-      not operand.k_last
-      and size >= block
-      and layout.is_addressable(size, operand.dtype)
-      and shape != padded
-      and not self._is_soon_copied(operand, shape)
-      for (size, block, operand), shape, padded in zip(
-        sides, shapes, self._whole_paddings
-      )
-    ]
-    return moved[0], moved[1]
-
-  def _is_soon_copied(self, operand: Operand, shape: layout.Shape) -> bool:
-    """Whether a copy with rows that TMA reads fast costs less than it gains."""
-    row = layout.bytes_of(shape[1], operand.dtype)
-    size = self.problem.matrices(operand) * shape[0] * row
-    return row % _SECTOR_BYTES > 0 and size <= _SMALL_OPERAND
 
   @functools.cached_property
   def registers(self) -> tuple[int, int]:
@@ -323,11 +280,6 @@ class Tiling:
     return _extent(p.n, cfg.block_n, p.b.k_last and cfg.cluster_m == 1)
 
   # Results.
-
-  @functools.cached_property
-  def stored_dtype(self) -> str:
-    """Of what the kernel writes; parts of K are summed in float32."""
-    return "float32" if self.config.split_k > 1 else self.problem.out_dtype
 
   @functools.cached_property
   def outputs(self) -> int:
