@@ -41,7 +41,7 @@ _ONE_THREAD = "to the interpreter, a warpgroup is one thread"
 _PACE = "what is stored are zeros that nothing overwrites: it sets the pace"
 _OUTLIVED = "waited for so that shared memory outlives its readers, on the chip"
 UNSEEN = {
-  (producer.__name__, "plgpu.barrier_wait", 2, "left out"): (
+  (producer.__name__, "plgpu.barrier_wait", 4, "left out"): (
     "the last releases are waited for so that no block leaves a cluster while"
     " its peers may still arrive; a fault on the chip alone"
   ),
@@ -119,6 +119,11 @@ SLABS = Problem.flat(
 EMPTY = SLABS.changed(groups=3)
 OFFSETS = {2: (3, 22, 120), 3: (3, 22, 22, 120)}
 WIDE_SUBTILES = dataclasses.replace(SMALL, epilogue_n=64)
+# Slabs come in pairs: two and one of them each tile.
+IN_PAIRS = (
+  GROUPS.changed(k=192, transpose_b=True),
+  dataclasses.replace(WIDE_SUBTILES, stages=3),
+)
 # Threads load B, and results are stored by rows, none of them twice.
 BY_THREADS = (
   GROUPS.changed(m=86, n=141),
@@ -151,6 +156,7 @@ CLEAN = {
   "rows": ROWS,
   "split_k": (PLAIN, dataclasses.replace(SMALL, split_k=2)),
   "groups": (GROUPS, WIDE_SUBTILES),
+  "groups_in_pairs": IN_PAIRS,
   "groups_gated": (
     GROUPS.changed(m=80, k=66, bias=None, gated=True, save_preactivation=True),
     dataclasses.replace(WIDE_SUBTILES, cluster_n=2),
@@ -312,13 +318,16 @@ EXAMPLES = (
   IN_PLACE,
   (EMPTY, SMALL),
   BY_THREADS,
+  IN_PAIRS,
 )
 # Calls that few examples come to, and one that does.
 COMES_TO = {
   (producer.__name__, "plgpu.commit_smem", 0): EXAMPLES[5],
   (producer.__name__, "plgpu.wait_smem_to_gmem", 0): EXAMPLES[5],
   (producer.__name__, "plgpu.wait_smem_to_gmem", 1): EXAMPLES[5],
-  (producer.__name__, "plgpu.barrier_wait", 1): BY_THREADS,
+  (producer.__name__, "plgpu.barrier_wait", 1): IN_PAIRS,
+  (producer.__name__, "plgpu.barrier_wait", 2): IN_PAIRS,
+  (producer.__name__, "plgpu.barrier_wait", 3): BY_THREADS,
   (weights.__name__, "plgpu.barrier_arrive", 0): BY_THREADS,
   (weights.__name__, "plgpu.commit_smem", 0): BY_THREADS,
   (stores.__name__, "plgpu.wait_smem_to_gmem", 0): EXAMPLES[4],

@@ -240,3 +240,26 @@ def test_groups_along_k_are_read_from_any_row():
   assert [rows for rows, _ in found.operand_paddings] == [203, 203]
   (last,) = [x for x in found.shared if x.name == "last_full"]
   assert last.arrivals == 2 * (1 + len(layout.last_slab_copies(64)))
+
+
+@pytest.mark.parametrize(
+  ("fields", "changes", "pairs"),
+  [
+    ({}, {}, True),
+    ({"m": 4000}, {}, False),  # 1000 rows a group: the tensor cores bind
+    ({"transpose_b": False}, {}, False),  # rows along N
+    ({"k": 204}, {}, False),  # the last slab apart
+    ({"k": 203}, {}, False),  # loaded by threads
+    ({}, {"stages": 2}, False),  # the pair would wait for its second slot
+    ({}, {"stages": 5, "split": "pingpong"}, False),
+    ({}, {"stages": 6, "split": "pingpong"}, True),
+  ],
+  ids=str,
+)
+def test_slabs_of_weights_along_k_come_in_pairs_where_memory_binds(
+  fields, changes, pairs
+):
+  config = Config(**{"block_m": 64, "block_n": 64, "stages": 3} | changes)
+  of = {"m": 120, "n": 256, "k": 640, "transpose_b": True} | fields
+  found = plan(**of, ragged="m", groups=4, config=config)
+  assert found.loads_pairs == pairs

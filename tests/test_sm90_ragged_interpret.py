@@ -74,6 +74,15 @@ CASES = (
     COLUMNS,
     transpose_b=True,
   ),
+  # Slabs in pairs, the last one alone; fewer of rows that are in no group.
+  case(
+    "rows_in_pairs",
+    "m",
+    (150, 128, 448),
+    (5, 64, 65, 129, 140),
+    COLUMNS,
+    transpose_b=True,
+  ),
   case(
     "rows_in_clusters",
     "m",

@@ -161,6 +161,8 @@ class Block:
     By a select, where a remainder would be a division.
     """
     stages, pingpong = self.plan.config.stages, self.plan.pingpong
+    if isinstance(slot, int):
+      return (slot + pingpong) % stages
     if pingpong == 1:
       return lax.select(slot == stages - 1, jnp.int32(0), slot + 1)
     following = slot + pingpong

@@ -27,6 +27,9 @@ from pallas_gemm.problem import Operand, Problem
 
 # Barriers and the alignment of what lies in shared memory.
 _SHARED_SLACK = 1024
+# Times that reading weights takes longer than multiplying, from which slabs are
+# asked for in pairs: up to 147 rows a group on an H100.
+_TO_LOAD_PAIRS = 2.0
 # An operand that is copied in no time, in bytes.
 _SMALL_OPERAND = 2 << 20
 
@@ -226,6 +229,28 @@ class Plan(Tiling):
       kind = _buffer_type(item)
       found[item.name] = kind if item.count is None else [kind] * item.count
     return found
+
+  @functools.cached_property
+  def loads_pairs(self) -> bool:
+    """Whether two slabs are asked for at a time, once two slots are empty.
+
+    A slab of weights that are stored along K is 128 bytes of each row. Memory
+    gives the next 128 sooner if they are asked for at once: 32 groups of 8 to
+    64 rows, 2048 x 4096, 191 to 220 us -> 183 to 207, of 128 rows 240 -> 219
+    (H100). But a ring of four slabs then holds fewer ahead: where the tensor
+    cores bind, 2 to 8 % slower, 192 rows 230 -> 236 us. Of two slots the one
+    would wait for a slab that is released when the next has come.
+    """
+    p, gpu = self.problem, self.gpu
+    if p.along != "m" or not p.b.k_last:
+      return False
+    slots = self.config.stages // self.pingpong
+    if self.b_last_apart or self.b_by_threads or slots < 3:
+      return False
+    # What reading a group's weights takes, over what multiplying by them does.
+    rows = max(1.0, p.m / p.groups.count)
+    reading = layout.bytes_of(1, p.b.dtype) / gpu.dram_bytes_per_s
+    return reading > _TO_LOAD_PAIRS * 2 * rows / gpu.bf16_flops
 
   # Global memory.
 

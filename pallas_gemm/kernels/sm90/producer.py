@@ -124,8 +124,28 @@ class Producer:
         lambda: self._load_last_slab(work_tile, start, slot)
       )
 
+    if block.plan.loads_pairs:
+      load = functools.partial(self._load_pair, work_tile)
     _, following = block.for_each_slab(load, slot, work_tile.steps)
     return slot if following is None else following
+
+  def _load_pair(self, work_tile, step, slot, _) -> None:
+    """Asks for this slab and the next one, at every other step."""
+    block, bk = self.block, self.block.plan.config.block_k
+    second = block.next_slot(slot)
+    start = work_tile.start + step * bk
+    has_second = step + 1 < work_tile.steps
+
+    @pl.when(lax.rem(step, 2) == 0)
+    def _():
+      plgpu.barrier_wait(block.shared.empty.at[slot])
+      pl.when(has_second)(
+        lambda: plgpu.barrier_wait(block.shared.empty.at[second])
+      )
+      self._load_slab(work_tile, start, slot)
+      pl.when(has_second)(
+        lambda: self._load_slab(work_tile, start + bk, second)
+      )
 
   def load_work_tile_by_threads(self, work_tile, slot):
     """The same where the threads of the warpgroup load B; the next slot."""
