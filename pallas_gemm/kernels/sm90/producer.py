@@ -124,6 +124,36 @@ class Producer:
         lambda: self._load_last_slab(work_tile, start, slot)
       )
 
+    def pair(step, slot, _):
+      following = (
+        (slot + 1) % block.plan.config.stages
+        if isinstance(slot, int)
+        else block.next_slot(slot)
+      )
+      is_pair = step + 1 < work_tile.steps
+
+      @pl.when(lax.rem(step, 2) == 0)
+      def _():
+        plgpu.barrier_wait(block.shared.empty.at[slot])
+
+        @pl.when(is_pair)
+        def _():
+          plgpu.barrier_wait(block.shared.empty.at[following])
+
+        start = work_tile.start + step * bk
+        self._load_slab(work_tile, start, slot)
+        pl.when(is_pair)(
+          lambda: self._load_slab(work_tile, start + bk, following)
+        )
+
+    plan = block.plan
+    if (
+      plan.problem.b.k_last
+      and block.shared.empty is not None
+      and not plan.b_last_apart
+      and work_tile.whole is None
+    ):
+      load = pair
     _, following = block.for_each_slab(load, slot, work_tile.steps)
     return slot if following is None else following
 
