@@ -186,13 +186,6 @@ class Block:
     if self.shared.empty is not None:
       plgpu.barrier_arrive(self.shared.empty.at[slot], **when)
 
-  def stored_rows(self, work_tile: schedule.WorkTile):
-    """Of groups of rows, how many rows of this consumer's share are stored."""
-    most, _ = self.plan.share
-    is_split = self.plan.config.split == "m"
-    above = self.warpgroup * most if is_split else 0
-    return jnp.clip(work_tile.rows - above, 0, most)
-
   def share_corner(self, work_tile: schedule.WorkTile):
     """Row and column of the result where this consumer's share starts."""
     rows, columns = self.plan.share

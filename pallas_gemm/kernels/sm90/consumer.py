@@ -103,26 +103,9 @@ class Consumer:
       for act in in_order[::-1] if is_wide else in_order:
         act()
 
-    def skip(step, slot, before):
-      del before
-      block.wait_for(work_tile, step, slot)
-      block.release(slot)
-
-    steps = idle = None
-    if block.plan.shares_are_cut:
-      # No conditional: accumulators that leave one are copied.
-      idle = block.stored_rows(work_tile) == 0
-      steps = jnp.where(idle, 0, work_tile.steps)
-    else:
-      steps = work_tile.steps
-    last, following = block.for_each_slab(multiply, slot, steps)
-    for slab in range(0 if block.plan.shares_are_cut else 1, slabs):
-      pl.when(steps <= slab)(functools.partial(beside, slab))
+    last, following = block.for_each_slab(multiply, slot, work_tile.steps)
+    for slab in range(1, slabs):
+      pl.when(work_tile.steps <= slab)(functools.partial(beside, slab))
     plgpu.wgmma_wait(0)
-    if idle is None:
-      block.release(last)
-    else:
-      block.release(last, predicate=~idle)
-      _, following = block.for_each_slab(
-        skip, slot if following is None else following, work_tile.steps - steps)
+    block.release(last)
     return [acc[...] for acc in accumulators], following

@@ -107,6 +107,7 @@ class Producer:
       if block.shared.empty is not None:
         plgpu.barrier_wait(block.shared.empty.at[slot])
       start = work_tile.start + step * bk
+      self._ask_l2(work_tile, step, start)
       if block.plan.b_last_apart:
         last = work_tile.steps - 1
         pl.when(step < last)(lambda: self._load_slab(work_tile, start, slot))
@@ -124,38 +125,29 @@ class Producer:
         lambda: self._load_last_slab(work_tile, start, slot)
       )
 
-    def pair(step, slot, _):
-      following = (
-        (slot + 1) % block.plan.config.stages
-        if isinstance(slot, int)
-        else block.next_slot(slot)
-      )
-      is_pair = step + 1 < work_tile.steps
-
-      @pl.when(lax.rem(step, 2) == 0)
-      def _():
-        plgpu.barrier_wait(block.shared.empty.at[slot])
-
-        @pl.when(is_pair)
-        def _():
-          plgpu.barrier_wait(block.shared.empty.at[following])
-
-        start = work_tile.start + step * bk
-        self._load_slab(work_tile, start, slot)
-        pl.when(is_pair)(
-          lambda: self._load_slab(work_tile, start + bk, following)
-        )
-
-    plan = block.plan
-    if (
-      plan.problem.b.k_last
-      and block.shared.empty is not None
-      and not plan.b_last_apart
-      and work_tile.whole is None
-    ):
-      load = pair
     _, following = block.for_each_slab(load, slot, work_tile.steps)
     return slot if following is None else following
+
+  def _ask_l2(self, work_tile, step, start):
+    import os
+    W, D = int(os.environ.get("PG_W", 0)), int(os.environ.get("PG_D", 0))
+    plan, cfg = self.block.plan, self.block.plan.config
+    bk = cfg.block_k
+    W = min(W, 256 // bk)
+    if W < 2 or not plan.problem.b.k_last or plan.problem.along == "k":
+      return
+    _, b = self._operands(work_tile)
+
+    def ask(first):
+      rows = pl.ds(b.begin, cfg.block_n)
+      for ref in b.refs:
+        plgpu.async_prefetch(window(ref, b.which, (rows, pl.ds(first, W * bk))))
+
+    if D:
+      pl.when(step == 0)(lambda: ask(start))
+    pl.when((lax.rem(step, W) == 0) & (step + D < work_tile.steps))(
+      lambda: ask(start + D * bk)
+    )
 
   def load_work_tile_by_threads(self, work_tile, slot):
     """The same where the threads of the warpgroup load B; the next slot."""

@@ -178,7 +178,7 @@ class Stores:
     work_tile = pending.place.work_tile(plan)
     rows, is_whole = self._rows_of(work_tile)
 
-    @pl.when(pending.place.is_real(plan) & ~is_whole & (rows > 0))
+    @pl.when(pending.place.is_real(plan) & ~is_whole)
     def _():
       results = self._results_that_waited(pending)
       self._store_first_rows(work_tile, results, self._waiting, rows)
@@ -197,7 +197,7 @@ class Stores:
     elif self.block.plan.problem.along == "m":
       rows, is_whole = self._rows_of(work_tile)
       pl.when(is_whole)(lambda: self._store_tile(work_tile, results, subtiles))
-      pl.when(~is_whole & (rows > 0))(
+      pl.when(~is_whole)(
         lambda: self._store_first_rows(work_tile, results, subtiles, rows)
       )
     else:
@@ -217,8 +217,11 @@ class Stores:
 
   def _rows_of(self, work_tile: WorkTile):
     """How many rows of a tile are stored, and whether that is simply all."""
-    rows = self.block.stored_rows(work_tile)
-    return rows, (rows == self.block.plan.share[0]) & work_tile.is_group
+    most, _ = self.block.plan.share
+    is_split = self.block.plan.config.split == "m"
+    above = self.block.warpgroup * most if is_split else 0
+    rows = jnp.clip(work_tile.rows - above, 0, most)
+    return rows, (rows == most) & work_tile.is_group
 
   def _store_tile(
     self, work_tile: WorkTile, results: _Results, subtiles: range

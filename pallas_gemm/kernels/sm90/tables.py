@@ -148,7 +148,6 @@ def _rows_body(
 ) -> None:
   """Tiles of a range of rows: before the groups, of one, or after them."""
   (table, tile_ends), height = tables, plan.config.block_m
-  share = plan.share[0] if plan.shares_are_cut else height
   range_, part = lax.axis_index("range"), lax.axis_index("part")
   group, last = range_ - 1, plan.problem.groups.count
 
@@ -170,11 +169,8 @@ def _rows_body(
 
   def write(i, _):
     nth = part + i * parts
-    row = start + nth * height
-    # As few whole shares as hold what is left.
-    rows = jnp.minimum(lax.div(end - row + (share - 1), share) * share, height)
-    row = jnp.maximum(jnp.minimum(row, end - rows), start)
-    rows = jnp.minimum(end - row, rows)
+    row = jnp.maximum(jnp.minimum(start + nth * height, end - height), start)
+    rows = jnp.minimum(end - row, height)
     for field, value in enumerate(
       (row, rows, jnp.where(group < last, group, -1))
     ):

@@ -91,12 +91,6 @@ class Tiling:
     return cfg.block_m, cfg.block_n // cfg.consumers
 
   @functools.cached_property
-  def shares_are_cut(self) -> bool:
-    """Whether a group's last tile may have the rows of fewer consumers."""
-    cfg = self.config
-    return self.problem.along == "m" and cfg.split == "m" and cfg.consumers > 1
-
-  @functools.cached_property
   def pingpong(self) -> int:
     """Consumers that ping-pong, a work tile each; 1 if they share each one."""
     return self.config.consumers if self.config.split == "pingpong" else 1
