@@ -113,6 +113,7 @@ EXAMPLES = {
     "silu",
     128,
   ),
+  "evicted": ({"m": 16384, "n": 8192, "k": 256}, DEFAULT, None, 256),
   "few_rows": (
     {"m": 16},
     {"block_m": 64, "block_n": 64, "consumers": 1, "stages": 8},
@@ -194,6 +195,13 @@ def test_factors_known_at_run_time_cost_a_register_each(name):
 def _loads(compiled: compiled_lib.Compiled) -> int:
   """Instructions that load from global memory and are not TMA's."""
   return len(re.findall(r"\sLDG\b", compiled.sass))
+
+
+@pytest.mark.parametrize("name", ("plain", "moved_back", "evicted"))
+def test_results_that_leave_the_l2_first(name):
+  """Those that are more than twice what it holds."""
+  stores = re.findall(r"UTMASTG[^;]*", _compile(name).sass)
+  assert {"desc" in store for store in stores} == {name == "evicted"}
 
 
 def test_a_gated_product_has_two_chains():

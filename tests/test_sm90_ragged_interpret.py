@@ -264,12 +264,29 @@ def test_row_tiles_cover_each_row_once_but_in_the_last_tile(sizes):
   (tiles, ends), _ = tables.make(plan, offsets, ())
   assert len(tiles) == plan.row_tiles >= ends[-1]
   groups = np.full(200, -2)
-  for row, rows, group in np.asarray(tiles[: ends[-1]]):
+  for i, (start, end, group, first) in enumerate(tiles[: ends[-1]].tolist()):
+    row, rows = grouped.rows_of_tile(start, end, i - first, SMALL)
     assert 0 < rows <= SMALL.block_m
     assert set(groups[row : row + rows]) <= {-2, group}
     groups[row : row + rows] = group
   want = np.repeat((-1, 0, 1, 2, -1), (4, *sizes, 196 - sum(sizes)))
   np.testing.assert_array_equal(groups, want)
+
+
+@pytest.mark.parametrize("tiles", [(1, 5), (2, 3), (9, 4), (5, 1), (3, 16)])
+@pytest.mark.parametrize("raster_dim", ["m", "n"])
+def test_tiles_of_a_group_come_in_strips(tiles, raster_dim):
+  config = dataclasses.replace(SMALL, raster=4, raster_dim=raster_dim)
+  rows, columns = tiles
+  numbers = np.arange(rows * columns)
+  m, n = map(np.asarray, grouped.tile_in_group(numbers, tiles, config))
+  assert {*zip(m.tolist(), n.tolist())} == {*np.ndindex(tiles)}
+  along, across = (n, m) if raster_dim == "m" else (m, n)
+  # From one to the next within the strip, or to the next line or strip.
+  steps = np.abs(np.diff(along))
+  assert steps.max(initial=0) <= 1
+  widest = 1 + across.max(initial=0, where=numbers < config.raster)
+  assert widest <= config.raster
 
 
 @pytest.mark.parametrize(

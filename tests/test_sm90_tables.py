@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from experiments.harness import compiled as compiled_lib
-from pallas_gemm.kernels.sm90 import tables
+from pallas_gemm.kernels.sm90 import layout, tables
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
@@ -35,15 +35,13 @@ SLABS = ROWS.changed(m=72, k=300, ragged="k", transpose_a=True)
 def _of_rows(plan: Plan, offsets: np.ndarray):
   """What `tables.make` is to give of groups of rows."""
   p, height = plan.problem, plan.config.block_m
-  table, tile_ends = np.zeros((plan.row_tiles, 3), np.int32), []
+  table, tile_ends = np.zeros((plan.row_tiles, 4), np.int32), []
   tile = 0
   bounds = 0, *offsets.tolist(), p.m
   for group, (start, end) in enumerate(itertools.pairwise(bounds), -1):
-    for row in range(start, end, height):
-      first = max(start, min(row, end - height))
-      known = group if group < p.groups.count else -1
-      table[tile] = first, min(end - first, height), known
-      tile += 1
+    first, tile = tile, tile + layout.cdiv(end - start, height)
+    known = group if group < p.groups.count else -1
+    table[first:tile] = start, end, known, first
     tile_ends.append(tile)
   return table, np.array(tile_ends, np.int32)
 
@@ -209,7 +207,7 @@ REWRITES = {
   "ties_alike": ("_write_group", "(number < group)", "(number < 0)"),
   "no_rows_filled": ("_write_group", "size > 0", "size >= 0"),
   "itself_before": ("_rows_body", "number < group", "number <= group"),
-  "too_low_a_tile": ("_rows_body", "end - height), start", "end - height), 0"),
+  "first_of_all": ("_rows_body", "known, before)", "known, 0)"),
   "no_zeros": ("_rows_body", "plan.row_tiles - before, tiles", "tiles, tiles"),
 }
 

@@ -309,11 +309,13 @@ def _body(operands: Operands, results: Results, *, plan, epilogue, **shared):
 
 def _kernel_name(plan: Plan) -> str:
   p = plan.problem
-  if p.groups:
-    return f"sm90_ragged_{p.along}" + ("_evict" if plan.evicts_results else "")
   name = "sm90_gated" if p.epilogue.gated else "sm90_dense"
-  name += "_overlap" if plan.subtiles_overlap else ""
-  return name + ("_moved" if any(plan.moved_back) else "")
+  if p.groups:
+    name = f"sm90_ragged_{p.along}"
+  elif plan.subtiles_overlap:
+    name += "_overlap"
+  name += "_moved" if any(plan.moved_back) else ""
+  return name + ("_evict" if plan.evicts_results else "")
 
 
 def _result_types(plan: Plan) -> Results:

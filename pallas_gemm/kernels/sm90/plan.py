@@ -346,16 +346,22 @@ class Plan(Tiling):
   def evicts_results(self) -> bool:
     """Whether the L2 is told to drop results before operands.
 
-    The results of groups along K are most of what a kernel moves, and what few
-    reads there are among many writes hold memory up: 64 groups of 8 rows, 7168
-    x 2048, take 679 us, and 597 without loads. Where results are more than the
-    L2 holds, nobody finds them there: 679 -> 651 us (H100).
+    Where results are more than it holds, nobody finds them there. Those of
+    groups along K are most of what a kernel moves, and what few reads there are
+    among many writes hold memory up: 64 groups of 8 rows, 7168 x 2048, take 679
+    us, and 597 without loads; so 651. Dense ones of short sums: 8192 x 8192 x
+    256 61.2 -> 55.8 us, 16384 x 8192 x 64 99.9 -> 92.7, of K from 1024 on the
+    same; where they are 1.3 times the L2, 32768 x 1024 x 512, 45.6 -> 46.6
+    (H100).
     """
-    p = self.problem
-    if p.along != "k":
+    p, cfg = self.problem, self.config
+    if p.along == "m" or cfg.split_k > 1 or cfg.tail_columns:
       return False
-    size = layout.bytes_of(p.groups.count * p.m * p.n, p.out_dtype)
-    return size > self.gpu.l2_bytes
+    count = self.outputs * p.batch * p.m * p.n
+    size = layout.bytes_of(
+      count * (p.groups.count if p.along else 1), p.out_dtype
+    )
+    return size > self.gpu.l2_bytes * (1 if p.along else 2)
 
   @functools.cached_property
   def prefetches_operands(self) -> bool:
@@ -364,7 +370,7 @@ class Plan(Tiling):
     Operands of a quarter of the L2 stay there, since results leave first: 651
     -> 621 us. 25 MB do not: 212 -> 219 (H100).
     """
-    if not self.evicts_results:
+    if not (self.problem.along and self.evicts_results):
       return False
     shapes = zip(self.operand_paddings, (self.problem.a, self.problem.b))
     sizes = [layout.bytes_of(math.prod(x), y.dtype) for x, y in shapes]

@@ -3,9 +3,9 @@
 Where groups start only the device knows. Before the product, a kernel of many
 short blocks makes of it what the product's blocks read:
 
-* **Groups of rows**: a row of a table for each tile, and up to which tile each
-  group goes. A block for each range of rows adds up how many tiles those before
-  it have, and writes its own.
+* **Groups of rows**: a row of a table for each tile, which says all of its
+  group, and up to which tile each group goes. A block for each range of rows
+  adds up how many tiles those before it have, and writes its own.
 * **Groups along K**: the groups in order of size, and the block of 8 rows that
   a group's end cuts, filled up with zeros (`groups`). A block for each group
   counts how many are larger; others copy rows by TMA, one at a time. A row that
@@ -60,10 +60,11 @@ def make(
     matrices: of groups along K, [K, columns] each, which TMA can address.
 
   Returns:
-    Of groups of rows [most row tiles, 3], each tile's first row, rows and
-    group, and [groups + 2], how many row tiles there are up to each group. Rows
-    before the first group and after the last one are of group -1; rows of the
-    table without a tile are zeros. No cut rows.
+    Of groups of rows [most row tiles, 4], of each tile its group's first row,
+    row after the last, number and first tile, and [groups + 2], how many row
+    tiles there are up to each group. Rows before the first group and after the
+    last one are of group -1; rows of the table without a tile are zeros. No cut
+    rows.
     Of groups along K [groups, 3], first row, row after the last and group,
     large groups first, and [2], how many groups have rows, and their rows. Of
     each matrix [8 * groups, columns]: a group's rows beside blocks of 8, then
@@ -82,7 +83,7 @@ def make(
     >>> offsets = jnp.asarray([0, 90, 100], jnp.int32)
     >>> (tiles, ends), _ = tables.make(plan, offsets, ())
     >>> tiles[:3].tolist(), ends.tolist()
-    ([[0, 64, 0], [26, 64, 0], [90, 10, 1]], [0, 2, 3, 3])
+    ([[0, 90, 0, 0], [0, 90, 0, 0], [90, 100, 1, 2]], [0, 2, 3, 3])
   """
   rows = plan.problem.along == "m"
   return (_of_rows if rows else _of_slabs)(plan, offsets, list(matrices))
@@ -92,7 +93,7 @@ def _of_rows(plan: Plan, offsets: jax.Array, matrices: list[jax.Array]):
   del matrices  # nothing is cut
   ranges = plan.problem.groups.count + 2
   parts = min(_MOST_PARTS, cdiv(plan.row_tiles, _TILES))
-  tables = _int32(plan.row_tiles, 3), _int32(ranges)
+  tables = _int32(plan.row_tiles, 4), _int32(ranges)
   body = functools.partial(_rows_body, plan=plan, parts=parts)
   (tables,) = _kernel(body, plan, [tables], (parts, ranges))(offsets)
   return tables, []
@@ -169,11 +170,8 @@ def _rows_body(
 
   def write(i, _):
     nth = part + i * parts
-    row = jnp.maximum(jnp.minimum(start + nth * height, end - height), start)
-    rows = jnp.minimum(end - row, height)
-    for field, value in enumerate(
-      (row, rows, jnp.where(group < last, group, -1))
-    ):
+    known = jnp.where(group < last, group, -1)
+    for field, value in enumerate((start, end, known, before)):
       table[before + nth, field] = jnp.where(nth < tiles, value, 0)
 
   # The last range's blocks write zeros behind the last tile too.
