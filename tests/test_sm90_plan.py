@@ -246,7 +246,10 @@ def test_groups_along_k_are_read_from_any_row():
   ("fields", "changes", "pairs"),
   [
     ({}, {}, True),
-    ({"m": 4000}, {}, False),  # 1000 rows a group: the tensor cores bind
+    ({"m": 320}, {}, True),  # 80 rows a group
+    ({"m": 400}, {}, False),  # 100: two row tiles
+    ({"m": 400}, {"block_m": 128}, True),
+    ({"m": 1200}, {"block_m": 256}, False),  # 300: the tensor cores bind
     ({"transpose_b": False}, {}, False),  # rows along N
     ({"k": 204}, {}, False),  # the last slab apart
     ({"k": 203}, {}, False),  # loaded by threads

@@ -27,9 +27,10 @@ from pallas_gemm.problem import Operand, Problem
 
 # Barriers and the alignment of what lies in shared memory.
 _SHARED_SLACK = 1024
-# Times that reading weights takes longer than multiplying, from which slabs are
-# asked for in pairs: up to 147 rows a group on an H100.
-_TO_LOAD_PAIRS = 2.0
+# Slabs are asked for in pairs where reading weights takes so many times as long
+# as multiplying by them, up to 147 rows a group on an H100; and where a group's
+# rows are so many times a tile's at most, so that most groups have one tile.
+_TO_LOAD_PAIRS, _ROWS_OF_ONE_TILE = 2.0, 1.25
 # An operand that is copied in no time, in bytes.
 _SMALL_OPERAND = 2 << 20
 
@@ -237,18 +238,21 @@ class Plan(Tiling):
     A slab of weights that are stored along K is 128 bytes of each row. Memory
     gives the next 128 sooner if they are asked for at once: 32 groups of 8 to
     64 rows, 2048 x 4096, 191 to 220 us -> 183 to 207, of 128 rows 240 -> 219
-    (H100). But a ring of four slabs then holds fewer ahead: where the tensor
-    cores bind, 2 to 8 % slower, 192 rows 230 -> 236 us. Of two slots the one
-    would wait for a slab that is released when the next has come.
+    (H100). But a ring of four slabs then holds fewer ahead. Where the tensor
+    cores bind, or a group has several row tiles, which must not lose each other
+    for the L2 to read its weights once, that is 2 to 8 % slower: 192 rows 230
+    -> 236 us. Of two slots the one would wait for a slab that is released when
+    the next has come.
     """
-    p, gpu = self.problem, self.gpu
-    if p.along != "m" or not p.b.k_last:
+    p, cfg, gpu = self.problem, self.config, self.gpu
+    if p.along != "m" or not p.b.k_last or self.b_last_apart:
       return False
-    slots = self.config.stages // self.pingpong
-    if self.b_last_apart or self.b_by_threads or slots < 3:
+    if cfg.stages // self.pingpong < 3:
+      return False
+    rows = max(1.0, p.m / p.groups.count)
+    if rows > _ROWS_OF_ONE_TILE * cfg.block_m:
       return False
     # What reading a group's weights takes, over what multiplying by them does.
-    rows = max(1.0, p.m / p.groups.count)
     reading = layout.bytes_of(1, p.b.dtype) / gpu.dram_bytes_per_s
     return reading > _TO_LOAD_PAIRS * 2 * rows / gpu.bf16_flops
 
