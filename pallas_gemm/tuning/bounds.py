@@ -69,7 +69,7 @@ def of(
   clock = fit.clock / (shared * even)
   slabs = {block_k: cdiv(p.k, block_k) for block_k in (64, 128)}
   copied, copied_c, copied_out = odd_sizes.copies_at_least(p, odd)
-  launch = fit.launch * even + copied
+  launch, blend = fit.launch * even + copied, fit.blend
   slow = odd_sizes.loads_at_least(p, odd)
   is_slow = max(slow.as_stored) > 1
 
@@ -99,10 +99,11 @@ def of(
         for x in (slow.as_stored, slow.padded)
       )
       busy = min(stored, padded + slow.copy)
-    if c.split_k == 1:
-      is_copied = copied_out and not Plan(p, c, gpu).by_rows
-      beside = copied_c + (copied_out if is_copied else 0)
-      return (max(busy, read + stores) + launch + beside) * 1e-6
-    return (max(busy, read) + launch + fit.reduce + sums * c.split_k) * 1e-6
+    memory = read + (stores if c.split_k == 1 else 0)
+    time = (busy**blend + memory**blend) ** (1 / blend) + launch
+    if c.split_k > 1:
+      return (time + fit.reduce + sums * c.split_k) * 1e-6
+    is_copied = copied_out and not Plan(p, c, gpu).by_rows
+    return (time + copied_c + (copied_out if is_copied else 0)) * 1e-6
 
   return at_least

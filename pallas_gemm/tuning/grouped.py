@@ -9,7 +9,7 @@ ones of that size, whose time `model` predicts:
 * Groups along K have half a slab more.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 import functools
 
@@ -19,7 +19,7 @@ from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import constants, model, tiles
+from pallas_gemm.tuning import bounds, constants, model, tiles
 
 
 def choose(problem: Problem) -> Config:
@@ -53,24 +53,66 @@ def candidates(problem: Problem) -> list[Config]:
   took up to 0.8 % less time in clusters than alone, the others up to 6 % more
   with large groups and 20 to 72 % more with 128 to 205 rows a group (H200).
   """
-  return _ranked(problem, clusters=problem.along == "k")
+  return list(_ranked(problem, clusters=problem.along == "k"))
 
 
-def _ranked(problem: Problem, clusters: bool) -> list[Config]:
+def _ranked(problem: Problem, clusters: bool) -> Iterator[Config]:
   """`candidates`, with those in clusters or without."""
   gpu = hardware.current()
   batch = _as_batch(problem, max(1, round(_rows(problem))))
   # Rows of groups are stored in subtiles of up to 64 columns.
   batch = dataclasses.replace(batch, n=max(problem.n, 64))
   known = constants.of(gpu)
-  timed = [
-    (predict(Plan(problem, config, gpu), known), config)
+  some = (
+    config
     for config in tiles.worth_a_try(batch, gpu)
     if config.split_k == 1
     and (clusters or config.cluster_m * config.cluster_n == 1)
-  ]
-  ranked = [config for _, config in sorted(timed, key=lambda x: x[0])]
-  return [_with_wide_subtiles(problem, config) for config in ranked]
+  )
+
+  def seconds(config: Config) -> float:
+    return predict(Plan(problem, config, gpu), known)
+
+  ranked = bounds.best_first(some, _at_least(problem, gpu, known), seconds)
+  for config in ranked:
+    yield _with_wide_subtiles(problem, config)
+
+
+def _at_least(
+  problem: Problem, gpu: hardware.Gpu, known: constants.Constants
+) -> Callable[[Config], float]:
+  """What predictions for a problem are at least, in seconds."""
+  # What rows that TMA can't address cost a batch, they do not cost groups.
+  p = dataclasses.replace(
+    problem, **{side: _addressable(getattr(problem, side)) for side in "nk"}
+  )
+
+  @functools.cache
+  def of_batch(rows: int, is_tall: bool) -> Callable[[Config], float]:
+    return bounds.of(_as_batch(p, rows), gpu, _of(p, is_tall, known))
+
+  def at_least(config: Config) -> float:
+    is_tall = config.block_m > 64
+    return sum(
+      share * of_batch(rows, is_tall)(config)
+      for rows, share in _sizes(problem, config)
+    )
+
+  return at_least
+
+
+def _addressable(size: int) -> int:
+  """The size, or one below it in rows of which TMA loses no time."""
+  return size if size % ATOM_ROWS == 0 or size < 64 else size - size % 64
+
+
+def _of(
+  problem: Problem, is_tall: bool, known: constants.Constants
+) -> constants.Constants:
+  """The constants of groups, and of such tiles."""
+  if problem.along == "m":
+    return known.of_groups_of_rows
+  return known.of_tall_tiles_along_k if is_tall else known
 
 
 def predict(plan: Plan, known: constants.Constants | None = None) -> float:
@@ -81,11 +123,7 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
     known: constants; None are those of the plan's GPU.
   """
   problem, config, gpu = plan.given, plan.config, plan.gpu
-  known = known or constants.of(gpu)
-  if problem.along == "m":
-    known = known.of_groups_of_rows
-  elif config.block_m > 64:
-    known = known.of_tall_tiles_along_k
+  known = _of(problem, config.block_m > 64, known or constants.of(gpu))
 
   def seconds(rows: int) -> float:
     batch = Plan(_as_batch(problem, rows), config, gpu)

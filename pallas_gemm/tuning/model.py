@@ -25,6 +25,7 @@ efficiency of the nearest.
 """
 
 from collections.abc import Callable, Iterator
+import math
 
 from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90 import legal
@@ -59,9 +60,17 @@ def choose(problem: Problem, *, any_rows: bool = False) -> Config:
 
 
 def candidates(
-  problem: Problem, fit: Callable[[Plan], Config] = stages.suited
+  problem: Problem,
+  fit: Callable[[Plan], Config] = stages.suited,
+  below: float = math.inf,
 ) -> Iterator[Config]:
-  """Configs worth a try, legal or not, that with the least time first."""
+  """Configs worth a try, legal or not, that with the least time first.
+
+  Args:
+    problem: what is computed.
+    fit: the config with as many stages as it is to have.
+    below: seconds; those that surely take longer are left out.
+  """
   gpu = hardware.current()
   known = constants.of(gpu)
   at_least = bounds.of(problem, gpu, known)
@@ -70,6 +79,8 @@ def candidates(
     return predict(Plan(problem, config, gpu), known)
 
   some = tiles.worth_a_try(problem, gpu)
+  if below < math.inf:
+    some = (config for config in some if at_least(config) < below)
   for config in bounds.best_first(some, at_least, seconds):
     yield fit(Plan(problem, config, gpu))
 

@@ -4,7 +4,7 @@ import dataclasses
 from typing import NamedTuple
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels.sm90 import layout
+from pallas_gemm.kernels.sm90 import layout, legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import cdiv
 from pallas_gemm.kernels.sm90.plan import Plan
@@ -98,8 +98,12 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
     n=cdiv(p.n, 64) * 64,
     k=cdiv(p.k, 64) * 64,
   )
-  least = model.predict(Plan.of(whole, model.choose(whole)))
-  if time <= fit.most * least + fit.most_beside + apart:
+  # Few configs could show that the kernel should not be used.
+  below = (time - fit.most_beside - apart) / fit.most
+  others = model.candidates(whole, below=below)
+  plans = (Plan.of(whole, other) for other in others)
+  plan = next((plan for plan in plans if not legal.reason(plan)), None)
+  if plan is None or (least := model.predict(plan)) >= below:
     return None
   return Faster(
     f"with rows that are no multiples of 128 bytes it would take"
