@@ -15,7 +15,7 @@ from matplotlib.text import Text
 
 from docs import figures
 from docs.figures import _facts, style
-from experiments.harness import dense_plots
+from experiments.harness import dense_plots, ragged_suites
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract, register_layouts, traffic
 
@@ -23,7 +23,7 @@ from pallas_gemm.ladder import contract, register_layouts, traffic
 NAMES = {
   "a_and_b_in_memory", "bank_conflicts", "block_and_thread_index",
   "c_by_blocks", "cluster_multicast", "dense_histogram",
-  "grid_and_blockspec", "grouped_share", "ladder_overview",
+  "grid_and_blockspec", "group_sizes", "grouped_share", "ladder_overview",
   "memory_hierarchy", "one_value_per_thread_to_column", "persistent_tiles",
   "producer_consumers", "register_layout", "ring_of_stages", "roofline",
   "steps_along_k", "swizzle", "tensor_core_fragment",
@@ -341,3 +341,8 @@ def test_shares_of_the_roofline():
   grouped = picture("grouped_share")
   shares = [grouped.share(row) for row in grouped.cases()]
   assert shares and 0 < min(shares) and max(shares) <= 1
+
+
+def test_every_size_of_groups_is_drawn():
+  found = picture("group_sizes").cases()
+  assert len(found) == len(ragged_suites.SIZES)
