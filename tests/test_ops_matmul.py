@@ -1,6 +1,7 @@
 """matmul and gated_matmul: values, over layouts, batches, epilogues, dtypes."""
 
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -160,6 +161,27 @@ def test_no_epilogue_is_one_dot_general():
   assert text.count("stablehlo.dot_general") == 1
   for operation in ("transpose", "convert", "broadcast", "multiply"):
     assert f"stablehlo.{operation}" not in text
+
+
+@pytest.mark.parametrize(
+  "shapes",
+  [
+    ((1, 64), (64, 32)),
+    ((32, 64), (64, 1)),
+    ((64,), (64, 32)),
+    ((3, 1, 64), (3, 64, 32)),
+    ((64,), (64,)),
+  ],
+  ids=str,
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_products_of_a_vector_are_not_rounded(shapes, dtype):
+  """As XLA for GPUs does where it is asked for sums of 16 bits."""
+  a, b = (normal(*shape, dtype=dtype) for shape in shapes)
+  text = jax.jit(pallas_gemm.matmul).lower(a, b).as_text()
+  (line,) = [x for x in text.splitlines() if "stablehlo.dot_general" in x]
+  assert re.search(r"-> tensor<[^>]*f32>", line), line
+  assert pallas_gemm.matmul(a, b).dtype == dtype
 
 
 def test_precision_is_passed_on():
