@@ -23,7 +23,9 @@ PROVENANCE = {"device", "driver", "cuda", "jax", "jaxlib", "commit", "utc"}
 def small_model(tmp_path, monkeypatch):
   """A cache of its own, and a model of two small configs."""
   monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
-  monkeypatch.setattr(model, "candidates", lambda problem: [CHOSEN, FASTER])
+  monkeypatch.setattr(
+    model, "candidates", lambda problem, **_: [CHOSEN, FASTER]
+  )
   monkeypatch.setattr(
     model, "predict", lambda plan, known=None: 1e-6 * plan.config.epilogue_n
   )

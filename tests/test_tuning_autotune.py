@@ -32,7 +32,7 @@ SECONDS = dict(zip((*CONFIGS, "xla"), (2e-4, 1e-4, 3e-4, 5e-4)))
 def fake_model(tmp_path, monkeypatch):
   """A cache of its own for each test, and a model of three configs."""
   monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
-  monkeypatch.setattr(model, "candidates", lambda problem: [*CONFIGS])
+  monkeypatch.setattr(model, "candidates", lambda problem, **_: [*CONFIGS])
   monkeypatch.setattr(model, "choose", lambda problem: CONFIGS[0])
   cache.clear()
   yield
@@ -181,7 +181,7 @@ def test_what_was_remembered_is_tried_again(kernel):
 def test_illegal_configs_are_not_tried(kernel, monkeypatch):
   illegal = dataclasses.replace(CONFIGS[0], stages=1)
   monkeypatch.setattr(
-    model, "candidates", lambda problem: [illegal, CONFIGS[1], CONFIGS[2]]
+    model, "candidates", lambda problem, **_: [illegal, CONFIGS[1], CONFIGS[2]]
   )
   cache.store(PROBLEM, Entry(illegal, 1e-9), persist=False)
   tried = autotuning.tune(case(), top=2).tried
