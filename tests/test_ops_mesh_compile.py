@@ -30,6 +30,7 @@ EXAMPLES = {
   "grouped": [{}, {A, W}],
   "grouped gradients": [{}, {A, W}, {}, {OUT, W}, {A, OUT}, {A, OUT}],
 }
+_EIGHT = "--xla_force_host_platform_device_count=8"
 _MATMUL = re.compile(r" (?:ragged-)?dot\(|__cublas|__cudnn|__triton\S*gemm")
 
 
@@ -48,6 +49,15 @@ def test_kernels_multiply_what_a_device_has(example, mode):
   )
   _check(kernels, r"\w+\[([\d,]+)\]", example)
   assert not _MATMUL.search(text), _MATMUL.search(text)
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("mode", ("auto", "explicit"))
+@pytest.mark.parametrize("example", ("one row by XLA", "a row each by XLA"))
+def test_xla_rounds_no_product_of_a_row(example, mode):
+  """As it does where a device has one row and sums of 16 bits are asked for."""
+  text = _printed(example, mode, _EIGHT)
+  assert set(re.findall(r"= (\w+)\S* multiply\(", text)) == {"f32"}
 
 
 @pytest.mark.aot
@@ -108,7 +118,7 @@ def _check(kernels: list[str], shape: str, example: str) -> None:
 def _printed(example: str, mode: str, xla_flags: str = "") -> str:
   """What the program prints, in a process of its own: some failures end it."""
   if mode == "lower":
-    xla_flags += " --xla_force_host_platform_device_count=8"
+    xla_flags += f" {_EIGHT}"
   done = subprocess.run(
     [sys.executable, "-m", "tests.support.mesh_compile", example, mode],
     cwd=Path(__file__).parent.parent,

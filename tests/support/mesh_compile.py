@@ -28,6 +28,11 @@ def dense(a, b):
   return pallas_gemm.matmul(a, b, activation=jnp.tanh)
 
 
+def by_xla(a, b):
+  """Rows over x, columns over y, by XLA."""
+  return pallas_gemm.matmul(a, b, implementation="xla")
+
+
 def gated(x, gate, up):
   """The same with two weights."""
   return pallas_gemm.gated_matmul(x, gate, up)
@@ -54,6 +59,8 @@ _W, _SIZES = ((GROUPS, K, N), P(None, None, "y")), ((GROUPS,), P(None))
 EXAMPLES: dict[str, tuple[Callable, list]] = {
   "dense": (dense, [_A, _B]),
   "dense gradients": (_gradients(dense, 2), [_OUT, _A, _B]),
+  "one row by XLA": (by_xla, [((1, K), P(None, None)), _B]),
+  "a row each by XLA": (by_xla, [((4, K), P("x", None)), _B]),
   "gated": (gated, [_A, _B, _B]),
   "gated gradients": (_gradients(gated, 3), [_OUT, _A, _B, _B]),
   "grouped": (grouped, [_A, _W, _SIZES]),
