@@ -72,13 +72,18 @@ def _is_of_a_vector(x: Operands, spec: Spec) -> bool:
   16 bits if such results are asked for: in bfloat16, N(0, 1) and K = 256, six
   times the bound. If float32 is asked for it does not, in as many fusions. How
   XLA shards operands is not known here: of a mesh's devices each may have one.
+  A symbolic size is taken for more.
   """
   w = spec.words
   free = (
     [size for c, size in zip(word, v.shape) if c in spec.out and c not in other]
     for v, word, other in ((x.a, w.a, w.b), (x.b, w.b, w.a))
   )
-  return any(math.prod(sizes) <= jax.device_count() for sizes in free)
+  return any(
+    all(isinstance(size, int) for size in sizes)  # none is symbolic
+    and math.prod(sizes) <= jax.device_count()
+    for sizes in free
+  )
 
 
 def _dot(x: Operands, spec: Spec, out_sharding: Any) -> jax.Array:
