@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from pallas_gemm import tuning
+from pallas_gemm import numerics, tuning
 from pallas_gemm.ops import sm90
 from tests.support import products
 from tests.support.calls import Call
@@ -182,6 +182,17 @@ def test_products_of_a_vector_are_not_rounded(shapes, dtype):
   (line,) = [x for x in text.splitlines() if "stablehlo.dot_general" in x]
   assert re.search(r"-> tensor<[^>]*f32>", line), line
   assert pallas_gemm.matmul(a, b).dtype == dtype
+
+
+def test_rounded_products_are_beyond_the_bound():
+  """In NumPy: what XLA would compute, of N(0, 1) and a K of some hundreds."""
+  ratios = []
+  for k in (64, 256):
+    a, b = normal(1, k, dtype="bfloat16"), normal(k, 512, dtype="bfloat16")
+    rounded = np.asarray(a * b.T, np.float32)
+    out = rounded.sum(1)[None].astype("bfloat16")
+    ratios.append(numerics.check(out, a, b).worst_ratio)
+  assert ratios[0] > ratios[1] > 5
 
 
 def test_precision_is_passed_on():

@@ -266,3 +266,27 @@ def test_slabs_of_weights_along_k_come_in_pairs_where_memory_binds(
   of = {"m": 120, "n": 256, "k": 640, "transpose_b": True} | fields
   found = plan(**of, ragged="m", groups=4, config=config)
   assert found.loads_pairs == pairs
+
+
+@pytest.mark.parametrize(
+  ("fields", "changes", "evicts"),
+  [
+    ({}, {}, True),  # 134 MB
+    ({"n": 4096}, {}, False),  # 67 MB, of an L2 of 52
+    ({"n": 4096, "out_dtype": "float32"}, {"epilogue_n": 32}, True),
+    ({"n": 4096, "batch": 2, "batched_a": True}, {}, True),
+    ({}, {"split_k": 2, "epilogue_n": 32}, False),  # sums are read again
+    ({}, {"tail_columns": 1, "tail_split_k": 2}, False),
+    ({"ragged": "m", "groups": 8}, {}, False),
+    (
+      {"m": 2048, "n": 2048, "ragged": "k", "groups": 8, "transpose_a": True},
+      {},
+      True,
+    ),
+  ],
+  ids=str,
+)
+def test_results_of_more_than_the_l2_leave_it_first(fields, changes, evicts):
+  config = Config(**{"block_m": 128, "block_n": 128} | changes)
+  found = plan(**{"m": 8192, "n": 8192, "k": 256} | fields, config=config)
+  assert found.evicts_results == evicts

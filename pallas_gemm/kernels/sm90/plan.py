@@ -361,10 +361,8 @@ class Plan(Tiling):
     p, cfg = self.problem, self.config
     if p.along == "m" or cfg.split_k > 1 or cfg.tail_columns:
       return False
-    count = self.outputs * p.batch * p.m * p.n
-    size = layout.bytes_of(
-      count * (p.groups.count if p.along else 1), p.out_dtype
-    )
+    matrices = self.outputs * (p.groups.count if p.along else p.batch)
+    size = layout.bytes_of(matrices * p.m * p.n, p.out_dtype)
     return size > self.gpu.l2_bytes * (1 if p.along else 2)
 
   @functools.cached_property
