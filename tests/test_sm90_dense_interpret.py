@@ -98,6 +98,20 @@ CASES = (
     dense.Epilogue(activation=jax.nn.gelu),
     bias="m",
   ),
+  # Short rows are transposed: of A, of both, of a batch, with a swap.
+  case("short_rows_tn", (19, 72, 90), SMALL),
+  case(
+    "short_rows_and_columns_tn",
+    (3, 5, 70),
+    SMALL,
+    dense.Epilogue(beta=2.0),
+    c_dtype="bfloat16",
+    bias="n",
+  ),
+  case(
+    "short_columns_nn", (70, 13, 70), SMALL, batch=2, batched_b=True, **FP16
+  ),
+  case("short_rows_swapped_tn", (20, 130, 70), SWAPPED),
   # Consumers that ping-pong: one of a block's work tiles, or two, or none.
   case(
     "ping_pong_nn",

@@ -80,6 +80,33 @@ def test_what_is_allocated_is_what_is_accounted_for(kind):
   assert size <= found.shared_bytes <= size + 2048
 
 
+@pytest.mark.parametrize(
+  ("shape", "fields", "transposed", "copies"),
+  (
+    ((19, 640, 704), {"transpose_a": True}, (True, False), 1),
+    ((640, 19, 704), {}, (False, True), 1),
+    ((640, 19, 704), {"swap": True}, (True, False), 1),
+    ((19, 640, 704), {}, (False, False), 0),
+    # TMA can address these.
+    ((24, 640, 704), {"transpose_a": True}, (False, False), 0),
+    ((67, 640, 704), {"transpose_a": True}, (False, False), 1),
+    # Two MiB and a little more.
+    ((19, 640, 2**16), {"transpose_a": True}, (False, False), 1),
+    # No copy.
+    ((1, 640, 2**22), {"transpose_a": True}, (True, False), 0),
+  ),
+)
+def test_short_rows_that_must_be_copied_are_transposed(
+  shape, fields, transposed, copies
+):
+  fields = dict(fields)
+  config = SWAPPED if fields.pop("swap", False) else SMALL
+  found = plan(*shape, config, **fields)
+  assert found.transposed == transposed
+  into, _ = found.copied_bytes
+  assert len(into) == copies
+
+
 def test_results_stored_by_rows_are_not_padded():
   found = plan(64, 131, 64, dataclasses.replace(SMALL, block_n=128))
   assert found.by_rows

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 import math
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90 import layout, legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
@@ -73,12 +73,13 @@ def candidates(
   """
   gpu = hardware.current()
   known = constants.of(gpu)
-  at_least = bounds.of(problem, gpu, known)
+  read = layout.with_rows_along_k(problem)
+  at_least = bounds.of(read, gpu, known)
 
   def seconds(config: Config) -> float:
     return predict(Plan(problem, config, gpu), known)
 
-  some = tiles.worth_a_try(problem, gpu)
+  some = tiles.worth_a_try(read, gpu)
   if below < math.inf:
     some = (config for config in some if at_least(config) < below)
   for config in bounds.best_first(some, at_least, seconds):

@@ -131,10 +131,16 @@ def dense(
   if config.swap_ab:
     a, b = b, a
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
+  stored = [x for x in (a, b, b_up) if x is not None]
+  is_a, is_b = plan.transposed
+  a, *b = (
+    jnp.swapaxes(x, 1, 2) if is_transposed else x
+    for x, is_transposed in zip(stored, (is_a, is_b, is_b))
+  )
   operands = Operands(
     tables=(),
     a=_matrices(a, a_shape, p.a.batched),
-    b=[_matrices(x, b_shape, p.b.batched) for x in (b, b_up) if x is not None],
+    b=[_matrices(x, b_shape, p.b.batched) for x in b],
   )
   epilogue = _epilogue(plan, activation, alpha=alpha, beta=beta)
   if config.split_k > 1:

@@ -31,8 +31,6 @@ _SHARED_SLACK = 1024
 # as multiplying by them, up to 147 rows a group on an H100; and where a group's
 # rows are so many times a tile's at most, so that most groups have one tile.
 _TO_LOAD_PAIRS, _ROWS_OF_ONE_TILE = 2.0, 1.25
-# An operand that is copied in no time, in bytes.
-_SMALL_OPERAND = 2 << 20
 
 
 class Buffer(NamedTuple):
@@ -299,7 +297,7 @@ class Plan(Tiling):
   def _is_soon_copied(self, operand: Operand, shape: Shape) -> bool:
     """Whether a copy with rows that TMA reads fast costs less than it gains."""
     count = self.problem.matrices(operand) * math.prod(shape)
-    is_small = layout.bytes_of(count, operand.dtype) <= _SMALL_OPERAND
+    is_small = layout.bytes_of(count, operand.dtype) <= layout.SMALL_OPERAND
     return is_small and layout.straddles(shape[1], operand.dtype)
 
   @functools.cached_property
@@ -383,8 +381,9 @@ class Plan(Tiling):
     """Bytes read and written by each copy into, and out of, a padded matrix."""
     p, copied = self.problem, layout.copied_bytes
     (a, b), (a_pad, b_pad) = self.operand_shapes, self.operand_paddings
-    into = [copied(a, a_pad, p.matrices(p.a), p.a.dtype)]
-    of_b = copied(b, b_pad, p.matrices(p.b), p.b.dtype)
+    is_a, is_b = self.transposed
+    into = [copied(a, a_pad, p.matrices(p.a), p.a.dtype, is_a and p.m > 1)]
+    of_b = copied(b, b_pad, p.matrices(p.b), p.b.dtype, is_b and p.n > 1)
     if last := self.last_slab_shape:
       of_b = 2 * layout.bytes_of(p.matrices(p.b) * math.prod(last), p.b.dtype)
     into += [of_b] * self.products

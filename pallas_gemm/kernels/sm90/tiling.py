@@ -71,9 +71,18 @@ class Tiling:
     """What the kernel computes: the transposed problem if operands are swapped.
 
     Its result is the transposed one of `given`, and is stored as `given` says.
-    All that follows is of this problem.
+    All that follows is of this problem, with short rows transposed.
     """
-    return _transposed(self.given) if self.config.swap_ab else self.given
+    problem = layout.with_rows_along_k(self.given)
+    return _transposed(problem) if self.config.swap_ab else problem
+
+  @functools.cached_property
+  def transposed(self) -> tuple[bool, bool]:
+    """Whether A and B are transposed before the kernel, by XLA."""
+    given = self.given.a, self.given.b
+    given = given[::-1] if self.config.swap_ab else given
+    now = self.problem.a, self.problem.b
+    return tuple(x.k_last and not y.k_last for x, y in zip(now, given))
 
   @functools.cached_property
   def products(self) -> int:
