@@ -440,6 +440,9 @@ _in_blocks: set[str] = set()
 _of_ragged: set[str] = set()
 # Those of which such copies start at any multiple of 16 bytes of a row.
 _inside_rows: set[str] = set()
+# Those of whose matrices with so many columns wider copies do too, and may end
+# in the next row: names, and columns.
+_any_column: set[tuple[str, int]] = set()
 # Those whose results leave the L2 first; see `evict_results_first`.
 _evicted_first: set[str] = set()
 
@@ -449,6 +452,7 @@ def allow_ragged_copies(
   in_blocks: str | None = None,
   of_ragged: str | None = None,
   inside_rows: str | None = None,
+  any_column: tuple[str, int] | None = None,
 ) -> None:
   """Lets TMA copy one swizzle atom at a time from matrices of any shape.
 
@@ -472,6 +476,8 @@ def allow_ragged_copies(
     inside_rows: name of a kernel whose wider copies into shared memory of
       matrices that are no whole number of atoms, but of 8 rows, lie within
       their rows and start at any multiple of 16 bytes.
+    any_column: name of a kernel, and columns of those of its matrices, of whole
+      atoms, of which wider copies into shared memory do so too.
   """
   if anywhere is not None:
     _anywhere.add(anywhere)
@@ -481,6 +487,8 @@ def allow_ragged_copies(
     _of_ragged.add(of_ragged)
   if inside_rows is not None:
     _inside_rows.add(inside_rows)
+  if any_column is not None:
+    _any_column.add(any_column)
   _patch_async_copy()
 
 
@@ -518,17 +526,19 @@ def _patch_async_copy() -> None:
     if not isinstance(transforms, tuple):
       transforms = (transforms,)
     is_ragged = _is_ragged(gmem, transforms)
-    wanted = is_ragged or (
-      len(transforms) == 1 and _kernel_name(self) in _anywhere
-    )
+    name, columns = _kernel_name(self), ir.MemRefType(gmem.type).shape[-1]
+    any_column = (name, columns) in _any_column
+    wanted = is_ragged or (len(transforms) == 1 and name in _anywhere)
     if wanted and _is_one_atom_wide(smem):
       smem, transforms = _mgpu_utils.memref_fold(smem, 0, 3), ()
-    elif into_smem and _kernel_name(self) in _in_blocks and _is_tiled(smem):
+    elif into_smem and name in _in_blocks and _is_tiled(smem):
       *_, width = ir.MemRefType(smem.type).shape
-      transforms = (_BlocksOfRows(width),)
-    elif into_smem and is_ragged and _kernel_name(self) in _of_ragged:
+      transforms = (_BlocksOfRows(width, any_column),)
+    elif into_smem and any_column and _is_tiled(smem):
+      transforms = (_InsideRows(transforms[0].tiling),)
+    elif into_smem and is_ragged and name in _of_ragged:
       transforms = (_Atoms(transforms[0].tiling),)
-    elif into_smem and is_ragged and _kernel_name(self) in _inside_rows:
+    elif into_smem and is_ragged and name in _inside_rows:
       transforms = (_InsideRows(transforms[0].tiling),)
     src_ref, dst_ref = (gmem, smem) if into_smem else (smem, gmem)
     original(
@@ -538,7 +548,7 @@ def _patch_async_copy() -> None:
       gmem_transform=transforms,
       **kwargs,
     )
-    if not into_smem and _kernel_name(self) in _evicted_first:
+    if not into_smem and name in _evicted_first:
       _evict_stores_first(ir.InsertionPoint.current.block)
 
   context.async_copy = async_copy
@@ -615,13 +625,16 @@ class _BlocksOfRows(_launch_context.MemRefTransform):
 
   TMA adds up coordinates times strides, and dimensions may overlap: the first
   block starts at whichever row, each further one 8 rows on. So only the first
-  block's rows are compared with the matrix's.
+  block's rows are compared with the matrix's, and if the first atom may start
+  at any column, its columns alone.
 
   Attributes:
     width: columns of an atom.
+    any_column: whether copies start inside of atoms.
   """
 
   width: int
+  any_column: bool
 
   def apply(self, ref):
     _, columns = shape = ir.MemRefType(ref.type).shape
@@ -631,7 +644,8 @@ class _BlocksOfRows(_launch_context.MemRefTransform):
   def transform_gmem_shape(self, shape):
     rows, columns = shape
     atoms = -(-columns // self.width)
-    return (-(-rows // 8), atoms, rows, min(columns, self.width))
+    inside = columns if self.any_column else min(columns, self.width)
+    return (-(-rows // 8), atoms, rows, inside)
 
   def transform_shape(self, shape):
     rows, columns = shape
@@ -642,6 +656,8 @@ class _BlocksOfRows(_launch_context.MemRefTransform):
     zero, width = (
       _mgpu_utils.c(x, ir.IndexType.get()) for x in (0, self.width)
     )
+    if self.any_column:
+      return (zero, zero, row, column)
     return (zero, arith.divui(column, width), row, zero)
 
   def transform_strides(self, strides):

@@ -22,8 +22,10 @@ _LINE = 128
 _THREADS = 128
 # Bytes of the vectors that a swizzle permutes, and of a word.
 _VECTOR, _WORD = 16, 4
-# Rows of a swizzle atom, and most bytes of one.
-_ATOM_ROWS, _ATOM = 8, 128
+# Rows of a swizzle atom.
+_ATOM_ROWS = 8
+# Bytes that device memory writes as one.
+_SECTOR = 32
 
 
 def prefetch(window: Any) -> None:
@@ -125,122 +127,232 @@ def wait_async(count: int) -> None:
   _()
 
 
-def store_rows(staged: Any, window: Any, row: jax.Array, count: Any) -> None:
-  """Stores 8 rows of shared memory to a matrix whose rows start anywhere.
+def wait_for_warpgroup() -> None:
+  """Waits until all threads of the warpgroup are here, and what they stored.
 
-  As wide as the rows are aligned, 8 or 4 bytes. Where rows of 16-bit elements
-  start at odd ones, words are put together of two words, and a first or last
-  element is stored by itself.
-
-  Args:
-    staged: [rows, 128] of shared memory, swizzled, in atoms of 128 bytes.
-    window: [8, columns <= 128] of global memory, from a multiple of 128
-      columns on.
-    row: the first row, a multiple of 8.
-    count: only rows before that one are stored.
+  `plgpu.commit_smem` makes that known to TMA too, and waits until stores to
+  global memory have arrived there: 60 groups of 136 rows along K, 4096 x 1407,
+  393 us with that between subtiles (H100).
   """
-  rows, columns = window.shape
   if not compat.targets_gpu():
-    for i in range(rows):
-
-      @pl.when(row + i < count)
-      def _(i=i):
-        window[i] = staged[row + i, pl.ds(0, columns)]
-
     return
-  size, across = jnp.dtype(window.dtype).itemsize, staged.shape[-1]
-  scalar = plgpu.Layout.WG_SPLAT
-  types = _swizzled_type(staged, _ATOM), plgpu.RefType(), scalar, scalar
 
-  @plgpu.inline_mgpu(arg_types=types)
-  def _(_, staged, window, row, count):
-    row, count = (x.registers.item() for x in (row, count))
-    pitch = _pitch(window)
-    width = _aligned_to(pitch)
-    place = _Place(across * size, _ATOM)
-    threads = across * size // width  # of a row
-    nth = arith.remui(_thread(), _i32(threads))
-    first = arith.divui(_thread(), _i32(threads))
-    source = _multiply_add(row, across * size, _shared_address(staged))
-    begin = arith.muli(nth, _i32(width))
-    following = arith.addi(begin, _i32(width))
-    for above in range(0, rows, _THREADS // threads):
-      below = arith.addi(first, _i32(above))
-      _asm(
-        _store_row(columns * size, width, straddles=pitch % _WORD != 0),
-        "l,r,r,r,r,r",
-        _multiply_add(_extended(below), pitch, _address(window)),
-        arith.addi(source, place.of(below, begin)),
-        arith.addi(source, place.of(below, following)),
-        nth,
-        arith.addi(row, below),
-        count,
-      )
+  @plgpu.inline_mgpu()
+  def _(_):
+    utils.warpgroup_barrier()
 
-  _(staged, window, row, jnp.int32(count))
+  _()
 
 
-def _store_row(size: int, width: int, straddles: bool) -> str:
-  """What a thread of `store_rows` does for one row.
+def store_rows(
+  own: Any,
+  before: Any,
+  matrix: Any,
+  corner: tuple[jax.Array, jax.Array],
+  rows: Any,
+  *,
+  from_start: Any = False,
+  to_end: bool = False,
+) -> None:
+  """Stores rows of shared memory to a matrix whose rows start anywhere.
 
-  Operands: $0 where the row starts in global memory; $1, $2 the thread's piece
-  of it, and the next one, in shared memory; $3 the number of the thread in the
-  row; $4 that of the row, $5 how many there are.
+  In whole sectors of 32 bytes, those that end in `own`; the elements of the
+  first one that lie before it are the last ones of `before`. Device memory
+  writes 692 MB so in 232 us, in vectors of 16 bytes, where each 16th sector is
+  written in two parts, in 405, in words in 510 (rows of 1407, H100, writes-6).
 
   Args:
-    size: of a row, in bytes.
-    width: bytes of a store.
-    straddles: whether each other row starts in the middle of a word.
+    own: [rows, columns] of shared memory, swizzled in atoms of a row's bytes.
+    before: the same of the columns before these; None in the first ones of a
+      tile.
+    matrix: [rows, columns] of global memory.
+    corner: row and column of it where `own` starts.
+    rows: only so many rows are stored.
+    from_start: without `before`, whether the part of the first sector that lies
+      in `own` is stored; else none of that sector.
+    to_end: whether the part of a sector is, that `own` ends with.
   """
-  if straddles:
-    return _store_straddling_row(size // 2)
-  kind, word = ("v2.b32", "{lo, hi}") if width == 8 else ("b32", "lo")
+  has_before = before is not None
+  if not compat.targets_gpu():
+    from_start = has_before | jnp.asarray(from_start)
+    _store_columns(own, matrix, corner, rows, from_start)
+    return
+  (height, columns), end = own.shape, matrix.shape[1]
+  size = jnp.dtype(own.dtype).itemsize
+  row_bytes, scalar = columns * size, plgpu.Layout.WG_SPLAT
+  kind = _swizzled_type(own, row_bytes)
+  window = matrix.at[pl.ds(corner[0], 1), pl.ds(corner[1], columns)]
+
+  @plgpu.inline_mgpu(arg_types=(kind, kind, plgpu.RefType(), *[scalar] * 3))
+  def _(_, own, before, window, rows, left, from_start):
+    rows, left, from_start = (
+      x.registers.item() for x in (rows, left, from_start)
+    )
+    pitch = _pitch(window)
+    place = _Place(row_bytes, row_bytes)
+    buffers = _shared_address(before), _shared_address(own)
+
+    def store(first: int, pieces: int) -> None:
+      """Some pieces of each row, of 16 bytes, from a number on."""
+      step = min(height, _THREADS // pieces)  # rows that lie alike in sectors
+      nth = arith.remui(_thread(), _i32(pieces))
+      row = arith.divui(_thread(), _i32(pieces))
+      to = _multiply_add(_extended(row), pitch, _address(window))
+      past = arith.andi(_truncated(to), _i32(_SECTOR - 1))
+      # Bytes from the start of `own` to the piece, and what of them is stored.
+      piece = _multiply_add(nth, _VECTOR, _i32(first * _VECTOR))
+      piece = arith.subi(piece, past)
+      least = arith.subi(_i32(0), past)
+      if not has_before:
+        least = arith.addi(least, _i32(_SECTOR))
+        least = arith.select(from_start, _i32(0), least)
+      most = _i32(row_bytes)
+      most = most if to_end else arith.subi(most, past)
+      most = arith.minsi(most, arith.muli(left, _i32(size)))
+      shift = arith.andi(piece, _i32(_VECTOR - 1))
+      places = []
+      for ahead in (0, _VECTOR):
+        column = arith.addi(arith.subi(piece, shift), _i32(ahead))
+        is_before = arith.cmpi(arith.CmpIPredicate.slt, column, _i32(0))
+        wrapped = arith.addi(column, _i32(row_bytes))
+        column = arith.select(is_before, wrapped, column)
+        # What lies behind the row, nobody stores.
+        column = arith.minsi(column, _i32(row_bytes - _VECTOR))
+        buffer = arith.select(is_before, *buffers)
+        places.append(arith.addi(buffer, place.of(row, column)))
+
+      def store_row(nth):
+        above = arith.muli(nth, _i32(step))
+        below = arith.muli(above, _i32(row_bytes))
+        _asm(
+          _store_piece(max(size, math.gcd(pitch, 8))),
+          "l,r,r,r,r,r,r,r,r",
+          _multiply_add(_extended(above), pitch, to),
+          *(arith.addi(place, below) for place in places),
+          piece,
+          shift,
+          least,
+          most,
+          arith.addi(row, above),
+          rows,
+        )
+
+      # A loop of unknown length: unrolled, loads of all rows would spill.
+      past_last = arith.addi(rows, _i32(step - 1))
+      _for_each(arith.divui(past_last, _i32(step)), store_row)
+
+    pieces = row_bytes // _VECTOR
+    store(0, pieces)
+    if to_end:
+      store(pieces, _SECTOR // _VECTOR)
+
+  left = jnp.int32(end) - corner[1]
+  from_start = jnp.asarray(from_start)
+  _(own, before if has_before else own, window, rows, left, from_start)
+
+
+def _store_columns(own, matrix, corner, rows, from_start) -> None:
+  """The same without sectors: as if each row started with one."""
+  row, column = corner
+  height, columns = own.shape
+  sector = _SECTOR // jnp.dtype(own.dtype).itemsize
+  skipped = jnp.where(from_start, jnp.int32(0), jnp.int32(sector))
+  count = jnp.clip(matrix.shape[1] - column, skipped, columns) - skipped
+
+  def store(i, _):
+    size = 2 ** int(math.log2(columns))
+    while size:
+      at = skipped + (count & ~(2 * size - 1))
+
+      @pl.when((count & size) != 0)
+      def _(at=at, size=size):
+        to = matrix.at[pl.ds(row + i, 1), pl.ds(column + at, size)]
+        to[...] = own[pl.ds(i, 1), pl.ds(at, size)]
+
+      size //= 2
+
+  jax.lax.fori_loop(0, jnp.minimum(rows, height), store, None)
+
+
+def _store_piece(size: int) -> str:
+  """What a thread of `store_rows` does for one row: 16 bytes, put together.
+
+  Operands: $0 where the row's own elements start in global memory; $1, $2 the
+  vectors of shared memory in which the piece starts and ends; $3 its bytes from
+  the row's own, $4 from the start of the vector; $5, $6 the bytes from and up
+  to which the row is stored; $7 its number, $8 how many rows there are.
+
+  Args:
+    size: bytes that all of these are multiples of: 2, 4 or 8.
+  """
+  shifts = {8: _shift_by_8, 4: _shift_by_4, 2: _shift_by_2}
+  moved = "".join(shift for least, shift in shifts.items() if least >= size)
   return f"""{{
-    .reg .pred here; .reg .b32 lo, hi; .reg .b64 to;
-    setp.lt.s32 here, $4, $5;
-    setp.lt.and.u32 here, $3, {size // width}, here;
-    mad.wide.u32 to, $3, {width}, $0;
-    @here ld.shared.{kind} {word}, [$1];
-    @here st.global.{kind} [to], {word};
+    .reg .pred here, next, is, full, part, not;
+    .reg .b32 w<8>, bits, order, end; .reg .b64 to, by; .reg .b16 h<8>;
+    setp.lt.s32 here, $7, $8;
+    add.s32 end, $3, {_VECTOR};
+    setp.ge.and.s32 full, $3, $5, here;
+    setp.le.and.s32 full, end, $6, full;
+    setp.gt.and.s32 part, end, $5, here;
+    setp.lt.and.s32 part, $3, $6, part;
+    not.pred not, full;
+    and.pred part, part, not;
+    setp.ne.and.u32 next, $4, 0, here;
+    cvt.s64.s32 by, $3;
+    add.s64 to, $0, by;
+    @here ld.shared.v4.b32 {{w0, w1, w2, w3}}, [$1];
+    @next ld.shared.v4.b32 {{w4, w5, w6, w7}}, [$2];{moved}
+    @full st.global.v4.b32 [to], {{w0, w1, w2, w3}};
+    @!part bra DONE;{_store_elements(size)}
+    DONE:
   }}"""
 
 
-def _store_straddling_row(elements: int) -> str:
-  """The same of elements of 16 bits, of rows that start at any.
+def _moved_down(count: int, ahead: int) -> str:
+  """The first words, each one so many further, where that `is` so."""
+  return " ".join(
+    f"selp.b32 w{i}, w{i + ahead}, w{i}, is;" for i in range(count)
+  )
 
-  A row that starts in the middle of a word begins with an element, then come
-  words of the elements 1 and 2, 3 and 4 and so on. What is left is an element.
-  """
-  left = "odd" if elements % 2 == 0 else "even"
-  return f"""{{
-    .reg .pred odd, even, here, whole, first, last, next;
-    .reg .b32 lo, hi, word, past, count; .reg .b64 to, by; .reg .b16 a, b;
-    setp.lt.s32 here, $4, $5;
-    cvt.u32.u64 past, $0;
-    and.b32 past, past, 2;
-    setp.ne.u32 odd, past, 0;
-    setp.eq.u32 even, past, 0;
-    selp.b32 count, {(elements - 1) // 2}, {elements // 2}, odd;
-    mad.wide.u32 to, $3, {_WORD}, $0;
-    cvt.u64.u32 by, past;
-    add.s64 to, to, by;
-    setp.eq.and.u32 first, $3, 0, here;
-    and.pred first, first, odd;
-    setp.lt.and.u32 whole, $3, count, here;
-    setp.eq.and.u32 last, $3, count, here;
-    and.pred last, last, {left};
-    setp.lt.and.u32 next, $3, 63, here;
-    mov.b32 hi, 0;
-    @here ld.shared.b32 lo, [$1];
-    @next ld.shared.b32 hi, [$2];
-    mov.b32 {{a, b}}, lo;
-    @first st.global.b16 [$0], a;
-    prmt.b32 word, lo, hi, 0x5432;
-    selp.b32 word, word, lo, odd;
-    mov.b32 {{a, b}}, word;
-    @whole st.global.b32 [to], word;
-    @last st.global.b16 [to], a;
-  }}"""
+
+# Eight words of shared memory by so many bytes.
+_shift_by_8 = f"""
+    and.b32 bits, $4, 8;
+    setp.ne.u32 is, bits, 0;
+    {_moved_down(6, 2)}"""
+_shift_by_4 = f"""
+    and.b32 bits, $4, 4;
+    setp.ne.u32 is, bits, 0;
+    {_moved_down(5, 1)}"""
+_shift_by_2 = """
+    and.b32 bits, $4, 2;
+    setp.ne.u32 is, bits, 0;
+    selp.b32 order, 0x5432, 0x3210, is;
+    prmt.b32 w0, w0, w1, order;
+    prmt.b32 w1, w1, w2, order;
+    prmt.b32 w2, w2, w3, order;
+    prmt.b32 w3, w3, w4, order;"""
+
+
+def _store_elements(size: int) -> str:
+  """What is stored of a piece that is stored in part, so many bytes a time."""
+  found = []
+  for i in range(_VECTOR // size):
+    kind, word = "b32", f"w{i}"
+    if size == 8:
+      kind, word = "v2.b32", f"{{w{2 * i}, w{2 * i + 1}}}"
+    if size == 2:
+      kind, word = "b16", f"h{i}"
+      if i % 2 == 0:
+        found.append(f"""
+    mov.b32 {{h{i}, h{i + 1}}}, w{i // 2};""")
+    found.append(f"""
+    add.s32 end, $3, {size * i};
+    setp.ge.and.s32 is, end, $5, part;
+    setp.lt.and.s32 is, end, $6, is;
+    @is st.global.{kind} [to+{size * i}], {word};""")
+  return "".join(found)
 
 
 class _Place:
@@ -261,7 +373,7 @@ class _Place:
     """Bytes from the start to a column, in bytes, of a row."""
     inside = arith.remui(row, _i32(_ATOM_ROWS))
     # Bits of the address from 128 bytes on.
-    turn = arith.divui(arith.muli(inside, _i32(self.atom)), _i32(_ATOM))
+    turn = arith.divui(arith.muli(inside, _i32(self.atom)), _i32(_LINE))
     turn = arith.remui(turn, _i32(self.atom // _VECTOR))
     offset = arith.remui(column, _i32(self.atom))
     offset = arith.xori(offset, arith.muli(turn, _i32(_VECTOR)))
@@ -316,8 +428,21 @@ def _extended(x):
   return arith.extui(ir.IntegerType.get_signless(64), x)
 
 
+def _truncated(x):
+  return arith.trunci(ir.IntegerType.get_signless(32), x)
+
+
 def _multiply_add(x, factor: int, y):
   return arith.addi(arith.muli(x, utils.c(factor, x.type)), y)
+
+
+def _for_each(count, visit) -> None:
+  """visit(i) for i below a count."""
+
+  @utils.fori(count, [])
+  def _(i, carry):
+    visit(i)
+    return carry
 
 
 def _asm(text: str, constraints: str, *operands) -> None:

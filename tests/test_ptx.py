@@ -13,14 +13,14 @@ from tests.support import ptx_machine
 SLOT = 1024
 
 
-def swizzled(rows, columns, atom):
-  """Bytes from the start of a tile to its elements of 16 bits, worked out anew.
+def swizzled(rows, columns, atom, size=2):
+  """Bytes from the start of a tile to its elements, worked out anew.
 
   TMA permutes vectors of 16 bytes: bits 4 to 6 of an address by bits 7 to 9.
   """
   row, column = np.mgrid[:rows, :columns]
-  at = row // 8 * (8 * columns * 2) + column * 2 // atom * (8 * atom)
-  at += row % 8 * atom + column * 2 % atom
+  at = row // 8 * (8 * columns * size) + column * size // atom * (8 * atom)
+  at += row % 8 * atom + column * size % atom
   return at ^ ((at >> 7) % (atom // 16) << 4)
 
 
@@ -56,30 +56,54 @@ def test_copy_async(monkeypatch, rows, columns, atom, pitch, corner):
 
 
 @pytest.mark.parametrize(
-  ("pitch", "columns"),
-  [
-    *((1407, x) for x in (128, 127, 3, 1)),
-    *((1402, x) for x in (128, 126, 2)),
-    *((1412, x) for x in (128, 124, 4)),
-    (1407, 126),
-  ],
+  ("width", "dtype"), [(64, np.uint16), (32, np.uint16), (32, np.uint32)]
 )
-@pytest.mark.parametrize(("row", "count"), [(0, 64), (8, 64), (16, 19)])
-def test_store_rows(monkeypatch, pitch, columns, row, count):
-  machine = ptx_machine.Machine(monkeypatch, 2 * pitch * 80, 32768)
+@pytest.mark.parametrize("pitch", (1407, 1402, 1412, 1400))
+@pytest.mark.parametrize("count", (64, 19))
+@pytest.mark.parametrize("overlap", (True, False))
+def test_store_rows(monkeypatch, width, dtype, pitch, count, overlap):
+  """Tiles next to each other, with columns of the next: each is stored once."""
+  size = np.dtype(dtype).itemsize
+  rows, sector = 66, 32 // size
+  step = 3 * width - sector * overlap
+  first = 2 * step
+  machine = ptx_machine.Machine(monkeypatch, size * pitch * rows, 65536)
   rng = np.random.default_rng(0)
-  machine.shared[:] = rng.integers(0, 256, machine.shared.size)
-  first = 2 * (pitch * (3 + row) + 256)
-  staged = ptx_machine.Ref(SLOT, (64, 128))
-  window = ptx_machine.Ref(first, (8, columns), 2 * pitch)
-  ptx.store_rows(staged, window, row, count)
-  rows = min(8, count - row)
-  tile = words_at(machine.shared, SLOT + swizzled(64, 128, 128))
-  at_row, column = np.mgrid[:rows, :columns]
-  at = first + 2 * (at_row * pitch + column)
-  np.testing.assert_array_equal(
-    words_at(machine.globals, at), tile[row : row + rows, :columns]
+  values = rng.integers(0, 2 ** (8 * size), (count, pitch), dtype=np.int64)
+  matrix = ptx_machine.Ref(0, (rows, pitch), size * pitch, dtype)
+  buffers = [
+    ptx_machine.Ref(SLOT + i * 64 * width * size, (64, width), dtype=dtype)
+    for i in range(2)
+  ]
+  starts = range(0, pitch, step)
+  for start in (*starts[:2], *starts[-2:]):
+    for i in range(3):
+      column = start + i * width
+      own, before = buffers[i % 2], buffers[1 - i % 2]
+      tile = np.zeros((64, width), np.int64)
+      part = values[:, column : column + width]
+      tile[:count, : part.shape[1]] = part
+      at = own.address + swizzled(64, width, width * size, size)
+      for k in range(size):
+        machine.shared[at + k] = tile >> 8 * k & 0xFF
+      ptx.store_rows(
+        own,
+        before if i else None,
+        matrix,
+        (1, column),
+        count,
+        from_start=not overlap or column == 0,
+        to_end=not overlap and i == 2,
+      )
+  at_row, column = np.mgrid[:count, :pitch]
+  # Tiles end and start up to a sector after that.
+  stored = (column < first) | (column >= starts[-2] + sector * overlap)
+  at = size * ((1 + at_row) * pitch + column)
+  got = sum(
+    machine.globals[at + k].astype(np.int64) << 8 * k for k in range(size)
   )
-  want = np.zeros_like(machine.written)
-  want[np.stack([at, at + 1])] = 1
-  np.testing.assert_array_equal(machine.written, want)  # and nothing else
+  np.testing.assert_array_equal(got[stored], values[stored])
+  assert machine.written.max() == 1
+  inside = np.zeros(machine.written.shape, bool)
+  inside[size * pitch : size * pitch * (1 + count)] = True
+  assert not machine.written[~inside].any()

@@ -37,7 +37,6 @@ BUGS = [
 ]
 
 # Bugs that nothing can show here, and why.
-_ONE_THREAD = "to the interpreter, a warpgroup is one thread"
 _PACE = "what is stored are zeros that nothing overwrites: it sets the pace"
 _OUTLIVED = "waited for so that shared memory outlives its readers, on the chip"
 UNSEEN = {
@@ -50,8 +49,6 @@ UNSEEN = {
     for i, reason in enumerate((_PACE, _OUTLIVED))
     for kind in ("left out", "too weak")
   },
-  (stores.__name__, "plgpu.commit_smem", 2, "left out"): _ONE_THREAD,
-  (stores.__name__, "plgpu.commit_smem", 3, "left out"): _ONE_THREAD,
 }
 
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1, epilogue_n=32)
@@ -333,8 +330,6 @@ COMES_TO = {
   (stores.__name__, "plgpu.wait_smem_to_gmem", 0): EXAMPLES[4],
   (stores.__name__, "plgpu.wait_smem_to_gmem", 3): EXAMPLES[3],
   (stores.__name__, "plgpu.commit_smem", 1): EXAMPLES[3],
-  (stores.__name__, "plgpu.commit_smem", 2): EXAMPLES[2],
-  (stores.__name__, "plgpu.commit_smem", 3): EXAMPLES[2],
 }
 
 

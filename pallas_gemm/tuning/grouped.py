@@ -130,6 +130,7 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
     # Of groups alone, where B is all their weights.
     batch.b_by_threads = plan.b_by_threads
     batch.b_last_apart = plan.b_last_apart
+    batch.by_rows = plan.by_rows
     return model.predict(batch, known)
 
   return sum(share * seconds(rows) for rows, share in _sizes(problem, config))

@@ -50,12 +50,13 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
   along = [a] * (not p.a.k_last) + [b] * (not p.b.k_last)
   short = [fit.uneven if row % 32 else fit.short for row in along if row < 128]
   result = layout.bytes_of(plan.result_shape[1], p.out_dtype)
+  straddles = result % 32 == 16 and not plan.by_rows
   return Costs(
     loads=(
       slower(a, fit),
       fit.by_threads if plan.b_by_threads else slower(b, fit),
     ),
-    results=fit.straddling_results if result % 32 == 16 else 1.0,
+    results=fit.straddling_results if straddles else 1.0,
     copies=copies,
     short=largest(0.0, *short),
     sums=fit.odd_sums if p.results % 2 else 1.0,

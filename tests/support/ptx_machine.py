@@ -21,6 +21,23 @@ class Ref:
     self.address, self.pitch, self.type = address, pitch, self
     self.shape, self.dtype = shape, np.dtype(dtype)
 
+  @property
+  def at(self):
+    return _At(self)
+
+
+class _At:
+  """`ref.at[rows, columns]` of slices as `pl.ds` makes them."""
+
+  def __init__(self, ref):
+    self.ref = ref
+
+  def __getitem__(self, index):
+    ref, (rows, columns) = self.ref, index
+    first = rows.start * ref.pitch + columns.start * ref.dtype.itemsize
+    shape = rows.size, columns.size
+    return Ref(ref.address + first, shape, ref.pitch, ref.dtype)
+
 
 class Machine:
   """Global and shared memory, and the threads."""
@@ -41,9 +58,11 @@ class Machine:
       "_thread": lambda: np.arange(THREADS),
       "_i32": int,
       "_extended": lambda x: x,
+      "_truncated": lambda x: x & 0xFFFFFFFF,
       "_multiply_add": lambda x, factor, y: x * factor + y,
       "_swizzled_type": lambda ref, atom: None,
       "_asm": self.run,
+      "_for_each": _for_each,
     }
     for name, value in fake.items():
       monkeypatch.setattr(ptx, name, value)
@@ -59,7 +78,8 @@ class Machine:
     }
     for line in text.strip().strip("{}").split(";"):
       line = " ".join(line.split())
-      if line and not line.startswith(".reg"):
+      # What a branch leaves out, predicates of its own leave out here.
+      if line and not re.match(r"\.reg|\w+:$|@\S+ bra ", line):
         self._instruction(line, registers)
 
   def _instruction(self, line, registers):
@@ -133,6 +153,12 @@ def _as_register(x):
   return types.SimpleNamespace(registers=item)
 
 
+def _for_each(count, visit):
+  """Of a count that all threads agree on."""
+  for i in range(int(count.max())):
+    visit(i)
+
+
 def _value(operand, registers):
   if operand in registers:
     return registers[operand]
@@ -140,8 +166,25 @@ def _value(operand, registers):
 
 
 def _compare(modifiers, a, b, *both):
-  found = {"lt": a < b, "eq": a == b, "ne": a != b}[modifiers[0]]
+  rules = {
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+  }
+  found = rules[modifiers[0]](a, b)
   return found & both[0].astype(bool) if both else found
+
+
+def _permute(_, a, b, order):
+  """The bytes of two words, counted from the lowest, that an order names."""
+  both = a & 0xFFFFFFFF | (b & 0xFFFFFFFF) << 32
+  found = np.zeros_like(a)
+  for i in range(4):
+    found |= (both >> 8 * (order >> 4 * i & 7) & 0xFF) << 8 * i
+  return found
 
 
 _RULES = {
@@ -149,11 +192,11 @@ _RULES = {
   "and": lambda _, a, b: a & b,
   "add": lambda _, a, b: a + b,
   "mad": lambda _, a, b, c: a * b + c,
-  "cvt": lambda _, a: a & 0xFFFFFFFF,
+  "cvt": lambda how, a: a if how[0] == "s64" else a & 0xFFFFFFFF,
+  "not": lambda _, a: ~a.astype(bool),
   "mov": lambda _, a: a,
   "selp": lambda _, a, b, p: np.where(p.astype(bool), a, b),
-  # Of the bytes of two words those from the third to the sixth: 0x5432.
-  "prmt": lambda _, a, b, order: (a >> 16) | ((b & 0xFFFF) << 16),
+  "prmt": _permute,
 }
 
 
@@ -161,9 +204,13 @@ class _Arithmetic:
   """`arith` of arrays."""
 
   class CmpIPredicate:
-    ult = np.less
+    ult = slt = np.less
 
   addi = staticmethod(lambda a, b: a + b)
+  subi = staticmethod(lambda a, b: a - b)
+  andi = staticmethod(lambda a, b: a & b)
+  minsi = staticmethod(np.minimum)
+  select = staticmethod(lambda p, a, b: np.where(p, a, b))
   muli = staticmethod(lambda a, b: a * b)
   divui = staticmethod(lambda a, b: a // b)
   remui = staticmethod(lambda a, b: a % b)

@@ -81,7 +81,7 @@ def _schedule_of_rows(plan: Plan, tiles_ref, ends_ref) -> Schedule:
     tiles = _cdiv(end - start, cfg.block_m), columns
     m_tile, n_tile = tile_in_group(i - first * columns, tiles, cfg)
     row, rows = rows_of_tile(start, end, m_tile, cfg)
-    _, column = corner((0, n_tile), cfg)
+    _, column = corner((0, n_tile), plan)
     is_group = group >= 0
     return WorkTile(
       row=compat.anywhere(row),
@@ -150,7 +150,7 @@ def _schedule_of_slabs(plan: Plan, groups_ref, counts_ref) -> Schedule:
 
   def work_tile(i: Index, known: tuple[Index, ...]) -> WorkTile:
     start, end, group = known
-    row, column = corner(snake(lax.rem(i, tiles), grid, cfg), cfg)
+    row, column = corner(snake(lax.rem(i, tiles), grid, cfg), plan)
     whole = lax.div(end - start, cfg.block_k)
     rest = lax.rem(end - start, cfg.block_k)
     # A group without rows that is summed up has a slab of zeros.
@@ -203,7 +203,7 @@ def for_each_tile_of_zeros(plan: Plan, tables, cluster, visit) -> None:
     number = first + i * step
     group = groups_ref[lax.div(number, tiles), 2]
     tile = snake(lax.rem(number, tiles), plan.grid, cfg)
-    visit(WorkTile(*corner(tile, cfg), out=group, **NO_SUM))
+    visit(WorkTile(*corner(tile, plan), out=group, **NO_SUM))
 
   first = filled_groups(tables) * tiles + cluster
   count = lax.div(tiles * plan.problem.groups.count + step - 1 - first, step)

@@ -268,12 +268,14 @@ def _launch(
   """Runs the kernel; the results are of the shapes that it writes."""
   cfg, name = plan.config, _kernel_name(plan)
   is_moved = any(plan.moved_back)
-  copies_anywhere = plan.problem.groups or plan.subtiles_overlap or is_moved
+  starts_anywhere = plan.subtiles_overlap or plan.tiles_overlap or is_moved
+  copies_anywhere = plan.problem.groups or starts_anywhere
   compat.allow_ragged_copies(
     anywhere=name if copies_anywhere else None,
     in_blocks=name if plan.problem.along == "k" else None,
     of_ragged=name if plan.b_last_apart else None,
     inside_rows=name if is_moved else None,
+    any_column=(name, plan.any_column) if plan.any_column else None,
   )
   if plan.evicts_results:
     compat.evict_results_first(name)
@@ -321,6 +323,7 @@ def _kernel_name(plan: Plan) -> str:
   elif plan.subtiles_overlap:
     name += "_overlap"
   name += "_moved" if any(plan.moved_back) else ""
+  name += f"_of_{plan.any_column}" if plan.any_column else ""
   return name + ("_evict" if plan.evicts_results else "")
 
 

@@ -113,9 +113,12 @@ class Plan(Tiling):
 
   @functools.cached_property
   def buffers(self) -> int:
-    """Subtiles of a consumer in shared memory: one fills while others leave."""
+    """Subtiles of a consumer in shared memory: one fills while others leave.
+
+    By rows one is stored with the last columns of the one before.
+    """
     if self.by_rows:
-      return 1
+      return 2
     return min(self.config.epilogue_buffers, len(self.subtiles))
 
   @property
@@ -303,10 +306,33 @@ class Plan(Tiling):
   @functools.cached_property
   def operand_paddings(self) -> tuple[Shape, Shape]:
     """The same as they are handed to the kernel, most of them to TMA."""
-    (a, b), (a_moved, b_moved) = self.operand_shapes, self.moved_back
-    a_pad, b_pad = self._whole_paddings
-    b_as_it_is = b_moved or self.b_last_apart
-    return a if a_moved else a_pad, b if b_as_it_is else b_pad
+    (_, b), (_, b_pad) = self.operand_shapes, self._whole_paddings
+    if self.moved_back[1] or self.b_last_apart:
+      return self._a_padding, b
+    if self.any_column:
+      rows = b_pad[0] if self.problem.along == "k" else round_up(b_pad[0], 8)
+      b_pad = rows, self.any_column
+    return self._a_padding, b_pad
+
+  @functools.cached_property
+  def _a_padding(self) -> Shape:
+    """Rows and columns of A as it is handed to the kernel."""
+    as_it_is = self.moved_back[0]
+    return (self.operand_shapes if as_it_is else self._whole_paddings)[0]
+
+  @functools.cached_property
+  def any_column(self) -> int | None:
+    """Columns of a B of which tiles start inside of swizzle atoms, if they do.
+
+    As many as tiles reach, and none of A's: by that Mosaic GPU is told which
+    copies these are (`compat.allow_ragged_copies`). None where tiles start with
+    atoms, or B is stored along K.
+    """
+    if not self.tiles_overlap or self.problem.b.k_last:
+      return None
+    atom = layout.elements_in(ATOM_BYTES, self.problem.b.dtype)
+    columns = round_up(self.read_columns, atom)
+    return columns + atom * (columns == self._a_padding[1])
 
   @functools.cached_property
   def last_slab_shape(self) -> Shape | None:
@@ -319,7 +345,8 @@ class Plan(Tiling):
     p, block_k = self.problem, self.config.block_k
     if p.b.k_last:
       return p.n, block_k
-    return block_k, round_up(p.n, layout.elements_in(ATOM_BYTES, p.b.dtype))
+    columns = round_up(p.n, layout.elements_in(ATOM_BYTES, p.b.dtype))
+    return block_k, self.any_column or columns
 
   @functools.cached_property
   def result_shape(self) -> Shape:

@@ -29,7 +29,8 @@ def produce(block: Block) -> None:
   plan, producer = block.plan, Producer(block)
   registers, _ = plan.registers
   plgpu.set_max_registers(registers, action="decrease")
-  if plan.problem.groups is None and not any(plan.moved_back):
+  starts_anywhere = any(plan.moved_back) or plan.tiles_overlap
+  if plan.problem.groups is None and not starts_anywhere:
 
     @on_one_warp
     def _():

@@ -88,7 +88,8 @@ class Place(NamedTuple):
   def work_tile(self, plan: Plan) -> WorkTile:
     """A work tile whose results go there; nothing else of it is known."""
     row_moved, column_moved = plan.moved_back
-    column = _multiple_of(self.column, plan.config.block_n, column_moved)
+    anywhere = column_moved or plan.tiles_overlap
+    column = _multiple_of(self.column, plan.config.block_n, anywhere)
     if plan.problem.along != "m":
       row = _multiple_of(self.row, plan.config.block_m, row_moved)
       return WorkTile(row, column, out=self.which, **NO_SUM)
@@ -164,7 +165,7 @@ def dense_schedule(plan: Plan) -> Schedule:
   def work_tile(i: Index, known: tuple[()]) -> WorkTile:
     del known
     tile = i if work_tiles == tiles else lax.rem(i, tiles)
-    row, column = _inside(plan, corner(snake(tile, plan.grid, cfg), cfg))
+    row, column = _inside(plan, corner(snake(tile, plan.grid, cfg), plan))
     part = lax.div(i, tiles)
     batch = lax.rem(part, p.batch)
     start = lax.div(part, p.batch) * (steps * cfg.block_k)
@@ -190,7 +191,7 @@ def _schedule_with_split_last_wave(plan: Plan) -> Schedule:
     part, tile = lax.div(nth, split), lax.rem(nth, split)
     m_tile = jnp.where(is_part, lax.rem(tile, rows), m_tile)
     n_tile = jnp.where(is_part, grid[1] + lax.div(tile, rows), n_tile)
-    row, column = corner((m_tile, n_tile), cfg)
+    row, column = corner((m_tile, n_tile), plan)
     first = part * steps
     return WorkTile(
       row=row,
@@ -230,8 +231,12 @@ def snake(
   return plgpu.planar_snake(tile, grid, minor, config.raster)
 
 
-def corner(tile: tuple[Index, Index], config: Config) -> tuple[Index, Index]:
+def corner(tile: tuple[Index, Index], plan: Plan) -> tuple[Index, Index]:
   """Row and column where this block's tile of a cluster's tile starts."""
-  m_tile = tile[0] * config.cluster_m + lax.axis_index("cluster_m")
-  n_tile = tile[1] * config.cluster_n + lax.axis_index("cluster_n")
-  return m_tile * config.block_m, n_tile * config.block_n
+  cfg = plan.config
+  m_tile = tile[0] * cfg.cluster_m + lax.axis_index("cluster_m")
+  n_tile = tile[1] * cfg.cluster_n + lax.axis_index("cluster_n")
+  column = n_tile * plan.column_step
+  if plan.tiles_overlap:
+    column = compat.anywhere(column)
+  return m_tile * cfg.block_m, column

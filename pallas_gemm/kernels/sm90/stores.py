@@ -27,17 +27,15 @@ import functools
 from typing import NamedTuple
 
 import jax
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat, ptx
-from pallas_gemm.kernels.sm90.block import Block, window
+from pallas_gemm.kernels.sm90.block import Block
 from pallas_gemm.kernels.sm90.epilogue import Epilogue
-from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, cdiv
 from pallas_gemm.kernels.sm90.schedule import Place, WorkTile, no_place
-from pallas_gemm.kernels.sm90.tiling import DIRECT, WGMMA_ROWS
+from pallas_gemm.kernels.sm90.tiling import WGMMA_ROWS
 
 # Rows that TMA stores at a time where a group ends inside a tile.
 _POWERS = (64, 32, 16, 8, 4, 2, 1)
@@ -298,10 +296,13 @@ class Stores:
   def _store_by_rows(
     self, work_tile: WorkTile, result: jax.Array, subtile: int
   ) -> None:
-    """Stores a subtile row by row."""
+    """Stores a subtile row by row, without the sectors that end in the next."""
     block, plan, p = self.block, self.block.plan, self.block.plan.problem
-    staged = block.shared.staging[0].at[block.warpgroup, 0]
-    plgpu.commit_smem()  # every thread has read the subtile before
+    i, j = plan.subtiles[subtile]
+    staging = block.shared.staging[0].at[block.warpgroup]
+    buffer = subtile % plan.buffers
+    staged = staging.at[buffer]
+    ptx.wait_for_warpgroup()  # every thread has read the subtile before
     if p.along == "m":
 
       @pl.when(work_tile.is_group)
@@ -314,28 +315,22 @@ class Stores:
         staged[...] = plgpu.layout_cast(zeros, plgpu.Layout.WGMMA)
     else:
       staged[...] = result.astype(staged.dtype)
-    plgpu.commit_smem()  # every thread has written this one
-    share = block.share_corner(work_tile)
-    first, column = (x + y for x, y in zip(share, plan.subtiles[subtile]))
-    rows = p.m - first
+    ptx.wait_for_warpgroup()  # every thread has written this one
+    row, column = block.share_corner(work_tile)
+    rows = p.m - row
     if p.along == "m":
-      rows = self._rows_of(work_tile)[0] - plan.subtiles[subtile][0]
-    rows = jnp.clip(rows, 0, WGMMA_ROWS)
+      rows, _ = self._rows_of(work_tile)
     (out_ref,) = block.results.out
-    whole = p.n - p.n % DIRECT
-
-    def store(columns):
-      def store_rows(i, _):
-        row = i * ATOM_ROWS
-        to = pl.ds(first + row, ATOM_ROWS), pl.ds(column, columns)
-        to = window(out_ref, work_tile.out, to)
-        ptx.store_rows(staged, to, row, rows)
-
-      lax.fori_loop(0, cdiv(rows, ATOM_ROWS), store_rows, None)
-
-    pl.when(column < whole)(lambda: store(DIRECT))
-    if whole < p.n:
-      pl.when(column == whole)(lambda: store(p.n - whole))
+    is_last = j + plan.subtile_width == plan.share[1]
+    ptx.store_rows(
+      staged,
+      staging.at[1 - buffer] if j else None,
+      out_ref if len(out_ref.shape) == 2 else out_ref.at[work_tile.out],
+      (row + i, column + j),
+      jnp.clip(rows - i, 0, WGMMA_ROWS),
+      from_start=not plan.tiles_overlap or column == 0,
+      to_end=not plan.tiles_overlap and is_last,
+    )
 
 
 def _store_to(staged, result: jax.Array) -> None:

@@ -29,8 +29,12 @@ _REGISTERS_TO_LOAD = {1: (168, 240), 2: (104, 200), 3: (104, 136)}
 _REGISTERS_TO_COPY = {1: (80, 240), 2: (56, 224), 3: (56, 152)}
 # Of these, a consumer's that hold neither accumulators nor results.
 _OTHER_REGISTERS = 40
-# Columns that a warpgroup stores at a time where TMA can't.
-DIRECT = 128
+# What device memory is written in: a sector that is stored in part is read
+# first.
+SECTOR_BYTES = 32
+# Results with fewer columns are not stored by rows; sums that are shorter take
+# less time than their results take to be written.
+_FEWEST_COLUMNS, _MOST_K = 128, 256
 # wgmmas in an unrolled lap of the ring; the descriptors of more would spill.
 _UNROLLED_WGMMAS = 16
 # A consumer's accumulators up to which the descriptors of a lap have room
@@ -165,13 +169,43 @@ class Tiling:
   # Work tiles.
 
   @functools.cached_property
+  def tiles_overlap(self) -> bool:
+    """Whether tiles end with columns that the next ones have, too.
+
+    Where rows of results start anywhere, a tile then stores whole sectors, of
+    which the last begins in it and ends in the next. That is worth more tiles
+    only where memory binds: 16 groups of 512 along K, 4096 x 4100, take 18 for
+    17 columns of tiles.
+    """
+    p, cfg = self.problem, self.config
+    if not self.by_rows or self.share[1] <= self.subtile_width:
+      return False
+    if cfg.split == "n":  # the other consumer has these columns
+      return False
+    step = cfg.block_n - layout.elements_in(SECTOR_BYTES, p.out_dtype)
+    groups = p.groups.count if p.along == "k" else 1
+    return p.k <= _MOST_K * groups or cdiv(p.n, step) == cdiv(p.n, cfg.block_n)
+
+  @functools.cached_property
+  def column_step(self) -> int:
+    """Columns from a tile's first to that of the next tile."""
+    sector = layout.elements_in(SECTOR_BYTES, self.problem.out_dtype)
+    return self.config.block_n - sector * self.tiles_overlap
+
+  @functools.cached_property
   def grid(self) -> tuple[int, int]:
     """Tiles of clusters along M and N."""
     p, cfg = self.problem, self.config
     return (
       cdiv(p.m, cfg.block_m * cfg.cluster_m),
-      cdiv(p.n, cfg.block_n * cfg.cluster_n),
+      cdiv(p.n, self.column_step * cfg.cluster_n),
     )
+
+  @functools.cached_property
+  def read_columns(self) -> int:
+    """Columns up to which tiles reach, beyond N or not."""
+    tiles = self.grid[1] * self.config.cluster_n
+    return (tiles - 1) * self.column_step + self.config.block_n
 
   @functools.cached_property
   def slabs(self) -> int:
@@ -277,7 +311,7 @@ class Tiling:
     """
     p, cfg = self.problem, self.config
     in_part = p.a.k_last and cfg.cluster_n == 1
-    found = _extent(p.m, cfg.block_m, in_part)
+    found = _extent(p.m, cfg.block_m, cfg.block_m, in_part)
     if p.along == "m":  # the device knows where a tile starts
       return found._replace(last=found.whole)
     return found
@@ -286,7 +320,8 @@ class Tiling:
   def loaded_b(self) -> Extent:
     """Columns of B's tiles that are loaded."""
     p, cfg = self.problem, self.config
-    return _extent(p.n, cfg.block_n, p.b.k_last and cfg.cluster_m == 1)
+    in_part = p.b.k_last and cfg.cluster_m == 1
+    return _extent(p.n, cfg.block_n, self.column_step, in_part)
 
   # Results.
 
@@ -303,24 +338,37 @@ class Tiling:
 
     That is for results whose rows TMA can't address. A padded result would
     have to be copied: 4095^3 takes 296 us so, and 242 row by row (H200). Of
-    groups of rows XLA copies a multiple of 4 results in less than that takes:
-    16 groups of 512, 4096 x 4100, 677 us so, and 709 row by row (H100).
+    groups along K, whose results are most of what is moved, it is for rows that
+    TMA would store in parts of sectors, too.
     """
     p, cfg = self.problem, self.config
-    shape, width = (p.m, p.n), cfg.epilogue_n
+    row = layout.bytes_of(p.n, p.out_dtype)
+    if p.along == "k":
+      starts_anywhere = row % SECTOR_BYTES > 0
+    else:
+      starts_anywhere = not layout.is_addressable(p.n, p.out_dtype)
     return (
-      (p.along != "m" or p.results % 4 > 0)
+      starts_anywhere
       and cfg.split_k == 1
       and not p.epilogue.save
       and not cfg.swap_ab
-      and p.n >= DIRECT
-      and self.share[1] % DIRECT == 0
-      and layout.padding(shape, width, width, p.out_dtype) != shape
+      and p.n >= _FEWEST_COLUMNS
+      and self.share[1] % self._columns_by_rows == 0
     )
 
   @functools.cached_property
+  def _columns_by_rows(self) -> int:
+    """Columns that a warpgroup stores at a time by rows: 128 bytes.
+
+    Of results, or of C if its elements are larger.
+    """
+    p = self.problem
+    dtypes = filter(None, (p.out_dtype, p.epilogue.c_dtype))
+    return min(layout.elements_in(ATOM_BYTES, x) for x in dtypes)
+
+  @functools.cached_property
   def subtile_width(self) -> int:
-    return DIRECT if self.by_rows else self.config.epilogue_n
+    return self._columns_by_rows if self.by_rows else self.config.epilogue_n
 
   @functools.cached_property
   def subtiles(self) -> tuple[tuple[int, int], ...]:
@@ -342,7 +390,8 @@ class Tiling:
   def _subtiles_with_room(self) -> int:
     """A consumer's subtiles that can wait beside the next tile's accumulators.
 
-    None if TMA can't store them.
+    None by rows: 60 groups of 136 along K, 4096 x 1407, take 409 us if none
+    waits, 428 if half do (H100).
     """
     cfg = self.config
     if self.pingpong > 1 or cfg.split_k > 1 or self.by_rows:
@@ -387,13 +436,14 @@ class Tiling:
 _transposed = functools.lru_cache(maxsize=1024)(Problem.transposed)
 
 
-def _extent(size: int, block: int, in_part: bool) -> Extent:
-  """Not in part: tiles that blocks share, and tiles stored along K.
+def _extent(size: int, block: int, step: int, in_part: bool) -> Extent:
+  """Of tiles so many rows, or columns, apart.
 
-  Of these, a few columns are no contiguous part of shared memory.
+  Not in part: tiles that blocks share, and tiles stored along K. Of these, a
+  few columns are no contiguous part of shared memory.
   """
   if not in_part:
     return Extent(block, block, 0)
-  start = (cdiv(size, block) - 1) * block
+  start = (cdiv(size, step) - 1) * step
   last = min(block, round_up(size - start, ATOM_ROWS))
   return Extent(last if start == 0 else block, last, start)
