@@ -106,6 +106,7 @@ _ADDED = {
   "model.barrier": 50.0,
   "model.arrival": 1000.0,
   "model.epilogue": 0.1,
+  "model.cut": 0.01,
   "model.subtile": 0.05,
   "model.packed": 0.5,
   "model.applied": 1.0,

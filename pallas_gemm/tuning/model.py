@@ -210,7 +210,10 @@ def _epilogue(plan: Plan, fit: constants.Model, rounds: int) -> float:
   )
   applied = fit.activation if p.epilogue.activation else 1
   slower = applied * (fit.with_c if p.epilogue.c_dtype else 1)
-  epilogue *= slower + (fit.by_rows - 1 if plan.by_rows else 0)
+  epilogue *= slower + (fit.by_rows - 1 if plan.tiles_overlap else 0)
+  if plan.by_rows and not plan.tiles_overlap:
+    shares = cfg.consumers if cfg.split == "n" else 1
+    epilogue += fit.cut * cfg.block_m * shares
   if rounds == 1 and cfg.split_k == 1:
     rate = plan.gpu.dram_bytes_per_s
     epilogue = largest(epilogue, p.results * stored / rate * 1e6 / fit.leaving)

@@ -37,7 +37,7 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
   them ill (792 x 3512 x 7016: 88 us, XLA 56, H100). Other matrices XLA does not
   read fast either, but it reads small ones in less time than copies take (4579
   x 83 x 93: 4.1 us, this kernel 8.7), those whose rows start at multiples of 4
-  bytes too (8 times 196 x 196 x 256 NT: 3.8 us, this kernel 4.4, H100). Rows
+  bytes too (100 x 3584 x 128 TN: 3.3 us, this kernel 4.0, H100). Rows
   shorter than 128 bytes of a matrix that is stored along M or N, and K below
   32, are slow for TMA (4096 x 16 x 4096: 11.4 us, this kernel 17.1, and 10.7
   where B is stored [N, K]; 1536 x 3584 x 24 NT: 5.4 us, this kernel 7.1, H100).
@@ -69,7 +69,7 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
         f" us, XLA's reduction about {theirs * 1e6:.1f}",
         theirs,
       )
-  if (theirs := _of_short_rows(p, fit, gpu)) and time > fit.least_gain * theirs:
+  if (theirs := of_short_rows(p, fit, gpu)) and time > fit.least_gain * theirs:
     return Faster(
       f"with rows shorter than 128 bytes it would take {time * 1e6:.1f} us,"
       f" XLA's kernel about {theirs * 1e6:.1f}",
@@ -79,7 +79,7 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
     return Faster(
       "XLA's kernel starts sooner, and there is one slab to multiply"
     )
-  if _is_one_slab_of_short_rows(p, fit):
+  if _is_one_slabof_short_rows(p, fit):
     return Faster(
       "XLA's kernel starts sooner, and rows are shorter than 128 bytes"
     )
@@ -143,7 +143,7 @@ def _is_one_kernel(problem: Problem) -> bool:
   return epilogue == Epilogue()
 
 
-def _is_one_slab_of_short_rows(problem: Problem, fit: constants.Xla) -> bool:
+def _is_one_slabof_short_rows(problem: Problem, fit: constants.Xla) -> bool:
   """Whether one slab of short rows, or into short rows, is multiplied."""
   p = problem
   if p.k > 64 or not _is_one_kernel(p):
@@ -183,7 +183,7 @@ def _of_odd_rows(problem: Problem, fit: constants.Xla) -> float | None:
   return theirs if any(width % 2 for width in widths) else fit.words * theirs
 
 
-def _of_short_rows(
+def of_short_rows(
   problem: Problem, fit: constants.Xla, gpu: hardware.Gpu
 ) -> float | None:
   """Seconds that XLA's kernel takes if rows are short, else None."""

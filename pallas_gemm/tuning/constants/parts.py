@@ -39,8 +39,9 @@ class Model:
     store: bytes a microsecond and SM of results.
     subtile: microseconds for each subtile of a consumer's tile.
     activation, with_c: the epilogue with an activation and with C, as
-      multiples; by_rows: stored row by row, likewise, but what it adds is
-      added.
+      multiples; by_rows: stored row by row in whole sectors, likewise, but what
+      it adds is added. cut: microseconds for each row of a tile, or of a
+      consumer's share, whose last sector another one ends.
     hidden: part of the epilogue that the next work tile does not hide.
     packed: microseconds of the epilogue where results are stored beside the
       next work tile's slabs; of 128 x 256 results, besides, applied: of an
@@ -91,6 +92,7 @@ class Model:
   activation: float
   with_c: float
   by_rows: float
+  cut: float
   hidden: float
   packed: float
   applied: float
