@@ -203,15 +203,13 @@ def _epilogue(plan: Plan, fit: constants.Model, rounds: int) -> float:
   """Microseconds until the results of a block's last work tile have left."""
   p, cfg = plan.problem, plan.config
   stored = _stored_bytes(plan)
-  epilogue = (
-    fit.epilogue
-    + cfg.block_m * cfg.block_n * stored / fit.store
-    + fit.subtile * _subtiles(plan)
-  )
-  applied = fit.activation if p.epilogue.activation else 1
-  slower = applied * (fit.with_c if p.epilogue.c_dtype else 1)
-  epilogue *= slower + (fit.by_rows - 1 if plan.tiles_overlap else 0)
-  if plan.by_rows and not plan.tiles_overlap:
+  leaves = cfg.block_m * cfg.block_n * stored / fit.store
+  epilogue = fit.epilogue + leaves + fit.subtile * _subtiles(plan)
+  epilogue *= fit.activation if p.epilogue.activation else 1
+  epilogue *= fit.with_c if p.epilogue.c_dtype else 1
+  if plan.tiles_overlap:
+    epilogue += (fit.by_rows - 1) * leaves
+  elif plan.by_rows:
     shares = cfg.consumers if cfg.split == "n" else 1
     epilogue += fit.cut * cfg.block_m * shares
   if rounds == 1 and cfg.split_k == 1:
