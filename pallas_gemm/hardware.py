@@ -30,6 +30,10 @@ KIB, MIB = 1024, 1024**2
 # a cluster must find room.
 SMALLEST_GPC_SMS = 16
 
+# What memory and the caches move, and what they hold under one address. A
+# sector that is written in part is read first.
+SECTOR_BYTES, LINE_BYTES = 32, 128
+
 # How an SM deals out registers and shared memory: to a warp so many registers
 # at a time, from the quarter of the SM that the warp runs on; to a block so
 # many bytes, and one KiB besides for CUDA.

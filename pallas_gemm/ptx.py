@@ -16,16 +16,13 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gemm import compat
+from pallas_gemm.hardware import LINE_BYTES, SECTOR_BYTES
 
-# Bytes that the L2 holds under one address.
-_LINE = 128
 _THREADS = 128
 # Bytes of the vectors that a swizzle permutes, and of a word.
 _VECTOR, _WORD = 16, 4
 # Rows of a swizzle atom.
 _ATOM_ROWS = 8
-# Bytes that device memory writes as one.
-_SECTOR = 32
 
 
 def prefetch(window: Any) -> None:
@@ -41,7 +38,7 @@ def prefetch(window: Any) -> None:
   rows, columns = window.shape
   size = columns * jnp.dtype(window.dtype).itemsize
   # A row that starts inside of a line ends inside of one.
-  requests = rows * (-(-size // _LINE) + 1)
+  requests = rows * (-(-size // LINE_BYTES) + 1)
 
   @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
   def _(_, ref):
@@ -49,7 +46,7 @@ def prefetch(window: Any) -> None:
     for first in range(0, requests, _THREADS):
       number = arith.addi(_thread(), _i32(first))
       row = _extended(arith.remui(number, _i32(rows)))
-      line = arith.muli(arith.divui(number, _i32(rows)), _i32(_LINE))
+      line = arith.muli(arith.divui(number, _i32(rows)), _i32(LINE_BYTES))
       column = _extended(arith.minui(line, _i32(size - 1)))
       at = arith.addi(_multiply_add(row, pitch, start), column)
       _asm("prefetch.global.L2 [$0];", "l", at)
@@ -198,13 +195,13 @@ def store_rows(
       nth = arith.remui(_thread(), _i32(pieces))
       row = arith.divui(_thread(), _i32(pieces))
       to = _multiply_add(_extended(row), pitch, _address(window))
-      past = arith.andi(_truncated(to), _i32(_SECTOR - 1))
+      past = arith.andi(_truncated(to), _i32(SECTOR_BYTES - 1))
       # Bytes from the start of `own` to the piece, and what of them is stored.
       piece = _multiply_add(nth, _VECTOR, _i32(first * _VECTOR))
       piece = arith.subi(piece, past)
       least = arith.subi(_i32(0), past)
       if not has_before:
-        least = arith.addi(least, _i32(_SECTOR))
+        least = arith.addi(least, _i32(SECTOR_BYTES))
         least = arith.select(from_start, _i32(0), least)
       most = _i32(row_bytes)
       most = most if to_end else arith.subi(most, past)
@@ -244,7 +241,7 @@ def store_rows(
     pieces = row_bytes // _VECTOR
     store(0, pieces)
     if to_end:
-      store(pieces, _SECTOR // _VECTOR)
+      store(pieces, SECTOR_BYTES // _VECTOR)
 
   left = jnp.int32(end) - corner[1]
   from_start = jnp.asarray(from_start)
@@ -255,7 +252,7 @@ def _store_columns(own, matrix, corner, rows, from_start) -> None:
   """The same without sectors: as if each row started with one."""
   row, column = corner
   height, columns = own.shape
-  sector = _SECTOR // jnp.dtype(own.dtype).itemsize
+  sector = SECTOR_BYTES // jnp.dtype(own.dtype).itemsize
   skipped = jnp.where(from_start, jnp.int32(0), jnp.int32(sector))
   count = jnp.clip(matrix.shape[1] - column, skipped, columns) - skipped
 
@@ -373,7 +370,7 @@ class _Place:
     """Bytes from the start to a column, in bytes, of a row."""
     inside = arith.remui(row, _i32(_ATOM_ROWS))
     # Bits of the address from 128 bytes on.
-    turn = arith.divui(arith.muli(inside, _i32(self.atom)), _i32(_LINE))
+    turn = arith.divui(arith.muli(inside, _i32(self.atom)), _i32(LINE_BYTES))
     turn = arith.remui(turn, _i32(self.atom // _VECTOR))
     offset = arith.remui(column, _i32(self.atom))
     offset = arith.xori(offset, arith.muli(turn, _i32(_VECTOR)))

@@ -42,13 +42,12 @@ import numpy as np
 
 from pallas_gemm import hardware, roofline
 from pallas_gemm import ladder as ladder_lib
+from pallas_gemm.hardware import LINE_BYTES, SECTOR_BYTES
 from pallas_gemm.ladder import blocks as blocks_lib
 from pallas_gemm.ladder import contract, register_layouts
 from pallas_gemm.ladder.contract import cdiv
 
 WARP = 32
-SECTOR_BYTES = 32
-LINE_BYTES = 128
 # One wgmma takes 64 rows of A and up to 256 columns of B.
 WGMMA_M = 64
 WGMMA_MAX_N = 256

@@ -6,6 +6,7 @@ import itertools
 from typing import NamedTuple
 
 from pallas_gemm import hardware
+from pallas_gemm.hardware import SECTOR_BYTES
 from pallas_gemm.kernels.sm90 import layout
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import (
@@ -29,9 +30,6 @@ _REGISTERS_TO_LOAD = {1: (168, 240), 2: (104, 200), 3: (104, 136)}
 _REGISTERS_TO_COPY = {1: (80, 240), 2: (56, 224), 3: (56, 152)}
 # Of these, a consumer's that hold neither accumulators nor results.
 _OTHER_REGISTERS = 40
-# What device memory is written in: a sector that is stored in part is read
-# first.
-SECTOR_BYTES = 32
 # Results with fewer columns are not stored by rows; sums that are shorter take
 # less time than their results take to be written.
 _FEWEST_COLUMNS, _MOST_K = 128, 256
