@@ -58,7 +58,7 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
   if p.m == 1:  # a row in memory, however it is stored
     p = dataclasses.replace(p, a=dataclasses.replace(p.a, k_last=True))
   fit = constants.of(gpu).xla
-  apart = _epilogue(p, fit, gpu)
+  apart = epilogue(p, fit, gpu)
   if p.m == 1 and p.b.k_last and not p.epilogue.gated:
     rate = fit.vector_rate * gpu.dram_bytes_per_s
     matrices = p.matrices(p.b)
@@ -87,7 +87,7 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
     return Faster(
       "float32 results of sums of this length would take longer to store"
     )
-  if theirs := _of_odd_rows(p, fit):
+  if theirs := of_odd_rows(p, fit):
     theirs += apart
     if time <= fit.least_gain * theirs:
       return None
@@ -96,14 +96,8 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
       f" {time * 1e6:.1f} us, XLA's kernel about {theirs * 1e6:.1f}",
       theirs,
     )
-  if not any(width % 64 for width in _row_lengths(p)):
+  if (whole := with_whole_rows(p)) is None:
     return None
-  whole = dataclasses.replace(
-    p,
-    m=cdiv(p.m, 64) * 64,
-    n=cdiv(p.n, 64) * 64,
-    k=cdiv(p.k, 64) * 64,
-  )
   # Few configs could show that the kernel should not be used.
   below = (time - fit.most_beside - apart) / fit.most
   others = model.candidates(whole, below=below)
@@ -118,7 +112,16 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
   )
 
 
-def _epilogue(problem: Problem, fit: constants.Xla, gpu: hardware.Gpu) -> float:
+def with_whole_rows(problem: Problem) -> Problem | None:
+  """The problem with multiples of 64; None where rows are whole atoms."""
+  p = problem
+  if not any(width % 64 for width in _row_lengths(p)):
+    return None
+  m, n, k = (cdiv(size, 64) * 64 for size in (p.m, p.n, p.k))
+  return dataclasses.replace(p, m=m, n=n, k=k)
+
+
+def epilogue(problem: Problem, fit: constants.Xla, gpu: hardware.Gpu) -> float:
   """Seconds that XLA takes for the epilogue, in a kernel of its own."""
   p = problem
   if not _has_epilogue(p):
@@ -172,7 +175,7 @@ def _row_lengths(problem: Problem) -> tuple[int, int, int]:
   return a[1], b[1], problem.n
 
 
-def _of_odd_rows(problem: Problem, fit: constants.Xla) -> float | None:
+def of_odd_rows(problem: Problem, fit: constants.Xla) -> float | None:
   """Seconds of its product if rows start at no multiples of 16 bytes."""
   p = problem
   widths = _row_lengths(p)
@@ -202,4 +205,4 @@ def of_short_rows(
   b = p.n * p.k * p.matrices(p.b)
   launch += fit.short_per_k * p.k
   theirs = p.products * (launch + 2 * (a + b + p.results) / rate)
-  return theirs + _epilogue(p, fit, gpu)
+  return theirs + epilogue(p, fit, gpu)
