@@ -12,7 +12,7 @@ ORDERS = {
   ".": """
     __init__ autotuning tracing serving explanation ops tuning check ladder
     kernels measure report numerics roofline sampling blas problem dtypes
-    hardware ptx compat version
+    ptx hardware compat version
   """,
   "kernels": """
     activations sm90 triton_dense triton_kernel triton_config epilogues
