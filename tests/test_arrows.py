@@ -19,7 +19,7 @@ ORDERS = {
   """,
   "kernels/sm90": """
     launch tables legal producer weights consumer stores epilogue mainloops
-    block groups schedule plan tiling layout config
+    block groups schedule plan matrices tiling layout config
   """,
 }
 
