@@ -103,6 +103,9 @@ def test_larger_groups_take_longer():
     *PROBLEMS.values(),
     ROWS.changed(m=8191, n=1407, groups=60),
     ROWS.changed(m=8192, k=1407, groups=60, transpose_b=True),
+    # Threads load B beside TMA, which loads A slowly.
+    ROWS.changed(m=8192, n=1407, k=4104, groups=60),
+    ROWS.changed(m=512, n=1407, k=4104, groups=8),
     ROWS.changed(n=40, k=24, groups=3),
     SLABS.changed(k=8 * 72, n=4100),
   ],

@@ -43,7 +43,11 @@ def best_first(
 
 
 def of(
-  problem: Problem, gpu: hardware.Gpu, known: constants.Constants
+  problem: Problem,
+  gpu: hardware.Gpu,
+  known: constants.Constants,
+  *,
+  b_beside_a: bool = False,
 ) -> Callable[[Config], float]:
   """What predictions for a problem are at least, in seconds.
 
@@ -51,6 +55,7 @@ def of(
     problem: what is computed.
     gpu: where.
     known: its constants.
+    b_beside_a: whether threads may load B, beside TMA, which loads A.
   """
   p, fit, odd = problem, known.model, known.odd_sizes
   products = p.products
@@ -77,7 +82,9 @@ def of(
     """Cycles in which a slab of 64 is loaded."""
     a, b = slow[::-1] if c.swap_ab else slow
     rows = min(c.block_m, -(-m // 8) * 8) * a / c.cluster_n
-    return (rows + c.block_n * products * b / c.cluster_m) * 128 / fit.l2
+    columns = c.block_n * products * b / c.cluster_m
+    both = max(rows, columns) if b_beside_a else rows + columns
+    return both * 128 / fit.l2
 
   def at_least(config: Config) -> float:
     c = config

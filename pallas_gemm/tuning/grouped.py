@@ -14,7 +14,7 @@ import dataclasses
 import functools
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90 import layout, legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
@@ -87,9 +87,13 @@ def _at_least(
     problem, **{side: _addressable(getattr(problem, side)) for side in "nk"}
   )
 
+  _, (_, columns) = layout.operand_shapes(problem)
+  by_threads = not layout.is_addressable(columns, problem.b.dtype)
+
   @functools.cache
   def of_batch(rows: int, is_tall: bool) -> Callable[[Config], float]:
-    return bounds.of(_as_batch(p, rows), gpu, _of(p, is_tall, known))
+    fit = _of(p, is_tall, known)
+    return bounds.of(_as_batch(p, rows), gpu, fit, b_beside_a=by_threads)
 
   def at_least(config: Config) -> float:
     is_tall = config.block_m > 64

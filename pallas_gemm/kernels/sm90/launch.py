@@ -316,6 +316,10 @@ def _body(operands: Operands, results: Results, *, plan, epilogue, **shared):
 
 
 def _kernel_name(plan: Plan) -> str:
+  """By which `compat` knows which copies a kernel may make; so it tells these.
+
+  Among them how long the rows are of a B of which tiles start at any column.
+  """
   p = plan.problem
   name = "sm90_gated" if p.epilogue.gated else "sm90_dense"
   if p.groups:
