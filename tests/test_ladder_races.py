@@ -5,6 +5,8 @@ in turn, and that must come to light. Where it can't, the bug is listed with the
 reason; a kernel that gains a call gains a test.
 """
 
+import threading
+
 import pytest
 
 from pallas_gemm import hardware, numerics
@@ -69,6 +71,31 @@ def _run(rung, problem, config) -> tuple[numerics.Check, interpret.Report]:
 def few_sms(monkeypatch):
   """A persistent grid of fewer blocks than there are tiles."""
   monkeypatch.setattr(hardware, "sm_count", lambda: 2)
+
+
+@pytest.mark.any_jax
+def test_a_clock_is_joined_as_one_step(monkeypatch):
+  """Of an arrival while a thread joins a barrier's clock: both halves, or none.
+
+  A thread with one of them would race with what it has waited for.
+  """
+  with interpret.interpreted():
+    new = interpret.memory.GpuClockBundle
+    barrier, waiter, arrival = new(1), new(1), new(1)
+    arrival.inc(0)
+    arriving = threading.Thread(target=barrier.update, args=(arrival,))
+    join = waiter.generic_clock.update
+
+    def join_and_give_way(other):
+      join(other)
+      arriving.start()
+      arriving.join(timeout=0.2)
+
+    monkeypatch.setattr(waiter.generic_clock, "update", join_and_give_way)
+    waiter.update(barrier)
+    arriving.join()
+  assert waiter.async_smem_clock.clock == waiter.generic_clock.clock
+  assert barrier.generic_clock.clock == 1
 
 
 @pytest.mark.any_jax

@@ -15,6 +15,9 @@ interpreter. The patches here, which hold only inside `interpreted()`,
   the same),
 * let TMA stores put the same bits over each other in any order (the grouped
   kernel computes some rows twice): which came last shows nowhere,
+* join two clocks as one step: who has waited for a barrier joins its clock
+  without a lock, and an arrival at its next phase that falls between the two
+  halves of a clock leaves a waiter with races that are none,
 * take an A operand that lives in registers,
 * take `predicate=` of `copy_smem_to_gmem`,
 * let JAX 0.11 accept, as hardware and JAX 0.12 do, a barrier whose last
@@ -32,6 +35,7 @@ import contextlib
 import dataclasses
 import faulthandler
 import sys
+import threading
 import types
 from typing import Any
 from unittest import mock
@@ -163,6 +167,8 @@ _deref = gpu_callbacks.wgmma_accumulator_deref
 _copy_smem_to_gmem = gpu_callbacks.copy_smem_to_gmem
 _reset_per_cluster = memory.GPUSharedMemory.reset_per_cluster_state
 _deallocate = memory.Barrier.deallocate
+_update = memory.GpuClockBundle.update
+_joining = threading.Lock()
 _wait_smem_to_gmem = (
   jaxpr_interpret.JaxprInterpreter._interpret_wait_smem_to_gmem_p
 )
@@ -361,6 +367,12 @@ def _record_write(races, task, now, earlier) -> None:
   )
 
 
+def _update_as_one(clock, other):
+  """Joins both halves of `other`; no join of another thread comes between."""
+  with _joining:
+    _update(clock, other)
+
+
 def _predicated_copy_smem_to_gmem(*, token, predicate, **kwargs):
   if predicate is not None and not bool(predicate):
     return token
@@ -446,6 +458,7 @@ def _patches(report: Report) -> Iterator[None]:
       "post_read",
       _check_transfer_into_gmem,
     ),
+    (memory.GpuClockBundle, "update", _update_as_one),
     (jaxpr_interpret, "gpu_primitives", _Primitives()),
     (interpreter, "_interpret_wait_smem_to_gmem_p", _interpret_waits),
     (
