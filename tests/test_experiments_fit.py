@@ -87,12 +87,13 @@ def test_no_constants_are_predicted_less_time_than_the_bound(i):
   for m, n, k in sizes:
     dtypes = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
     problem = Problem.flat(m=m, n=n, k=k, **dtypes)
-    at_least = bounds.of(problem, H200, known)
+    bound = bounds.Bounds(problem, H200, known)
     for config in tiles.worth_a_try(problem, H200):
       seconds = tuning.model_of(problem).predict(
         Plan(problem, config, H200), known
       )
-      assert at_least(config) <= seconds * (1 + 1e-9), config
+      assert bound.roughly(config) <= seconds * (1 + 1e-9), config
+      assert bound.closely(config) <= seconds * (1 + 1e-9), config
 
 
 def test_what_is_dropped_has_its_neutral_value():

@@ -128,8 +128,9 @@ def test_the_best_come_first_and_few_are_predicted(case):
   gpu = hardware.current()
   some = list(tiles.worth_a_try(case, gpu))
   times = {config: model.predict(Plan.of(case, config)) for config in some}
-  at_least = bounds.of(case, gpu, constants.of(gpu))
-  assert all(at_least(config) <= times[config] for config in some)
+  bound = bounds.Bounds(case, gpu, constants.of(gpu))
+  assert all(bound.roughly(config) <= times[config] for config in some)
+  assert all(bound.closely(config) <= times[config] for config in some)
 
   asked = []
 
@@ -137,9 +138,10 @@ def test_the_best_come_first_and_few_are_predicted(case):
     asked.append(config)
     return times[config]
 
-  order = bounds.best_first(some, at_least, predict)
+  order = bounds.best_first(some, bound.roughly, bound.closely, predict)
   best = next(order)
-  assert sum(at_least(c) <= times[best] for c in some) == len(asked)
+  close = [c for c in some if bound.roughly(c) <= times[best]]
+  assert sum(bound.closely(c) <= times[best] for c in close) == len(asked)
   assert [best, *order] == sorted(some, key=times.__getitem__)
 
 

@@ -1,8 +1,9 @@
 """In which order configs are tried: few of them have to be predicted.
 
-A config takes at least what its multiplications, or device memory, take. That
-is soon computed, and of 151 configs for 500 x 1024 x 4096 all but six take
-longer by it alone than the best one is predicted to.
+A config takes at least what its multiplications, or device memory, take. Of 151
+configs for 500 x 1024 x 4096 all but 49 take longer by that alone than the best
+one is predicted to; with loads and results, which are soon computed too, all
+but six (H200).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -10,107 +11,180 @@ import heapq
 
 from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90.config import Config
-from pallas_gemm.kernels.sm90.layout import cdiv
+from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import constants, odd_sizes
 
+# What a config takes, or takes at least, in seconds.
+Estimate = Callable[[Config], float]
+
 
 def best_first(
-  configs: Iterable[Config],
-  at_least: Callable[[Config], float],
-  predict: Callable[[Config], float],
+  configs: Iterable[Config], *estimates: Estimate
 ) -> Iterator[Config]:
-  """The configs by predicted time; those that tie stay in order.
+  """The configs by the last estimate; those that tie stay in order.
 
   Args:
     configs: of one problem.
-    at_least: no more than what `predict` gives.
-    predict: called for a config when none that is left can be better.
+    estimates: what configs take at least, the soonest computed first, and what
+      they are predicted to take. A config's next one is asked for when none
+      that is left can be better.
   """
   found = list(configs)
+  last = len(estimates) - 1
   # A bound comes before a prediction of the same time: it may be of a config
   # that ties, and is to come first.
-  heap = [(at_least(config), False, i) for i, config in enumerate(found)]
+  heap = [(estimates[0](config), 0, i) for i, config in enumerate(found)]
   heapq.heapify(heap)
   while heap:
-    _, is_predicted, i = heap[0]
-    if is_predicted:
+    _, known, i = heap[0]
+    if known == last:
       heapq.heappop(heap)
       yield found[i]
     else:
-      heapq.heapreplace(heap, (predict(found[i]), True, i))
+      next_one = estimates[known + 1](found[i])
+      heapq.heapreplace(heap, (next_one, known + 1, i))
 
 
-def of(
-  problem: Problem,
-  gpu: hardware.Gpu,
-  known: constants.Constants,
-  *,
-  b_beside_a: bool = False,
-) -> Callable[[Config], float]:
+class Bounds:
   """What predictions for a problem are at least, in seconds.
 
-  Args:
-    problem: what is computed.
-    gpu: where.
-    known: its constants.
-    b_beside_a: whether threads may load B, beside TMA, which loads A.
+  Constants that only some configs are slowed or sped up by count where they
+  make a bound less.
   """
-  p, fit, odd = problem, known.model, known.odd_sizes
-  products = p.products
-  sums = products * p.results * 4 / fit.reduce_rate * min(1, odd.odd_sums)
-  # Multiples that only some configs have may be less than 1.
-  even = min(1, fit.even)
-  mma = fit.mma * min(1, fit.third) * min(1, fit.tall) * min(1, fit.columns)
-  mma *= min(1, fit.swapped) * min(1, fit.narrow_mma)
-  rate = gpu.dram_bytes_per_s / 1e6 * fit.dram
-  streamed = min(1, fit.deep, fit.streams, fit.swapped)
-  rate /= streamed * min(1, fit.narrow_dram) * even
-  read = p.operand_bytes / rate
-  # Of 16 bits or more.
-  stores = p.results * 2 / rate * min(1, odd.straddling_results)
-  shared = min(1, fit.pair_m, fit.pair_n, fit.share_m, fit.share_n)
-  clock = fit.clock / (shared * even)
-  slabs = {block_k: cdiv(p.k, block_k) for block_k in (64, 128)}
-  copied, copied_c, copied_out = odd_sizes.copies_at_least(p, odd)
-  launch, blend = fit.launch * even + copied, fit.blend
-  slow = odd_sizes.loads_at_least(p, odd)
-  is_slow = max(slow.as_stored) > 1
 
-  def loads(c: Config, m: int, slow: tuple[float, float]) -> float:
-    """Cycles in which a slab of 64 is loaded."""
-    a, b = slow[::-1] if c.swap_ab else slow
-    rows = min(c.block_m, -(-m // 8) * 8) * a / c.cluster_n
-    columns = c.block_n * products * b / c.cluster_m
-    both = max(rows, columns) if b_beside_a else rows + columns
-    return both * 128 / fit.l2
+  def __init__(
+    self,
+    problem: Problem,
+    gpu: hardware.Gpu,
+    known: constants.Constants,
+    b_by_threads: Callable[[Config], bool] | None = None,
+  ):
+    """Computes what all configs share.
 
-  def at_least(config: Config) -> float:
-    c = config
+    Args:
+      problem: what is computed.
+      gpu: where.
+      known: its constants.
+      b_by_threads: whether threads load B, beside TMA, which loads A; None if
+        they never do.
+    """
+    p, fit, odd = problem, known.model, known.odd_sizes
+    self._problem, self._gpu, self._fit, self._odd = p, gpu, fit, odd
+    self._b_by_threads = b_by_threads
+    self._outputs = 1 + p.products * p.epilogue.save
+    even = self._even = min(1, fit.even)
+    mma = fit.mma * min(1, fit.third) * min(1, fit.tall) * min(1, fit.columns)
+    self._mma = mma * min(1, fit.swapped) * min(1, fit.narrow_mma) * p.products
+    shared = min(1, fit.pair_m, fit.pair_n, fit.share_m, fit.share_n)
+    self._clock = fit.clock / (shared * even)
+    self._slabs = {block_k: cdiv(p.k, block_k) for block_k in (64, 128)}
+    self._sums = p.products * p.results * 4 * min(1, odd.odd_sums)
+    copied, self._copied_c, self._copied_out = odd_sizes.copies_at_least(p, odd)
+    self._launch = fit.launch * even + copied
+    self._slow = odd_sizes.loads_at_least(p, odd)
+    self._may_wait = b_by_threads or max(self._slow.as_stored) > 1
+    rate = gpu.dram_bytes_per_s / 1e6 * fit.dram / even
+    self._read = p.operand_bytes / rate
+    result = bytes_of(p.results, p.out_dtype) / rate
+    self._stores = self._outputs * result * min(1, odd.straddling_results)
+    # Of swapped operands results take longer by their share of all bytes.
+    most = self._outputs + bool(p.epilogue.c_dtype)
+    most = self._read + most * result * max(1, odd.straddling_results)
+    swapped = min(fit.streams, fit.swapped)
+    self._swapped = swapped * (1 + fit.scattered * result / most)
+    self._least_read = self._read * min(1, fit.deep, self._swapped)
+
+  def roughly(self, config: Config) -> float:
+    """By multiplications or operands alone."""
+    rounds, count, slab = self._work(config)
+    busy = rounds * count * (slab + self._fit.barrier) / self._clock
+    return (max(busy, self._least_read) + self._launch) * 1e-6
+
+  def closely(self, config: Config) -> float:
+    """By loads and results too."""
+    p, c, fit = self._problem, config, self._fit
+    rounds, count, slab = self._work(c)
+    is_narrow = _is_narrow(c, p)
+    if is_narrow:  # operands are padded, as those of slabs of 128 are
+      slab = max(slab, fit.narrow * self._loads(c, (1.0, 1.0)))
+    product = count * (slab + fit.barrier) / self._clock
+    if self._may_wait and c.block_k == 64 and not is_narrow:
+      as_stored, padded = (
+        count * (max(slab, self._loads(c, slow)) + fit.barrier) / self._clock
+        for slow in (self._slow.as_stored, self._slow.padded)
+      )
+      product = min(as_stored, padded + self._slow.copy / rounds)
+    between, alone, epilogue = self._results(c)
+    busy = (rounds - 1) * max(product + between, alone) + product + epilogue
+    memory = self._read + (self._stores if c.split_k == 1 else 0)
+    if c.swap_ab:
+      memory *= self._swapped
+    else:
+      memory *= fit.narrow_dram if is_narrow else min(1, fit.deep)
+    time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend)
+    time += self._launch
+    if c.split_k > 1:
+      summed = self._sums * c.split_k / fit.reduce_rate
+      return (time + fit.reduce + summed) * 1e-6
+    if self._copied_out and not Plan(p, c, self._gpu).by_rows:
+      time += self._copied_out
+    return (time + self._copied_c) * 1e-6
+
+  def _work(self, config: Config) -> tuple[int, int, float]:
+    """Rounds of work tiles, slabs of one, and cycles of a slab."""
+    p, c, fit = self._problem, config, self._fit
     m, n = (p.n, p.m) if c.swap_ab else (p.m, p.n)
-    area = c.block_m * c.block_n * products
-    slab = area * c.block_k / 2048 * mma
-    slab *= 1 + fit.small * (1 - area / 2**15)
+    area = c.block_m * c.block_n
+    slab = area * c.block_k / 2048 * self._mma
+    slab *= 1 + fit.small * (1 - area * p.products / 2**15)
     # Rounding up in place: this is called for dozens of configs.
     columns = -(-n // (c.block_n * c.cluster_n)) - c.tail_columns
-    work_tiles = (
-      -(-m // (c.block_m * c.cluster_m)) * columns * p.batch * c.split_k
-    )
-    rounds = -(-work_tiles // (gpu.sm_count // (c.cluster_m * c.cluster_n)))
-    count = rounds * -(-slabs[c.block_k] // c.split_k)
-    busy = count * (slab + fit.barrier) / clock
-    if is_slow and c.block_k == 64:  # operands of longer slabs are padded
-      stored, padded = (
-        count * (max(slab, loads(c, m, x)) + fit.barrier) / clock
-        for x in (slow.as_stored, slow.padded)
-      )
-      busy = min(stored, padded + slow.copy)
-    memory = read + (stores if c.split_k == 1 else 0)
-    time = (busy**blend + memory**blend) ** (1 / blend) + launch
-    if c.split_k > 1:
-      return (time + fit.reduce + sums * c.split_k) * 1e-6
-    is_copied = copied_out and not Plan(p, c, gpu).by_rows
-    return (time + copied_c + (copied_out if is_copied else 0)) * 1e-6
+    rows = -(-m // (c.block_m * c.cluster_m))
+    at_once = self._gpu.sm_count // (c.cluster_m * c.cluster_n)
+    rounds = -(-rows * columns * p.batch * c.split_k // at_once)
+    return rounds, -(-self._slabs[c.block_k] // c.split_k), slab
 
-  return at_least
+  def _loads(self, config: Config, slow: tuple[float, float]) -> float:
+    """Cycles in which a slab of 64 is loaded."""
+    p, c = self._problem, config
+    m, a, b = (p.n, *slow[::-1]) if c.swap_ab else (p.m, *slow)
+    rows = min(c.block_m, -(-m // 8) * 8) * a / c.cluster_n
+    columns = c.block_n * p.products / c.cluster_m
+    if self._b_by_threads and self._b_by_threads(c):
+      both = max(rows, columns * self._odd.by_threads)
+    else:
+      both = rows + columns * b
+    return both * 128 / self._fit.l2
+
+  def _results(self, config: Config) -> tuple[float, float, float]:
+    """Microseconds of results.
+
+    Those that pass between work tiles, all of a tile's by themselves, and those
+    of the last.
+    """
+    p, c, fit = self._problem, config, self._fit
+    words = bytes_of(self._outputs, p.out_dtype) / 2
+    words = words if c.split_k == 1 else 2 * p.products
+    area, applied = c.block_m * c.block_n, bool(p.epilogue.activation)
+    epilogue = fit.epilogue + 2 * words * area / fit.store
+    epilogue *= fit.activation if applied else 1
+    epilogue *= fit.with_c if p.epilogue.c_dtype else 1
+    area /= 2**15
+    if c.split == "pingpong":
+      between = area * (fit.pingpong * words + fit.pingpong_applied * applied)
+    else:
+      more = fit.saved if p.epilogue.save else fit.wide
+      waits = fit.applied * applied + max(0, more * (words - 1))
+      between = min(fit.packed + area * waits, epilogue * min(1, fit.hidden))
+    alone = area * (fit.drain * words + fit.applied * applied)
+    return between * self._even, alone * self._even, epilogue * self._even
+
+
+def _is_narrow(config: Config, problem: Problem) -> bool:
+  """Whether B is read in swizzle atoms of 32 columns."""
+  c = config
+  if c.swap_ab or problem.b.k_last:
+    return False
+  return c.block_n // (c.consumers if c.split == "n" else 1) % 64 > 0

@@ -9,7 +9,7 @@ ones of that size, whose time `model` predicts:
 * Groups along K have half a slab more.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import dataclasses
 import functools
 
@@ -80,20 +80,23 @@ def _ranked(problem: Problem, clusters: bool) -> Iterator[Config]:
 
 def _at_least(
   problem: Problem, gpu: hardware.Gpu, known: constants.Constants
-) -> Callable[[Config], float]:
+) -> bounds.Estimate:
   """What predictions for a problem are at least, in seconds."""
   # What rows that TMA can't address cost a batch, they do not cost groups.
   p = dataclasses.replace(
     problem, **{side: _addressable(getattr(problem, side)) for side in "nk"}
   )
-
   _, (_, columns) = layout.operand_shapes(problem)
-  by_threads = not layout.is_addressable(columns, problem.b.dtype)
+  is_addressable = layout.is_addressable(columns, problem.b.dtype)
+
+  def by_threads(config: Config) -> bool:
+    return Plan(problem, config, gpu).b_by_threads
 
   @functools.cache
-  def of_batch(rows: int, is_tall: bool) -> Callable[[Config], float]:
+  def of_batch(rows: int, is_tall: bool) -> bounds.Estimate:
     fit = _of(p, is_tall, known)
-    return bounds.of(_as_batch(p, rows), gpu, fit, b_beside_a=by_threads)
+    asked = None if is_addressable else by_threads
+    return bounds.Bounds(_as_batch(p, rows), gpu, fit, asked).closely
 
   def at_least(config: Config) -> float:
     is_tall = config.block_m > 64

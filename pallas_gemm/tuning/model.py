@@ -74,15 +74,17 @@ def candidates(
   gpu = hardware.current()
   known = constants.of(gpu)
   read = layout.with_rows_along_k(problem)
-  at_least = bounds.of(read, gpu, known)
+  bound = bounds.Bounds(read, gpu, known)
 
   def seconds(config: Config) -> float:
     return predict(Plan(problem, config, gpu), known)
 
   some = tiles.worth_a_try(read, gpu)
   if below < math.inf:
-    some = (config for config in some if at_least(config) < below)
-  for config in bounds.best_first(some, at_least, seconds):
+    some = (c for c in some if bound.roughly(c) < below)
+    some = (c for c in some if bound.closely(c) < below)
+  order = bounds.best_first(some, bound.roughly, bound.closely, seconds)
+  for config in order:
     yield fit(Plan(problem, config, gpu))
 
 

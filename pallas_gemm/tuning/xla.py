@@ -79,7 +79,7 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
     return Faster(
       "XLA's kernel starts sooner, and there is one slab to multiply"
     )
-  if _is_one_slabof_short_rows(p, fit):
+  if _is_one_slab_of_short_rows(p, fit):
     return Faster(
       "XLA's kernel starts sooner, and rows are shorter than 128 bytes"
     )
@@ -146,7 +146,7 @@ def _is_one_kernel(problem: Problem) -> bool:
   return epilogue == Epilogue()
 
 
-def _is_one_slabof_short_rows(problem: Problem, fit: constants.Xla) -> bool:
+def _is_one_slab_of_short_rows(problem: Problem, fit: constants.Xla) -> bool:
   """Whether one slab of short rows, or into short rows, is multiplied."""
   p = problem
   if p.k > 64 or not _is_one_kernel(p):
