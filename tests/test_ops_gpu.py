@@ -137,6 +137,19 @@ REPEATED = {
     tuning.Config(**_TILE, epilogue_n=32, cluster_m=2),
   ),
   "rows": (Call(m=1000, n=1001, k=512, activation=jax.nn.gelu), None),
+  # Short sums: tiles end with columns that the next ones start with.
+  "rows_of_tiles_that_overlap": (
+    Call(m=1000, n=1001, k=200, bias="n", c_dtype=BF16),
+    tuning.Config(**_TILE),
+  ),
+  "rows_of_tiles_that_overlap_in_a_row_of_two": (
+    Call(m=1000, n=1003, k=256, out_dtype="float32"),
+    tuning.Config(**_TILE, cluster_n=2, epilogue_n=32),
+  ),
+  "rows_of_tiles_that_overlap_in_a_column_of_two": (
+    Call(m=1000, n=2047, k=256, transpose_b=True, activation=jax.nn.gelu),
+    tuning.Config(**_TILE, cluster_m=2),
+  ),
 }
 
 
