@@ -1,9 +1,9 @@
 """`autotune`: measures what may compute the products of a function.
 
-The function is traced, not run: what counts are the products that are left
-after all transformations, so a training step is tuned with its backward
-products. Each of them is then run by itself, with the configs that the cost
-model ranks first and by XLA.
+The function is not run: what counts are the products that are left after all
+transformations, so a training step is tuned with its backward products, and
+those of one device, if arrays are sharded. Each of them is then run by itself,
+with the configs that the cost model ranks first and by XLA.
 """
 
 from collections.abc import Callable
@@ -141,16 +141,21 @@ def autotune(
   `batch_invariant` are left out, for they never look up what was measured; with
   an explicit `implementation` the fastest config is used, though XLA be faster.
 
+  Of arrays that are sharded, or while `jax.set_mesh` names a mesh of several
+  devices, fn is compiled, not only traced: what is tuned are the products of
+  one device. They are measured on the first.
+
   On a machine without a GPU only products with `implementation="sm90"` are
   tuned, by running the kernel in Pallas' interpreter: slow, and the winner
   says nothing about a GPU, so this process alone remembers it.
 
   Args:
     fn: `pallas_gemm.matmul`, `gated_matmul`, `dot_general`, `ragged_dot`,
-      `gated_ragged_dot`, or any function that calls them; it is traced and
-      never run. Group sizes have no part in it: they may differ from call to
+      `gated_ragged_dot`, or any function that calls them; it is never run.
+      Group sizes have no part in it: they may differ from call to
       call, and are tuned for as if they were moderately uneven.
-    *args: its arguments; arrays may be `jax.ShapeDtypeStruct`s.
+    *args: its arguments; arrays may be `jax.ShapeDtypeStruct`s, with or without
+      shardings.
     top: how many configs of the model to measure.
     **kwargs: its keyword arguments.
 
@@ -170,8 +175,8 @@ def autotune(
   if not isinstance(top, int) or isinstance(top, bool) or top < 1:
     raise ValueError(f"top must be a positive integer, got {top!r}")
   cases = find(fn, *args, **kwargs)
-  with _progress(len(cases)) as (doing, step):
-    problems = []
+  problems = []
+  with _progress(len(cases)) as (doing, step), compat.on_one_device():
     for case in cases:
       problems.append(tune(case, top=top, doing=doing))
       step()

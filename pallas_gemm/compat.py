@@ -376,6 +376,13 @@ def require_devices(primitive: Any) -> None:
   _dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
+def on_one_device() -> contextlib.AbstractContextManager[Any]:
+  """Context: arrays are made on one device, whichever mesh is set."""
+  if jax.sharding.get_abstract_mesh().empty:
+    return contextlib.nullcontext()
+  return jax.set_mesh(jax.sharding.Mesh(jax.local_devices()[0], ()))
+
+
 def is_mesh_known(arrays: Sequence[Any]) -> bool:
   """Whether types or `jax.set_mesh` tell the mesh of a product traced now."""
   meshes = [jax.typeof(x).sharding.mesh for x in arrays]

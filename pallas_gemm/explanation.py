@@ -5,9 +5,8 @@ import dataclasses
 from typing import Any
 
 import jax
-import numpy as np
 
-from pallas_gemm import compat, report
+from pallas_gemm import compat, report, tracing
 from pallas_gemm.report import Ran
 
 # Where a config comes from, in words behind it.
@@ -106,26 +105,14 @@ def explain(
     raise ValueError(
       f"platform must be None, 'cpu' or 'cuda', got {platform!r}"
     )
-  leaves, tree = jax.tree.flatten((args, kwargs))
-  kinds = jax.Array | np.ndarray | jax.ShapeDtypeStruct
-  arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, kinds)}
-
-  # A function of its own, so that nothing is found in the caches of jit. What
-  # is no array may be static to `fn`.
-  def call(arrays):
-    args, kwargs = tree.unflatten(
-      [arrays.get(i, x) for i, x in enumerate(leaves)]
-    )
-    return fn(*args, **kwargs)
-
-  traced = jax.jit(call).trace(arrays)
-  with report.listening() as heard, compat.without_compilation_cache():
-    if platform is None:
-      traced.lower().compile()
-      later = False
-    else:
+  call, arrays = tracing.of_arrays(fn, args, kwargs)
+  if platform is None:
+    heard, later = tracing.compiled(call, arrays), False
+  else:
+    traced = jax.jit(call).trace(arrays)
+    with report.listening() as heard:
       lowered = traced.lower(lowering_platforms=(platform,))
-      later = compat.PARTITIONED_BY_XLA in lowered.as_text()
+    later = compat.PARTITIONED_BY_XLA in lowered.as_text()
   where = platform or compat.target_device().platform
   found = Explanation(tuple(dict.fromkeys(heard)), where, later)
   print(found)

@@ -27,6 +27,8 @@ class Ran:
       on one device.
     source: where the config comes from: "user" (the call), "measured" (by
       `autotune`), "shipped" (with the package), "model"; "" without a config.
+    asked: its `Spec`, and the shapes and dtypes of its `Operands`; None where
+      XLA partitions it.
   """
 
   product: str
@@ -36,6 +38,7 @@ class Ran:
   shapes: tuple[tuple[int, ...], ...] = ()
   around: str = ""
   source: str = ""
+  asked: Any = dataclasses.field(default=None, compare=False, repr=False)
 
 
 def log_once(message: str) -> None:

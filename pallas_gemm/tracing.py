@@ -1,6 +1,6 @@
-"""The products of a function that can be tuned."""
+"""The products of a function: as it is traced, and as one device has them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import dataclasses
 from typing import Any
 
@@ -9,7 +9,7 @@ from jax.interpreters import partial_eval
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm import compat, hardware, tuning
+from pallas_gemm import compat, hardware, report, tuning
 from pallas_gemm.ops import implementations, sm90
 from pallas_gemm.ops.product import PRIMITIVES
 from pallas_gemm.ops.spec import Operands, Spec
@@ -23,12 +23,16 @@ _NO_GPU = (
 )
 # What a product computes, and of what.
 _Product = tuple[Spec, tuple[jax.ShapeDtypeStruct, ...]]
+# Or why the kernel looks up no config.
+_Found = list[trial.Case | str]
 
 
 def find(
   fn: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> tuple[trial.Case, ...]:
   """The different problems in fn(*args, **kwargs), in order of appearance.
+
+  Those of one device, where arrays lie on several.
 
   Raises:
     ValueError, TypeError, RuntimeError: as `autotune`.
@@ -39,22 +43,77 @@ def find(
       "tuning needs a Hopper GPU (compute capability 9.0), this is an"
       f" {gpu.name}"
     )
+  call, arrays = of_arrays(fn, args, kwargs)
+  if any(isinstance(x, jax.core.Tracer) for x in arrays.values()):
+    raise TypeError(
+      "args must be concrete arrays or jax.ShapeDtypeStructs, got traced ones;"
+      " call autotune outside of jit and other transformations"
+    )
+  if _are_on_several_devices(arrays.values()):
+    found = _of_one_device(call, arrays)
+  else:
+    products = _products(_trace(call, arrays))
+    found = [x for spec, operands in products for x in _folded(spec, operands)]
   cases: dict[Problem, trial.Case] = {}
-  reasons: list[str] = []
-  for spec, operands in _products(_trace(fn, args, kwargs)):
-    found = _folded(spec, operands)
-    reasons += [x for x in found if isinstance(x, str)]
-    for case in found:
-      if not isinstance(case, str):
-        cases.setdefault(case.problem, case)
+  for case in found:
+    if not isinstance(case, str):
+      cases.setdefault(case.problem, case)
   if cases:
     return tuple(cases.values())
+  reasons = dict.fromkeys(found)
   if _NO_GPU in reasons:
     raise RuntimeError(_NO_GPU)
   raise ValueError(
     "fn must have a product that the Hopper kernel computes; "
-    + ("; ".join(dict.fromkeys(reasons)) or "it has no product of this package")
+    + ("; ".join(reasons) or "it has no product of this package")
   )
+
+
+def of_arrays(
+  fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[[dict[int, Any]], Any], dict[int, Any]]:
+  """fn(*args, **kwargs) as a function of the arrays among them, and these.
+
+  What is no array may be static to `fn`. The function is a new one each time:
+  JAX finds nothing of it in its caches.
+  """
+  leaves, tree = jax.tree.flatten((args, kwargs))
+  kinds = jax.Array | np.ndarray | jax.ShapeDtypeStruct
+  arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, kinds)}
+
+  def call(arrays):
+    args, kwargs = tree.unflatten(
+      [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
+    )
+    return fn(*args, **kwargs)
+
+  return call, arrays
+
+
+def compiled(call: Callable[[Any], Any], arrays: Any) -> list[report.Ran]:
+  """What runs on one device, when the call is compiled for those there are."""
+  with report.listening() as heard, compat.without_compilation_cache():
+    jax.jit(call).trace(arrays).lower().compile()
+  return heard
+
+
+def _are_on_several_devices(arrays: Iterable[Any]) -> bool:
+  """Whether arrays are sharded, or a mesh is set that they may be."""
+  shardings = [getattr(x, "sharding", None) for x in arrays]
+  counts = [x.num_devices for x in shardings if x is not None]
+  return max((jax.sharding.get_abstract_mesh().size, *counts)) > 1
+
+
+def _of_one_device(call: Callable[[Any], Any], arrays: Any) -> _Found:
+  """The products that a device has, as only compiling tells."""
+  found: _Found = []
+  for ran in compiled(call, arrays):
+    if ran.asked is None:
+      found.append(f"XLA partitions a product: {ran.why}")
+    else:
+      spec, x = ran.asked
+      found.append(_why_not(spec) or _case(x, spec))
+  return found
 
 
 def _products(jaxpr) -> list[_Product]:
@@ -72,17 +131,24 @@ def _products(jaxpr) -> list[_Product]:
   return list(found)
 
 
-def _folded(spec: Spec, operands) -> list[trial.Case | str]:
-  """What the kernel would compute, or why it looks up no config."""
+def _why_not(spec: Spec) -> str | None:
+  """Why no config is looked up for a product; None if one is."""
   if spec.config is not None:
-    return ["a product has an explicit config"]
+    return "a product has an explicit config"
   if spec.batch_invariant:
-    return ["a batch-invariant product takes the model's config"]
+    return "a batch-invariant product takes the model's config"
   names = implementations.names(spec, compat.targets_gpu())
   if implementations.HOPPER not in names:
     asked = spec.implementation is not None
-    return [f"a product runs on {names}" if asked else _NO_GPU]
-  found: list[trial.Case | str] = []
+    return f"a product runs on {names}" if asked else _NO_GPU
+  return None
+
+
+def _folded(spec: Spec, operands) -> _Found:
+  """What the kernel would compute, or why it looks up no config."""
+  if reason := _why_not(spec):
+    return [reason]
+  found: _Found = []
 
   def note(x: Operands, spec: Spec):
     found.append(_case(x, spec))
@@ -110,27 +176,9 @@ def _case(x: Operands, spec: Spec) -> trial.Case | str:
   return trial.Case(problem, activation, *factors)
 
 
-def _trace(fn, args, kwargs):
-  """The jaxpr of a call, without dead code; only arrays are traced."""
-  leaves, tree = jax.tree.flatten((args, kwargs))
-  if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-    raise TypeError(
-      "args must be concrete arrays or jax.ShapeDtypeStructs, got traced ones;"
-      " call autotune outside of jit and other transformations"
-    )
-  traced = {
-    i: leaf
-    for i, leaf in enumerate(leaves)
-    if isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
-  }
-
-  def call(arrays):
-    args, kwargs = tree.unflatten(
-      [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
-    )
-    return fn(*args, **kwargs)
-
-  jaxpr = jax.make_jaxpr(call)(traced).jaxpr
+def _trace(call: Callable[[Any], Any], arrays: Any):
+  """The jaxpr of a call, without dead code."""
+  jaxpr = jax.make_jaxpr(call)(arrays).jaxpr
   # As jit does: a gradient leaves products behind that nobody reads.
   return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
 

@@ -10,7 +10,7 @@ import pallas_gemm
 # From the top: each part imports only from what stands after it.
 ORDERS = {
   ".": """
-    __init__ autotuning tracing serving explanation ops tuning check ladder
+    __init__ autotuning serving explanation tracing ops tuning check ladder
     kernels measure report numerics roofline sampling blas problem dtypes
     ptx hardware compat version
   """,

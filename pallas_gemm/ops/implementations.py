@@ -107,9 +107,18 @@ def _first_of(x: Operands, spec: Spec) -> Sequence[jax.Array]:
     why = "; ".join(refusals)
     skipped = f" (not {why})" if refusals else ""
     report.log_once(f"{product} runs on {name!r} on {platform}{skipped}")
-    shapes = tuple(v.shape for v in x.present())
+    kind = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), x)
     report.ran(
-      report.Ran(product, name, config, why, shapes, spec.around, source)
+      report.Ran(
+        product,
+        name,
+        config,
+        why,
+        tuple(v.shape for v in x.present()),
+        spec.around,
+        source,
+        asked=(spec, kind),
+      )
     )
     return outs
   raise NotImplementedError(

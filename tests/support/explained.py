@@ -1,4 +1,4 @@
-"""`explain` of sharded products on eight CPU devices; a program.
+"""`explain`, and what is tuned, of products on eight CPU devices; a program.
 
 Run by tests/test_explanation.py. Fails with an AssertionError.
 """
@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pallas_gemm
+from pallas_gemm import compat, tracing
 from tests.support import stand_in
 
 _KINDS = AxisType.Explicit, AxisType.Auto
@@ -18,18 +19,25 @@ _KINDS = AxisType.Explicit, AxisType.Auto
 
 def main() -> None:
   """Runs every check, with the stand-in for the kernel."""
-  checks = check_columns, check_sums, check_alike, check_left_to_xla
+  # What is tuned has 16 bits, which nothing interprets with Auto axes.
+  with stand_in.installed(default=True):
+    for check in check_tuned, check_tuned_gradient, check_nothing_to_tune:
+      _with_mesh(AxisType.Explicit, check)
+  _with_mesh(AxisType.Explicit, check_measured)
   with stand_in.installed():
     for kind in _KINDS:
-      for check in checks:
-        mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind,) * 2)
-        with jax.set_mesh(mesh):
-          check(mesh)
+      for check in check_columns, check_sums, check_alike, check_left_to_xla:
+        _with_mesh(kind, check)
+      _with_mesh(kind, check_what_was_asked)
     for kind, count in zip(_KINDS, (1, 0)):
-      mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind,) * 2)
-      with jax.set_mesh(mesh):
-        check_for_a_gpu(mesh, count)
-    check_mesh_of_the_context(mesh)
+      _with_mesh(kind, functools.partial(check_for_a_gpu, count=count))
+    _with_mesh(AxisType.Auto, check_mesh_of_the_context)
+
+
+def _with_mesh(kind, check):
+  mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind,) * 2)
+  with jax.set_mesh(mesh):
+    check(mesh)
 
 
 def check_columns(mesh):
@@ -74,6 +82,73 @@ def check_left_to_xla(mesh):
   assert "no kernel is tried" in ran.why
 
 
+def check_what_was_asked(mesh):
+  """Of a product with arrays on one device, of a mesh that is set."""
+  a, b = jnp.ones((64, 32)), jnp.ones((32, 16))
+
+  def f(a, b):
+    reshard = jax.sharding.reshard
+    if not _is_explicit(a):
+      reshard = jax.lax.with_sharding_constraint
+    a = reshard(a, P("x"))
+    return _kernel(a, b)
+
+  (ran,) = tracing.compiled(*tracing.of_arrays(f, (a, b), {}))
+  spec, x = ran.asked
+  assert spec.sizes(x) == (1, 16, 16, 32, 0), spec.sizes(x)
+  assert ran.shapes == (x.a.shape, x.b.shape)
+
+
+def check_tuned(mesh):
+  """What is tuned has a device's sizes."""
+  a = _shape(mesh, P("x", "y"), 64, 32, dtype=jnp.bfloat16)
+  b = _shape(mesh, P("y"), 32, 16, dtype=jnp.bfloat16)
+  f = functools.partial(_matmul, out=P("x", None))
+  (case,) = tracing.find(f, a, b)
+  p = case.problem
+  assert (p.m, p.n, p.k, p.out_dtype) == (16, 16, 16, "float32"), p
+  # Sums over devices come before the activation.
+  assert case.activation is None and p.epilogue.activation is None, case
+
+
+def check_tuned_gradient(mesh):
+  """Of a training step with tokens over all devices, all three products."""
+  a = _shape(mesh, P(("x", "y")), 64, 32, dtype=jnp.bfloat16)
+  b = _shape(mesh, P(), 32, 24, dtype=jnp.bfloat16)
+
+  def loss(a, b):
+    return jnp.sum(_matmul(a, b).astype(jnp.float32))
+
+  cases = tracing.find(jax.grad(loss, (0, 1)), a, b)
+  found = {(x.problem.m, x.problem.n, x.problem.k) for x in cases}
+  assert found == {(8, 24, 32), (8, 32, 24), (32, 24, 8)}, found
+  assert {x.activation for x in cases} == {None, jnp.tanh}, cases
+
+
+def check_nothing_to_tune(mesh):
+  """The reason is the partitioned product's."""
+  a = _shape(mesh, P("x"), 64, 32, dtype=jnp.bfloat16)
+  b = _shape(mesh, P(), 32, 16, dtype=jnp.bfloat16)
+  f = functools.partial(pallas_gemm.matmul, implementation="xla")
+  try:
+    tracing.find(f, a, b)
+  except ValueError as error:
+    assert "XLA partitions a product" in str(error), error
+  else:
+    raise AssertionError("nothing could be tuned")
+
+
+def check_measured(mesh):
+  """A device's part, on one device, by the interpreted kernel itself."""
+  a = _shape(mesh, P("x"), 64, 32, dtype=jnp.bfloat16)
+  b = _shape(mesh, P(None, "y"), 32, 64, dtype=jnp.bfloat16)
+  (tuned,) = pallas_gemm.autotune(_kernel, a, b, top=1).problems
+  assert (tuned.problem.m, tuned.problem.n, tuned.problem.k) == (16, 32, 32)
+  assert tuned.seconds > 0 and tuned.xla_seconds > 0, tuned
+  with compat.on_one_device():
+    assert jnp.ones(3).sharding.num_devices == 1
+
+
 def check_for_a_gpu(mesh, count):
   """Lowering alone shows what Explicit axes have, not what Auto ones will."""
   a, b = _shape(mesh, P("x"), 64, 32), _shape(mesh, P(), 32, 16)
@@ -92,20 +167,24 @@ def check_mesh_of_the_context(mesh):
   assert found.is_partitioned_later, found
 
 
-def _kernel(a, b, out=None):
-  """A product by the kernel alone; `out` is asked of Explicit axes."""
-  asked = None
-  if AxisType.Explicit in jax.typeof(a).sharding.mesh.axis_types:
-    asked = out
+def _matmul(a, b, out=None, **options):
+  """A product; `out` is asked of Explicit axes."""
+  asked = out if _is_explicit(a) else None
   return pallas_gemm.matmul(
-    a, b, implementation="sm90", activation=jnp.tanh, out_sharding=asked
+    a, b, activation=jnp.tanh, out_sharding=asked, **options
   )
 
 
-def _shape(mesh, spec, *shape):
-  return jax.ShapeDtypeStruct(
-    shape, jnp.float32, sharding=NamedSharding(mesh, spec)
-  )
+def _is_explicit(a):
+  return AxisType.Explicit in jax.typeof(a).sharding.mesh.axis_types
+
+
+# By the kernel alone.
+_kernel = functools.partial(_matmul, implementation="sm90")
+
+
+def _shape(mesh, spec, *shape, dtype=jnp.float32):
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
 
 
 if __name__ == "__main__":
