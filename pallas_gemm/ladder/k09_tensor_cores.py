@@ -59,7 +59,8 @@ from pallas_gemm.ladder import tensor_core_common as common
 from pallas_gemm.ladder.blocks import GMEM, SMEM, Specs, along_k, window
 from pallas_gemm.ladder.register_layouts import load, rows_of_vectors, zeros
 
-# The largest tile that one warpgroup can accumulate; one stage, by default.
+# The largest tile, of powers of two, that one warpgroup can accumulate; one
+# stage, by default.
 DEFAULT = contract.TensorCoreConfig(block_m=128, block_n=128, block_k=64)
 
 
