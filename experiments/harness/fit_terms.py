@@ -59,7 +59,6 @@ def terms(gpu: hardware.Gpu) -> dict[str, Term]:
     "model.leaving": (1.0, _ENDLESS),
     "model.l2": (64.0, _ENDLESS),
     "model.store": (128 * 0.85 * boost, _ENDLESS),
-    "model.latency": (0.5, 1 / _ENDLESS),
     "model.blend": (8.0, _SHARP),
     "model.reduce_rate": (memory / 2, _ENDLESS),
     "odd_sizes.copy_rate": (memory / 2, _ENDLESS),

@@ -1,4 +1,4 @@
-"""The larger and the smaller of numbers, or of arrays of as many candidates.
+"""The largest of numbers, or of arrays of as many candidates.
 
 `model.predict` takes constants that are arrays too, a candidate an element, and
 then predicts for all of them at once: `experiments.fit` does.
@@ -25,11 +25,3 @@ def largest(*values: Any) -> Any:
     return max(values)
   except ValueError:  # arrays are neither true nor false
     return functools.reduce(np.maximum, values)
-
-
-def smallest(*values: Any) -> Any:
-  """The smallest, likewise."""
-  try:
-    return min(values)
-  except ValueError:
-    return functools.reduce(np.minimum, values)

@@ -11,8 +11,7 @@ works on one after the other. The time has these parts:
   that the next work tile does not hide. All blocks take the same number of
   rounds, so a tile that leaves half of the SMs idle in the last wave pays for
   it.
-* **Device memory** must be read once and written once. How fast depends on
-  how many blocks have how many bytes in flight.
+* **Device memory** must be read once and written once.
 * **Split K**, of all tiles or the last, adds a kernel that reads sums back. The
   parts of the last tiles read A again, which takes time if L2 does not hold it.
 * **Padding** adds copies of operands that TMA can't read.
@@ -34,7 +33,7 @@ from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import bounds, constants, odd_sizes, stages, tiles
-from pallas_gemm.tuning.elementwise import largest, smallest
+from pallas_gemm.tuning.elementwise import largest
 
 
 def choose(problem: Problem, *, any_rows: bool = False) -> Config:
@@ -318,10 +317,7 @@ def _memory(
   if cfg.split_k == 1:
     added = size if p.epilogue.c_dtype else 0
     moved += p.results * (_stored_bytes(plan) + added) * odd.results
-  blocks = cdiv(_work_tiles(plan), rounds) * cfg.cluster_m * cfg.cluster_n
-  streamed = cfg.block_m if cfg.swap_ab else bn
-  in_flight = bytes_of(cfg.stages * streamed * bk, p.a.dtype)
-  memory = moved / smallest(_dram(plan, fit), blocks * in_flight / fit.latency)
+  memory = moved / _dram(plan, fit)
   memory *= fit.narrow_dram if _is_narrow(plan) else 1
   if cfg.swap_ab:
     batch = p.batch > 1

@@ -54,7 +54,6 @@ class Model:
       ping-pong; pingpong_applied, pingpong_added: of an activation and of C,
       besides.
     slivers: microseconds that a subtile of 16 columns holds up one consumer.
-    latency: microseconds that a load takes.
     dram: part of the peak rate of device memory.
     blend: exponent of the sum of overlapping parts.
     launch: microseconds until the first block runs and after the last ends.
@@ -107,7 +106,6 @@ class Model:
   pingpong_applied: float
   pingpong_added: float
   slivers: float
-  latency: float
   dram: float
   blend: float
   launch: float
