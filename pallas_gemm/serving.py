@@ -8,6 +8,7 @@ call pads its rows to the next of them, and takes that program.
 from collections.abc import Callable, Sequence
 import dataclasses
 import io
+import operator
 from typing import Any
 import zipfile
 
@@ -91,8 +92,9 @@ def export_buckets(
     `Buckets`, to be called with any number of rows up to the largest size.
 
   Raises:
-    TypeError: x is no array.
-    ValueError: sizes are not positive, or there are none; x is a scalar.
+    TypeError: x is no array; sizes are no integers.
+    ValueError: sizes are not positive, or there are none; x is a scalar; a
+      result has not M rows.
 
   Example:
     >>> import jax, jax.numpy as jnp
@@ -112,20 +114,35 @@ def export_buckets(
     )
   if not x.shape:
     raise ValueError("x must have rows, got a scalar")
-  sizes = tuple(sorted(set(sizes)))
-  if not sizes or sizes[0] < 1:
-    raise ValueError(f"sizes must be positive numbers, got {sizes}")
+  sizes = _sizes(sizes)
   jitted = jax.jit(lambda *args: fn(*args))
   shapes = jax.tree.map(_shape_of, rest)
-  return Buckets(
-    sizes,
-    tuple(
-      export.export(jitted, platforms=platforms)(
-        jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), *shapes
-      )
-      for size in sizes
-    ),
-  )
+  exported = []
+  for size in sizes:
+    rows = jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
+    exported.append(export.export(jitted, platforms=platforms)(rows, *shapes))
+    for out in exported[-1].out_avals:
+      if out.shape[:1] != (size,):
+        raise ValueError(
+          "results of fn must all have M rows, got one of shape"
+          f" {out.shape} for M = {size}"
+        )
+  return Buckets(sizes, tuple(exported))
+
+
+def _sizes(sizes: Any) -> tuple[int, ...]:
+  """Different numbers of rows, rising."""
+  try:
+    if isinstance(sizes, str) or any(isinstance(n, bool) for n in sizes):
+      raise TypeError
+    found = tuple(sorted({operator.index(size) for size in sizes}))
+  except TypeError as error:
+    raise TypeError(
+      f"sizes must be a sequence of integers, got {sizes!r}"
+    ) from error
+  if not found or found[0] < 1:
+    raise ValueError(f"sizes must be positive numbers, got {found}")
+  return found
 
 
 def _shape_of(x: Any) -> jax.ShapeDtypeStruct:

@@ -26,6 +26,20 @@ OPS = {
 }
 
 
+@pytest.mark.parametrize("dtype", ("float64", "int64", "complex128"))
+def test_operands_of_numpys_dtypes(dtype):
+  """They are what JAX makes of them, before the activation too."""
+  a, b = (np.round(np.asarray(x)).astype(dtype) for x in (A, B))
+  got = pallas_gemm.matmul(a, b, activation=jnp.square)
+  want = jnp.square(jnp.matmul(a, b))
+  assert got.dtype == want.dtype
+  np.testing.assert_allclose(got, want, rtol=1e-5)
+  grouped = pallas_gemm.ragged_dot(
+    np.ones((4, 6)), np.ones((2, 6, 8)), SIZES, activation=jnp.tanh
+  )
+  assert grouped.dtype == "float32"
+
+
 def expected(op, f):
   z = A @ B if "matmul" in op else lax.ragged_dot(LHS, RHS, SIZES)
   return f(z) * z if "gated" in op else f(z)

@@ -7,12 +7,13 @@ import functools
 
 from absl import logging
 import jax
-from jax import lax, monitoring
+from jax import export, lax, monitoring
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pallas_gemm
+from pallas_gemm import hardware
 from tests.support import products
 from tests.support.products import normal
 
@@ -93,6 +94,48 @@ def test_without_jit(name):
     got,
     want,
   )
+
+
+WITHOUT_JIT = {
+  "group_offset": lambda: pallas_gemm.ragged_dot(
+    LHS, RHS[1:], SIZES, group_offset=1
+  ),
+  "a bias of NumPy's": lambda: pallas_gemm.matmul(A, B, bias=np.ones(8)),
+  "numbers": lambda: pallas_gemm.dot_general(2.0, 3.0, (((), ()), ((), ()))),
+}
+
+
+@pytest.mark.parametrize("call", WITHOUT_JIT.values(), ids=WITHOUT_JIT)
+def test_what_jit_makes_arrays_of_without_jit(call):
+  want = call()
+  with jax.disable_jit():
+    got = call()
+  assert (got.dtype, got.weak_type) == (want.dtype, want.weak_type)
+  np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_no_rank_is_promoted(name):
+  ours, _, arrays = OPS[name]
+  with jax.numpy_rank_promotion("raise"):
+    jax.grad(lambda *x: ours(*x).sum(), (0, 1))(*arrays)
+
+
+@pytest.mark.parametrize("dtype", ("bfloat16", "float8_e4m3fn"))
+def test_no_dtype_of_bias_and_c_is_promoted(dtype):
+  a, b = A.astype(dtype), B.astype(dtype)
+  with jax.numpy_dtype_promotion("strict"):
+    out = pallas_gemm.matmul(a, b, bias=jnp.ones(8), c=jnp.ones((4, 8)))
+  assert out.dtype == dtype
+
+
+def test_a_factor_may_be_a_parameter_of_a_module():
+  class Parameter:
+    def __jax_array__(self):
+      return jnp.float32(2)
+
+  got = pallas_gemm.matmul(A, B, alpha=Parameter())
+  np.testing.assert_array_equal(got, pallas_gemm.matmul(A, B, alpha=2.0))
 
 
 def test_errors_without_jit():
@@ -303,6 +346,13 @@ def test_batch_invariance_raises_for_no_op(warned, name):
   for x, y in zip(grads, want):
     np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4)
   assert len(warned) == 1
+
+
+def test_a_promise_that_is_not_kept_is_not_exported_for_a_gpu():
+  f = jax.jit(lambda a, b: pallas_gemm.dot_general(a, b, NUMBERS))
+  with hardware.assume("NVIDIA H200"), pallas_gemm.batch_invariant():
+    with pytest.raises(NotImplementedError, match="batch invariant"):
+      export.export(f, platforms=("cuda",))(A, B)
 
 
 def test_what_is_left_to_lax_is_warned_of(warned):

@@ -182,6 +182,20 @@ def test_wrong_sizes(sizes):
     )
 
 
+@pytest.mark.parametrize("sizes", [8, (1.0, 8), "18", (True, 8)])
+def test_sizes_that_are_no_integers(sizes):
+  with pytest.raises(TypeError, match="sizes must be a sequence of integers"):
+    pallas_gemm.export_buckets(lambda x: x, _shape(1, 4), sizes=sizes)
+
+
+@pytest.mark.parametrize(
+  "fn", (lambda x: x.sum(0), lambda x: x.T, lambda x: (2 * x, x.mean()))
+)
+def test_results_have_rows(fn):
+  with pytest.raises(ValueError, match="must all have M rows, got one"):
+    pallas_gemm.export_buckets(fn, _shape(1, 4), sizes=(4, 8))
+
+
 def test_the_rows_come_first():
   w = jnp.ones((4, 2))
   with pytest.raises(TypeError, match=r"x, the first argument .*, got dict"):

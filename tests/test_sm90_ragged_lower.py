@@ -71,3 +71,15 @@ def test_every_tile_of_some_problem(tile):
         assert "mosaic_gpu" in _lower(problem, c)
         return
   pytest.fail(f"no problem has a legal config with {tile}")
+
+
+@pytest.mark.parametrize("n", (3921, 3922, 3924))
+@pytest.mark.parametrize("gated", (False, True))
+def test_tiles_of_weights_that_threads_load(n, gated):
+  """Of few elements at a time chunks are small, but whole swizzle atoms."""
+  sizes = {"m": 100, "n": n, "k": 200, "ragged": "m", "gated": gated}
+  problem = _problem(sizes | (_SILU if gated else {}), {})
+  config = next(c for c in _legal(problem) if c.split == "n")
+  assert (config.block_m, config.block_n) == (64, 256)
+  assert Plan.of(problem, config).b_by_threads
+  assert "mosaic_gpu" in _lower(problem, config)

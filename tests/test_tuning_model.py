@@ -419,6 +419,16 @@ def test_a_batch_invariant_config_is_for_any_rows(n, k):
   assert config.cluster_m == config.cluster_n == 1
 
 
+def test_a_batch_invariant_config_is_for_any_batch():
+  """One product of these sizes has its last wave of tiles split."""
+  n, k = 19608, 3209
+  case = problem(100, n, k, batch=4, **BATCHED)
+  config = tuning.resolve(case, batch_invariant=True)
+  assert refusal(case, config) is None
+  alone = tuning.resolve(problem(100, n, k), batch_invariant=True)
+  assert alone == config
+
+
 def test_what_memory_answers_at_once_is_the_gpus():
   case = problem(64, 6144, 4096)
   with hardware.assume("H100 PCIe") as slower:

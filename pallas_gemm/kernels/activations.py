@@ -216,7 +216,7 @@ def _check_elementwise(jaxpr: Any, rank: int) -> None:
       if found is None:
         raise TypeError(
           f"activation must be elementwise, got {eqn.primitive.name} in it,"
-          " which mixes elements"
+          " which may mix elements"
         )
       places.update(dict.fromkeys(eqn.outvars, found))
 
@@ -284,7 +284,9 @@ def _numbers(jaxpr: Any, consts=()) -> str:
 def _accumulator_dtype(a: Any, b: Any, out_dtype: Any) -> Any:
   """What an activation of a product is applied to; float32 if none is known."""
   try:
-    both = jnp.promote_types(a.dtype, b.dtype)
+    both = jnp.promote_types(
+      *(jax.dtypes.canonicalize_dtype(v.dtype) for v in (a, b))
+    )
     wide = both if out_dtype is None else jnp.dtype(out_dtype)
     is_number = dtypes.kind(wide) != "other"
     if not is_number or jax.dtypes.canonicalize_dtype(wide) != wide:

@@ -153,7 +153,8 @@ def promoted(names: Operands, x: Operands) -> Operands:
   for field, name, v in zip(("a", "b", "b_up"), names, x):
     if v is None:
       continue
-    if v.dtype.itemsize == 1 < dtype.itemsize:
+    is_kernels = dtypes.kind(dtype) == "floating" and dtype.itemsize == 2
+    if v.dtype.itemsize == 1 and is_kernels:
       report.warn_once(
         f"{name} of {v.dtype.name} is converted to {dtype.name} outside of the"
         f" kernel: {1 + 2 * dtype.itemsize} bytes for each of its elements are"
@@ -161,6 +162,11 @@ def promoted(names: Operands, x: Operands) -> Operands:
       )
     found[field] = v.astype(dtype)
   return x._replace(**found)
+
+
+def arrays(*values: Any) -> list[jax.Array | None]:
+  """JAX's own arrays, as `jit` makes them of all; not so `jax.disable_jit`."""
+  return [None if v is None else jnp.asarray(v) for v in values]
 
 
 # Factors.
@@ -177,6 +183,8 @@ def factor(
   """
   if type(value) in (float, int) and value == 1:
     return None, False
+  if hasattr(value, "__jax_array__"):  # a module's parameter, say
+    value = value.__jax_array__()
   dtype = jnp.result_type(a, b)
   wide = dtypes.accumulation_dtype(dtype, dtype, dtype_of(out_dtype, dtype))
   if not isinstance(value, jax.Array | np.ndarray):
@@ -249,7 +257,9 @@ def dtype_of(
 def check_bool(name: str, value: Any) -> None:
   """A Python boolean: 0 and False are one key of a cache, not one argument."""
   if value is not True and value is not False:
-    raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
+    is_numpys = isinstance(value, np.bool_)  # whose type is called bool, too
+    got = repr(value) if is_numpys else type(value).__name__
+    raise TypeError(f"{name} must be a bool, got {got}")
 
 
 def spec_of(options: Options, known: tuple[str, ...], **fields: Any) -> Spec:

@@ -96,6 +96,7 @@ def _indices(dimensions: Any) -> tuple[int, ...]:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _dot_general(options, generation, lhs, rhs):
   del generation  # a key: the config may be another one now
+  lhs, rhs = arguments.arrays(lhs, rhs)
   arguments.check_numbers(("lhs", "rhs"), (lhs, rhs))
   arguments.check_out_sharding(options.out_sharding)
   reference = functools.partial(
@@ -119,9 +120,10 @@ def _dot_general(options, generation, lhs, rhs):
   spec = arguments.spec_of(
     options, arguments.DENSE, words=words, out=out, out_dtype=out_dtype
   )
-  # What a GPU would try first, whatever this is lowered for.
-  if not implementations.may_run_kernel(spec, x, cuda=True):
-    xla.check_invariance(spec.batch_invariant, compat.targets_gpu())
+  # What a GPU would try first, whatever this is lowered for. Whether XLA's own
+  # product may run with `batch_invariant`, only the platform says.
+  may_run_kernel = implementations.may_run_kernel(spec, x, cuda=True)
+  if not may_run_kernel and not spec.batch_invariant:
     report.log_once(f"dot_general of {lhs.dtype} and {rhs.dtype} runs on XLA")
     return reference(lhs, rhs)
   parts = arguments.parts_of(
@@ -221,7 +223,8 @@ def _ragged_dot_general(
 ):
   del generation
   numbers = options.dimension_numbers
-  arrays = lhs, rhs, group_sizes
+  group_offset, *arrays = arguments.arrays(group_offset, lhs, rhs, group_sizes)
+  lhs, rhs, group_sizes = arrays
   arguments.check_numbers(("lhs", "rhs", "group_sizes"), arrays)
   preferred = arguments.dtype_of(options.out_dtype, None, _PREFERRED)
   reference = functools.partial(

@@ -173,7 +173,8 @@ def _ragged_dot(
   options, generation, a, b, b_up, group_sizes, group_offset, bias
 ):
   del generation  # a key: the config may be another one now
-  x = Operands(a, b, b_up, bias)
+  x = Operands(*arguments.arrays(a, b, b_up, bias))
+  group_sizes, group_offset = arguments.arrays(group_sizes, group_offset)
   names = _PLAIN_NAMES if x.b_up is None else _GATED_NAMES
   stored = "[G, N, K]" if options.transpose_b else "[G, K, N]"
   arguments.check_numbers(names, x)
@@ -284,7 +285,7 @@ def _reference(spec: Spec, out_sharding: Any, x: Operands) -> jax.Array:
     word = word.replace("g", "")
   contracted = (spec.words.a.index("k"),), (word.index("k"),)
   z = lax.dot_general(x.a, b, (contracted, ((), ())), out_sharding=out_sharding)
-  if x.bias is not None:
+  if x.bias is not None and out_sharding is None:  # it may shard the result
     z = z + jnp.sum(x.bias, 0).astype(z.dtype)
   return z if spec.ragged == "m" else z[None]
 
@@ -308,9 +309,13 @@ def bounds(
     last = group_sizes.shape[0] - groups
     numbers += jnp.clip(group_offset.reshape(()), 0, last).astype(jnp.int32)
   # Each bound is a sum of its own, for then XLA makes one kernel of it all.
-  is_before = lax.iota(jnp.int32, sizes.shape[0]) < numbers[:, None]
-  before = jnp.where(is_before, sizes, 0)
-  ends = lax.reduce(before, np.int32(0), _saturating_add, (1,))
+  count = sizes.shape[0]
+  is_before = lax.iota(jnp.int32, count)[None] < numbers[:, None]
+  before = jnp.where(is_before, sizes[None], 0)
+  if count * m < 2**31:
+    ends = jnp.sum(before, 1, dtype=jnp.int32)
+  else:  # which XLA can't do with sizes that are sharded
+    ends = lax.reduce(before, np.int32(0), _saturating_add, (1,))
   return jnp.minimum(ends, m).astype(jnp.int32)
 
 

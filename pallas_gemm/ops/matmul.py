@@ -50,7 +50,8 @@ def matmul(
   capability 9.0, everything else is XLA's; `explain` tells which, and why. It
   works under all of JAX's transformations and on meshes, where results and
   their shardings are those of `jnp.matmul`. The same inputs give the same bits.
-  As in BLAS, nothing is read that has a factor of zero. See docs/ops for more.
+  As in BLAS, nothing is read that has the number 0 as its factor (an array may
+  hold any). See docs/ops for more.
 
   Numerics: 16-bit operands are multiplied exactly and added in float32; alpha,
   C, bias and activation are applied in float32; one rounding to `out_dtype`
@@ -177,7 +178,7 @@ def gated_matmul(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _matmul(options, generation, *operands):
   del generation  # a key: the config may be another one now
-  x = Operands(*operands)
+  x = Operands(*arguments.arrays(*operands))
   names = _PLAIN_NAMES if x.b_up is None else _GATED_NAMES
   arguments.check_numbers(names, x)
   passed, x = x, arguments.promoted(names, x)
@@ -194,8 +195,10 @@ def _matmul(options, generation, *operands):
   )
   compute = spec_lib.without_product if options.without_product else product
   result = compute(operands, spec)[0]
-  # Factors have no part in it.
-  weak = compat.is_weak(*[v for v in passed[:5] if v is not None])
+  # Factors have no part in it, and nothing promotes bias and C.
+  products, added = passed[:3], (passed.bias, passed.c)
+  weak = compat.is_weak(*[v for v in products if v is not None])
+  weak &= all(jax.typeof(v).weak_type for v in added if v is not None)
   if weak and options.out_dtype is None:
     result = compat.with_weak_type(result)
   return result
@@ -273,6 +276,7 @@ def _reference(options: Options, x: Operands) -> jax.Array:
     if b is not None
   ]
   out = outs[0] * outs[1] if len(outs) > 1 else outs[0]
-  for v in (x.c, x.bias):
-    out = out if v is None else out + v.astype(out.dtype)
+  if options.out_sharding is None:  # what is added may shard the result
+    for v in (x.c, x.bias):
+      out = out if v is None else out + v.astype(out.dtype)
   return out

@@ -252,7 +252,8 @@ def _whole(ctx, operands, spec: Spec, cuda: bool, mesh, reason: str):
     if spec.ragged:
       by_xla = dataclasses.replace(spec, implementation=("xla",))
       return implementations.run(*operands, spec=by_xla)
-    outs = xla.run(spec.named(operands), spec, to)
+    x = spec.named(operands)
+    outs = xla.run(_added_as_results(x, spec) if is_explicit else x, spec, to)
     # A dimension that C alone has is still missing in a product alone.
     at = tuple(range(len(shape)))
     return [
@@ -267,3 +268,15 @@ def _whole(ctx, operands, spec: Spec, cuda: bool, mesh, reason: str):
       return compat.lowered(ctx, run, operands, typed=False)
   with jax.sharding.use_abstract_mesh(mesh):
     return compat.lowered(ctx, run, operands, typed=True)
+
+
+def _added_as_results(x: Operands, spec: Spec) -> Operands:
+  """The operands, with bias and C sharded as the results are."""
+  parts = spec.parts_of()
+  added = {
+    name: jax.sharding.reshard(v, PartitionSpec(*map(parts.get, word)))
+    for name in ("bias", "c")
+    if (v := getattr(x, name)) is not None
+    for word in (getattr(spec.words, name),)
+  }
+  return x._replace(**added)

@@ -47,11 +47,12 @@ def suited(plan: Plan) -> Config:
 
 
 def for_any_rows(plan: Plan) -> Config:
-  """The config without what suits this number of rows alone.
+  """The config without what suits this number of rows, and no batch, alone.
 
   It keeps its stages: another number of rows may have more slabs a block.
   """
-  return dataclasses.replace(plan.config, cluster_m=1, cluster_n=1)
+  alone = {"cluster_m": 1, "cluster_n": 1, "tail_columns": 0, "tail_split_k": 1}
+  return dataclasses.replace(plan.config, **alone)
 
 
 def in_one_answer(problem: Problem, block_k: int, gpu: hardware.Gpu) -> float:

@@ -285,6 +285,51 @@ for _name, *_specs in (
   )
 
 
+@_of_modes("ragged_dot: sizes sharded like their experts")
+def _sharded_sizes(mode, arm):
+  def ours(x, w, sizes):
+    return pallas_gemm.ragged_dot(x, w, sizes, **arm.how)
+
+  def plain(x, w, sizes):
+    return ragged.plain(x, w, sizes)
+
+  args = normal(32, 16) / 4, normal(8, 16, 24) / 4, jnp.asarray(SIZES)
+  specs = P(), P("x", None, None), P("x")
+  _compare(arm, mode, ours, plain, args, specs, typed=False)
+
+
+def _gathered(op: str, arm: Arm) -> None:
+  """`out_sharding` is the result's, whatever the bias has."""
+  out = P("y", None)
+
+  def ours(x, w, bias):
+    how = arm.how | {"bias": bias, "out_sharding": out}
+    if op == "matmul":
+      return pallas_gemm.matmul(x, w[0], **how | {"bias": bias[0]})
+    return pallas_gemm.ragged_dot(x, w, jnp.asarray(SIZES), **how)
+
+  def plain(x, w, bias):
+    if op == "matmul":
+      return x @ w[0] + bias[0]
+    return ragged.plain(x, w, jnp.asarray(SIZES), bias)
+
+  args = normal(32, 16) / 4, normal(8, 16, 24) / 4, normal(8, 24)
+  specs = P("x", None), P(None, None, "y"), P(None, "y")
+  _compare(arm, EXPLICIT, ours, plain, args, specs, typed=False)
+  if arm.reference:
+    return
+  call = mesh_calls.Call(lambda f: f, args, specs, None)
+  (got,) = jax.tree.leaves(mesh_checks.run(EXPLICIT, call, ours).results)
+  assert jax.typeof(got).sharding.spec == out, jax.typeof(got)
+
+
+for _op in ("matmul", "ragged_dot"):
+  register(
+    f"{_op}: out_sharding beside a sharded bias | explicit",
+    functools.partial(_gathered, _op),
+  )
+
+
 def _named_axis(arm: Arm) -> None:
   """`jax.vmap(spmd_axis_name=)`, of Auto axes."""
 

@@ -324,7 +324,7 @@ def _kernel_name(plan: Plan) -> str:
   name = "sm90_gated" if p.epilogue.gated else "sm90_dense"
   if p.groups:
     name = f"sm90_ragged_{p.along}"
-  elif plan.subtiles_overlap:
+  elif plan.subtiles_overlap or plan.tiles_overlap:
     name += "_overlap"
   name += "_moved" if any(plan.moved_back) else ""
   name += f"_of_{plan.any_column}" if plan.any_column else ""

@@ -16,6 +16,8 @@ DTYPES = ("bfloat16", "float16")
 # A thread has at most 255 registers: 160 accumulators leave room for all else,
 # 192 spill.
 _ACCUMULATORS = {1: 160, 2: 160, 3: 96}
+# Rows, or columns, of a copy by TMA.
+_MOST_COPIED = 256
 
 _PRESETS = lax.DotAlgorithmPreset
 _ARITHMETIC = {
@@ -124,6 +126,11 @@ def _tile_reason(plan: Plan) -> str | None:
     return (
       "consumers must be 1, 2 or 3 and split m, n or pingpong, got"
       f" {cfg.consumers} and {cfg.split!r}"
+    )
+  if max(cfg.block_m, cfg.block_n) > _MOST_COPIED:
+    return (
+      f"block_m and block_n must be at most {_MOST_COPIED}, which is what one"
+      f" copy by TMA takes, got {cfg.block_m}x{cfg.block_n}"
     )
   divided = {"m": cfg.block_m, "n": cfg.block_n}.get(cfg.split, 0)
   rows, columns = plan.share

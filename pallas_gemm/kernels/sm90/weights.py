@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat, ptx
 from pallas_gemm.kernels.sm90.block import Block, window
+from pallas_gemm.kernels.sm90.layout import ATOM_ROWS
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.schedule import WorkTile
 
@@ -190,10 +191,10 @@ class ByRegisters(_Loads):
 
   @property
   def _rows(self) -> int:
-    """Rows of a chunk: a power of two, as many as warps have at least."""
+    """Rows of a chunk: a power of two, as warps and swizzle atoms have."""
     plan, (rows, columns) = self.block.plan, self._shape
     vector = _vector(plan)
-    least = _WARPS * _LANES // _lanes_of_a_row(vector)
+    least = max(ATOM_ROWS, _WARPS * _LANES // _lanes_of_a_row(vector))
     most = _CHUNK * _WARPS * _LANES * min(vector, 2) // plan.products
     return math.gcd(rows, max(least, 2 ** int(math.log2(most / columns))))
 
@@ -220,6 +221,10 @@ class ByRegisters(_Loads):
       self._prefetch(jnp.int32(step))
     plan = self.block.plan
     held = _HELD[plan.config.consumers] + 1 - plan.products
+    # A chunk of whole atoms may be larger: of two B's, 256 columns each.
+    elements = self._rows * self._shape[1] * plan.products
+    registers = elements // (_WARPS * _LANES * min(_vector(plan), 2))
+    held = max(1, held * _CHUNK // max(_CHUNK, registers))
     return tuple(self._load(jnp.int32(0), nth) for nth in range(held))
 
   def _store(self, step, slot, held: tuple[_Chunk, ...]) -> tuple[_Chunk, ...]:
