@@ -183,8 +183,8 @@ def factor(
   """
   if type(value) in (float, int) and value == 1:
     return None, False
-  if hasattr(value, "__jax_array__"):  # a module's parameter, say
-    value = value.__jax_array__()
+  if not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):
+    value = value.__jax_array__()  # a module's parameter, say
   dtype = jnp.result_type(a, b)
   wide = dtypes.accumulation_dtype(dtype, dtype, dtype_of(out_dtype, dtype))
   if not isinstance(value, jax.Array | np.ndarray):

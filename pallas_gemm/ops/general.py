@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.typing import ArrayLike
 
 from pallas_gemm import compat, dtypes, report, tuning
 from pallas_gemm.ops import arguments, implementations, xla
@@ -22,8 +23,8 @@ _OPTIONS, _NO_FLAGS = {"out_dtype": _PREFERRED}, (False, False, False)
 
 
 def dot_general(
-  lhs: jax.Array,
-  rhs: jax.Array,
+  lhs: ArrayLike,
+  rhs: ArrayLike,
   dimension_numbers: Any = None,
   precision: Any = None,
   preferred_element_type: Any = None,
@@ -148,13 +149,13 @@ def _letters(rank_l: int, rank_r: int, numbers) -> tuple[Operands, str]:
 
 
 def ragged_dot_general(
-  lhs: jax.Array,
-  rhs: jax.Array,
-  group_sizes: jax.Array,
+  lhs: ArrayLike,
+  rhs: ArrayLike,
+  group_sizes: ArrayLike,
   ragged_dot_dimension_numbers: lax.RaggedDotDimensionNumbers,
   precision: Any = None,
   preferred_element_type: Any = None,
-  group_offset: jax.Array | int | None = None,
+  group_offset: ArrayLike | None = None,
   out_sharding: Any = None,
   *,
   implementation: str | Sequence[str] | None = None,

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax import lax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import numpy as np
 
 from pallas_gemm import dtypes, tuning
@@ -31,16 +32,16 @@ _OPTIONS = {
 
 
 def ragged_dot(
-  lhs: jax.Array,
-  rhs: jax.Array,
-  group_sizes: jax.Array,
+  lhs: ArrayLike,
+  rhs: ArrayLike,
+  group_sizes: ArrayLike,
   precision: Any = None,
   preferred_element_type: Any = None,
-  group_offset: jax.Array | int | None = None,
+  group_offset: ArrayLike | None = None,
   out_sharding: Any = None,
   *,
   transpose_rhs: bool = False,
-  bias: jax.Array | None = None,
+  bias: ArrayLike | None = None,
   activation: Callable[[jax.Array], jax.Array] | None = None,
   implementation: str | Sequence[str] | None = None,
   config: Any = None,
@@ -114,13 +115,13 @@ def ragged_dot(
 
 
 def gated_ragged_dot(
-  x: jax.Array,
-  w_gate: jax.Array,
-  w_up: jax.Array,
-  group_sizes: jax.Array,
+  x: ArrayLike,
+  w_gate: ArrayLike,
+  w_up: ArrayLike,
+  group_sizes: ArrayLike,
   *,
   activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
-  group_offset: jax.Array | int | None = None,
+  group_offset: ArrayLike | None = None,
   preferred_element_type: Any = None,
   implementation: str | Sequence[str] | None = None,
   config: Any = None,
@@ -312,7 +313,8 @@ def bounds(
   count = sizes.shape[0]
   is_before = lax.iota(jnp.int32, count)[None] < numbers[:, None]
   before = jnp.where(is_before, sizes[None], 0)
-  if count * m < 2**31:
+  are_numbers = isinstance(count, int) and isinstance(m, int)
+  if are_numbers and count * m < 2**31:
     ends = jnp.sum(before, 1, dtype=jnp.int32)
   else:  # which XLA can't do with sizes that are sharded
     ends = lax.reduce(before, np.int32(0), _saturating_add, (1,))

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from pallas_gemm import compat, tuning
 from pallas_gemm.kernels import activations
@@ -28,14 +29,14 @@ _ONE = 1.0
 
 
 def matmul(
-  a: jax.Array,
-  b: jax.Array,
+  a: ArrayLike,
+  b: ArrayLike,
   *,
-  bias: jax.Array | None = None,
+  bias: ArrayLike | None = None,
   activation: Callable[[jax.Array], jax.Array] | None = None,
-  c: jax.Array | None = None,
-  alpha: jax.typing.ArrayLike = _ONE,
-  beta: jax.typing.ArrayLike = _ONE,
+  c: ArrayLike | None = None,
+  alpha: ArrayLike = _ONE,
+  beta: ArrayLike = _ONE,
   transpose_a: bool = False,
   transpose_b: bool = False,
   out_dtype: Any = None,
@@ -135,9 +136,9 @@ def _scaled(c: Any, alpha: Any, beta: Any, a: Any, b: Any, out_dtype: Any):
 
 
 def gated_matmul(
-  x: jax.Array,
-  w_gate: jax.Array,
-  w_up: jax.Array,
+  x: ArrayLike,
+  w_gate: ArrayLike,
+  w_up: ArrayLike,
   *,
   activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
   out_dtype: Any = None,

@@ -125,7 +125,7 @@ NO_DTYPES = [
 _ARRAY = jnp.full((1, 128), 2.0)
 # None is a function of one number that gives one number; by what is said of it.
 NO_ACTIVATIONS: dict[str, dict[str, Any]] = {
-  "be elementwise, got ... in it, which mixes elements": {
+  "be elementwise, got ... in it, which may mix elements": {
     "cumsum": lambda x: jnp.cumsum(x, -1),
     "cumsum of all": lambda x: jnp.cumsum(x).reshape(x.shape),
     "cumprod of all": lambda x: jnp.cumprod(x).reshape(x.shape),
