@@ -187,6 +187,8 @@ _PRODUCTS = {
 }
 # fmt: on
 _KNOWN = {name: _product(name, *row) for name, row in _PRODUCTS.items()}
+# What people say for a product whose name has more words.
+_SHORT = {"h100": "NVIDIA H100 80GB HBM3", "gh200": "NVIDIA GH200 480GB"}
 
 # What is modelled where there is no GPU to ask.
 DEFAULT_NAME = "NVIDIA H200"
@@ -202,7 +204,7 @@ def lookup(name: str) -> Gpu:
 
   Args:
     name: as the CUDA driver reports it; case and the words "NVIDIA" and
-      "GeForce" do not matter.
+      "GeForce" do not matter. "H100" is the one of 80 GB with HBM3.
 
   Raises:
     ValueError: no such GPU in the table; the message lists the known names.
@@ -212,8 +214,9 @@ def lookup(name: str) -> Gpu:
     >>> hardware.lookup("A100-SXM4-80GB").dram_bytes_per_s
     2039000000000.0
   """
+  plain = _plain(_SHORT.get(_plain(name), name))
   for known, gpu in _KNOWN.items():
-    if _plain(known) == _plain(name):
+    if _plain(known) == plain:
       return gpu
   raise ValueError(
     f"name must be a known GPU, got {name!r}; known: {', '.join(_KNOWN)}"

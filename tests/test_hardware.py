@@ -98,6 +98,11 @@ def test_lookup_tells_h200_from_h200_nvl():
   assert hardware.lookup("RTX 3090").name == "NVIDIA GeForce RTX 3090"
 
 
+def test_lookup_knows_what_products_are_called():
+  assert hardware.lookup("H100").name == "NVIDIA H100 80GB HBM3"
+  assert hardware.lookup("nvidia gh200").name == "NVIDIA GH200 480GB"
+
+
 @pytest.mark.parametrize("name", ["H20", "", "cpu", "A100"])
 def test_lookup_of_an_unknown_name_lists_the_known(name):
   with pytest.raises(ValueError, match="name must be a known GPU") as error:
