@@ -3,11 +3,12 @@
 #   make bench    set up, then run the ladder
 #   make test     set up, then run the tests
 #
-# Both make a virtual environment in .venv, with uv if it is on PATH. To use
-# an interpreter that already has the dependencies: make test PYTHON=python3
+# Both make a virtual environment in .venv, with uv if it is on PATH; in another
+# place with make test VENV=DIRECTORY. To use an interpreter that already has the
+# dependencies: make test PYTHON=python3. Neither is taken from the environment.
 
 SHELL := /bin/sh
-VENV ?= .venv
+VENV := .venv
 OLDEST_JAX ?= 0.11.2
 # Flags of experiments.ladder: make bench ARGS="--kernels=7,8 --sizes=4096"
 ARGS ?=
@@ -15,7 +16,7 @@ ARGS ?=
 JOBS ?= auto
 MAX_JOBS ?= 8
 
-ifdef PYTHON
+ifeq ($(origin PYTHON),command line)
   SETUP = @:
 else
   PYTHON := $(VENV)/bin/python

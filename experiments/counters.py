@@ -35,7 +35,6 @@ import dataclasses
 import functools
 import json
 import os
-import pathlib
 import shutil
 import sys
 from typing import Any
@@ -84,6 +83,7 @@ _CHILD = flags.DEFINE_bool(
   "child",
   False,
   "Run each rung of --kernels once and exit: what ncu looks at.",
+  module_name=cli.INTERNAL,
 )
 
 
@@ -310,21 +310,25 @@ def from_rows(console: console_lib.Console) -> int:
     cli.FlagError: there are no rows, or no page to write to.
   """
   parts = []
-  for path in report.files(EXPERIMENT):
+  given = report.files(EXPERIMENT)
+  paths = given
+  if given and cli.UPDATE_README.value:
+    paths = report.of_all_devices(given[0], EXPERIMENT)
+  for path in paths:
     try:
-      found = rows_lib.read(path)
+      rows = rows_lib.read(path)
     except OSError as error:
       raise cli.FlagError(f"can't read {path}: {error.strerror}") from None
-    rows = [row for row in found if row.get("experiment") == EXPERIMENT]
+    report.check_rows(path, rows, EXPERIMENT)
     if not rows:
       raise cli.FlagError(
         f"no rows of counters in {path}; count on a GPU first"
       )
     rows = counter_tables.newest(rows)
-    folder = pathlib.Path(cli.OUTPUT_DIR.value or path.parent)
+    folder = report.folder_of(path) if path in given else path.parent
     draws = counter_plots.FIGURES.items()
     figures = {name: functools.partial(draw, rows) for name, draw in draws}
-    if cli.PLOT.value:
+    if cli.PLOT.value and path in given:
       report.draw(console, folder, figures)
     links = report.links(EXPERIMENT, [folder / name for name in figures])
     parts.append(counter_tables.markdown(rows, {x.name: x for x in links}))

@@ -90,6 +90,7 @@ _WRITE = flags.DEFINE_bool(
 _OUTPUT = flags.DEFINE_string(
   "output", None, "With --write: the file. Default: the device's."
 )
+cli.not_empty("start", "output")
 _KEEP = flags.DEFINE_bool(
   "keep",
   False,
@@ -116,15 +117,17 @@ _MAX_ROWS = flags.DEFINE_integer(
 )
 
 
-def gpu_of(device: str) -> hardware.Gpu:
-  """The GPU whose folder has that name.
+def gpu_of(device: str, flag: str = "device") -> hardware.Gpu:
+  """The GPU whose folder has that name, which a flag gives.
 
   Raises:
     cli.FlagError: none is known.
   """
   known = {rows_lib.slug(name): name for name in hardware.known_names()}
   if device not in known:
-    raise cli.FlagError(f"no GPU {device!r}; known: {', '.join(known)}")
+    raise cli.FlagError(
+      f"--{flag}: no GPU {device!r}; known: {', '.join(known)}"
+    )
   return hardware.lookup(known[device])
 
 
@@ -169,7 +172,7 @@ def _started_from(gpu: hardware.Gpu) -> constants.Constants:
       return constants.from_json(constants.read(path), path)
     except RuntimeError as error:
       raise cli.FlagError(f"--start: {error}") from None
-  other = gpu_of(_START.value)
+  other = gpu_of(_START.value, "start")
   if other == gpu or not constants.path_of(other.name).exists():
     raise cli.FlagError(
       "--start: want another device that has constants, or a .json, got"
@@ -194,14 +197,21 @@ def drop(
   return values
 
 
-def write(study: fit_study.Study, values: np.ndarray) -> str:
+def output_file() -> pathlib.Path:
+  """The file that --write writes."""
+  return pathlib.Path(
+    _OUTPUT.value or constants.path_of(gpu_of(_DEVICE.value).name)
+  )
+
+
+def write(study: fit_study.Study, values: np.ndarray) -> pathlib.Path:
   """Writes the device's file of constants; returns where."""
-  path = pathlib.Path(_OUTPUT.value or constants.path_of(study.gpu.name))
+  path = output_file()
   held_out = Regret.of(study.held_out(values))
   shipped = None if _KEEP.value else fit_study.rounded(values[-1])
   found = fit_file.content(study, shipped, held_out)
   path.write_text(json.dumps(found, indent=2) + "\n")
-  return str(path)
+  return path
 
 
 def main(argv: Sequence[str]) -> int:
@@ -211,6 +221,8 @@ def main(argv: Sequence[str]) -> int:
     raise cli.FlagError("--keep, --output: go with --write")
   if _ABLATE.value and _DROP_TO.value is not None:
     raise cli.FlagError("--ablate, --drop_to: want one of them")
+  if _WRITE.value:
+    cli.check_file("output", output_file())
   console = console_lib.Console()
   study = study_of_flags()
   rows = study.rows

@@ -247,12 +247,28 @@ def problem_of(shape: suites.Shape, dtype: str) -> contract.Problem:
   return contract.Problem(*shape, dtype, alpha=_ALPHA.value, beta=_BETA.value)
 
 
+def rungs_of(flag: str, names: str) -> dict[str, list[contract.Rung]]:
+  """The rungs that a flag names, by the dtype they run in.
+
+  Raises:
+    cli.FlagError: there is no such rung, or none takes the dtype.
+  """
+  rungs = cli.parse_rungs(names, ladder_lib.LADDER, flag)
+  groups = by_dtype(rungs, cli.DTYPE.value)
+  if not groups:
+    raise cli.FlagError(
+      f"--dtype={cli.DTYPE.value}: none of the rungs of --{flag}={names} takes"
+      " it"
+    )
+  return groups
+
+
 def explain(name: str, console: console_lib.Console) -> int:
   """Prints a rung's page and the model's numbers."""
-  rungs = cli.parse_rungs(name, ladder_lib.LADDER)
+  groups = rungs_of("explain", name)
   gpu = cli.gpu()
   shapes = cli.parse_shapes(cli.SHAPES.value, _SIZES.value)
-  for dtype, chosen in by_dtype(rungs, cli.DTYPE.value).items():
+  for dtype, chosen in groups.items():
     for rung in chosen:
       console.line(modelled.page(rung))
       for shape in shapes or suites.suite("ladder"):
@@ -275,13 +291,7 @@ def diff(text: str) -> int:
 
 def run(console: console_lib.Console) -> int:
   """Measures what the flags say."""
-  rungs = cli.parse_rungs(cli.KERNELS.value, ladder_lib.LADDER)
-  groups = by_dtype(rungs, cli.DTYPE.value)
-  if not groups:
-    raise cli.FlagError(
-      f"--dtype={cli.DTYPE.value}: none of the rungs of"
-      f" --kernels={cli.KERNELS.value} takes it"
-    )
+  groups = rungs_of("kernels", cli.KERNELS.value)
   for flag in (_ALPHA, _BETA):
     if not math.isfinite(flag.value):
       raise cli.FlagError(f"--{flag.name}: want a number, got {flag.value}")
@@ -327,6 +337,8 @@ def _show(session: session_lib.Session) -> None:
 def main(argv: Sequence[str]) -> int:
   """Carries out the flags; returns the exit status."""
   del argv
+  if _EXPLAIN.value is not None and _DIFF.value is not None:
+    raise cli.FlagError("--explain, --diff: want one of them")
   if _EXPLAIN.value is not None:
     return explain(_EXPLAIN.value, console_lib.Console())
   if _DIFF.value is not None:

@@ -64,7 +64,10 @@ _TIMEOUT = flags.DEFINE_integer(
   "sanitize_timeout_s", 300, "Longest time for one kernel.", lower_bound=1
 )
 _UNDER = flags.DEFINE_bool(
-  "under_sanitizer", False, "Run the one rung, or op, and exit."
+  "under_sanitizer",
+  False,
+  "Run the one rung, or op, and exit.",
+  module_name=cli.INTERNAL,
 )
 
 

@@ -91,6 +91,7 @@ _FREEZE = flags.DEFINE_string(
   "Measures nothing: writes to this file what is chosen today for the problems"
   " of all published suites, as pallas_gemm/tuning/table has it.",
 )
+cli.not_empty("freeze")
 _EPILOGUE = flags.DEFINE_enum(
   "epilogue",
   "none",
@@ -233,9 +234,10 @@ def main(argv: Sequence[str]) -> int:
     raise cli.FlagError(
       f"--dtype={cli.DTYPE.value}: the kernel takes {' and '.join(_DTYPES)}"
     )
-  if _FREEZE.value:
-    text = freeze.table_of(hardware.current().name)
-    pathlib.Path(_FREEZE.value).write_text(text)
+  if _FREEZE.value is not None:
+    path = pathlib.Path(_FREEZE.value)
+    cli.check_file("freeze", path)
+    path.write_text(freeze.table_of(hardware.current().name))
     return 0
   console = console_lib.Console()
   shapes = shapes_of_flags()

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import sys
 
+from absl import flags
 import jax
 import jax.numpy as jnp
 import pytest
@@ -191,7 +192,7 @@ def run(monkeypatch, tmp_path, capsys):
   monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   log = tmp_path / "log"
 
-  def call(*args, says=SAID + BOTH, status=0):
+  def call(*args, says=SAID + BOTH, status=0, output_dir=tmp_path):
     program = tmp_path / "ncu"
     program.write_text(
       FAKE.format(
@@ -203,7 +204,8 @@ def run(monkeypatch, tmp_path, capsys):
       )
     )
     program.chmod(0o755)
-    places = f"--ncu={program}", f"--output_dir={tmp_path}"
+    places = [f"--ncu={program}"]
+    places += [f"--output_dir={output_dir}"] if output_dir else []
     got = programs.call(counters.main, [*places, *args])
     calls = log.read_text().splitlines() if log.exists() else []
     return got, capsys.readouterr().out, calls
@@ -388,7 +390,7 @@ def test_a_page_from_rows(run, tmp_path, monkeypatch, plot):
   for row in (made_up(1, wait=2.0, selected=1.0), made_up(8, "a")):
     rows.append(folder / "counters.jsonl", row)
   flags = ("--update_readme", f"--readme={page}", f"--{plot}")
-  status, out, calls = run(*flags, "--output_dir=")
+  status, out, calls = run(*flags, output_dir=None)
   text = page.read_text()
   assert (status, calls) == (0, []) and f"rewrote {page}" in out
   assert text.startswith("# Title") and text.endswith("End.\n")
@@ -404,7 +406,7 @@ def test_a_page_from_rows(run, tmp_path, monkeypatch, plot):
   assert "| 1 | naive | 2.5 GB | - |" in text and "61.2" in text
   assert "| 1 | naive | 2.00 | 0 | 2.00 |" in text
   assert "*wait*: the fixed latency of its last instruction." in text
-  assert "nothing new for" in run(*flags, "--output_dir=")[1]
+  assert "nothing new for" in run(*flags, output_dir=None)[1]
 
 
 def test_rows_of_an_older_version_have_the_counters_alone(run, tmp_path):
@@ -417,19 +419,38 @@ def test_rows_of_an_older_version_have_the_counters_alone(run, tmp_path):
   assert "**Stalls.**" not in out and "**Occupancy.**" not in out
 
 
+def test_a_page_from_one_devices_rows_keeps_the_others(
+  run, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(rows, "RESULTS", tmp_path)
+  page = tmp_path / "page.md"
+  page.write_text(programs.readme("counters"))
+  for device in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"):
+    row = made_up(1, wait=2.0) | {"device": device}
+    rows.append(tmp_path / rows.slug(device) / "counters.jsonl", row)
+  flags = "--update_readme", f"--readme={page}"
+  run(*flags, "--noplot", output_dir=None)
+  text = page.read_text()
+  own = tmp_path / "nvidia_h200" / "counters.jsonl"
+  _, out, _ = run(*flags, f"--from_rows={own}", "--noplot", output_dir=None)
+  assert "nothing new for" in out and page.read_text() == text
+  run(*flags, f"--from_rows={own}", output_dir=None)
+  assert {x.parent.name for x in tmp_path.rglob("*.png")} == {"nvidia_h200"}
+
+
 @pytest.mark.parametrize("content", [None, "", '{"experiment": "ladder"}\n'])
 def test_a_file_of_no_counters_is_an_error(run, tmp_path, content):
   path = tmp_path / "rows.jsonl"
   if content is not None:
     path.write_text(content)
-  with pytest.raises(cli.FlagError, match="no rows of counters in"):
+  with pytest.raises(cli.FlagError, match=r"rows of counters.* in .*\.jsonl"):
     run(f"--from_rows={path}")
 
 
 def test_no_rows_of_any_device_are_an_error(run, tmp_path, monkeypatch):
   monkeypatch.setattr(rows, "RESULTS", tmp_path)
   with pytest.raises(cli.FlagError, match=r"no .*counters\.jsonl in"):
-    run("--update_readme", "--output_dir=")
+    run("--update_readme", output_dir=None)
 
 
 def test_a_page_without_markers_is_an_error(run, tmp_path):
@@ -437,6 +458,12 @@ def test_a_page_without_markers_is_an_error(run, tmp_path):
   flags = (f"--from_rows={tmp_path / 'rows.jsonl'}", "--update_readme")
   with pytest.raises(cli.FlagError, match="--update_readme: there is no"):
     run(*flags, f"--readme={tmp_path / 'none.md'}", "--noplot")
+
+
+def test_help_is_without_what_the_program_says_to_itself():
+  name = counters.__name__
+  found = {x.name for x in flags.FLAGS.get_key_flags_for_module(name)}
+  assert "ncu" in found and "child" not in found
 
 
 def test_reasons_are_metrics_of_ncu():

@@ -231,6 +231,23 @@ def test_readmes_device_is_taken_where_several_have_rows(monkeypatch, tmp_path):
     report._measured_file("dense")
 
 
+def test_a_page_from_one_devices_rows_keeps_the_others(
+  run, monkeypatch, tmp_path
+):
+  monkeypatch.setattr(rows, "RESULTS", tmp_path)
+  names = {device: f"DEVICE OF {device}" for device in overview.DEVICES}
+  paths = [tmp_path / device / "dense.jsonl" for device in names]
+  for path, name in zip(paths, names.values()):
+    rows.append(path, make_row(2.0, device=name))
+  pages = set()
+  for path in paths:
+    run(f"--from_rows={path}", "--update_readme", "--noplot")
+    pages.add((tmp_path / "README.md").read_text())
+  [text] = pages
+  first, second = names.values()
+  assert 0 < text.index(first) < text.index(second)
+
+
 def test_random_problems_have_a_file_of_their_own(
   run, gpu, monkeypatch, tmp_path
 ):

@@ -238,7 +238,10 @@ def test_what_each_constant_buys_is_printed(run, monkeypatch):
 @pytest.mark.parametrize(
   ("args", "told"),
   (
-    (["--device=nvidia_h1000"], "no GPU"),
+    (["--device=nvidia_h1000"], "--device: no GPU"),
+    (["--start=nvidia_h1000"], "--start: no GPU"),
+    (["--write", "--output="], "--output=: want a path"),
+    (["--write", "--output=/no/such/fit.json"], "--output: want a file"),
     (["--device=nvidia_l4"], "too few rows"),
     (["--keep"], "--write"),
     (["--output=here.json"], "--write"),

@@ -76,8 +76,9 @@ def run(monkeypatch, tmp_path, capsys):
   text = programs.readme("ladder") + programs.readme("published")
   (tmp_path / "README.md").write_text(text)
 
-  def call(*args):
-    places = f"--output_dir={tmp_path}", f"--readme={tmp_path / 'README.md'}"
+  def call(*args, output_dir=tmp_path):
+    places = [f"--readme={tmp_path / 'README.md'}"]
+    places += [f"--output_dir={output_dir}"] if output_dir else []
     status = programs.call(ladder.main, [*places, *args])
     return status, capsys.readouterr().out
 
@@ -314,7 +315,7 @@ def results(monkeypatch, tmp_path):
 
 
 def test_pages_are_of_all_devices(run, results, tmp_path):
-  status, out = run("--output_dir=", "--update_readme")
+  status, out = run("--update_readme", output_dir=None)
   assert status == 0, out
   text = (tmp_path / "README.md").read_text()
   assert text.index("| H200 time |") < text.index("| H100 time |")
@@ -324,8 +325,38 @@ def test_pages_are_of_all_devices(run, results, tmp_path):
   assert "![sweep](results/nvidia_h100_80gb_hbm3/sweep.png)" in text
   assert text.count("| # | kernel | 128 | 256 |") == 2 * 4
   assert out.count("sweep.png") == 2
-  _, out = run("--output_dir=", "--update_readme", "--noplot")
+  _, out = run("--update_readme", "--noplot", output_dir=None)
   assert out.count("nothing new for") == 4
+
+
+def test_pages_from_one_devices_rows_keep_the_others(run, results, tmp_path):
+  flags = "--update_readme", "--noplot"
+  run(*flags, output_dir=None)
+  text = (tmp_path / "README.md").read_text()
+  places = [results / x for x in ("nvidia_h200", "nvidia_h100_80gb_hbm3")]
+  for path in (x / f"{y}.jsonl" for x in places for y in ("ladder", "sweep")):
+    _, out = run(*flags, f"--from_rows={path}", output_dir=None)
+    assert out.count("nothing new for") == 4
+  assert (tmp_path / "README.md").read_text() == text
+  run("--update_readme", f"--from_rows={path}", output_dir=None)
+  assert [x.parent for x in results.rglob("*.png")] == [path.parent]
+
+
+def test_plots_stay_those_of_the_file_beside_them(
+  run, results, monkeypatch, tmp_path
+):
+  monkeypatch.setattr(report, "README", tmp_path / "README.md")
+  path = results / "nvidia_h200" / "older.jsonl"
+  path.write_text((path.parent / "ladder.jsonl").read_text())
+  with pytest.raises(cli.FlagError, match="want another --output_dir"):
+    run(f"--from_rows={path}", output_dir=None)
+  assert run(f"--from_rows={path}")[0] == 0
+  assert (tmp_path / "ladder.png").exists()
+  assert not list(results.rglob("*.png"))
+  flags = f"--from_rows={path}", "--noplot"
+  assert run(*flags, output_dir=None)[0] == 0
+  with pytest.raises(cli.FlagError, match="want another --readme"):
+    programs.call(ladder.main, [*flags, "--update_readme"])
 
 
 def test_blocks_are_in_the_page_that_has_their_markers(results):
@@ -384,7 +415,9 @@ def test_what_the_sweep_runs_is_a_suite():
     (["--kernels=1", "--dtype=bfloat16"], "none of the rungs"),
     (["--alpha=nan"], "--alpha: want a number, got nan"),
     (["--beta=inf"], "--beta: want a number, got inf"),
-    (["--explain=42"], "no rung 42"),
+    (["--explain=42"], "--explain: no rung 42"),
+    (["--explain=1", "--dtype=bfloat16"], "rungs of --explain=1 takes it"),
+    (["--explain=1", "--diff=1,2"], "--explain, --diff: want one of them"),
     (["--from_rows=/no/such"], "--from_rows: there is no /no/such"),
     (["--update_readme"], "no timed rows"),
   ],
@@ -477,6 +510,7 @@ def test_help_is_for_newcomers():
   [
     (["--kernels=99"], "error: --kernels: no rung 99"),
     (["--repeats=3"], "error: flag --repeats=3: "),
+    (["--from_rows="], "error: flag --from_rows=: want a path, got nothing"),
     (["extra"], "error: unexpected argument 'extra'"),
   ],
 )
@@ -504,7 +538,8 @@ def test_rows_that_can_not_be_written_are_told_before_a_run(run, tmp_path):
     (".", None, "can't read .*: Is a directory"),
     ("empty", "", "no timed rows in"),
     ("text", "not rows\n", "no timed rows in"),
-    ("other", "{}\n", "row lacks experiment"),
+    ("other", "{}\n", "want rows of ladder or sweep, got one of None"),
+    ("dense", '{"experiment": "dense"}\n', "got one of dense"),
   ],
 )
 def test_a_file_of_no_rows_is_an_error(run, name, content, message, tmp_path):
@@ -541,6 +576,17 @@ def test_refused_places_are_one_line(tmp_path):
     assert len(err.splitlines()) == 1
 
 
+def wait_for(text, process, stream):
+  """Reads lines up to one with that text; the process must not end before."""
+  said = []
+  for line in stream:
+    said.append(line)
+    if text in line:
+      return
+  others = process.stderr.read() if stream is process.stdout else ""
+  pytest.fail(f"no {text!r} in: {''.join(said)}{others}")
+
+
 def test_ctrl_c_leaves_a_line_and_the_finished_rows(tmp_path):
   """In the interpreter, where JAX has words of its own for it."""
   with subprocess.Popen(
@@ -551,8 +597,7 @@ def test_ctrl_c_leaves_a_line_and_the_finished_rows(tmp_path):
     cwd=programs.ROOT,
     env=os.environ | {"JAX_PLATFORMS": "cpu"},
   ) as process:
-    while "PASSED" not in process.stdout.readline():
-      pass
+    wait_for("PASSED", process, process.stdout)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -596,8 +641,7 @@ def test_ctrl_c_while_a_program_is_imported():
     cwd=programs.ROOT,
     env=os.environ | {"JAX_PLATFORMS": "cpu"},
   ) as process:
-    while not process.stderr.readline().startswith("import 'jax._src"):
-      pass
+    wait_for("import 'jax._src", process, process.stderr)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
   assert (process.returncode, out) == (130, "")

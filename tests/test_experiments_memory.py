@@ -234,6 +234,13 @@ def test_an_impossible_flag_is_an_error_in_a_line(run, args, message):
   assert "\n" not in str(caught.value)
 
 
+def test_flags_of_other_programs_are_refused():
+  status, out, err = programs.start("experiments.memory", "--from_rows=x")
+  assert (status, out) == (2, "")
+  assert err.startswith("error: --from_rows: not a flag of this program")
+  assert len(err.splitlines()) == 1
+
+
 def test_help_is_for_newcomers():
   status, out, err = programs.start("experiments.memory", "--help")
   assert (status, err) == (0, "")

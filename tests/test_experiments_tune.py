@@ -203,6 +203,17 @@ def test_freeze(run, monkeypatch, tmp_path, forgotten):
     assert entry.config == (None if how == "xla" else how)
 
 
+def test_a_place_that_nothing_can_be_frozen_to_is_told_first(
+  run, monkeypatch, tmp_path
+):
+  monkeypatch.delattr(freeze, "table_of")
+  for path in (tmp_path, tmp_path / "missing" / "h200.jsonl"):
+    with pytest.raises(cli.FlagError, match=f"--freeze: want .*{path}: "):
+      run(f"--freeze={path}")
+  with pytest.raises(flags.Error, match="--freeze=: want a path"):
+    run("--freeze=")
+
+
 def test_top(run, tuned, tmp_path):
   run("--top=1", f"--output_dir={tmp_path}")
   assert len(rows.read(tmp_path / "tune.jsonl")) == 1

@@ -1,10 +1,11 @@
-"""The wheel: what is in it, and that it works without the checkout."""
+"""Wheel and sdist: what is in them; the wheel works without the checkout."""
 
 import os
 from pathlib import Path
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -14,7 +15,9 @@ import pallas_gemm
 _BUILD = """
 import sys
 from setuptools import build_meta
-build_meta.build_wheel(sys.argv[1])
+_, folder = sys.argv  # setuptools has arguments of its own there
+build_meta.build_wheel(folder)
+build_meta.build_sdist(folder)
 """
 _USE = """
 import importlib.util
@@ -28,10 +31,10 @@ print(importlib.util.find_spec("experiments"))
 
 
 @pytest.fixture(scope="module")
-def wheel(repository, tmp_path_factory):
-  """A wheel of this checkout, made without network and outside of it."""
+def built(repository, tmp_path_factory):
+  """Wheel and sdist of this checkout, made without network, outside of it."""
   source = tmp_path_factory.mktemp("source")
-  for name in ("pyproject.toml", "README.md", "LICENSE"):
+  for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
     shutil.copy(repository / name, source)
   for name in ("pallas_gemm", "experiments", "examples", "tests"):
     ignored = shutil.ignore_patterns("__pycache__")
@@ -39,7 +42,7 @@ def wheel(repository, tmp_path_factory):
   table = source / "pallas_gemm/tuning/table/some_gpu.jsonl"
   table.parent.mkdir(exist_ok=True)
   table.touch()
-  folder = tmp_path_factory.mktemp("wheel")
+  folder = tmp_path_factory.mktemp("built")
   done = subprocess.run(
     [sys.executable, "-c", _BUILD, str(folder)],
     cwd=source,
@@ -47,8 +50,24 @@ def wheel(repository, tmp_path_factory):
     text=True,
   )
   assert done.returncode == 0, done.stdout + done.stderr
-  [path] = folder.glob("*.whl")
+  return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+  [path] = built.glob("*.whl")
   return path
+
+
+def test_the_sdist_holds_what_the_wheel_is_made_of(built, wheel):
+  [path] = built.glob("*.tar.gz")
+  with tarfile.open(path) as archive:
+    files = [Path(x.name) for x in archive.getmembers() if x.isfile()]
+  names = {file.relative_to(file.parts[0]).as_posix() for file in files}
+  # A checkout has more tests than setuptools takes by itself.
+  assert not [name for name in names if name.startswith("tests/")]
+  needed = zipfile.ZipFile(wheel).namelist()
+  assert {x for x in needed if x.startswith("pallas_gemm/")} <= names
 
 
 def test_the_wheel_holds_the_package_alone(wheel, repository):

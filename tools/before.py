@@ -7,6 +7,8 @@ Both packages run in one process: the other one's is copied under another name.
 Each case of the suites is compiled by both, and timed in turns (CUPTI, cold
 L2). Then the host's time: a call outside of jit, and the first call of a new
 shape. A row a case, and at the end the geometric means.
+
+Exit status: 0; 2 for a command that can't be carried out; 130 after Ctrl-C.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,11 +30,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from absl import app, flags  # noqa: E402
+from absl import flags  # noqa: E402
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
-from experiments.harness import provenance, timing  # noqa: E402
+from experiments.harness import cli, provenance, timing  # noqa: E402
 from pallas_gemm import hardware  # noqa: E402
 
 _BASE = flags.DEFINE_string("base", None, "The other checkout.", required=True)
@@ -48,11 +50,32 @@ _RAGGED = flags.DEFINE_list(
   "mixtral,deepseek,qwen,distributions,gated,decode,moe",
   "Suites of experiments.ragged.",
 )
-_REPEATS = flags.DEFINE_integer("repeats", 20, "Timed calls of each arm.")
+cli.not_empty("base", "output")
+flags.declare_key_flag("repeats")
+flags.set_default(cli.REPEATS, 20)
 _PACKAGES = "pallas_gemm", "experiments", "examples"
 _HOST_ROUNDS, _HOST_CALLS = 30, 200
 # Of products that no suite has; the first call compiles them.
 _NEW_SHAPES = tuple((1024 + 128 * i, 2048, 1024 + 64 * i) for i in range(8))
+
+
+def check() -> None:
+  """Looks whether the flags can be carried out.
+
+  Raises:
+    cli.FlagError: they can't.
+  """
+  for name in _PACKAGES:
+    if not (path := Path(_BASE.value, name)).is_dir():
+      raise cli.FlagError(f"--base: want another checkout, there is no {path}")
+  for flag in (_DENSE, _RAGGED):
+    module = importlib.import_module(f"experiments.harness.{flag.name}_cases")
+    for suite in filter(None, flag.value):
+      try:
+        module.suite(suite)
+      except ValueError as error:
+        raise cli.FlagError(f"--{flag.name}: {error}") from None
+  cli.check_file("output", Path(_OUTPUT.value))
 
 
 def copied(base: Path, folder: str) -> None:
@@ -98,7 +121,9 @@ def measured(kind: str, suite: str) -> Iterator[dict[str, Any]]:
       timing.Arm(name, functools.partial(arm.result(), **operands))
       for name, arm in zip(("now", "before"), arms)
     ]
-    times = timing.measure(pair, flush=flush, repeats=_REPEATS.value, warmup=3)
+    times = timing.measure(
+      pair, flush=flush, repeats=cli.REPEATS.value, warmup=3
+    )
     now, before = times["now"], times["before"]
     yield {
       "kind": kind,
@@ -144,8 +169,10 @@ def host_times() -> Iterator[dict[str, Any]]:
   }
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> int:
+  """Times what the flags say; returns the exit status."""
   del argv
+  check()
   facts = {"device": provenance.device_name(), **provenance.versions()}
   facts |= {"commit": provenance.commit(), "utc": provenance.utc()}
   ratios = []
@@ -170,7 +197,8 @@ def main(argv: Sequence[str]) -> None:
     for ratio, row in sorted(ratios, key=lambda x: x[0])[:12]:
       shape = {f: row[f] for f in ("suite", "m", "n", "k") if f in row}
       print(f"{ratio:.3f}x {shape} {row['now_us']:.2f} us")
+  return 0
 
 
 if __name__ == "__main__":
-  app.run(main)
+  cli.run(main)

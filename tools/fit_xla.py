@@ -12,6 +12,8 @@ For each combination of constants from a grid it is chosen between the config
 that the model ranks first of those measured, and XLA. Printed are the
 combinations with the least regret: the mean of the logarithm of what was chosen
 over the best; and today's. Needs no GPU; some seconds.
+
+Exit status: 0; 2 for a command that can't be carried out; 130 after Ctrl-C.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +25,11 @@ import sys
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from absl import app, flags  # noqa: E402
+from absl import flags  # noqa: E402
 import numpy as np  # noqa: E402
 
 from experiments import fit  # noqa: E402
+from experiments.harness import cli  # noqa: E402
 from experiments.harness import rows as rows_lib  # noqa: E402
 from pallas_gemm import hardware  # noqa: E402
 from pallas_gemm.kernels.sm90 import legal  # noqa: E402
@@ -35,6 +38,7 @@ from pallas_gemm.kernels.sm90.plan import Plan  # noqa: E402
 from pallas_gemm.problem import Problem  # noqa: E402
 from pallas_gemm.tuning import constants, model, xla  # noqa: E402
 
+flags.declare_key_flag("device")
 # Of the parts odd_sizes and xla of a device's constants.
 _GRIDS = {
   "short": {
@@ -73,9 +77,14 @@ class Measured:
 def measured(
   device: str, gpu: hardware.Gpu, known: Known
 ) -> dict[str, list[Measured]]:
-  """The problems of each kind."""
+  """The problems of each kind.
+
+  Raises:
+    cli.FlagError: there are none of the device.
+  """
   found: dict[tuple[Problem, str], Measured] = {}
-  for row in rows_lib.read(rows_lib.RESULTS / device / "dense_tuning.jsonl"):
+  path = rows_lib.RESULTS / device / "dense_tuning.jsonl"
+  for row in rows_lib.read(path):
     if "variant" in row or "xla_us" not in row:
       continue
     dtypes = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
@@ -87,6 +96,8 @@ def measured(
     case = found.setdefault((problem, row["run"]), empty)
     case.plans.append(plan)
     case.seconds.append(1e-6 * row["us"])
+  if not found:
+    raise cli.FlagError(f"--device: no rows with XLA's time in {path}")
   kinds: dict[str, list[Measured]] = {name: [] for name in _GRIDS}
   for case in found.values():
     if xla.of_short_rows(case.problem, known.xla, gpu) is not None:
@@ -147,7 +158,7 @@ def today(kind: str, known: Known) -> dict[str, float]:
   return {name: parts[name] for name in _GRIDS[kind]}
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> int:
   """Prints today's constants and the best, with their regret."""
   del argv
   device = flags.FLAGS.device
@@ -161,7 +172,8 @@ def main(argv: Sequence[str]) -> None:
       print("today ", *(f"{x:.4f}" for x, how in found if how == now), now)
       for regret, how in sorted(found, key=lambda x: x[0])[:_SHOWN]:
         print(f"{regret:.4f}", how)
+  return 0
 
 
 if __name__ == "__main__":
-  app.run(main)
+  cli.run(main)

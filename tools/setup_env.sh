@@ -7,11 +7,12 @@
 #   tools/setup_env.sh .venv-oldest test jax==0.11.2
 #
 # Needs python3 (3.12 or newer) or uv. A second call with the same arguments
-# does nothing until pyproject.toml changes.
+# does nothing until pyproject.toml changes. A directory that holds something
+# else is left alone.
 set -eu
 
 if [ $# -lt 2 ]; then
-  sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 cd "$(dirname "$0")/.."
@@ -19,7 +20,8 @@ venv=$1
 extras=$2
 shift 2
 
-# One line of the stamp for each call that was carried out to its end.
+# What this script made has the stamp, with a line for each call that was
+# carried out to its end.
 stamp=$venv/.pallas-gemm-setup
 request="$(cksum <pyproject.toml) [$extras] $*"
 if [ -x "$venv/bin/python" ] && grep -qxF "$request" "$stamp" 2>/dev/null; then
@@ -42,21 +44,32 @@ find_python() {
   exit 1
 }
 
+is_ours() { [ -f "$venv/pyvenv.cfg" ] && [ -f "$stamp" ]; }
+is_empty() {
+  [ ! -e "$venv" ] || { [ -d "$venv" ] && [ -z "$(ls -A "$venv")" ]; }
+}
+if ! is_ours && ! is_empty; then
+  echo "setup: $venv exists and is no environment of this project" >&2
+  exit 2
+fi
+
 echo "setup: $venv with extras [$extras] $*"
 # An environment whose interpreter is gone, or too old, is made anew.
-fresh=no
 if ! "$venv/bin/python" -c "$new_enough" >/dev/null 2>&1; then
+  # What it is made with is found before anything is removed.
+  if command -v uv >/dev/null 2>&1; then
+    make_venv="uv venv --quiet"
+  else
+    python=$(find_python)
+    make_venv="$python -m venv"
+  fi
   rm -rf "$venv"
-  fresh=yes
+  $make_venv "$venv"
+  : >"$stamp"
 fi
 if command -v uv >/dev/null 2>&1; then
-  [ "$fresh" = no ] || uv venv --quiet "$venv"
   uv pip install --quiet --python "$venv/bin/python" -e ".[$extras]" "$@"
 else
-  if [ "$fresh" = yes ]; then
-    python=$(find_python)
-    "$python" -m venv "$venv"
-  fi
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
     -e ".[$extras]" "$@"
 fi

@@ -16,6 +16,9 @@ each compiles its problems; then one at a time uses the GPU.
 Groups are K x N x groups x rows a group x distribution (`group_sizes`), then
 the pass: forward, dx or dw. Cases are M x N x K, or batch x M x N x K, then,
 as far as they are not NN, none and bfloat16: layout, epilogue, result's dtype.
+
+Exit status: 0; 1 if a process failed; 2 for a command that can't be carried
+out; 130 after Ctrl-C.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +32,7 @@ import json
 import os
 from pathlib import Path
 import random
+import re
 import subprocess
 import sys
 import time
@@ -37,10 +41,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from absl import app, flags  # noqa: E402
+from absl import flags  # noqa: E402
 import numpy as np  # noqa: E402
 
 from experiments.harness import (  # noqa: E402
+  cli,
   dense_cases,
   dense_unseen,
   group_sizes,
@@ -70,10 +75,16 @@ _XLA = flags.DEFINE_bool("xla", True, "Whether XLA's product is timed.")
 _CHECKED = flags.DEFINE_integer(
   "checked", 2, "Configs of a problem whose results are compared with float64."
 )
-_PROCESSES = flags.DEFINE_integer("processes", 8, "How many share the work.")
+_PROCESSES = flags.DEFINE_integer(
+  "processes", 8, "How many share the work.", lower_bound=1
+)
 _SECONDS = flags.DEFINE_integer("seconds", 540, "No problem is compiled later.")
-_SHARE = flags.DEFINE_integer("share", None, "Which process this is.")
+_SHARE = flags.DEFINE_integer(
+  "share", None, "Which process this is.", module_name=cli.INTERNAL
+)
+cli.not_empty("output")
 _AFTER = 40
+_EPILOGUES = {"none", "bias", "residual", *dense_cases.ACTIVATIONS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,34 +113,80 @@ class Work:
 
 def all_work() -> Iterator[Work]:
   """What the flags name."""
-  cases = list(map(_case, _CASES.value))
-  for name in _SUITE.value:
-    cases += dense_cases.suite(name)
-  for text in _UNSEEN.value:
-    seed, count = map(int, text.split(":"))
-    cases += dense_unseen.draw(seed, count, "bfloat16")
-  for case in cases:
+  for case in dense_of_flags():
     fn = dense_cases.ours(case, "sm90")
     try:
       yield from map(Work, autotuning.find(fn, **case.operands()))
     except (ValueError, NotImplementedError) as error:
       print(f"nothing for the kernel: {case}: {error}")
-  for text in _GROUPS.value:
-    sizes, _, pass_ = text.partition(":")
-    *numbers, distribution = sizes.split("x")
-    k, n, groups, rows = map(int, numbers)
-    problem = _grouped(k, n, groups, rows * groups, pass_ or "forward")
-    yield Work(trial.Case(problem), distribution)
+  yield from map(_groups, _GROUPS.value)
+
+
+def dense_of_flags() -> list[dense_cases.Case]:
+  """The dense products that the flags name.
+
+  Raises:
+    cli.FlagError: an item can't be read.
+  """
+  cases = list(map(_case, _CASES.value))
+  for name in _SUITE.value:
+    try:
+      cases += dense_cases.suite(name)
+    except ValueError as error:
+      raise cli.FlagError(f"--suite: {error}") from None
+  for text in _UNSEEN.value:
+    if not re.fullmatch(r"\d+:\d+", text):
+      raise cli.FlagError(f"--unseen: want SEED:COUNT, got {text!r}")
+    seed, count = map(int, text.split(":"))
+    cases += dense_unseen.draw(seed, count, "bfloat16")
+  return cases
 
 
 def _case(text: str) -> dense_cases.Case:
-  """What an item of --cases names."""
-  sizes, *how = text.split(":")
+  """What an item of --cases names.
+
+  Raises:
+    cli.FlagError: it can't be read.
+  """
+  found = re.fullmatch(
+    r"((?:[1-9]\d*x){2,3}[1-9]\d*)(?::([NT]{2})(?::([^:]+)(?::([^:]+))?)?)?",
+    text,
+  )
+  sizes, *how = found.groups() if found else ("", None, None, None)
+  names = "layout", "epilogue", "out_dtype"
+  fields = {name: x for name, x in zip(names, how) if x is not None}
+  if (
+    not found
+    or not {*fields.get("epilogue", "none").split("+")} <= _EPILOGUES
+    or fields.get("out_dtype", "bfloat16") not in cli.DTYPES
+  ):
+    raise cli.FlagError(
+      "--cases: want [BATCHx]MxNxK[:LAYOUT[:EPILOGUE[:DTYPE]]], as in"
+      f" 8x192x196x256:NT:bias+gelu:float32, got {text!r}"
+    )
   *batch, m, n, k = map(int, sizes.split("x"))
-  fields = dict(zip(("layout", "epilogue", "out_dtype"), how))
   if batch:
     fields["batch"] = batch[0]
   return dense_cases.Case(suite="cases", m=m, n=n, k=k, **fields)
+
+
+def _groups(text: str) -> Work:
+  """What an item of --groups names.
+
+  Raises:
+    cli.FlagError: it can't be read.
+  """
+  found = re.fullmatch(
+    r"((?:[1-9]\d*x){4})([a-z_]+)(?::(forward|dx|dw))?", text
+  )
+  if not found or found[2] not in group_sizes.DISTRIBUTIONS:
+    raise cli.FlagError(
+      "--groups: want KxNxGROUPSxROWSxDISTRIBUTION[:forward|dx|dw], of"
+      f" {', '.join(group_sizes.DISTRIBUTIONS)}, got {text!r}"
+    )
+  k, n, groups, rows = map(int, found[1].split("x")[:4])
+  problem = _grouped(k, n, groups, rows * groups, found[3] or "forward")
+  return Work(trial.Case(problem), found[2])
 
 
 def _grouped(k: int, n: int, groups: int, rows: int, pass_: str) -> Problem:
@@ -238,10 +295,11 @@ def work_alone(share: int) -> None:
       print("out of time:", autotuning.describe(work.case.problem))
       continue
     ready.append((work, prepared(work)))
-  Path(f"{output}.{share}.ready").touch()
-  while len([*output.parent.glob(f"{output.name}.*.ready")]) < _PROCESSES.value:
+  parts = parts_of(output)
+  ready_of(parts[share]).touch()
+  while not all(ready_of(part).exists() for part in parts):
     time.sleep(0.5)
-  with Path(f"{output}.{share}").open("w") as file:
+  with parts[share].open("w") as file:
     for work, functions in ready:
       with alone(output.with_suffix(".lock")):
         for found in measured(work, functions):
@@ -249,17 +307,46 @@ def work_alone(share: int) -> None:
       file.flush()
 
 
-def main(argv: Sequence[str]) -> None:
-  """Starts the processes and joins their rows."""
+def parts_of(output: Path) -> list[Path]:
+  """The file of rows of each process."""
+  return [Path(f"{output}.{i}") for i in range(_PROCESSES.value)]
+
+
+def ready_of(part: Path) -> Path:
+  """The file that is there once a process has nothing left to compile."""
+  return Path(f"{part}.ready")
+
+
+def check() -> None:
+  """Looks whether the flags can be carried out.
+
+  Raises:
+    cli.FlagError: they can't.
+  """
+  if not dense_of_flags() and not [*map(_groups, _GROUPS.value)]:
+    raise cli.FlagError(
+      "nothing to measure; want --unseen, --suite, --cases or --groups"
+    )
+  for path in _CONFIGS.value:
+    if not Path(path).is_file():
+      raise cli.FlagError(f"--configs: there is no file {path}")
+  cli.check_file("output", Path(_OUTPUT.value))
+
+
+def main(argv: Sequence[str]) -> int:
+  """Starts the processes and joins their rows; returns the exit status."""
   del argv
   if _SHARE.value is not None:
     work_alone(_SHARE.value)
-    return
+    return 0
+  check()
   # Several processes share the memory of one GPU.
   environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-  parts = [Path(f"{_OUTPUT.value}.{i}") for i in range(_PROCESSES.value)]
-  ready = [Path(f"{part}.ready") for part in parts]
-  for path in ready:
+  output = Path(_OUTPUT.value)
+  parts = parts_of(output)
+  ready = [ready_of(part) for part in parts]
+  # What a run that was interrupted left.
+  for path in (*output.parent.glob(f"{output.name}.*.ready"), *parts):
     path.unlink(missing_ok=True)
 
   def run(share: int) -> int:
@@ -270,15 +357,17 @@ def main(argv: Sequence[str]) -> None:
 
   with futures.ThreadPoolExecutor(len(parts)) as pool:
     codes = list(pool.map(run, range(len(parts))))
-  with Path(_OUTPUT.value).open("a") as file:
+  with output.open("a") as file:
     for part in filter(Path.exists, parts):
       file.write(part.read_text())
       part.unlink()
   for path in ready:
     path.unlink()
   if any(codes):
-    sys.exit(f"processes ended with {codes}")
+    print(f"processes ended with {codes}", file=sys.stderr)
+    return 1
+  return 0
 
 
 if __name__ == "__main__":
-  app.run(main)
+  cli.run(main)

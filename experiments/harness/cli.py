@@ -20,6 +20,8 @@ from pallas_gemm.ladder import contract
 DTYPES = contract.FLOAT32 + contract.FLOAT16S
 # Exit status after Ctrl-C.
 INTERRUPTED = 130
+# The module of flags that a program gives to itself; --help leaves them out.
+INTERNAL = "internal"
 
 KERNELS = flags.DEFINE_string(
   "kernels",
@@ -92,10 +94,29 @@ class FlagError(Exception):
   """A command that can't be carried out; the message is one line."""
 
 
+def not_empty(*names: str) -> None:
+  """Has flags of paths refused if they are empty.
+
+  That is what a variable of the shell that is not set makes of them.
+  """
+  for name in names:
+    flags.register_validator(
+      name, lambda value: value != "", "want a path, got nothing"
+    )
+
+
+not_empty("output_dir", "from_rows", "readme")
+
+
 def parse_rungs(
-  text: str, ladder: Sequence[contract.Rung]
+  text: str, ladder: Sequence[contract.Rung], flag: str = "kernels"
 ) -> tuple[contract.Rung, ...]:
-  """The rungs and variants that `--kernels` names, in the ladder's order.
+  """The rungs and variants that a flag names, in the ladder's order.
+
+  Args:
+    text: what the flag says.
+    ladder: where they are looked for.
+    flag: its name.
 
   Raises:
     FlagError: a number, range, label or name that no rung or variant has.
@@ -115,7 +136,7 @@ def parse_rungs(
       found = {x.label for x in there if part in (x.label, x.name)}
     if not found:
       raise FlagError(
-        f"--kernels: no rung {part if ends else repr(part)};"
+        f"--{flag}: no rung {part if ends else repr(part)};"
         f" there are {', '.join(f'{x.label} {x.name}' for x in there)}"
       )
     chosen |= found
@@ -203,6 +224,39 @@ def check_folder(folder: pathlib.Path) -> None:
     ) from None
 
 
+def check_file(flag: str, path: pathlib.Path) -> None:
+  """Tries whether a file can be written; leaves it as it is.
+
+  Raises:
+    FlagError: it can't; the message names the flag.
+  """
+  there = os.path.lexists(path)
+  try:
+    path.open("ab").close()
+    if not there:
+      path.unlink()
+  except OSError as error:
+    raise FlagError(
+      f"--{flag}: want a file that can be written, got {path}: {error.strerror}"
+    ) from None
+
+
+def check_flags(module: str) -> None:
+  """Looks for flags of the programs' modules that this program has no use for.
+
+  Args:
+    module: the program's.
+
+  Raises:
+    FlagError: there is one.
+  """
+  used = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(module)}
+  for owner, found in flags.FLAGS.flags_by_module_dict().items():
+    for flag in found if owner.startswith("experiments.") else ():
+      if flag.present and flag.name not in used:
+        raise FlagError(f"--{flag.name}: not a flag of this program")
+
+
 def run(main: Callable[[Sequence[str]], int]) -> None:
   """`absl.app.run`, with what ends a program early told in one line.
 
@@ -216,6 +270,9 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     if len(argv) > 1:
       return _refuse(f"unexpected argument {argv[1]!r}; flags begin with --")
     try:
+      # absl knows the program that was started by its file.
+      started = main.__module__ == "__main__"
+      check_flags(sys.argv[0] if started else main.__module__)
       if OUTPUT_DIR.value:  # before JAX says what it thinks of the devices
         check_folder(pathlib.Path(OUTPUT_DIR.value))
       return main(argv)

@@ -60,9 +60,11 @@ class Device:
       cli.FlagError: one holds something else.
     """
     rows = []
-    for path in (folder / f"{name}.jsonl" for name in (EXPERIMENT, SWEEP)):
+    for name in (EXPERIMENT, SWEEP):
+      path = folder / f"{name}.jsonl"
       try:
         found = rows_lib.read(path)
+        report.check_rows(path, found, name)
         for row in found:
           rows_lib.validate(row)
       except (OSError, ValueError) as error:
@@ -123,6 +125,10 @@ def folders() -> list[pathlib.Path]:
   """Where rows may be: of every device, or where --output_dir says."""
   if cli.OUTPUT_DIR.value:
     return [pathlib.Path(cli.OUTPUT_DIR.value)]
+  return _folders_of_devices()
+
+
+def _folders_of_devices() -> list[pathlib.Path]:
   found = {
     path.parent
     for name in (EXPERIMENT, SWEEP)
@@ -133,17 +139,29 @@ def folders() -> list[pathlib.Path]:
 
 def from_rows(console: console_lib.Console) -> int:
   """Tables, plots and pages of rows measured before; the exit status."""
-  if cli.FROM_ROWS.value:
-    path, folder, rows = report.measured_before(EXPERIMENT)
-    print_table(console, f"Rows of {path}", rows_lib.latest(rows))
-    show(console, [Device.of(folder, rows)])
-  else:
+  if not cli.FROM_ROWS.value:
     show(console, [Device.read(folder) for folder in folders()])
+    return 0
+  path, folder, rows = report.measured_before(EXPERIMENT, SWEEP)
+  print_table(console, f"Rows of {path}", rows_lib.latest(rows))
+  paged = []
+  if cli.UPDATE_README.value and report.is_kept(path, EXPERIMENT, SWEEP):
+    paged = [Device.read(place) for place in _folders_of_devices()]
+  show(console, [Device.of(folder, rows)], paged)
   return 0
 
 
-def show(console: console_lib.Console, devices: Sequence[Device]) -> None:
+def show(
+  console: console_lib.Console,
+  devices: Sequence[Device],
+  paged: Sequence[Device] = (),
+) -> None:
   """Plots and pages, as the flags say.
+
+  Args:
+    console: where lines go.
+    devices: what is drawn.
+    paged: what the pages are of, if that is not the same.
 
   Raises:
     cli.FlagError: none of the rows was timed, or a page can't be written.
@@ -157,7 +175,7 @@ def show(console: console_lib.Console, devices: Sequence[Device]) -> None:
       cli.check_folder(device.folder)
       report.draw(console, device.folder, device.figures)
   if cli.UPDATE_README.value:
-    _update_pages(console, devices)
+    _update_pages(console, paged or devices)
 
 
 def _update_pages(

@@ -59,10 +59,16 @@ class Report:
     if cli.PLOT.value:
       draw(console, folder, figures)
     if cli.UPDATE_README.value:
-      parts = [(latest, folder)]
-      for path in files(self.experiment):
-        if path.parent.resolve() != folder.resolve():
-          parts.append((rows_lib.latest(rows_lib.read(path)), path.parent))
+      own = folder / f"{self.experiment}.jsonl"
+      path = pathlib.Path(cli.FROM_ROWS.value or own)
+      paths = of_all_devices(path, self.experiment)
+      paths.sort(key=lambda x: x.parent.name != overview.DEVICES[0])
+      parts = [
+        (latest, folder)
+        if x == path
+        else (rows_lib.latest(rows_lib.read(x)), x.parent)
+        for x in paths
+      ]
       text = "\n\n".join(
         self._part(*part) for part in parts if self.timed(part[0])
       )
@@ -90,24 +96,89 @@ def files(experiment: str) -> list[pathlib.Path]:
     return [pathlib.Path(cli.FROM_ROWS.value)]
   if cli.OUTPUT_DIR.value:
     return [pathlib.Path(cli.OUTPUT_DIR.value, name)]
-  return sorted(rows_lib.RESULTS.glob(f"*/{name}"))
+  return _kept(experiment)
+
+
+def is_kept(path: pathlib.Path, *experiments: str) -> bool:
+  """Whether a file is a device's in the repository, of such an experiment."""
+  there = [x for name in experiments for x in _kept(name)]
+  return path.resolve() in [x.resolve() for x in there]
+
+
+def _kept(experiment: str) -> list[pathlib.Path]:
+  return sorted(rows_lib.RESULTS.glob(f"*/{experiment}.jsonl"))
+
+
+def of_all_devices(path: pathlib.Path, experiment: str) -> list[pathlib.Path]:
+  """The files that a page is made of: `path`, and those of the other devices.
+
+  A file that lies elsewhere than in the repository is alone.
+  """
+  if not is_kept(path, experiment):
+    return [path]
+  return [
+    path if x.resolve() == path.resolve() else x for x in _kept(experiment)
+  ]
+
+
+def folder_of(path: pathlib.Path) -> pathlib.Path:
+  """Where the plots of a file of rows go."""
+  return pathlib.Path(cli.OUTPUT_DIR.value or path.parent)
+
+
+def check_rows(path: pathlib.Path, rows: Rows, *experiments: str) -> None:
+  """Looks whether rows are such as plots and pages are made of.
+
+  Args:
+    path: of their file.
+    rows: all of it.
+    experiments: whose they may be.
+
+  Raises:
+    cli.FlagError: they are of something else; or their plots and tables would
+      replace those of the experiment's own file beside them.
+  """
+  for row in rows:
+    if (name := row.get("experiment")) not in experiments:
+      want = " or ".join(experiments)
+      raise cli.FlagError(
+        f"{_flag()}: want rows of {want}, got one of {name} in {path}"
+      )
+  own = [path.with_name(f"{name}.jsonl") for name in experiments]
+  if path in own or not any(x.exists() for x in own):
+    return
+  draws = cli.PLOT.value and folder_of(path).resolve() == path.parent.resolve()
+  if draws or (cli.UPDATE_README.value and not cli.README_FILE.value):
+    raise cli.FlagError(
+      f"{_flag()}: {path} would replace what is made of {own[0].name}; want"
+      f" another {'--output_dir' if draws else '--readme'}"
+    )
+
+
+def _flag() -> str:
+  """The flag that has rows read."""
+  return "--from_rows" if cli.FROM_ROWS.value else "--update_readme"
 
 
 def measured_before(
-  experiment: str,
+  *experiments: str,
 ) -> tuple[pathlib.Path, pathlib.Path, list[dict[str, Any]]]:
   """The file that the flags mean, the folder of its plots, and its rows.
+
+  Args:
+    experiments: whose they may be; without --from_rows the first one's file.
 
   Raises:
     cli.FlagError: no such file, or one that holds something else; or the
       folder can't be written to.
   """
-  flag = "--from_rows" if cli.FROM_ROWS.value else "--update_readme"
-  path = _measured_file(experiment)
+  flag = _flag()
+  path = _measured_file(experiments[0])
   if cli.FROM_ROWS.value and not path.exists():
     raise cli.FlagError(f"--from_rows: there is no {path}")
   try:
     rows = rows_lib.read(path)
+    check_rows(path, rows, *experiments)
     for row in rows:
       rows_lib.validate(row)
   except OSError as error:
@@ -119,7 +190,7 @@ def measured_before(
     raise cli.FlagError(
       f"{flag}: no timed rows in {path}; want one JSON object a line"
     )
-  folder = pathlib.Path(cli.OUTPUT_DIR.value or path.parent)
+  folder = folder_of(path)
   if cli.PLOT.value:
     cli.check_folder(folder)
   return path, folder, rows

@@ -1,0 +1,190 @@
+"""The programs of tools/, and the environment that `make` sets up."""
+
+import os
+from pathlib import Path
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.any_jax
+
+
+def start(repository, name, *args):
+  """A tool as a user starts it: (status, stdout, stderr)."""
+  done = subprocess.run(
+    [sys.executable, repository / "tools" / name, *args],
+    capture_output=True,
+    text=True,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+  )
+  return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", ["before.py", "fit_xla.py", "tuning_rows.py"])
+def test_help_is_for_newcomers(repository, name):
+  status, out, err = start(repository, name, "--help")
+  assert (status, err) == (0, "")
+  assert f"python tools/{name} --" in out
+  assert "--share:" not in out  # what the tool says to itself
+
+
+ROWS = "tuning_rows.py", "--output=/no/such/rows.jsonl", "--run=x"
+
+
+@pytest.mark.parametrize(
+  "command, message",
+  [
+    (["before.py", "--base=/no/such"], "--base: want another checkout"),
+    (["fit_xla.py", "--device=nope"], "--device: no GPU 'nope'"),
+    (["fit_xla.py", "--write"], "--write: not a flag of this program"),
+    ([*ROWS], "nothing to measure"),
+    ([*ROWS, "--cases=abc"], "--cases: want .* got 'abc'"),
+    ([*ROWS, "--cases=8x8x8:NT:tanh"], "--cases: want"),
+    ([*ROWS, "--unseen=3"], "--unseen: want SEED:COUNT, got '3'"),
+    ([*ROWS, "--groups=8x8x8x8xsome"], "--groups: want"),
+    ([*ROWS, "--cases=8x8x8"], "--output: want a file .*/no/such"),
+  ],
+)
+def test_errors_are_one_line_without_a_traceback(
+  repository, tmp_path, command, message
+):
+  kept = tmp_path / "before.jsonl"
+  kept.write_text("kept")
+  if command[0] == "before.py":
+    command = [*command, f"--output={kept}"]
+  status, out, err = start(repository, *command)
+  assert (status, out) == (2, "")
+  assert re.match(f"error: {message}", err), err
+  assert len(err.splitlines()) == 1
+  assert kept.read_text() == "kept"
+
+
+# Starts no process: each is a function that writes its rows.
+_ROWS = """
+import pathlib, runpy, subprocess, sys
+from absl import flags
+tool = runpy.run_path(sys.argv[1])
+output = pathlib.Path(sys.argv[2])
+flags.FLAGS(["x", f"--output={output}", "--run=x", "--groups=8x8x8x8xeven",
+             "--processes=2"])
+
+def run(command, **_):
+  share = command[-1].removeprefix("--share=")
+  assert not list(output.parent.glob("*.7.ready")), "that of an earlier run"
+  if share == "0":  # the other one dies before it has written anything
+    pathlib.Path(f"{output}.{share}").write_text("new\\n")
+  return subprocess.CompletedProcess(command, int(share))
+
+tool["subprocess"].run = run
+sys.exit(tool["main"]([]))
+"""
+
+
+def test_what_an_interrupted_run_left_is_no_row(repository, tmp_path):
+  output = tmp_path / "rows.jsonl"
+  output.write_text("kept\n")
+  for end in ("0", "1", "0.ready", "7.ready"):
+    Path(f"{output}.{end}").write_text("old\n")
+  tool = repository / "tools/tuning_rows.py"
+  done = subprocess.run(
+    [sys.executable, "-c", _ROWS, tool, output],
+    capture_output=True,
+    text=True,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+  )
+  assert done.returncode == 1, done.stderr
+  assert done.stderr == "processes ended with [0, 1]\n"
+  assert output.read_text() == "kept\nnew\n"
+  assert list(tmp_path.iterdir()) == [output]
+
+
+_PYTHON = """#!/bin/sh
+# Is new enough, makes environments and installs nothing.
+case "$1 $2" in "-m venv")
+  mkdir -p "$3/bin" && cp "$0" "$3/bin/python"
+  touch "$3/pyvenv.cfg" && echo once >>"$3/made"
+esac
+"""
+
+
+@pytest.fixture
+def python(tmp_path):
+  """A python3 that stands in for the real one."""
+  path = tmp_path / "path" / "python3"
+  path.parent.mkdir()
+  path.write_text(_PYTHON)
+  path.chmod(0o755)
+  return path
+
+
+@pytest.fixture
+def set_up(repository, python):
+  """Runs tools/setup_env.sh for a place: (status, what it said)."""
+  for name in ("cat", "cksum", "cp", "dirname", "grep", "ls", "mkdir", "rm",
+               "touch"):  # fmt: skip
+    (python.parent / name).symlink_to(shutil.which(name))
+
+  def call(place):
+    done = subprocess.run(
+      [shutil.which("sh"), repository / "tools/setup_env.sh", place, "extra"],
+      env={"PATH": str(python.parent)},
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
+    return done.returncode, done.stdout
+
+  return call
+
+
+def test_the_set_up_leaves_other_folders_alone(set_up, tmp_path):
+  for name in ("of_something_else", "of_somebody_else"):
+    (tmp_path / name).mkdir()
+  kept = tmp_path / "of_something_else" / "kept"
+  kept.touch()
+  cfg = tmp_path / "of_somebody_else" / "pyvenv.cfg"
+  cfg.touch()
+  for place in (kept, kept.parent, cfg.parent):
+    status, said = set_up(place)
+    assert (status, said) == (
+      2,
+      f"setup: {place} exists and is no environment of this project\n",
+    )
+  assert kept.exists() and cfg.exists()
+
+
+def test_the_set_up_makes_what_is_its_own(set_up, python, tmp_path):
+  (tmp_path / "empty").mkdir()
+  for place in (tmp_path / "new", tmp_path / "empty"):
+    assert set_up(place)[0] == 0
+    assert (place / "made").read_text() == "once\n"
+    assert set_up(place) == (0, "")
+  # One whose interpreter is gone stays until there is another, and is made
+  # anew then.
+  (place / "bin/python").unlink()
+  python.rename(python.with_name("hidden"))
+  status, said = set_up(place)
+  assert status == 1 and "needs Python 3.12" in said
+  assert (place / "made").exists()
+  python.with_name("hidden").rename(python)
+  (place / "made").unlink()
+  assert set_up(place)[0] == 0 and (place / "made").exists()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_takes_its_variables_from_the_command_line_alone(repository):
+  def lines(*args):
+    env = os.environ | {"VENV": "/else", "PYTHON": "/else/python"}
+    # A make that runs these tests says in it what it was given.
+    env = {k: x for k, x in env.items() if k not in ("MAKEFLAGS", "MFLAGS")}
+    command = ["make", "-n", "--no-print-directory", "lint", *args]
+    return subprocess.check_output(command, env=env, cwd=repository, text=True)
+
+  assert "setup_env.sh .venv dev" in lines() and "/else" not in lines()
+  text = lines("VENV=/here")
+  assert "setup_env.sh /here dev" in text and "\n/here/bin/python -m" in text
+  text = lines("PYTHON=python3")
+  assert "setup_env" not in text and "\npython3 -m ruff" in text
