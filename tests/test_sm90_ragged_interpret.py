@@ -140,6 +140,16 @@ CASES = (
     jax.nn.silu,
     gated=True,
   ),
+  # Of two B's with so many columns a chunk has more than it has elsewhere.
+  case(
+    "gated_columns_1_of_256",
+    "m",
+    (70, 259, 130),
+    (0, 9, 50, 70),
+    dataclasses.replace(PAIRS, epilogue_n=64),
+    jax.nn.silu,
+    gated=True,
+  ),
   # Results that are stored by rows: of groups, of no group, of groups along K
   # without rows.
   case("by_rows", "m", (150, 141, 131), (2, 3, 3, 90, 140), WIDER),
