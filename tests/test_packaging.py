@@ -78,6 +78,7 @@ def test_the_wheel_holds_the_package_alone(wheel, repository):
   }
   assert "pallas_gemm/tuning/table/some_gpu.jsonl" in names
   assert "pallas_gemm/tuning/constants/nvidia_h200.json" in names
+  assert "pallas_gemm/py.typed" in names
   modules = {name for name in names if name.endswith(".py")}
   assert modules == {
     path.relative_to(repository).as_posix()
