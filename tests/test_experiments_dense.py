@@ -29,6 +29,7 @@ from experiments.harness import (
 )
 from experiments.harness import run as run_lib
 import pallas_gemm
+from pallas_gemm import hardware
 from tests import test_harness_rows
 from tests.support import programs
 
@@ -266,6 +267,16 @@ def test_random_problems_have_a_file_of_their_own(
   ):
     with pytest.raises(cli.FlagError, match=message):
       run("--unseen=2", *args)
+
+
+def test_where_a_config_is_from():
+  """An H200's choices for the suites are shipped, for other sizes modelled."""
+  with hardware.assume("NVIDIA H200"):
+    for m, origin in ((4096, "shipped"), (4104, "model")):
+      case = dense_cases.Case(suite="square", m=m, n=4096, k=4096)
+      fn = dense_cases.ours(case, "sm90")
+      config, found = prepared.config_of(fn, case.operands())
+      assert config["block_m"] >= 64 and found == origin
 
 
 def test_tuned_is_a_third_arm(run, gpu, monkeypatch, tmp_path):

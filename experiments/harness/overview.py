@@ -72,7 +72,7 @@ def ops() -> str:
   dense = dense_tables.compared(rows_lib.latest(_read(DEVICES[0], "dense")))
   ragged = ragged_tables.timed(rows_lib.latest(_read(DEVICES[0], "ragged")))
 
-  fused = [row for row in dense if row["suite"] in ("epilogues", "models")]
+  fused = [row for row in dense if row["epilogue"] != "none"]
   small = dense_tables.small_m(dense)
   over_jnp = [[*map(dense_tables.ratio, x)] for x in (dense, fused, small)]
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from experiments.harness.case import Call, Candidate, Case, Config
-from pallas_gemm.tuning import autotune, cache, resolve
+from pallas_gemm.tuning import autotune, ranked, resolve
 
 # Compiling leaves Python for most of its time.
 _COMPILERS = min(16, os.cpu_count() or 1)
@@ -143,7 +143,7 @@ def _choice(
 
 
 def config_of(fn: Call, operands: dict[str, Any]) -> tuple[Config, str | None]:
-  """A function's config, and where it is from: "cache" or "model".
+  """A function's config, and where it is from: "cache", "shipped" or "model".
 
   Of several products, the config is one for each. None where it has no product
   that `autotune` knows.
@@ -156,6 +156,9 @@ def config_of(fn: Call, operands: dict[str, Any]) -> tuple[Config, str | None]:
     autotune.describe(problem): dataclasses.asdict(resolve(problem))
     for problem in problems
   }
-  measured = any(cache.lookup(problem) is not None for problem in problems)
+  best = (next(ranked(problem, xla_too=False)) for problem in problems)
+  sources = {candidate.source for candidate in best}
   config = configs if len(configs) > 1 else next(iter(configs.values()))
-  return config, "cache" if measured else "model"
+  if "measured" in sources:
+    return config, "cache"
+  return config, "shipped" if "shipped" in sources else "model"

@@ -25,10 +25,11 @@ others'.
 cluster_m = 2 at 4096^3: 1.07 GB, 128 FLOP/byte, 32 bytes a clock and SM.
 Shared memory receives, and is read, as before.
 
-**Fewer instructions.** A chip at its power limit is as fast as it is frugal.
-One *warp* loads, the other three sleep: 17.5 million warp instructions at
-4096^3, where rung 11 takes 22.3 (counted). Where `stages` divides K's slabs (at
-6144^3) loops are unrolled over the ring too, and slots are constants.
+**Fewer instructions.** A chip at its power limit is as fast as it is frugal;
+what they gain here was not measured apart. One *warp* loads, the other three
+sleep: 17.5 million warp instructions at 4096^3, where rung 11 takes 22.3
+(counted). Where `stages` divides K's slabs (at 6144^3) loops are unrolled over
+the ring too, and slots are constants.
 
 **In Mosaic GPU.** `collective_axes` in the spec makes each block load its share
 and multicast it (CUDA: a 16-bit mask and the slices by hand).

@@ -170,7 +170,7 @@ class Xla:
     short_launch, one_step_launch, short_rate: its kernels where rows are short,
       for a sum over K that is cut in parts, and for K below 32. Within 11 %
       (mean) of 39 products. short_per_k: what a step of K takes longer: 3 x 256
-      x 32000 TN 21.3 us, 10.0 without it, 11.8 here (H100). short_padded: what
+      x 32000 TN 21.3 us, 11.8 here (H100). short_padded: what
       padding K takes longer.
     epilogue_launch, epilogue_rate: what follows a product it computes in a
       kernel of its own, from float32 sums: a launch, and eight bytes a result,
