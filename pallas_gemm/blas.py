@@ -37,6 +37,8 @@ def sizes(
         f"{name} has dtype {jnp.dtype(x.dtype).name}; {kernel} takes"
         f" {' or '.join(dtypes)}"
       )
+    if not jnp.dtype(x.dtype).isnative:
+      raise TypeError(f"{name} must have native byte order, got {x.dtype}")
     if x.dtype != a.dtype:
       raise TypeError(
         f"{name} must have the dtype of a, {jnp.dtype(a.dtype).name}, got"
@@ -47,6 +49,10 @@ def sizes(
       raise TypeError(
         f"{name} must be a Python int or float, got {type(x).__name__}"
       )
+    try:
+      float(x)
+    except OverflowError as error:
+      raise ValueError(f"{name} must fit into a float: {error}") from error
   (m, k), (k_b, n) = a.shape, b.shape
   if k != k_b:
     raise ValueError(

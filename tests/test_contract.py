@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import inspect
 import os
+import re
 import subprocess
 import sys
 
@@ -160,6 +161,7 @@ BAD_CALLS = [
     {"alpha": np.ones(())},
   ),
   ("TypeError: alpha must be a Python int or float, got str", {"alpha": "1"}),
+  ("ValueError: alpha must fit into a float: int too", {"alpha": 10**400}),
   (
     "TypeError: beta must be a Python int or float, got bool",
     {"beta": True} | _C,
@@ -221,6 +223,74 @@ def test_dtypes_may_not_differ(rung):
   b = np.ones((5, 2), jnp.dtype(second))
   with pytest.raises(TypeError, match=f"b .*{first}.*{second}"):
     rung.gemm(a, b)
+
+
+@each_rung
+def test_arrays_of_the_other_byte_order_are_refused(rung):
+  dtype = np.dtype("float32" if rung.number <= 8 else "float16")
+  a = np.ones((3, 5), dtype.newbyteorder())
+  with pytest.raises(TypeError, match="a must have native byte order"):
+    rung.gemm(a, np.ones((5, 2), dtype))
+
+
+@each_rung
+def test_legality_of_a_config_of_another_rung_is_told(rung):
+  other = TensorCoreConfig if rung.config_type is SimtConfig else SimtConfig
+  problem = contract.Problem(8, 8, 8, rung.dtypes[0])
+  reason = rung.is_legal(other(64, 64, 64), problem)
+  want = rung.config_type.__name__
+  assert reason == f"config must be a {want}, got {other.__name__}"
+
+
+# Configs that Mosaic can't compile, that wait for ever or that CUDA can't
+# launch, and why they are refused.
+@pytest.mark.parametrize(
+  ("name", "config", "m", "reason"),
+  [
+    ("naive", SimtConfig(1, 1), 8, "outputs a block: 1, at least 2"),
+    ("coalesced", SimtConfig(1, 1), 8, "outputs a block: 1, at least 2"),
+    (
+      "shared_memory",
+      SimtConfig(1, 32, 1),
+      8,
+      "block_m: 1, at least 2",
+    ),
+    (
+      "blocktiling_2d",
+      SimtConfig(8, 2048, 64, 1, 128),
+      8,
+      "bytes of shared memory",
+    ),
+    (
+      "double_buffering_registers",
+      SimtConfig(32, 512, 32, 4, 32, 4, stages=4),
+      8,
+      "bytes of shared memory",
+    ),
+    (
+      "double_buffering",
+      SimtConfig(128, 128, 16, 16, 8, 4, stages=1),
+      8,
+      "stages must be at least 2, got 1",
+    ),
+    (
+      "tensor_cores",
+      TensorCoreConfig(64, 64, 64),
+      64 * 65536,
+      "tiles along M: 65536, at most 65535",
+    ),
+    (
+      "warp_specialized",
+      TensorCoreConfig(64, 64, 64, stages=2, epilogue_n=64),
+      64 * 65536,
+      "tiles along M: 65536, at most 65535",
+    ),
+  ],
+)
+def test_a_config_that_cannot_run_is_refused(name, config, m, reason):
+  rung = ladder_lib.find(name)
+  problem = contract.Problem(m, 64, 64, rung.dtypes[0])
+  assert re.search(reason, rung.is_legal(config, problem) or "legal")
 
 
 @each_rung

@@ -134,6 +134,13 @@ def test_default_config_has_no_idle_partner():
     assert getattr(config, idle) == 1
 
 
+def test_default_config_counts_tiles_of_padded_columns():
+  # XLA pads 64 columns to 128: tiles of 128 x 64 would be twice as many.
+  problem = contract.Problem(16896, 64, 4096, "bfloat16")
+  config = k12_cluster_multicast.RUNG.default_config(problem)
+  assert (config.block_m, config.block_n) == (128, 128)
+
+
 @pytest.mark.parametrize(
   "rung,fields,reason",
   [

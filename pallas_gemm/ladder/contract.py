@@ -277,15 +277,25 @@ def check_fields(config: Config, uses: Sequence[str]) -> str | None:
         return f"{field.name} must be 'm' or 'n', got {value!r}"
     elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
       return f"{field.name} must be an int >= 1, got {value!r}"
+    elif value >= 2**31:
+      return f"{field.name} must be less than 2**31, got {value}"
     elif isinstance(config, SimtConfig) and field.name != "raster":
       if value & (value - 1):
         return f"{field.name} must be a power of two, got {value}"
+      # Slabs are released once what comes of the next has been loaded.
+      if field.name == "stages" and value < 2:
+        return f"stages must be at least 2, got {value}"
   return None
 
 
 def at_most(what: str, value: int, most: int) -> str | None:
   """Reason if there are too many of something."""
   return f"{what}: {value}, at most {most}" if value > most else None
+
+
+def at_least(what: str, value: int, least: int) -> str | None:
+  """Reason if there are too few of something."""
+  return f"{what}: {value}, at least {least}" if value < least else None
 
 
 def block_is(config: SimtConfig, rows: int, columns: int) -> str | None:
@@ -326,6 +336,7 @@ def vectors_fit(
     block_is(config, 8 * rows, 16 * columns * consumers),
     at_most("outputs a thread", rows * columns, 128),
     at_most("block_k", depth, 32),
+    fits(4 * config.stages * depth * (config.block_m + config.block_n)),
   )
 
 
@@ -419,6 +430,9 @@ def make_rung(
   grid, specs, is_legal = take("grid"), take("specs"), take("is_legal")
 
   def legal(config, problem):
+    if not isinstance(config, config_type):
+      want, got = config_type.__name__, type(config).__name__
+      return f"config must be a {want}, got {got}"
     reason = check_fields(config, uses)
     return is_legal(config, problem) if reason is None else reason
 

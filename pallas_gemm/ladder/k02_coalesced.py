@@ -69,7 +69,10 @@ def layout(config):
 def is_legal(config, problem):
   """None, or why `config` can't run."""
   outputs = config.block_m * config.block_n
-  return contract.at_most("outputs a block", outputs, 4096)
+  return contract.first(
+    contract.at_least("outputs a block", outputs, 2),
+    contract.at_most("outputs a block", outputs, 4096),
+  )
 
 
 def kernel(operands, problem, config):

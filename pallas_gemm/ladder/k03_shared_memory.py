@@ -86,14 +86,13 @@ def layout(config):
 
 def is_legal(config, problem):
   """None, or why `config` can't run."""
-  count = warpgroups(config)
-  if min(config.block_m, config.block_k) < count:
-    return (
-      f"block_m and block_k must be at least {count}, the block's warpgroups,"
-      f" got {config.block_m} and {config.block_k}"
-    )
   outputs = config.block_m * config.block_n
+  # Each warpgroup copies rows of A and B; Mosaic has no arrays of one element.
+  rows = max(warpgroups(config), 2)
   return contract.first(
+    contract.at_least("block_m", config.block_m, rows),
+    contract.at_least("block_k", config.block_k, rows),
+    contract.at_least("block_n", config.block_n, 2),
     contract.at_most("threads a block", outputs, 1024),
     contract.fits(shared_bytes(specs(problem, config).in_specs[:2], 1, 4)),
   )

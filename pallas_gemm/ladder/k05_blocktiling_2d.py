@@ -46,7 +46,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat
 from pallas_gemm.ladder import contract, register_layouts
-from pallas_gemm.ladder.blocks import GMEM, Specs, window
+from pallas_gemm.ladder.blocks import GMEM, Specs, shared_bytes, window
 from pallas_gemm.ladder.register_layouts import LANE, load, outer
 
 DEFAULT = contract.SimtConfig(
@@ -76,12 +76,13 @@ def layout(config):
 
 def is_legal(config, problem):
   """None, or why `config` can't run."""
-  del problem
   thread = config.thread_m, config.thread_n
+  tiles = specs(problem, config).in_specs[:2]
   return contract.first(
     contract.block_is(config, 8 * thread[0], 16 * thread[1]),
     contract.at_most("outputs a thread", thread[0] * thread[1], 128),
     contract.at_most("block_k", config.block_k, 64),
+    contract.fits(shared_bytes(tiles, 1, 4)),
   )
 
 

@@ -88,7 +88,11 @@ def is_legal(config, problem):
   need = blocks.shared_bytes((a, b), config.stages, 2)
   need += blocks.shared_bytes((c,), 1, 2)
   barriers = common.BARRIER_BYTES * (config.stages + 1)
-  return common.is_legal_tile(config, tiles) or contract.fits(need + barriers)
+  return contract.first(
+    common.is_legal_tile(config, tiles),
+    contract.fits(need + barriers),
+    common.is_legal_grid(grid(problem, config)),
+  )
 
 
 def kernel(operands, problem, config, name="tensor_cores"):
@@ -144,7 +148,7 @@ def is_legal_mma(config, problem):
       "block_m and block_n must be 64 or 128, and block_k 32, got"
       f" {bm} x {bn} and {config.block_k}"
     )
-  return None
+  return common.is_legal_grid(grid(problem, config))
 
 
 def kernel_by_mma(operands, problem, config):

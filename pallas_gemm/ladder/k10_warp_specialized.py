@@ -79,7 +79,10 @@ def specs(problem, config):
 
 def is_legal(config, problem):
   """None, or why `config` can't run."""
-  return common.is_legal_ring(config, specs(problem, config), buffers=1)
+  return contract.first(
+    common.is_legal_ring(config, specs(problem, config), buffers=1),
+    common.is_legal_grid(grid(problem, config)),
+  )
 
 
 def store(acc, at, warpgroup, out_ref, c_ref, stage, loaded, problem, config):

@@ -25,17 +25,16 @@ others'.
 cluster_m = 2 at 4096^3: 1.07 GB, 128 FLOP/byte, 32 bytes a clock and SM.
 Shared memory receives, and is read, as before.
 
-**Fewer instructions.** A chip at its power limit is as fast as it is frugal;
-what they gain here was not measured apart. One *warp* loads, the other three
-sleep: 17.5 million warp instructions at 4096^3, where rung 11 takes 22.3
-(counted). Where `stages` divides K's slabs (at 6144^3) loops are unrolled over
-the ring too, and slots are constants.
+**Fewer instructions**, whose gain was not measured apart. One *warp* loads, the
+other three sleep: 17.5 million warp instructions at 4096^3, where rung 11 takes
+22.3 (counted). Where `stages` divides K's slabs (at 6144^3) loops are unrolled
+over the ring too, and slots are constants.
 
 **In Mosaic GPU.** `collective_axes` in the spec makes each block load its share
 and multicast it (CUDA: a 16-bit mask and the slices by hand).
 `plgpu.ClusterBarrier` sends one arrival a warpgroup (not 128) to each block
-that shares an axis with this one. Blocks must not leave while another may still
-signal them: the producer's last waits see to that.
+that shares an axis with this one. The producer's last waits keep a block from
+leaving while others may signal it.
 
 Sources: PTX ISA, `cp.async.bulk.tensor` with `.multicast::cluster`; CUTLASS
 (PipelineTmaAsync); fast.cu worklog, step 8; JAX's `hopper_matmul_mgpu`.
@@ -79,15 +78,15 @@ _CLUSTERS = {(2, 1): 1.0, (1, 2): 0.985, (1, 1): 0.999}
 
 def default_config(problem):
   """The tile and cluster whose last wave of tiles wastes least."""
-  sms = hardware.sm_count()
+  sms, n = hardware.sm_count(), common.padded_columns(problem)
 
   def cost(candidate):
     (tile, tile_speed), ((cm, cn), cluster_speed) = candidate
     bm, bn = tile.block_m, tile.block_n
-    alone = (cm > 1 and problem.m <= bm) or (cn > 1 and problem.n <= bn)
+    alone = (cm > 1 and problem.m <= bm) or (cn > 1 and n <= bn)
     if alone or cm * cn > sms:
       return math.inf  # nobody to share with
-    clusters = pl.cdiv(problem.m, bm * cm) * pl.cdiv(problem.n, bn * cn)
+    clusters = pl.cdiv(problem.m, bm * cm) * pl.cdiv(n, bn * cn)
     waves = pl.cdiv(clusters, sms // (cm * cn))
     return waves * bm * bn / (tile_speed * cluster_speed)
 

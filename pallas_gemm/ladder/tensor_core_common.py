@@ -36,6 +36,8 @@ CONSUMER_REGISTERS = 232
 BARRIER_BYTES = 8
 # Blocks in a cluster that every GPU with clusters can run.
 PORTABLE_CLUSTER = 8
+# Thread blocks that CUDA launches along y and z of a grid; x takes 2**31 - 1.
+MOST_BLOCKS_Y = 65535
 
 
 def swizzle(columns: int) -> tuple[Any, ...]:
@@ -61,7 +63,7 @@ def swizzled(shape: tuple[int, ...], dtype: Any) -> plgpu.SMEM:
 
 
 def padding(
-  problem: contract.Problem, config: contract.TensorCoreConfig
+  problem: contract.Problem, config: contract.TensorCoreConfig | None
 ) -> tuple[int, int, int]:
   """M to a multiple of 8, N and K to multiples of 64, N to 128 at least."""
   del config
@@ -71,6 +73,12 @@ def padding(
   narrow = problem.n <= ATOM_COLUMNS
   columns = 2 * ATOM_COLUMNS if narrow else ATOM_COLUMNS
   return ATOM_ROWS, columns, ATOM_COLUMNS
+
+
+def padded_columns(problem: contract.Problem) -> int:
+  """N as XLA pads it."""
+  columns = padding(problem, None)[1]
+  return pl.cdiv(problem.n, columns) * columns
 
 
 def consumer_tile(config: contract.TensorCoreConfig) -> tuple[int, int]:
@@ -223,6 +231,14 @@ def is_legal_tile(
       f" {THREADS * ACCUMULATORS} elements, got {rows}x{columns}"
     )
   return None
+
+
+def is_legal_grid(grid: tuple[int, int, int]) -> str | None:
+  """None, or why CUDA can't launch a thread block for each tile.
+
+  The first dimension of Pallas' grid is CUDA's y here, the second its x.
+  """
+  return contract.at_most("tiles along M", grid[0], MOST_BLOCKS_Y)
 
 
 def is_legal_ring(

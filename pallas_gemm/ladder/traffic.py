@@ -30,7 +30,10 @@ its register layout.
 
 Where threads load, operands are padded to whole blocks, and what the padding
 adds is counted (the copies that XLA makes to pad are not: they are other
-kernels). TMA reads and writes what exists.
+kernels). Of TMA what is in the given matrices is counted: zeros that XLA adds
+until it can address them (`Rung.padded`) are not, though they are read as well.
+Accesses of rungs 1 and 2 are those of a thread for each result, as in the
+texts: where a thread has several of a row, it loads what they share once.
 """
 
 from collections.abc import Sequence
