@@ -91,7 +91,8 @@ class Bounds:
     self._stores = self._outputs * result * min(1, odd.straddling_results)
     # Of swapped operands results take longer by their share of all bytes.
     most = self._outputs + bool(p.epilogue.c_dtype)
-    most = self._read + most * result * max(1, odd.straddling_results)
+    narrow = odd_sizes.straddling_results(bytes_of(16, p.out_dtype), odd)
+    most = self._read + most * result * max(1, narrow)
     swapped = min(fit.streams, fit.swapped)
     self._swapped = swapped * (1 + fit.scattered * result / most)
     self._least_read = self._read * min(1, fit.deep, self._swapped)

@@ -50,13 +50,14 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
   along = [a] * (not p.a.k_last) + [b] * (not p.b.k_last)
   short = [fit.uneven if row % 32 else fit.short for row in along if row < 128]
   result = layout.bytes_of(plan.result_shape[1], p.out_dtype)
+  piece = layout.bytes_of(plan.subtile_shape[1], plan.stored_dtype)
   straddles = result % 32 == 16 and not plan.by_rows
   return Costs(
     loads=(
       slower(a, fit),
       fit.by_threads if plan.b_by_threads else slower(b, fit),
     ),
-    results=fit.straddling_results if straddles else 1.0,
+    results=straddling_results(piece, fit) if straddles else 1.0,
     copies=copies,
     short=largest(0.0, *short),
     sums=fit.odd_sums if p.results % 2 else 1.0,
@@ -120,6 +121,21 @@ def loads_at_least(p: Problem, fit: constants.OddSizes) -> Loads:
       copies.append(fit.copy + copied / fit.copy_rate)
   a, b = as_stored
   return Loads((a, b), (padded[0], padded[1]), min(copies))
+
+
+def straddling_results(piece: int, fit: constants.OddSizes) -> float:
+  """Device memory's time for results that straddle sectors, as a multiple.
+
+  Two sectors of each piece of a row that TMA stores are written in part, in a
+  piece of 64 bytes two of three: groups along K, 4096 x 1400, took 572 us so
+  (192 x 160 tiles, H200), by rows 346 (H100).
+
+  Args:
+    piece: bytes of a row that are stored at a time, up to 128 of them.
+    fit: constants; its factor is that of 128.
+  """
+  pieces = layout.ATOM_BYTES / min(piece, layout.ATOM_BYTES)
+  return 1 + (fit.straddling_results - 1) * pieces
 
 
 def slower(row: int, fit: constants.OddSizes) -> float:

@@ -133,7 +133,8 @@ class OddSizes:
       multiple; straddling: of rows that start at odd multiples of 16, and so
       straddle sectors of 32, four cycles each.
     by_threads: loads of B by threads, as a multiple.
-    straddling_results: device memory's time for such results, as a multiple.
+    straddling_results: device memory's time for such results, as a multiple,
+      if they are stored 128 bytes of a row at a time.
     short: cycles that a slab takes longer where rows of a matrix that is stored
       along N or M are shorter than 128 bytes; uneven: and no multiples of 32.
   """
