@@ -13,8 +13,8 @@ import os
 import pathlib
 from typing import Any
 
-BLUE, VERMILLION, GREEN, GREY, INK = (
-    "#0072B2", "#D55E00", "#009E73", "#8C8C8C", "#222222",
+BLUE, VERMILLION, GREEN, ORANGE, GREY, INK = (
+    "#0072B2", "#D55E00", "#009E73", "#E69F00", "#8C8C8C", "#222222",
 )  # fmt: skip
 COLOURS = {"float32": BLUE, "bfloat16": VERMILLION, "float16": VERMILLION}
 STYLE = {

@@ -20,6 +20,8 @@ _COLOURS = {
   OURS: plots.BLUE,
   ragged_cases.TWO: plots.GREEN,
   ragged_cases.EXAMPLE: plots.VERMILLION,
+  ragged_cases.EXAMPLE_DW: plots.VERMILLION,
+  "tokamax triton": plots.ORANGE,
   ragged_cases.LAX: plots.GREY,
 }
 _THICKNESS = 0.84
@@ -32,9 +34,12 @@ _BY_THEMSELVES = (ragged_tables.DECODE, ragged_tables.SIZES)
 
 @plots.drawn
 def throughput(rows: Sequence[RowDict]):
-  """The TFLOP/s of each arm, a dense product's marked."""
-  found = ragged_tables.timed(rows)
-  found = [row for row in found if row["suite"] not in _BY_THEMSELVES]
+  """The TFLOP/s of each arm of cases with peers, a dense product's marked."""
+  found = [
+    row
+    for row in ragged_tables.timed(rows)
+    if row["suite"] not in _BY_THEMSELVES and len(row["arms"]) > 1
+  ]
 
   def rate(row: RowDict, arm: str) -> float | None:
     return row["arms"].get(arm, {}).get("tflops")
