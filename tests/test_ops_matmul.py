@@ -215,6 +215,17 @@ def test_factors_of_zero_read_nothing():
   np.testing.assert_array_equal(out, 2 * a)
 
 
+def test_c_is_checked_whatever_its_factor():
+  a, b = normal(4, 4), normal(4, 4, seed=1)
+  for beta in (0, 1):
+    with pytest.raises(ValueError, match=r"c must have the result's shape"):
+      pallas_gemm.matmul(a, b, c=jnp.ones((4, 5)), beta=beta)
+    with pytest.raises(TypeError, match="c must have a dtype"):
+      pallas_gemm.matmul(a, b, c=jnp.ones((4, 4), int), beta=beta)
+  gradient = jax.grad(lambda c: pallas_gemm.matmul(a, b, c=c, beta=0).sum())
+  np.testing.assert_array_equal(gradient(a), jnp.zeros_like(a))
+
+
 def test_nan_spreads():
   a, b = normal(4, 4).at[1, 2].set(jnp.nan), normal(4, 4)
   out = pallas_gemm.matmul(a, b)

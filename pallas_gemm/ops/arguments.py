@@ -52,6 +52,7 @@ class Options:
   transpose_a: bool = False
   transpose_b: bool = False
   without_product: bool = False
+  without_c: bool = False
   dimension_numbers: Any = None
 
 

@@ -19,7 +19,7 @@ from pallas_gemm.ops.spec import LETTERS, Operands
 
 # What lax calls the dtype of a result.
 _PREFERRED = "preferred_element_type"
-_OPTIONS, _NO_FLAGS = {"out_dtype": _PREFERRED}, (False, False, False)
+_OPTIONS, _NO_FLAGS = {"out_dtype": _PREFERRED}, (False,) * 4
 
 
 def dot_general(

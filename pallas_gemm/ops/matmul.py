@@ -111,28 +111,27 @@ def matmul(
     arguments.check_bool("transpose_b", transpose_b)
   if activation is not None:
     activation = activations.of(activation, a, b, out_dtype)
-  c, alpha, beta, without = _scaled(c, alpha, beta, a, b, out_dtype)
+  alpha, beta, *without = _scaled(c, alpha, beta, a, b, out_dtype)
   how = activation, out_dtype, precision, implementation, config, out_sharding
-  options = arguments.options((*how, transpose_a, transpose_b, without))
+  options = arguments.options((*how, transpose_a, transpose_b, *without))
   if bias is None and c is None and alpha is None:
     return _matmul(options, tuning.generation(), a, b)
   return _matmul(options, tuning.generation(), a, b, None, bias, c, alpha, beta)
 
 
 def _scaled(c: Any, alpha: Any, beta: Any, a: Any, b: Any, out_dtype: Any):
-  """C, alpha and beta, None for the number 1; whether alpha is the number 0.
+  """alpha and beta, None for the number 1; whether each is the number 0.
 
   Nothing is read that has a factor of zero, so that is another program.
   """
   if alpha is _ONE and beta is _ONE:
-    return c, None, None, False
+    return None, None, False, False
   alpha, no_product = arguments.factor("alpha", alpha, a, b, out_dtype)
   beta, no_c = arguments.factor("beta", beta, a, b, out_dtype)
   if c is None and beta is not None:
     raise ValueError(f"beta is {beta} but c is None; pass c")
-  alpha = None if no_product else alpha
-  c, beta = (None, None) if no_c else (c, beta)
-  return c, alpha, beta, no_product
+  alpha, beta = None if no_product else alpha, None if no_c else beta
+  return alpha, beta, no_product, no_c
 
 
 def gated_matmul(
@@ -185,6 +184,8 @@ def _matmul(options, generation, *operands):
   passed, x = x, arguments.promoted(names, x)
   out_dtype = arguments.dtype_of(options.out_dtype, x.a.dtype, like=x.a.dtype)
   words, out, operands = _named(names, x, options, out_dtype)
+  if options.without_c:
+    passed, x = passed._replace(c=None), x._replace(c=None)
   reference = functools.partial(_reference, options)
   spec = arguments.spec_of(
     options,
@@ -236,6 +237,8 @@ def _named(names: Operands, x: Operands, options: Options, out_dtype: Any):
   wide, either = x.wide(out_dtype), f"shape [N] = ({n},) or [M, 1] = ({m}, 1)"
   arguments.check_added("bias", x.bias, wide, either, (n,), (m, 1))
   arguments.check_added("c", x.c, wide, f"the result's shape {shape}", shape)
+  if options.without_c:
+    x = x._replace(c=None)
   words, arrays = {"c": out, "alpha": "", "beta": ""}, x._asdict()
   for name, word in (("a", a), ("b", b), ("b_up", b)):
     if arrays[name] is not None:
