@@ -139,7 +139,10 @@ def study_of_flags() -> fit_study.Study:
   """
   gpu = gpu_of(_DEVICE.value)
   folder = rows_lib.RESULTS / _DEVICE.value
-  rows = fit_study.rows_of(folder, gpu, _MAX_ROWS.value)
+  try:
+    rows = fit_study.rows_of(folder, gpu, _MAX_ROWS.value)
+  except ValueError as error:
+    raise cli.FlagError(f"--device: {error}") from None
   if len(set(rows.fold.tolist())) < 2:
     raise cli.FlagError(f"--device: {folder} has too few rows of tuning")
   start = fit_study.start_of(gpu)

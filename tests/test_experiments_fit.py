@@ -53,6 +53,15 @@ def run(tmp_path, monkeypatch, capsys):
   return call
 
 
+def test_rows_of_another_device_are_told(tmp_path):
+  path = rows_lib.RESULTS / "nvidia_h200/dense_tuning.jsonl"
+  row = json.loads(path.read_text().splitlines()[0])
+  text = json.dumps(row | {"device": "NVIDIA H100 80GB HBM3"})
+  (tmp_path / path.name).write_text(text + "\n")
+  with pytest.raises(ValueError, match="rows of NVIDIA H200, got NVIDIA H100"):
+    fit_study.rows_of(tmp_path, H200)
+
+
 def test_all_constants_that_decide_between_configs_are_fitted():
   known = fit_terms.terms(H200)
   assert tuple(known) == fit_terms.NAMES

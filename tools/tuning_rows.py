@@ -279,7 +279,9 @@ def row(work: Work, config: Config, seconds: float, xla: float | None):
   found |= {"config": entry["config"], "us": round(1e6 * seconds, 2)}
   if xla is not None:
     found["xla_us"] = round(1e6 * xla, 2)
-  return found | {"commit": provenance.commit()}
+  where = provenance.versions()
+  found |= {name: where[name] for name in ("commit", "device", "jax")}
+  return found | {"utc": provenance.utc()}
 
 
 def work_alone(share: int) -> None:

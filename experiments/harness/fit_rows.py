@@ -83,6 +83,9 @@ def read(
     predict: with a few sets of constants that have no two terms in common.
     most_rows: problems beyond so many rows are left out, in the order of a hash
       of their fields.
+
+  Raises:
+    ValueError: a row says that it was measured elsewhere.
   """
   skipped = {"variant": 0, "not legal": 0, "few configs": 0}
   found: dict[Any, list[tuple[Plan, float]]] = {}
@@ -112,6 +115,8 @@ def _measured(
   """What is compared with each other, and a row of it."""
   paths = (folder / f"{name}.jsonl" for name in FILES)
   for row in (x for p in paths if p.exists() for x in rows_lib.read(p)):
+    if (device := row.get("device", gpu.name)) != gpu.name:
+      raise ValueError(f"{folder} must have rows of {gpu.name}, got {device}")
     if "variant" in row:
       skipped["variant"] += 1
       continue
