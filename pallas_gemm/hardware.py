@@ -33,6 +33,8 @@ SMALLEST_GPC_SMS = 16
 # What memory and the caches move, and what they hold under one address. A
 # sector that is written in part is read first.
 SECTOR_BYTES, LINE_BYTES = 32, 128
+# The most that a thread loads or stores at a time.
+VECTOR_BYTES = 16
 
 # How an SM deals out registers and shared memory: to a warp so many registers
 # at a time, from the quarter of the SM that the warp runs on; to a block so

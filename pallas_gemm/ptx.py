@@ -16,11 +16,12 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gemm import compat
-from pallas_gemm.hardware import LINE_BYTES, SECTOR_BYTES
+from pallas_gemm.hardware import LINE_BYTES, SECTOR_BYTES, VECTOR_BYTES
 
 _THREADS = 128
+_WARPS, _LANES = 4, 32
 # Bytes of the vectors that a swizzle permutes, and of a word.
-_VECTOR, _WORD = 16, 4
+_VECTOR, _WORD = VECTOR_BYTES, 4
 # Rows of a swizzle atom.
 _ATOM_ROWS = 8
 
@@ -109,8 +110,173 @@ def copy_async(window: Any, slot: Any, *, swizzle: int) -> None:
   _(window, slot)
 
 
+def copy_rows_async(window: Any, raw: Any) -> None:
+  """Starts to copy rows that start anywhere, by cp.async, 16 bytes at a time.
+
+  Each from the last multiple of 16 bytes on, so that it lies as many bytes
+  further in shared memory, up to 15; see `move_rows`. What is copied is
+  there when the group is done, that `commit_async` closes.
+
+  Args:
+    window: [rows, columns] of global memory, from a multiple of as many bytes
+      on as rows are apart.
+    raw: [rows, columns and 16 bytes more] of shared memory, not swizzled.
+  """
+  rows, columns = window.shape
+  if not compat.targets_gpu():
+    raw[:, pl.ds(0, columns)] = window[...]
+    return
+  row_bytes = columns * jnp.dtype(window.dtype).itemsize
+  vectors, own = row_bytes // _VECTOR, rows // _WARPS
+  # A power of two, so that no thread divides.
+  across = 2 ** math.ceil(math.log2(vectors))
+  down = _LANES // across
+
+  @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType()))
+  def _(_, window, raw):
+    pitch, raw_pitch = _pitch(window), row_bytes + _VECTOR
+    warp, lane = _warp_and_lane()
+    first = arith.muli(warp, _i32(own))
+    nth = arith.remui(lane, _i32(across))
+    above = arith.divui(lane, _i32(across))
+    row = arith.addi(first, above)
+    column = arith.muli(nth, _i32(_VECTOR))
+    start = _multiply_add(_extended(row), pitch, _address(window))
+    start = arith.addi(start, _extended(column))
+    to = _multiply_add(row, raw_pitch, _shared_address(raw))
+    to = arith.addi(to, column)
+    is_inside = _less(nth, vectors)
+    for i in range(0, own, down):
+      here = arith.andi(is_inside, _less(above, own - i))
+      _asm(
+        f"""{{
+          .reg .b64 from;
+          add.s64 from, $1, {i * pitch};
+          and.b64 from, from, {-_VECTOR};
+          @$2 cp.async.cg.shared.global [$0+{i * raw_pitch}], [from], {_VECTOR};
+        }}""",
+        "r,l,b",
+        to,
+        start,
+        here,
+      )
+    # The vector in which a row ends that starts inside of one.
+    row = arith.addi(first, lane)
+    _asm(
+      f"""{{
+        .reg .b64 from, past; .reg .pred here;
+        and.b64 past, $1, {_VECTOR - 1};
+        setp.ne.and.s64 here, past, 0, $2;
+        sub.s64 from, $1, past;
+        add.s64 from, from, {row_bytes};
+        @here cp.async.cg.shared.global [$0+{row_bytes}], [from], {_VECTOR};
+      }}""",
+      "r,l,b",
+      _multiply_add(row, raw_pitch, _shared_address(raw)),
+      _multiply_add(_extended(row), pitch, _address(window)),
+      _less(lane, own),
+    )
+
+  _(window, raw)
+
+
+def move_rows(
+  raw: Any, window: Any, slot: Any, first: jax.Array, *, swizzle: int
+) -> None:
+  """Moves rows from where `copy_rows_async` has put them to a tile.
+
+  Each warp the rows that it has copied, each lane what a row of a swizzle atom
+  has, so that no two of eight lanes meet in a bank.
+
+  Args:
+    raw: [rows, columns and 16 bytes more] of shared memory.
+    window: [rows, columns] of global memory, of which these are.
+    slot: [more rows, columns] of shared memory, swizzled.
+    first: the row of it where the first one goes.
+    swizzle: bytes of a row of the slot's atoms.
+  """
+  rows, columns = window.shape
+  if not compat.targets_gpu():
+    slot[pl.ds(first, rows)] = raw[:, pl.ds(0, columns)]
+    return
+  size = jnp.dtype(window.dtype).itemsize
+  row_bytes, own = columns * size, rows // _WARPS
+  ref, scalar = plgpu.RefType(), plgpu.Layout.WG_SPLAT
+  kinds = ref, ref, _swizzled_type(slot, swizzle), scalar
+
+  @plgpu.inline_mgpu(arg_types=kinds)
+  def _(_, raw, window, slot, first):
+    first = first.registers.item()
+    pitch, raw_pitch = _pitch(window), row_bytes + _VECTOR
+    warp, lane = _warp_and_lane()
+    row = _multiply_add(warp, own, arith.remui(lane, _i32(own)))
+    nth = arith.divui(lane, _i32(own))
+    column = arith.muli(nth, _i32(swizzle))
+    source = _multiply_add(row, raw_pitch, _shared_address(raw))
+    place = _Place(row_bytes, swizzle)
+    target = place.of(arith.addi(row, first), column)
+    start = _multiply_add(row, pitch, _truncated(_address(window)))
+    here = _less(nth, row_bytes // swizzle)
+    _asm(
+      _move_piece(swizzle // _VECTOR, math.gcd(pitch, _VECTOR)),
+      "r,r,r,b",
+      arith.addi(source, column),
+      arith.addi(_shared_address(slot), target),
+      arith.andi(start, _i32(_VECTOR - 1)),
+      here,
+    )
+
+  _(raw, window, slot, first)
+
+
+def _move_piece(vectors: int, size: int) -> str:
+  """What a thread of `move_rows` does: so many vectors, put together of more.
+
+  Operands: $0 the first one, $1 where it goes, $2 the bytes of it that are not
+  the row's, $3 whether there are any vectors. Swizzled vectors of a row differ
+  by bits of their addresses.
+
+  Args:
+    vectors: in a row of a swizzle atom.
+    size: bytes that $2 is a multiple of.
+  """
+  words = _VECTOR // _WORD * vectors
+  loads = "".join(
+    f"""
+    @$3 ld.shared.v4.b32 {_words(4 * i)}, [$0+{_VECTOR * i}];"""
+    for i in range(vectors + (size < _VECTOR))
+  )
+  stores = "".join(
+    f"""
+    xor.b32 to, $1, {_VECTOR * i};
+    @$3 st.shared.v4.b32 [to], {_words(4 * i)};"""
+    for i in range(vectors)
+  )
+  return f"""{{
+    .reg .pred is; .reg .b32 w<{words + 4}>, bits, order, to;
+    bar.warp.sync 0xffffffff;{loads}{_moved_by("$2", words, size)}{stores}
+    bar.warp.sync 0xffffffff;
+  }}"""
+
+
+def _words(first: int) -> str:
+  return "{" + ", ".join(f"w{first + i}" for i in range(4)) + "}"
+
+
+def commit_async() -> None:
+  """Closes a group of copies that `wait_async` counts, if need be of none."""
+  if not compat.targets_gpu():
+    return
+
+  @plgpu.inline_mgpu()
+  def _(_):
+    _asm("cp.async.commit_group;", "")
+
+  _()
+
+
 def wait_async(count: int) -> None:
-  """Waits until all calls of `copy_async` but the last `count` are done.
+  """Waits until all groups of copies but the last `count` are done.
 
   What the thread itself has copied is there then.
   """
@@ -282,8 +448,6 @@ def _store_piece(size: int) -> str:
   Args:
     size: bytes that all of these are multiples of: 2, 4 or 8.
   """
-  shifts = {8: _shift_by_8, 4: _shift_by_4, 2: _shift_by_2}
-  moved = "".join(shift for least, shift in shifts.items() if least >= size)
   return f"""{{
     .reg .pred here, next, is, full, part, not;
     .reg .b32 w<8>, bits, order, end; .reg .b64 to, by; .reg .b16 h<8>;
@@ -299,37 +463,43 @@ def _store_piece(size: int) -> str:
     cvt.s64.s32 by, $3;
     add.s64 to, $0, by;
     @here ld.shared.v4.b32 {{w0, w1, w2, w3}}, [$1];
-    @next ld.shared.v4.b32 {{w4, w5, w6, w7}}, [$2];{moved}
+    @next ld.shared.v4.b32 {{w4, w5, w6, w7}}, [$2];{_moved_by("$4", 4, size)}
     @full st.global.v4.b32 [to], {{w0, w1, w2, w3}};
     @!part bra DONE;{_store_elements(size)}
     DONE:
   }}"""
 
 
-def _moved_down(count: int, ahead: int) -> str:
-  """The first words, each one so many further, where that `is` so."""
-  return " ".join(
-    f"selp.b32 w{i}, w{i + ahead}, w{i}, is;" for i in range(count)
-  )
+def _moved_by(by: str, words: int, size: int) -> str:
+  """The first words, and what is behind them, by so many bytes, up to 15.
 
-
-# Eight words of shared memory by so many bytes.
-_shift_by_8 = f"""
-    and.b32 bits, $4, 8;
+  Args:
+    by: the register that says how many; a multiple of `size`.
+    words: how many are wanted; four more are there.
+    size: 2, 4 or 8; 16 if nothing is to be moved.
+  """
+  found = []
+  for ahead in (2, 1):
+    if size <= _WORD * ahead:
+      found.append(f"""
+    and.b32 bits, {by}, {_WORD * ahead};
+    setp.ne.u32 is, bits, 0;""")
+      found += [
+        f"""
+    selp.b32 w{i}, w{i + ahead}, w{i}, is;"""
+        for i in range(words + ahead)
+      ]
+  if size <= 2:
+    found.append(f"""
+    and.b32 bits, {by}, 2;
     setp.ne.u32 is, bits, 0;
-    {_moved_down(6, 2)}"""
-_shift_by_4 = f"""
-    and.b32 bits, $4, 4;
-    setp.ne.u32 is, bits, 0;
-    {_moved_down(5, 1)}"""
-_shift_by_2 = """
-    and.b32 bits, $4, 2;
-    setp.ne.u32 is, bits, 0;
-    selp.b32 order, 0x5432, 0x3210, is;
-    prmt.b32 w0, w0, w1, order;
-    prmt.b32 w1, w1, w2, order;
-    prmt.b32 w2, w2, w3, order;
-    prmt.b32 w3, w3, w4, order;"""
+    selp.b32 order, 0x5432, 0x3210, is;""")
+    found += [
+      f"""
+    prmt.b32 w{i}, w{i}, w{i + 1}, order;"""
+      for i in range(words)
+    ]
+  return "".join(found)
 
 
 def _store_elements(size: int) -> str:
@@ -415,6 +585,16 @@ def _shared_address(ref):
 def _thread():
   """The number of a thread in its warpgroup."""
   return arith.remui(utils.thread_idx(), _i32(_THREADS))
+
+
+def _warp_and_lane():
+  """The numbers of a thread's warp in its warpgroup, and in that its own."""
+  thread = _thread()
+  return arith.divui(thread, _i32(_LANES)), arith.remui(thread, _i32(_LANES))
+
+
+def _less(x, bound: int):
+  return arith.cmpi(arith.CmpIPredicate.slt, x, _i32(bound))
 
 
 def _i32(value: int):

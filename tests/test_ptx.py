@@ -56,6 +56,44 @@ def test_copy_async(monkeypatch, rows, columns, atom, pitch, corner):
 
 
 @pytest.mark.parametrize(
+  ("rows", "columns", "atom"),
+  [
+    (32, 256, 128),
+    (64, 128, 128),
+    (128, 64, 128),
+    (32, 64, 128),
+    (32, 192, 128),
+    (16, 192, 64),
+    (16, 160, 64),
+    (8, 64, 128),
+  ],
+)
+@pytest.mark.parametrize("pitch", (1400, 1402, 1407, 1412))
+def test_rows_that_start_anywhere(monkeypatch, rows, columns, atom, pitch):
+  """Copied as vectors, moved to a tile: to its second rows, others stay."""
+  size = 2 * pitch * (rows + 10)
+  machine = ptx_machine.Machine(monkeypatch, size, 2**17)
+  rng = np.random.default_rng(0)
+  machine.globals[:] = rng.integers(0, 256, size)
+  machine.shared[:] = rng.integers(0, 256, len(machine.shared))
+  first = (3 * pitch + 64) * 2
+  window = ptx_machine.Ref(first, (rows, columns), 2 * pitch)
+  raw = ptx_machine.Ref(2**16, (rows, columns + 8), 2 * columns + 16)
+  slot = ptx_machine.Ref(SLOT, (2 * rows, columns))
+  before = machine.shared.copy()
+  ptx.copy_rows_async(window, raw)
+  ptx.move_rows(raw, window, slot, rows, swizzle=atom)
+  row, column = np.mgrid[:rows, :columns]
+  want = words_at(machine.globals, first + 2 * (row * pitch + column))
+  at = SLOT + swizzled(2 * rows, columns, atom)[rows:]
+  np.testing.assert_array_equal(words_at(machine.shared, at), want)
+  untouched = np.ones(len(before), bool)
+  untouched[at], untouched[at + 1] = False, False
+  untouched[2**16 : 2**16 + rows * (2 * columns + 16)] = False
+  np.testing.assert_array_equal(machine.shared[untouched], before[untouched])
+
+
+@pytest.mark.parametrize(
   ("width", "dtype"), [(64, np.uint16), (32, np.uint16), (32, np.uint32)]
 )
 @pytest.mark.parametrize("pitch", (1407, 1402, 1412, 1400))

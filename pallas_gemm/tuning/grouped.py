@@ -16,7 +16,7 @@ import functools
 from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90 import layout, legal
 from pallas_gemm.kernels.sm90.config import Config
-from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, round_up
+from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import bounds, constants, model, tiles
@@ -64,7 +64,7 @@ def _ranked(problem: Problem, clusters: bool) -> Iterator[Config]:
   batch = dataclasses.replace(batch, n=max(problem.n, 64))
   known = constants.of(gpu)
   some = (
-    config
+    _with_room_to_move(problem, config, gpu)
     for config in tiles.worth_a_try(batch, gpu)
     if config.split_k == 1
     and (clusters or config.cluster_m * config.cluster_n == 1)
@@ -141,6 +141,22 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
     return model.predict(batch, known)
 
   return sum(share * seconds(rows) for rows, share in _sizes(problem, config))
+
+
+def _with_room_to_move(
+  problem: Problem, config: Config, gpu: hardware.Gpu
+) -> Config:
+  """The config with room for what threads move, where they do.
+
+  There are fewer subtiles of results then, and stages.
+  """
+  plan = Plan(problem, config, gpu)
+  if not plan.b_by_moves or plan.shared_bytes <= gpu.shared_bytes_per_block:
+    return config
+  config = dataclasses.replace(config, epilogue_buffers=1)
+  need = Plan(problem, config, gpu).shared_bytes
+  over = cdiv(max(0, need - gpu.shared_bytes_per_block), plan.slab_bytes)
+  return dataclasses.replace(config, stages=config.stages - over)
 
 
 def _with_wide_subtiles(problem: Problem, config: Config) -> Config:

@@ -92,6 +92,8 @@ class Machine:
     kind, *modifiers = opcode.split(".")
     if kind in ("ld", "st"):
       return self._move(kind, modifiers, operands, registers, active)
+    if kind == "bar":
+      return None
     if kind == "cp":
       return self._copy(modifiers, operands, registers, active)
     if operands and operands[0].startswith("{"):  # mov.b32 {a, b}, word
@@ -132,10 +134,11 @@ class Machine:
         np.add.at(self.written, at[active], 1)
 
   def _copy(self, modifiers, operands, registers, active):
-    if "ca" not in modifiers:
+    if "async" not in modifiers or not operands:
       return
     to, source = (self._addresses(x, registers) for x in operands[:2])
     size = int(operands[2])
+    assert size == 16 or "ca" in modifiers
     assert not np.any((to[active] | source[active]) % size)
     for i in range(size):
       self.shared[to[active] + i] = self.globals[source[active] + i]
@@ -193,6 +196,8 @@ _RULES = {
   "add": lambda _, a, b: a + b,
   "mad": lambda _, a, b, c: a * b + c,
   "cvt": lambda how, a: a if how[0] == "s64" else a & 0xFFFFFFFF,
+  "sub": lambda _, a, b: a - b,
+  "xor": lambda _, a, b: a ^ b,
   "not": lambda _, a: ~a.astype(bool),
   "mov": lambda _, a: a,
   "selp": lambda _, a, b, p: np.where(p.astype(bool), a, b),

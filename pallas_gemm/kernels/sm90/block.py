@@ -66,6 +66,7 @@ class Shared:
     b_rings: of each B.
     full, empty: of each slot, what its loads and its readers arrive at.
     last_full: what the loads of a group's last slab arrive at instead.
+    raw: chunks of rows of B that threads have copied but not moved yet.
     staging: of each result, subtiles on their way to global memory.
     partial_staging: a subtile for groups that end inside a tile.
     zeros: a subtile for groups that have no rows.
@@ -78,6 +79,7 @@ class Shared:
   full: Any
   last_full: Any = None
   empty: Any = None
+  raw: Any = None
   staging: Any
   partial_staging: Any = None
   zeros: Any = None

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90 import layout
 from pallas_gemm.kernels.sm90.config import Config
-from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, round_up
+from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, cdiv, round_up
 from pallas_gemm.kernels.sm90.matrices import Matrices
 from pallas_gemm.problem import Problem
 
@@ -26,6 +26,10 @@ _SHARED_SLACK = 1024
 # as multiplying by them, up to 147 rows a group on an H100; and where a group's
 # rows are so many times a tile's at most, so that most groups have one tile.
 _TO_LOAD_PAIRS, _ROWS_OF_ONE_TILE = 2.0, 1.25
+# Chunks of B in shared memory that threads have copied: one is moved while one
+# comes. 60 groups of 136 rows, 4096 x 1407, take 331 us with two and 329 with
+# three, which take room from the ring (H100).
+_CHUNKS_HELD = 2
 
 
 class Buffer(NamedTuple):
@@ -161,6 +165,11 @@ class Plan(Matrices):
     ]
     if self.refills:
       found.append(Barrier("empty", self.readers, cfg.stages, axes))
+    if self.b_by_moves:
+      height, across = self.chunk_shape
+      across += layout.elements_in(hardware.VECTOR_BYTES, p.b.dtype)
+      shape = _CHUNKS_HELD, height, across
+      found.append(Buffer("raw", shape, p.b.dtype))
     if p.along == "m" and not self.by_rows:
       # Not swizzled, so that rows are stored in any number.
       found.append(Buffer("partial_staging", (consumers, rows, width), dtype))
@@ -181,6 +190,20 @@ class Plan(Matrices):
         found.append(_swizzled("c", ahead, p.epilogue.c_dtype, width))
       found.append(Barrier("c_loaded", 1, consumers * self.c_buffers))
     return tuple(found)
+
+  @functools.cached_property
+  def chunk_shape(self) -> tuple[int, int]:
+    """Rows and columns of B that threads copy, and move, at a time.
+
+    Of a warp as many rows, a power of two, as its lanes can move: a lane has
+    what lies of a row in one swizzle atom.
+    """
+    p, cfg = self.problem, self.config
+    rows, columns = cfg.block_k, cfg.block_n
+    if p.b.k_last:
+      rows, columns = columns, rows
+    lanes = 32 // cdiv(columns, self.operand_columns)
+    return math.gcd(rows, 4 * 2 ** int(math.log2(lanes))), columns
 
   @functools.cached_property
   def shared_bytes(self) -> int:

@@ -24,9 +24,9 @@ THREADS = 128
 # 128 * (24 + 2 * 240) = 64512 and 128 * (32 + 3 * 160) = 65536 of the 65536
 # that an SM has.
 REGISTERS = {1: (24, 240), 2: (24, 240), 3: (32, 160)}
-# The same where the producer's threads load B, by way of registers or not:
+# The same where the producer's threads load B, and move it or not:
 # 128 * (104 + 2 * 200) = 128 * (56 + 2 * 224) = 64512.
-_REGISTERS_TO_LOAD = {1: (168, 240), 2: (104, 200), 3: (104, 136)}
+_REGISTERS_TO_MOVE = {1: (168, 240), 2: (104, 200), 3: (104, 136)}
 _REGISTERS_TO_COPY = {1: (80, 240), 2: (56, 224), 3: (56, 152)}
 # Of these, a consumer's that hold neither accumulators nor results.
 _OTHER_REGISTERS = 40
@@ -130,6 +130,11 @@ class Tiling:
     row = layout.bytes_of(columns, self.problem.b.dtype)
     return self.b_by_threads and not self.problem.b.k_last and row % 8 == 0
 
+  @property
+  def b_by_moves(self) -> bool:
+    """Whether threads load B in two steps: they copy rows, then move them."""
+    return self.b_by_threads and not self.b_by_copies
+
   @functools.cached_property
   def b_last_apart(self) -> bool:
     """Whether B's last slab is copied, and so B need not be padded."""
@@ -161,7 +166,7 @@ class Tiling:
     """Registers of a thread of the producer, and of one of a consumer."""
     found = REGISTERS
     if self.b_by_threads:
-      found = _REGISTERS_TO_COPY if self.b_by_copies else _REGISTERS_TO_LOAD
+      found = _REGISTERS_TO_COPY if self.b_by_copies else _REGISTERS_TO_MOVE
     return found[self.config.consumers]
 
   # Work tiles.

@@ -10,15 +10,18 @@ zeros, so a NaN of the next group stays there.
 
 * **Rows that TMA can address** come as atoms, as many as are begun
   (`compat.allow_ragged_copies`).
-* **Other rows** the threads of the producer bring from where they are to where
-  TMA would put them, swizzled, by way of registers (`ByRegisters`) or by
-  cp.async (`ByCopies`). A still comes by TMA. Loads bind: without them the
-  kernel of 60 groups takes 235 us, with them, by registers, 373.
+* **Other rows** the threads of the producer bring to where TMA would put them,
+  swizzled, by cp.async: pieces of 8 bytes straight to their place (`ByCopies`),
+  or vectors of 16 that are moved there (`ByMoves`). A still comes by TMA.
+
+Threads take long for a slab of B, however tall A's tile is. So tall and narrow
+tiles are best: 16 groups of 512 rows, 4096 x 4100, take 456 us with 256 x 128
+and 495 with 128 x 256, and stored [N, K], where threads move them, 572 and 739
+(H100).
 """
 
 from collections.abc import Callable
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -27,28 +30,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat, ptx
+from pallas_gemm import ptx
 from pallas_gemm.kernels.sm90.block import Block, window
-from pallas_gemm.kernels.sm90.layout import ATOM_ROWS
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.schedule import WorkTile
 
-_WARPS, _LANES = 4, 32
-# A chunk is so many registers of a thread: a load of one element takes one, of
-# two or more half as many as there are elements.
-_CHUNK = 16
-# Chunks that a thread holds, by the number of consumers.
-_HELD = {1: 6, 2: 4, 3: 3}
-# Most elements that a load takes; rows at multiples of 8 are left to TMA.
-_WIDEST = 4
-# Slabs between what is asked of the L2 and what is loaded, by elements that a
-# load takes: 4096 x 1407 373 us with 2 and 395 with 4, 4096 x 4100 699 and 645.
-_AHEAD = {1: 2, 2: 4, 4: 4}
 # Slabs that `ByCopies` has on their way, if the ring has room for two more.
 _COPIES = 3
 
-# A chunk of each B.
-_Chunk = tuple[jax.Array, ...]
 # Given a slab's number and its slot, waits until that is empty, and asks TMA
 # for what it loads of the slab.
 _Begin = Callable[[jax.Array, jax.Array], None]
@@ -91,7 +80,7 @@ def load_by_threads(
     begin: for all slabs but the last.
     begin_last: for the last one, of which TMA loads all.
   """
-  kind = ByCopies if block.plan.b_by_copies else ByRegisters
+  kind = ByCopies if block.plan.b_by_copies else ByMoves
   return kind(block, work_tile).load(slot, begin, begin_last)
 
 
@@ -122,6 +111,11 @@ class _Loads:
       corner = corner[::-1]
     at = pl.ds(corner[0] + row, rows), pl.ds(corner[1], self._shape[1])
     return [window(ref, work_tile.b, at) for ref in self.block.operands.b]
+
+  @property
+  def _swizzle(self) -> int:
+    found = (x for x in self.block.plan.shared if x.name == "b_rings")
+    return next(found).swizzle
 
   def _announce(self, slot) -> None:
     """Tells the consumers of a slab that all threads have stored."""
@@ -174,123 +168,71 @@ class ByCopies(_Loads):
       late = lax.select(is_one, block.next_slot(late), late)
     return block.next_slot(slot)
 
-  @property
-  def _swizzle(self) -> int:
-    found = (x for x in self.block.plan.shared if x.name == "b_rings")
-    return next(found).swizzle
-
 
 @dataclasses.dataclass(frozen=True)
-class ByRegisters(_Loads):
-  """Loads of as many elements as every row starts at multiples of, up to 4.
+class ByMoves(_Loads):
+  """By cp.async of 16 bytes, past the L1, and from there to where rows belong.
 
-  A thread holds some chunks: while it stores one, memory answers for the
-  others. And each slab is asked of the L2 some slabs earlier, by prefetches,
-  since registers alone hold too little in flight.
+  Rows that start anywhere are copied from multiples of 16 bytes on, some of
+  them at a time, to shared memory. From there each thread takes what lies in a
+  row of a swizzle atom, shifts it by up to 15 bytes and stores it in the ring.
+  60 groups of 136 rows, 4096 x 1407, take 331 us so; loads of single elements
+  into registers 364, for these hold too little on its way (H100).
   """
-
-  @property
-  def _rows(self) -> int:
-    """Rows of a chunk: a power of two, as warps and swizzle atoms have."""
-    plan, (rows, columns) = self.block.plan, self._shape
-    vector = _vector(plan)
-    least = max(ATOM_ROWS, _WARPS * _LANES // _lanes_of_a_row(vector))
-    most = _CHUNK * _WARPS * _LANES * min(vector, 2) // plan.products
-    return math.gcd(rows, max(least, 2 ** int(math.log2(most / columns))))
-
-  @property
-  def _ahead(self) -> int:
-    return _AHEAD[_vector(self.block.plan)]
 
   def load(self, slot, begin: _Begin, begin_last: _Begin) -> jax.Array:
     """As `load_by_threads`."""
-    block, count = self.block, self._count
+    block, rings = self.block, self.block.shared.b_rings
+    buffers, _, _ = block.shared.raw.shape
+    ahead = buffers // len(rings)
+
+    def move(nth, slot, state):
+      """Chunk `nth` of a slab of each B; those before it, the next buffer."""
+      before, buffer = state
+      found, first = self._chunk(before)
+      for which, (x, ring) in enumerate(zip(found, rings)):
+        ptx.wait_async(buffers - 1)
+        raw, tile = block.shared.raw.at[buffer], ring.at[slot]
+        ptx.move_rows(raw, x, tile, first, swizzle=self._swizzle)
+        if which == len(rings) - 1:
+          pl.when(nth == self._chunks - 1)(lambda: self._announce(slot))
+        self._copy(before + ahead, which, buffer)
+        buffer = lax.select(buffer == buffers - 1, jnp.int32(0), buffer + 1)
+      return before + 1, buffer
 
     def load(step, state):
-      slot, held = state
+      slot, chunks = state
       begin(step, slot)
-      return block.next_slot(slot), self._store(step, slot, held)
+      chunks = lax.fori_loop(
+        0, self._chunks, lambda nth, chunks: move(nth, slot, chunks), chunks
+      )
+      return block.next_slot(slot), chunks
 
-    slot, _ = lax.fori_loop(0, count, load, (slot, self._first()))
-    begin_last(count, slot)
+    for buffer in range(buffers):
+      nth, which = divmod(buffer, len(rings))
+      self._copy(jnp.int32(nth), which, buffer)
+    state = slot, (jnp.int32(0), jnp.int32(0))
+    slot, _ = lax.fori_loop(0, self._count, load, state)
+    begin_last(self._count, slot)
     return block.next_slot(slot)
 
-  def _first(self) -> tuple[_Chunk, ...]:
-    """The first chunks of a work tile, as many as a thread holds."""
-    for step in range(self._ahead):
-      self._prefetch(jnp.int32(step))
-    plan = self.block.plan
-    held = _HELD[plan.config.consumers] + 1 - plan.products
-    # A chunk of whole atoms may be larger: of two B's, 256 columns each.
-    elements = self._rows * self._shape[1] * plan.products
-    registers = elements // (_WARPS * _LANES * min(_vector(plan), 2))
-    held = max(1, held * _CHUNK // max(_CHUNK, registers))
-    return tuple(self._load(jnp.int32(0), nth) for nth in range(held))
+  @property
+  def _chunks(self) -> int:
+    """Chunks of a slab."""
+    return self._shape[0] // self.block.plan.chunk_shape[0]
 
-  def _store(self, step, slot, held: tuple[_Chunk, ...]) -> tuple[_Chunk, ...]:
-    """Fills a slot with a slab; the chunks that a thread then holds.
+  def _chunk(self, nth) -> tuple[list[Any], jax.Array]:
+    """That chunk of a tile, of each B, and its first row in its slab."""
+    rows, _ = self.block.plan.chunk_shape
+    step, row = lax.div(nth, self._chunks), lax.rem(nth, self._chunks) * rows
+    return self._windows(step, row, rows), row
 
-    Args:
-      step: the number of the slab.
-      slot: of the ring; empty.
-      held: the slab's first chunks, or more.
-    """
-    self._prefetch(step + self._ahead)
-    shared = self.block.shared
-    rows, columns = self._shape
-    chunks = rows // self._rows
-    for nth in range(chunks):
-      at = pl.ds(nth * self._rows, self._rows), pl.ds(0, columns)
-      for ring, x in zip(shared.b_rings, held[0]):
-        compat.store(ring.at[slot, *at], x, optimized=False)
-      held = (*held[1:], self._load(step, nth + len(held)))
-    self._announce(slot)
-    return held
+  def _copy(self, nth, which: int, buffer) -> None:
+    """Starts to copy a chunk of one B; a group of copies, if need be empty."""
 
-  def _load(self, step, nth: int) -> _Chunk:
-    """The chunk of that number, counted from the start of a slab on.
-
-    After the last slab, those of the last one again, which nobody stores.
-    """
-    more, nth = divmod(nth, self._shape[0] // self._rows)
-    step = jnp.minimum(step + more, self._count - 1)
-    layout = _layout(_vector(self.block.plan))
-    windows = self._windows(step, nth * self._rows, self._rows)
-    return tuple(plgpu.load(x, layout=layout, optimized=False) for x in windows)
-
-  def _prefetch(self, step) -> None:
-    """Asks the L2 for a slab, if there is such a one."""
-
-    @pl.when(step < self._count)
+    @pl.when(nth < self._count * self._chunks)
     def _():
-      for found in self._windows(step, 0, self._shape[0]):
-        ptx.prefetch(found)
+      found, _ = self._chunk(nth)
+      ptx.copy_rows_async(found[which], self.block.shared.raw.at[buffer])
 
-
-def _vector(plan: Plan) -> int:
-  """Elements that a load takes: as many as every row starts at multiples of."""
-  _, (_, columns) = plan.operand_shapes
-  return math.gcd(columns, _WIDEST)
-
-
-def _lanes_of_a_row(vector: int) -> int:
-  """Lanes that load one row, of an atom's 64 columns at most."""
-  return min(_LANES, 64 // vector)
-
-
-def _layout(vector: int) -> Any:
-  """Warps side by side along rows, each with as many rows as lanes make up.
-
-  A warp has at most the 64 columns of a swizzle atom, so that no two lanes
-  store to one bank.
-  """
-  lanes = _lanes_of_a_row(vector)
-  rows, columns = _LANES // lanes, lanes * vector
-  return compat.tiled_layout(
-    (_WARPS * rows, columns),
-    (rows, columns),
-    (1, vector),
-    warps=(-6,),
-    lanes=(-4, -3),
-    vector=-1,
-  )
+    ptx.commit_async()
