@@ -95,13 +95,15 @@ _FACTORS = {
   "model.busy": 2.0,
   "odd_sizes.odd_sums": 1.5,
   "odd_sizes.misaligned": 1.5,
-  "odd_sizes.by_threads": 2.0,
+  "odd_sizes.by_copies": 2.0,
+  "odd_sizes.by_moves": 2.0,
   "odd_sizes.straddling_results": 1.5,
 }  # fmt: skip
 _ADDED = {
   "model.small": 0.01,
   "model.writes": 0.1,
   "model.scattered": 0.1,
+  "odd_sizes.beside": 0.2,
   "model.barrier": 50.0,
   "model.arrival": 1000.0,
   "model.epilogue": 0.1,

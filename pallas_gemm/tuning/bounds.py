@@ -154,7 +154,8 @@ class Bounds:
     rows = min(c.block_m, -(-m // 8) * 8) * a / c.cluster_n
     columns = c.block_n * p.products / c.cluster_m
     if self._b_by_threads and self._b_by_threads(c):
-      both = max(rows, columns * self._odd.by_threads)
+      columns *= min(self._odd.by_copies, self._odd.by_moves)
+      both = max(rows, columns) + self._odd.beside * min(rows, columns)
     else:
       both = rows + columns * b
     return both * 128 / self._fit.l2

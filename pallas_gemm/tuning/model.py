@@ -159,8 +159,10 @@ def _slab(plan: Plan, fit: constants.Model, odd: odd_sizes.Costs) -> float:
   shared = (reads + fit.writes * writes) / 128 * fit.shared
   slow_a, slow_b = odd.loads
   load_a, load_b = rows * slow_a / cfg.cluster_n, bn * slow_b / cfg.cluster_m
-  # Threads load B beside TMA, which loads A.
-  loads = largest(load_a, load_b) if plan.b_by_threads else load_a + load_b
+  loads = load_a + load_b
+  if plan.b_by_threads:  # beside TMA, which loads A
+    longer = largest(load_a, load_b)
+    loads = longer + odd.beside * (loads - longer)
   loads *= bytes_of(bk, p.a.dtype) / fit.l2 * (fit.narrow if narrow else 1)
   slab = largest(multiply, shared, loads) + fit.barrier + odd.short
   alone = cfg.consumers == 1

@@ -15,6 +15,7 @@ class Costs(NamedTuple):
 
   Attributes:
     loads: of A and B, as multiples.
+    beside: what of the shorter loads is added to the longer ones.
     results: device memory's time for results, as a multiple.
     copies: microseconds of the copies into and out of padded matrices.
     short: cycles that a slab takes longer because of short rows.
@@ -22,13 +23,14 @@ class Costs(NamedTuple):
   """
 
   loads: tuple[float, float]
+  beside: float
   results: float
   copies: float
   short: float
   sums: float
 
 
-NONE = Costs((1.0, 1.0), 1.0, 0.0, 0.0, 1.0)
+NONE = Costs((1.0, 1.0), 1.0, 1.0, 0.0, 0.0, 1.0)
 
 
 def costs(plan: Plan, fit: constants.OddSizes) -> Costs:
@@ -55,13 +57,24 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
   return Costs(
     loads=(
       slower(a, fit),
-      fit.by_threads if plan.b_by_threads else slower(b, fit),
+      by_threads(plan, fit) if plan.b_by_threads else slower(b, fit),
     ),
+    beside=fit.beside if plan.b_by_threads else 1.0,
     results=straddling_results(piece, fit) if straddles else 1.0,
     copies=copies,
     short=largest(0.0, *short),
     sums=fit.odd_sums if p.results % 2 else 1.0,
   )
+
+
+def by_threads(plan: Plan, fit: constants.OddSizes) -> float:
+  """Loads of B, as a multiple, where threads load it beside TMA."""
+  if plan.b_by_copies:
+    return fit.by_copies
+  # A chunk takes as long whatever it holds: 60 groups of 136, 4096 x 1407, with
+  # 128 x 64 tiles 734 us, with 128 x 128 473 (H100).
+  columns = 128 * plan.chunks * 64 / plan.config.block_k
+  return fit.by_moves * columns / plan.config.block_n
 
 
 def straddles(p: Problem) -> bool:

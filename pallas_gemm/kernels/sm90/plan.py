@@ -205,6 +205,13 @@ class Plan(Matrices):
     lanes = 32 // cdiv(columns, self.operand_columns)
     return math.gcd(rows, 4 * 2 ** int(math.log2(lanes))), columns
 
+  @property
+  def chunks(self) -> int:
+    """Chunks of a slab of B."""
+    p, cfg = self.problem, self.config
+    rows = cfg.block_n if p.b.k_last else cfg.block_k
+    return rows // self.chunk_shape[0]
+
   @functools.cached_property
   def shared_bytes(self) -> int:
     """Shared memory of a block, in bytes; a little more than it takes."""

@@ -182,9 +182,9 @@ class ByMoves(_Loads):
 
   def load(self, slot, begin: _Begin, begin_last: _Begin) -> jax.Array:
     """As `load_by_threads`."""
-    block, rings = self.block, self.block.shared.b_rings
-    buffers, _, _ = block.shared.raw.shape
-    ahead = buffers // len(rings)
+    block, chunks = self.block, self.block.plan.chunks
+    rings, raw = block.shared.b_rings, block.shared.raw
+    buffers = raw.shape[0]
 
     def move(nth, slot, state):
       """Chunk `nth` of a slab of each B; those before it, the next buffer."""
@@ -192,21 +192,21 @@ class ByMoves(_Loads):
       found, first = self._chunk(before)
       for which, (x, ring) in enumerate(zip(found, rings)):
         ptx.wait_async(buffers - 1)
-        raw, tile = block.shared.raw.at[buffer], ring.at[slot]
-        ptx.move_rows(raw, x, tile, first, swizzle=self._swizzle)
+        at, tile = raw.at[buffer], ring.at[slot]
+        ptx.move_rows(at, x, tile, first, swizzle=self._swizzle)
         if which == len(rings) - 1:
-          pl.when(nth == self._chunks - 1)(lambda: self._announce(slot))
-        self._copy(before + ahead, which, buffer)
+          pl.when(nth == chunks - 1)(lambda: self._announce(slot))
+        self._copy(before + buffers // len(rings), which, buffer)
         buffer = lax.select(buffer == buffers - 1, jnp.int32(0), buffer + 1)
       return before + 1, buffer
 
     def load(step, state):
-      slot, chunks = state
+      slot, moved = state
       begin(step, slot)
-      chunks = lax.fori_loop(
-        0, self._chunks, lambda nth, chunks: move(nth, slot, chunks), chunks
+      moved = lax.fori_loop(
+        0, chunks, lambda nth, moved: move(nth, slot, moved), moved
       )
-      return block.next_slot(slot), chunks
+      return block.next_slot(slot), moved
 
     for buffer in range(buffers):
       nth, which = divmod(buffer, len(rings))
@@ -216,21 +216,16 @@ class ByMoves(_Loads):
     begin_last(self._count, slot)
     return block.next_slot(slot)
 
-  @property
-  def _chunks(self) -> int:
-    """Chunks of a slab."""
-    return self._shape[0] // self.block.plan.chunk_shape[0]
-
   def _chunk(self, nth) -> tuple[list[Any], jax.Array]:
     """That chunk of a tile, of each B, and its first row in its slab."""
-    rows, _ = self.block.plan.chunk_shape
-    step, row = lax.div(nth, self._chunks), lax.rem(nth, self._chunks) * rows
-    return self._windows(step, row, rows), row
+    chunks, (rows, _) = self.block.plan.chunks, self.block.plan.chunk_shape
+    row = lax.rem(nth, chunks) * rows
+    return self._windows(lax.div(nth, chunks), row, rows), row
 
   def _copy(self, nth, which: int, buffer) -> None:
     """Starts to copy a chunk of one B; a group of copies, if need be empty."""
 
-    @pl.when(nth < self._count * self._chunks)
+    @pl.when(nth < self._count * self.block.plan.chunks)
     def _():
       found, _ = self._chunk(nth)
       ptx.copy_rows_async(found[which], self.block.shared.raw.at[buffer])

@@ -132,7 +132,9 @@ class OddSizes:
     misaligned: loads of rows that do not start at multiples of 128 bytes, as a
       multiple; straddling: of rows that start at odd multiples of 16, and so
       straddle sectors of 32, four cycles each.
-    by_threads: loads of B by threads, as a multiple.
+    by_copies, by_moves: loads of B by threads, as a multiple (`weights`); of
+      such that are moved, for each 128 columns that are begun. beside: what of
+      the shorter loads is added to the longer ones, of TMA and of threads.
     straddling_results: device memory's time for such results, as a multiple,
       if they are stored 128 bytes of a row at a time.
     short: cycles that a slab takes longer where rows of a matrix that is stored
@@ -147,7 +149,9 @@ class OddSizes:
   odd_sums: float
   misaligned: float
   straddling: float
-  by_threads: float
+  by_copies: float
+  by_moves: float
+  beside: float
   straddling_results: float
   short: float
   uneven: float
