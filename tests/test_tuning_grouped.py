@@ -76,6 +76,22 @@ def test_results_that_would_straddle_sectors_leave_by_rows(gpu):
 
 
 @pytest.mark.parametrize("gpu", HOPPERS)
+@pytest.mark.parametrize("rows", (136, 512))
+@pytest.mark.parametrize("dx", (False, True), ids=["forward", "dx"])
+def test_weights_that_threads_move_find_room_and_get_tall_tiles(gpu, rows, dx):
+  """A chunk takes threads as long however tall A's tile is."""
+  sizes = {"m": 60 * rows, "n": 1407, "k": 4096, "groups": 60}
+  if dx:
+    sizes |= {"n": 4096, "k": 1407, "transpose_b": True}
+  problem = Problem.flat(**sizes, ragged="m", **DTYPES)
+  with hardware.assume(gpu):
+    config = grouped.choose(problem)
+    assert Plan.of(problem, config).b_by_moves
+    assert legal.reason(Plan.of(problem, config)) is None
+  assert config.block_m >= 192 and config.block_n == 128
+
+
+@pytest.mark.parametrize("gpu", HOPPERS)
 def test_no_cluster_is_predicted_to_be_best(gpu):
   """So the choice is the first candidate, without a look at clusters."""
   rng = random.Random(0)
@@ -126,7 +142,9 @@ def test_no_prediction_is_below_its_bound(problem):
   """So that a config which is not predicted is none of the best."""
   gpu = hardware.current()
   known = constants.of(gpu)
-  at_least = grouped._at_least(problem, gpu, known)
+  at_least = grouped._at_least(
+    problem, known, lambda config: Plan(problem, config, gpu)
+  )
   for config in grouped.candidates(problem):
     time = grouped.predict(Plan.of(problem, config), known)
     assert at_least(config) <= time * (1 + 1e-9)

@@ -59,7 +59,7 @@ class Bounds:
     problem: Problem,
     gpu: hardware.Gpu,
     known: constants.Constants,
-    b_by_threads: Callable[[Config], bool] | None = None,
+    by_threads: Callable[[Config], float] | None = None,
   ):
     """Computes what all configs share.
 
@@ -67,12 +67,12 @@ class Bounds:
       problem: what is computed.
       gpu: where.
       known: its constants.
-      b_by_threads: whether threads load B, beside TMA, which loads A; None if
-        they never do.
+      by_threads: loads of B, as a multiple, where threads load it beside TMA,
+        which loads A; 0 where they don't, None if they never do.
     """
     p, fit, odd = problem, known.model, known.odd_sizes
     self._problem, self._gpu, self._fit, self._odd = p, gpu, fit, odd
-    self._b_by_threads = b_by_threads
+    self._by_threads = by_threads
     self._outputs = 1 + p.products * p.epilogue.save
     even = self._even = min(1, fit.even)
     mma = fit.mma * min(1, fit.third) * min(1, fit.tall) * min(1, fit.columns)
@@ -84,7 +84,7 @@ class Bounds:
     copied, self._copied_c, self._copied_out = odd_sizes.copies_at_least(p, odd)
     self._launch = fit.launch * even + copied
     self._slow = odd_sizes.loads_at_least(p, odd)
-    self._may_wait = b_by_threads or max(self._slow.as_stored) > 1
+    self._may_wait = by_threads or max(self._slow.as_stored) > 1
     rate = gpu.dram_bytes_per_s / 1e6 * fit.dram / even
     self._read = p.operand_bytes / rate
     result = bytes_of(p.results, p.out_dtype) / rate
@@ -153,8 +153,8 @@ class Bounds:
     m, a, b = (p.n, *slow[::-1]) if c.swap_ab else (p.m, *slow)
     rows = min(c.block_m, -(-m // 8) * 8) * a / c.cluster_n
     columns = c.block_n * p.products / c.cluster_m
-    if self._b_by_threads and self._b_by_threads(c):
-      columns *= min(self._odd.by_copies, self._odd.by_moves)
+    if slow_b := self._by_threads and self._by_threads(c):
+      columns *= slow_b
       both = max(rows, columns) + self._odd.beside * min(rows, columns)
     else:
       both = rows + columns * b

@@ -9,7 +9,7 @@ ones of that size, whose time `model` predicts:
 * Groups along K have half a slab more.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 import functools
 
@@ -19,7 +19,7 @@ from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import bounds, constants, model, tiles
+from pallas_gemm.tuning import bounds, constants, model, odd_sizes, tiles
 
 
 def choose(problem: Problem) -> Config:
@@ -63,25 +63,33 @@ def _ranked(problem: Problem, clusters: bool) -> Iterator[Config]:
   # Rows of groups are stored in subtiles of up to 64 columns.
   batch = dataclasses.replace(batch, n=max(problem.n, 64))
   known = constants.of(gpu)
+
+  @functools.cache
+  def plan(config: Config) -> Plan:
+    return Plan(problem, config, gpu)
+
   some = (
-    _with_room_to_move(problem, config, gpu)
+    _with_room_to_move(config, plan)
     for config in tiles.worth_a_try(batch, gpu)
     if config.split_k == 1
     and (clusters or config.cluster_m * config.cluster_n == 1)
   )
 
   def seconds(config: Config) -> float:
-    return predict(Plan(problem, config, gpu), known)
+    return predict(plan(config), known)
 
-  ranked = bounds.best_first(some, _at_least(problem, gpu, known), seconds)
+  ranked = bounds.best_first(some, _at_least(problem, known, plan), seconds)
   for config in ranked:
     yield _with_wide_subtiles(problem, config)
 
 
 def _at_least(
-  problem: Problem, gpu: hardware.Gpu, known: constants.Constants
+  problem: Problem,
+  known: constants.Constants,
+  plan: Callable[[Config], Plan],
 ) -> bounds.Estimate:
   """What predictions for a problem are at least, in seconds."""
+  gpu = hardware.current()
   # What rows that TMA can't address cost a batch, they do not cost groups.
   p = dataclasses.replace(
     problem, **{side: _addressable(getattr(problem, side)) for side in "nk"}
@@ -89,8 +97,11 @@ def _at_least(
   _, (_, columns) = layout.operand_shapes(problem)
   is_addressable = layout.is_addressable(columns, problem.b.dtype)
 
-  def by_threads(config: Config) -> bool:
-    return Plan(problem, config, gpu).b_by_threads
+  def by_threads(config: Config) -> float:
+    found = plan(config)
+    if not found.b_by_threads:
+      return 0.0
+    return odd_sizes.by_threads(found, known.odd_sizes)
 
   @functools.cache
   def of_batch(rows: int, is_tall: bool) -> bounds.Estimate:
@@ -144,18 +155,18 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
 
 
 def _with_room_to_move(
-  problem: Problem, config: Config, gpu: hardware.Gpu
+  config: Config, plan: Callable[[Config], Plan]
 ) -> Config:
   """The config with room for what threads move, where they do.
 
   There are fewer subtiles of results then, and stages.
   """
-  plan = Plan(problem, config, gpu)
-  if not plan.b_by_moves or plan.shared_bytes <= gpu.shared_bytes_per_block:
+  first = plan(config)
+  room = first.gpu.shared_bytes_per_block
+  if not first.b_by_moves or first.shared_bytes <= room:
     return config
   config = dataclasses.replace(config, epilogue_buffers=1)
-  need = Plan(problem, config, gpu).shared_bytes
-  over = cdiv(max(0, need - gpu.shared_bytes_per_block), plan.slab_bytes)
+  over = cdiv(max(0, plan(config).shared_bytes - room), first.slab_bytes)
   return dataclasses.replace(config, stages=config.stages - over)
 
 
