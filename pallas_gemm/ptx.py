@@ -117,6 +117,9 @@ def copy_rows_async(window: Any, raw: Any) -> None:
   further in shared memory, up to 15; see `move_rows`. What is copied is
   there when the group is done, that `commit_async` closes.
 
+  A vector that holds the start or the end of a row may hold up to 14 bytes that
+  lie before or behind the matrix. None does that holds nothing of a row.
+
   Args:
     window: [rows, columns] of global memory, from a multiple of as many bytes
       on as rows are apart.
