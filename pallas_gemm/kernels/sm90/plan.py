@@ -98,6 +98,12 @@ class Plan(Matrices):
     b = layout.bytes_of(cfg.block_n * cfg.block_k, p.b.dtype)
     return a + b * self.products
 
+  @property
+  def b_slab_shape(self) -> tuple[int, int]:
+    """Rows and columns of a slab of B, as it is stored."""
+    shape = self.config.block_k, self.config.block_n
+    return shape[::-1] if self.problem.b.k_last else shape
+
   @functools.cached_property
   def buffers(self) -> int:
     """Subtiles of a consumer in shared memory: one fills while others leave.
@@ -149,9 +155,8 @@ class Plan(Matrices):
     p, cfg = self.problem, self.config
     (rows, width), columns = self.subtile_shape, self.operand_columns
     dtype, consumers = self.stored_dtype, cfg.consumers
-    a_tile, b_tile = (cfg.block_m, cfg.block_k), (cfg.block_k, cfg.block_n)
+    a_tile, b_tile = (cfg.block_m, cfg.block_k), self.b_slab_shape
     a_tile = a_tile if p.a.k_last else a_tile[::-1]
-    b_tile = b_tile[::-1] if p.b.k_last else b_tile
     staged = (consumers, self.buffers, rows, width)
     axes = ("cluster_n",) * (cfg.cluster_n > 1)
     axes += ("cluster_m",) * (cfg.cluster_m > 1)
@@ -198,19 +203,14 @@ class Plan(Matrices):
     Of a warp as many rows, a power of two, as its lanes can move: a lane has
     what lies of a row in one swizzle atom.
     """
-    p, cfg = self.problem, self.config
-    rows, columns = cfg.block_k, cfg.block_n
-    if p.b.k_last:
-      rows, columns = columns, rows
+    rows, columns = self.b_slab_shape
     lanes = 32 // cdiv(columns, self.operand_columns)
     return math.gcd(rows, 4 * 2 ** int(math.log2(lanes))), columns
 
   @property
   def chunks(self) -> int:
     """Chunks of a slab of B."""
-    p, cfg = self.problem, self.config
-    rows = cfg.block_n if p.b.k_last else cfg.block_k
-    return rows // self.chunk_shape[0]
+    return self.b_slab_shape[0] // self.chunk_shape[0]
 
   @functools.cached_property
   def shared_bytes(self) -> int:

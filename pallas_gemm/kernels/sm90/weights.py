@@ -92,24 +92,18 @@ class _Loads:
   work_tile: WorkTile
 
   @property
-  def _shape(self) -> tuple[int, int]:
-    """Rows and columns of a slab, as it is stored."""
-    cfg = self.block.plan.config
-    shape = cfg.block_k, cfg.block_n
-    return shape[::-1] if self.block.plan.problem.b.k_last else shape
-
-  @property
   def _count(self):
     """Slabs that threads load."""
     return self.work_tile.steps - 1
 
-  def _windows(self, step, row: int, rows: int) -> list[Any]:
+  def _windows(self, step, row, rows: int) -> list[Any]:
     """Rows of a slab of each B, in global memory."""
     plan, work_tile = self.block.plan, self.work_tile
     corner = work_tile.start + step * plan.config.block_k, work_tile.column
     if plan.problem.b.k_last:
       corner = corner[::-1]
-    at = pl.ds(corner[0] + row, rows), pl.ds(corner[1], self._shape[1])
+    _, columns = plan.b_slab_shape
+    at = pl.ds(corner[0] + row, rows), pl.ds(corner[1], columns)
     return [window(ref, work_tile.b, at) for ref in self.block.operands.b]
 
   @property
@@ -129,9 +123,10 @@ class ByCopies(_Loads):
   """By cp.async, which needs no registers: whole slabs are on their way.
 
   That takes 4 or 8 bytes at a time, here 8: 16 groups of 512 rows, 4096 x 4100,
-  take 600 us so and 711 by registers. With 4 bytes, and rows that start in the
-  middle of a word, 472 us instead of 388 (4096 x 1407), and with rows along K,
-  of which a slab has 128 bytes each, 833 instead of 720 (H100). Such copies go
+  take 456 us so and 519 if 16 are copied and then moved. With 4 bytes, and rows
+  that start in the middle of a word, or with rows along K, of which a slab has
+  128 bytes each, it was slower even than loads of single elements: 472 us
+  instead of 388 (4096 x 1407), 833 instead of 720 (H100). Such copies go
   through the L1, for which the ring leaves little room; that may be why.
   """
 
@@ -142,7 +137,7 @@ class ByCopies(_Loads):
 
     def load(step, slot):
       begin(step, slot)
-      found = self._windows(step, 0, self._shape[0])
+      found = self._windows(step, 0, block.plan.b_slab_shape[0])
       for x, ring in zip(found, block.shared.b_rings):
         ptx.copy_async(x, ring.at[slot], swizzle=self._swizzle)
       return block.next_slot(slot)
