@@ -258,12 +258,16 @@ def sm_count() -> int:
   return current().sm_count
 
 
-def clusters_at_once(blocks: int) -> int:
+def clusters_at_once(blocks: int, gpu: Gpu | None = None) -> int:
   """Clusters of so many thread blocks that run together, one block an SM.
 
   A cluster lies within a GPC, and the smallest decides how many fit.
+
+  Args:
+    blocks: of a cluster.
+    gpu: where; None is `current()`.
   """
-  sms = sm_count()
+  sms = (gpu or current()).sm_count
   if blocks <= 2:  # SMs come in pairs
     return sms // blocks
   return max(1, sms // SMALLEST_GPC_SMS * (SMALLEST_GPC_SMS // blocks))

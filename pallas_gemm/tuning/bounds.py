@@ -143,7 +143,7 @@ class Bounds:
     # Rounding up in place: this is called for dozens of configs.
     columns = -(-n // (c.block_n * c.cluster_n)) - c.tail_columns
     rows = -(-m // (c.block_m * c.cluster_m))
-    at_once = self._gpu.sm_count // (c.cluster_m * c.cluster_n)
+    at_once = hardware.clusters_at_once(c.cluster_m * c.cluster_n, self._gpu)
     rounds = -(-rows * columns * p.batch * c.split_k // at_once)
     return rounds, -(-self._slabs[c.block_k] // c.split_k), slab
 

@@ -119,12 +119,7 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
 
 def _rounds(plan: Plan) -> int:
   """Rounds of work tiles, none of them cut for the last wave."""
-  return cdiv(_work_tiles(plan), _clusters(plan))
-
-
-def _clusters(plan: Plan) -> int:
-  """Clusters that find room at a time."""
-  return plan.gpu.sm_count // (plan.config.cluster_m * plan.config.cluster_n)
+  return cdiv(_work_tiles(plan), plan.clusters_at_once)
 
 
 def _work_tiles(plan: Plan) -> int:

@@ -1,6 +1,7 @@
 """Which plans the Hopper kernels can run; why they can't run others."""
 
 from collections.abc import Iterable
+import math
 from typing import Any
 
 from jax import lax
@@ -171,11 +172,12 @@ def _subtiles_reason(plan: Plan) -> str | None:
 def _cluster_reason(plan: Plan) -> str | None:
   p, cfg = plan.problem, plan.config
   cluster = (cfg.cluster_m, cfg.cluster_n)
-  if cluster not in ((1, 1), (2, 1), (1, 2)):
-    # More blocks leave SMs of a GPC idle: 2 x 2 ran at 0.6x (rung 12).
-    return f"a cluster must be 1x1, 2x1 or 1x2, got {cluster[0]}x{cluster[1]}"
-  if max(cluster) > plan.gpu.sm_count:
-    return f"the GPU has too few SMs for a cluster of {max(cluster)}"
+  if math.prod(cluster) not in (1, 2, 4):
+    return (
+      f"a cluster must have 1, 2 or 4 blocks, got {cluster[0]}x{cluster[1]}"
+    )
+  if (blocks := math.prod(cluster)) > plan.gpu.sm_count:
+    return f"the GPU has too few SMs for a cluster of {blocks}"
   # Each block loads its share of the rows of a tile as it is stored.
   rows_a = cfg.block_m if p.a.k_last else cfg.block_k
   rows_b = cfg.block_n if p.b.k_last else cfg.block_k

@@ -234,20 +234,22 @@ class Tiling:
     return rows * columns * self.problem.batch * cfg.split_k + parts
 
   @functools.cached_property
-  def _clusters_at_once(self) -> int:
-    return self.gpu.sm_count // (self.config.cluster_m * self.config.cluster_n)
+  def clusters_at_once(self) -> int:
+    """Clusters that find room at a time."""
+    blocks = self.config.cluster_m * self.config.cluster_n
+    return hardware.clusters_at_once(blocks, self.gpu)
 
   @functools.cached_property
   def work_tiles_of_a_block(self) -> int | None:
     """Work tiles that each block has, or one less; None: the device knows."""
     if self.problem.along:
       return None
-    return cdiv(self._work_tiles, self._clusters_at_once)
+    return cdiv(self._work_tiles, self.clusters_at_once)
 
   @functools.cached_property
   def clusters(self) -> int:
     """Clusters that are launched: one block an SM, or fewer."""
-    p, work_tiles, room = self.problem, self._work_tiles, self._clusters_at_once
+    p, work_tiles, room = self.problem, self._work_tiles, self.clusters_at_once
     if p.along == "m":  # how many work tiles there are, the device knows
       return min(room, self.row_tiles * self.grid[1])
     if p.along == "k":
