@@ -26,9 +26,9 @@ from pallas_gemm import compat
 KIB, MIB = 1024, 1024**2
 
 
-# SMs of the smallest GPC of a Hopper GPU as sold: the group of SMs within which
-# a cluster must find room.
-SMALLEST_GPC_SMS = 16
+# Groups of SMs of a Hopper GPU within which a cluster must find room; which of
+# their SMs work differs from GPU to GPU.
+GPCS = 8
 
 # What memory and the caches move, and what they hold under one address. A
 # sector that is written in part is read first.
@@ -259,18 +259,23 @@ def sm_count() -> int:
 
 
 def clusters_at_once(blocks: int, gpu: Gpu | None = None) -> int:
-  """Clusters of so many thread blocks that run together, one block an SM.
+  """Clusters of so many thread blocks that surely run together, one an SM.
 
-  A cluster lies within a GPC, and the smallest decides how many fit.
+  SMs come in pairs, and a cluster lies within a GPC. How many pairs each GPC
+  has differs from GPU to GPU; at worst each has too few for one cluster more by
+  one. Of four blocks 29 clusters find room in any case on 132 SMs; CUDA said 30
+  of one H100 (`cudaOccupancyMaxActiveClusters`). More would have to wait until
+  the first ones end.
 
   Args:
     blocks: of a cluster.
     gpu: where; None is `current()`.
   """
   sms = (gpu or current()).sm_count
-  if blocks <= 2:  # SMs come in pairs
-    return sms // blocks
-  return max(1, sms // SMALLEST_GPC_SMS * (SMALLEST_GPC_SMS // blocks))
+  if blocks == 1:
+    return sms
+  pairs, wanted = sms // 2, -(-blocks // 2)
+  return max(1, (pairs - GPCS * (wanted - 1)) // wanted)
 
 
 @dataclasses.dataclass(frozen=True)

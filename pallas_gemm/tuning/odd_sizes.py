@@ -83,6 +83,15 @@ def straddles(p: Problem) -> bool:
   return layout.straddles(a, p.a.dtype) or layout.straddles(b, p.b.dtype)
 
 
+def misaligned(p: Problem) -> bool:
+  """Whether an operand's rows start at no multiples of 128 bytes."""
+  shapes = zip(layout.operand_shapes(p), (p.a, p.b))
+  return any(
+    layout.bytes_of(columns, operand.dtype) % layout.ATOM_BYTES
+    for (_, columns), operand in shapes
+  )
+
+
 def copies_at_least(
   p: Problem, fit: constants.OddSizes
 ) -> tuple[float, float, float]:

@@ -38,6 +38,7 @@ def _swapped(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
   """Tiles with swapped operands."""
   p, sms = problem, kind.gpu.sm_count
   suits_deep = _suits_deep_slabs(p, kind.gpu)
+  misaligned = odd_sizes.misaligned(p)
   some_heights, heights = _heights(p.m, False), _heights(p.m, True)
   either = some_heights | heights
   for config in fitted.swapped(kind):
@@ -48,6 +49,9 @@ def _swapped(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
     is_one_round = config.block_m == 64 and tiles <= sms
     if config.block_n not in (heights if is_one_round else some_heights):
       continue
+    if config.cluster_m * config.cluster_n > 1:
+      if not (misaligned and _fills_cluster(config, columns, rows)):
+        continue
     is_narrow = config.block_m == 64 and config.block_n <= 32
     deep = suits_deep and is_narrow and rows == 1 and tiles <= sms
     if (config.block_k == 128) != deep:
@@ -62,7 +66,7 @@ def _tiles(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
   slabs = cdiv(p.k, 64)
   suits_deep = _suits_deep_slabs(p, kind.gpu)
   deep_in_rounds = _suits_deep_rounds(p)
-  straddles = odd_sizes.straddles(p)
+  straddles, misaligned = odd_sizes.straddles(p), odd_sizes.misaligned(p)
   # Of 127 configs of so few slabs that were timed in a cluster and alone, those
   # in one take 3.5 % more in the mean, 4 % less at best; where rows straddle
   # sectors up to a quarter less (H100 and H200).
@@ -85,9 +89,13 @@ def _tiles(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
       continue
     # Of many tiles the few that hang over cost less than rows that TMA reads
     # slowly: 4384 x 2496 x 328 NT 20.1 -> 16.5 us (H200).
-    is_large = straddles and min(rows, columns) >= _STRIP
-    if not (is_large or _suits_cluster(config, p)):
-      continue
+    if config.cluster_m * config.cluster_n > 2:
+      if not (misaligned and _fills_cluster(config, rows, columns)):
+        continue
+    else:
+      is_large = straddles and min(rows, columns) >= _STRIP
+      if not (is_large or _suits_cluster(config, p)):
+        continue
     if config.block_k > 64:
       is_one_round = sms < 2 * tiles <= 2 * sms
       in_rounds = deep_in_rounds and tiles > 2 * sms and config.block_n == 64
@@ -217,6 +225,11 @@ def _suits_cluster(config: Config, problem: Problem) -> bool:
     hangs_over = p.a.k_last and p.m % cfg.block_m
     return not hangs_over and cdiv(p.n, cfg.block_n) % cfg.cluster_n == 0
   return True
+
+
+def _fills_cluster(config: Config, rows: int, columns: int) -> bool:
+  """Whether there are as many rows and columns of tiles as of blocks."""
+  return rows >= config.cluster_m and columns >= config.cluster_n
 
 
 def _suits_pairs(
