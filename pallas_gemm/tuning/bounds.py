@@ -99,22 +99,26 @@ class Bounds:
 
   def roughly(self, config: Config) -> float:
     """By multiplications or operands alone."""
-    rounds, count, slab = self._work(config)
+    rounds, count, slab, _ = self._work(config)
     busy = rounds * count * (slab + self._fit.barrier) / self._clock
     return (max(busy, self._least_read) + self._launch) * 1e-6
 
   def closely(self, config: Config) -> float:
     """By loads and results too."""
     p, c, fit = self._problem, config, self._fit
-    rounds, count, slab = self._work(c)
+    rounds, count, slab, busy_sms = self._work(c)
     is_narrow = _is_narrow(c, p)
     if is_narrow:  # operands are padded, as those of slabs of 128 are
-      slab = max(slab, fit.narrow * self._loads(c, (1.0, 1.0)))
+      loads = busy_sms * self._loads(c, (1.0, 1.0))
+      slab = max(slab, fit.narrow * loads)
     product = count * (slab + fit.barrier) / self._clock
     if self._may_wait and c.block_k == 64 and not is_narrow:
       as_stored, padded = (
-        count * (max(slab, self._loads(c, slow)) + fit.barrier) / self._clock
-        for slow in (self._slow.as_stored, self._slow.padded)
+        count * (max(slab, busy_sms * loads) + fit.barrier) / self._clock
+        for loads in (
+          self._loads(c, self._slow.as_stored),
+          self._loads(c, self._slow.padded),
+        )
       )
       product = min(as_stored, padded + self._slow.copy / rounds)
     between, alone, epilogue = self._results(c)
@@ -133,8 +137,11 @@ class Bounds:
       time += self._copied_out
     return (time + self._copied_c) * 1e-6
 
-  def _work(self, config: Config) -> tuple[int, int, float]:
-    """Rounds of work tiles, slabs of one, and cycles of a slab."""
+  def _work(self, config: Config) -> tuple[int, int, float, float]:
+    """Rounds of work tiles, slabs of one, cycles of a slab, SMs that work.
+
+    The last is a share of all SMs.
+    """
     p, c, fit = self._problem, config, self._fit
     m, n = (p.n, p.m) if c.swap_ab else (p.m, p.n)
     area = c.block_m * c.block_n
@@ -143,12 +150,15 @@ class Bounds:
     # Rounding up in place: this is called for dozens of configs.
     columns = -(-n // (c.block_n * c.cluster_n)) - c.tail_columns
     rows = -(-m // (c.block_m * c.cluster_m))
-    at_once = hardware.clusters_at_once(c.cluster_m * c.cluster_n, self._gpu)
-    rounds = -(-rows * columns * p.batch * c.split_k // at_once)
-    return rounds, -(-self._slabs[c.block_k] // c.split_k), slab
+    blocks = c.cluster_m * c.cluster_n
+    work_tiles = rows * columns * p.batch * c.split_k
+    rounds = -(-work_tiles // hardware.clusters_at_once(blocks, self._gpu))
+    sms = -(-work_tiles // rounds) * blocks
+    busy = 1.0 if c.tail_columns else sms / self._gpu.sm_count
+    return rounds, -(-self._slabs[c.block_k] // c.split_k), slab, busy
 
   def _loads(self, config: Config, slow: tuple[float, float]) -> float:
-    """Cycles in which a slab of 64 is loaded."""
+    """Cycles in which a slab of 64 is loaded, where all SMs work."""
     p, c = self._problem, config
     m, a, b = (p.n, *slow[::-1]) if c.swap_ab else (p.m, *slow)
     rows = min(c.block_m, -(-m // 8) * 8) * a / c.cluster_n

@@ -98,7 +98,7 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
   p, cfg, fit = plan.problem, plan.config, known.model
   odd = odd_sizes.costs(plan, known.odd_sizes)
   rounds = _rounds(plan)
-  slab = _slab(plan, fit, odd)
+  slab = _slab(plan, fit, odd, rounds)
   if rounds * plan.slabs > cfg.stages:
     # A slab is released when the next one has begun, so the loads of a ring of
     # two wait for each other.
@@ -127,14 +127,29 @@ def _work_tiles(plan: Plan) -> int:
   return rows * columns * plan.config.split_k * plan.problem.batch
 
 
+def _busy_sms(plan: Plan, rounds: int) -> int:
+  """SMs that have a work tile in each round."""
+  cfg = plan.config
+  if cfg.tail_columns:
+    return plan.gpu.sm_count
+  return cdiv(_work_tiles(plan), rounds) * cfg.cluster_m * cfg.cluster_n
+
+
 def _is_narrow(plan: Plan) -> bool:
   """Whether B is read in swizzle atoms of 32 columns."""
   shares = plan.config.consumers if plan.config.split == "n" else 1
   return not plan.problem.b.k_last and plan.config.block_n // shares % 64 > 0
 
 
-def _slab(plan: Plan, fit: constants.Model, odd: odd_sizes.Costs) -> float:
-  """Cycles of a slab of K that has arrived."""
+def _slab(
+  plan: Plan, fit: constants.Model, odd: odd_sizes.Costs, rounds: int
+) -> float:
+  """Cycles of a slab of K that has arrived.
+
+  L2 gives so many bytes to all SMs: those of a round that have no block leave
+  theirs to the others. 1856 x 632 x 7544 with 128 x 128 tiles in clusters of 4
+  x 1, 80 blocks, takes 505 cycles a slab (H100), 648 if each had its own rate.
+  """
   p, cfg = plan.problem, plan.config
   bm, bn, bk = cfg.block_m, cfg.block_n * plan.products, cfg.block_k
   narrow = _is_narrow(plan)
@@ -159,6 +174,7 @@ def _slab(plan: Plan, fit: constants.Model, odd: odd_sizes.Costs) -> float:
     longer = largest(load_a, load_b)
     loads = longer + odd.beside * (loads - longer)
   loads *= bytes_of(bk, p.a.dtype) / fit.l2 * (fit.narrow if narrow else 1)
+  loads *= _busy_sms(plan, rounds) / plan.gpu.sm_count
   slab = largest(multiply, shared, loads) + fit.barrier + odd.short
   alone = cfg.consumers == 1
   if cfg.cluster_m > 1:

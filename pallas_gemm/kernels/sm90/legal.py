@@ -1,7 +1,6 @@
 """Which plans the Hopper kernels can run; why they can't run others."""
 
 from collections.abc import Iterable
-import math
 from typing import Any
 
 from jax import lax
@@ -172,12 +171,15 @@ def _subtiles_reason(plan: Plan) -> str | None:
 def _cluster_reason(plan: Plan) -> str | None:
   p, cfg = plan.problem, plan.config
   cluster = (cfg.cluster_m, cfg.cluster_n)
-  if math.prod(cluster) not in (1, 2, 4):
+  if min(cluster) != 1 or max(cluster) not in (1, 2, 4):
+    # 2 x 2 is no faster than 4 x 1 or 1 x 4: 1856 x 632 x 7544 47.7 us, 39.0 in
+    # 4 x 1, 128 x 128 tiles (H100).
     return (
-      f"a cluster must have 1, 2 or 4 blocks, got {cluster[0]}x{cluster[1]}"
+      "a cluster must have 1, 2 or 4 blocks along one side, got"
+      f" {cluster[0]}x{cluster[1]}"
     )
-  if (blocks := math.prod(cluster)) > plan.gpu.sm_count:
-    return f"the GPU has too few SMs for a cluster of {blocks}"
+  if max(cluster) > plan.gpu.sm_count:
+    return f"the GPU has too few SMs for a cluster of {max(cluster)}"
   # Each block loads its share of the rows of a tile as it is stored.
   rows_a = cfg.block_m if p.a.k_last else cfg.block_k
   rows_b = cfg.block_n if p.b.k_last else cfg.block_k
