@@ -120,6 +120,7 @@ def most_of(kind: str, gpu: hardware.Gpu) -> Callable[[Measured, Known], float]:
 
   def of_whole(case: Measured, known: Known) -> float:
     apart = xla.epilogue(case.problem, known.xla, gpu)
+    apart += xla.padding(case.problem, known.xla, gpu)
     return known.xla.most * case.whole + known.xla.most_beside + apart
 
   return {"short": of_short, "whole": of_whole}[kind]

@@ -1,6 +1,7 @@
 """Which products XLA's own kernels are expected to compute faster, and why."""
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 from pallas_gemm import hardware
@@ -14,6 +15,9 @@ from pallas_gemm.tuning import constants, model
 # K from which XLA pads sums of one product that are no multiple of 64: 48 x 56
 # x 6424 TN 8.6 us, this kernel 4.9 (H100).
 _PADDED_K = 128
+# K from which, and tiles of 128 x 128 an SM up to which, it cuts sums in parts:
+# 1000^3 it does not, 760 x 728 x 2960 it does (7 and 20 us, H200).
+_SPLIT_K, _SPLIT_TILES = 1536, 0.6
 
 
 class Faster(NamedTuple):
@@ -98,6 +102,7 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
     )
   if (whole := with_whole_rows(p)) is None:
     return None
+  apart += padding(p, fit, gpu)
   # Few configs could show that the kernel should not be used.
   below = (time - fit.most_beside - apart) / fit.most
   others = model.candidates(whole, below=below)
@@ -167,6 +172,27 @@ def _has_wide_results(
   is_neither = fit.fewest_wide_slabs <= slabs <= fit.most_wide_slabs
   is_wide = p.results > fit.wide_results and work_tiles >= fit.wide_work_tiles
   return is_neither and is_wide
+
+
+def padding(problem: Problem, fit: constants.Xla, gpu: hardware.Gpu) -> float:
+  """Seconds that XLA takes to pad K of both operands, where it does.
+
+  To cut a sum in parts, of which each is whole slabs, where results are too few
+  to keep all SMs busy: 1856 x 632 x 7544 takes it 58 us, 792 x 3512 x 7016 57
+  (H100).
+  """
+  p = problem
+  tiles = cdiv(p.m, 128) * cdiv(p.n, 128)
+  if p.k % 64 == 0 or p.k < _SPLIT_K or p.batch > 1:
+    return 0.0
+  if tiles > _SPLIT_TILES * gpu.sm_count:
+    return 0.0
+  copied = 2 * sum(
+    layout.bytes_of(math.prod(shape), operand.dtype)
+    for shape, operand in zip(layout.operand_shapes(p), (p.a, p.b))
+  )
+  rate = fit.short_rate * gpu.dram_bytes_per_s
+  return fit.short_padded + p.products * copied / rate
 
 
 def _row_lengths(problem: Problem) -> tuple[int, int, int]:
