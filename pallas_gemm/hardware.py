@@ -258,7 +258,7 @@ def sm_count() -> int:
   return current().sm_count
 
 
-def clusters_at_once(blocks: int, gpu: Gpu | None = None) -> int:
+def clusters_at_once(blocks: int, sms: int | None = None) -> int:
   """Clusters of so many thread blocks that surely run together, one an SM.
 
   SMs come in pairs, and a cluster lies within a GPC. How many pairs each GPC
@@ -269,9 +269,14 @@ def clusters_at_once(blocks: int, gpu: Gpu | None = None) -> int:
 
   Args:
     blocks: of a cluster.
-    gpu: where; None is `current()`.
+    sms: of the GPU; None are those of `current()`.
+
+  Example:
+    >>> from pallas_gemm import hardware
+    >>> [hardware.clusters_at_once(blocks, 132) for blocks in (1, 2, 4)]
+    [132, 66, 29]
   """
-  sms = (gpu or current()).sm_count
+  sms = sm_count() if sms is None else sms
   if blocks == 1:
     return sms
   pairs, wanted = sms // 2, -(-blocks // 2)

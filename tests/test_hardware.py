@@ -1,6 +1,7 @@
 """hardware: the table agrees with itself; what `current` makes of devices."""
 
 import dataclasses
+import itertools
 import types
 
 import jax
@@ -201,3 +202,14 @@ def test_what_is_no_supported_gpu(monkeypatch, capability):
   pretend(monkeypatch, device_kind="strange", compute_capability=capability)
   with pytest.raises(ValueError, match=r"8\.0 or later, got 'strange'"):
     hardware.current()
+
+
+def test_clusters_that_surely_run_together():
+  """Whichever SMs of the eight GPCs work: pairs, of which a GPC has 9."""
+  for blocks, found in ((1, 132), (2, 66), (4, 29), (8, 10)):
+    assert hardware.clusters_at_once(blocks, 132) == found
+  wanted = 2  # pairs of a cluster of four
+  ways = itertools.combinations_with_replacement(range(1, 10), 8)
+  of_132 = [way for way in ways if sum(way) == 66]
+  assert min(sum(x // wanted for x in way) for way in of_132) == 29
+  assert hardware.clusters_at_once(4, 2) == 1

@@ -244,6 +244,8 @@ CASES = (
     bias="n",
   ),
   case("cluster_2x1_tt", (130, 64, 64), changed(SMALL, cluster_m=2), **FP16),
+  case("cluster_4x1_nn", (200, 72, 136), changed(SMALL, cluster_m=4)),
+  case("cluster_1x4_tt", (72, 248, 136), changed(SMALL, cluster_n=4)),
   case(
     "cluster_1x2_tn",
     (65, 136, 64),
@@ -385,6 +387,12 @@ CASES = (
   ),
   case(
     "swapped_cluster_1x2_nn", (100, 130, 130), changed(SWAPPED, cluster_n=2)
+  ),
+  case(
+    "swapped_cluster_4x1_nn",
+    (72, 264, 136),
+    changed(SWAPPED, block_n=32, cluster_m=4),
+    c_dtype="bfloat16",
   ),
   case(
     "swapped_batch_of_b_nn",
@@ -588,6 +596,13 @@ def two_sms(monkeypatch):
   problems.assume_sms(monkeypatch, 2)
 
 
+@pytest.fixture
+def room_for_its_cluster(found, monkeypatch):
+  """As many SMs as blocks, where a cluster has more than two."""
+  blocks = found.config.cluster_m * found.config.cluster_n
+  problems.assume_sms(monkeypatch, max(2, blocks))
+
+
 def _check(found: Case) -> Plan:
   m, n, k = found.shape
   problem = Problem.flat(m=m, n=n, k=k, **found.problem)
@@ -597,6 +612,7 @@ def _check(found: Case) -> Plan:
   return Plan.of(problem, found.config)
 
 
+@pytest.mark.usefixtures("room_for_its_cluster")
 @pytest.mark.parametrize(
   "found", oldest.every_other((*CASES, *LAST_WAVE_CASES))
 )

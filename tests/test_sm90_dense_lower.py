@@ -115,11 +115,13 @@ def test_swapped_operands(shape, layout, epilogue):
 @pytest.mark.parametrize("cluster", fitted.CLUSTERS, ids=str)
 @pytest.mark.parametrize("layout", ("nt", "tn"))
 def test_clusters(cluster, layout):
-  problem = _problem((4096, 4096, 4096), layout, "bfloat16", {})
+  # Clusters of four are for rows at no multiples of 128 bytes.
+  problem = _problem((4096, 4104, 4104), layout, "bfloat16", {})
   config = next(
     c
     for c in model.candidates(problem)
     if (c.cluster_m, c.cluster_n) == cluster
+    and legal.reason(Plan.of(problem, c)) is None
   )
   assert "mosaic_gpu" in _lower(problem, config), config
 

@@ -152,9 +152,9 @@ class Bounds:
     rows = -(-m // (c.block_m * c.cluster_m))
     blocks = c.cluster_m * c.cluster_n
     work_tiles = rows * columns * p.batch * c.split_k
-    rounds = -(-work_tiles // hardware.clusters_at_once(blocks, self._gpu))
-    sms = -(-work_tiles // rounds) * blocks
-    busy = 1.0 if c.tail_columns else sms / self._gpu.sm_count
+    sms = self._gpu.sm_count
+    rounds = -(-work_tiles // hardware.clusters_at_once(blocks, sms))
+    busy = 1.0 if c.tail_columns else -(-work_tiles // rounds) * blocks / sms
     return rounds, -(-self._slabs[c.block_k] // c.split_k), slab, busy
 
   def _loads(self, config: Config, slow: tuple[float, float]) -> float:

@@ -237,7 +237,7 @@ class Tiling:
   def clusters_at_once(self) -> int:
     """Clusters that find room at a time."""
     blocks = self.config.cluster_m * self.config.cluster_n
-    return hardware.clusters_at_once(blocks, self.gpu)
+    return hardware.clusters_at_once(blocks, self.gpu.sm_count)
 
   @functools.cached_property
   def work_tiles_of_a_block(self) -> int | None:
