@@ -161,6 +161,8 @@ class Bounds:
     """Cycles in which a slab of 64 is loaded, where all SMs work."""
     p, c = self._problem, config
     m, a, b = (p.n, *slow[::-1]) if c.swap_ab else (p.m, *slow)
+    if c.swap_ab and not p.a.k_last:  # a copy, in rows that TMA reads fast
+      b = 1.0
     rows = min(c.block_m, -(-m // 8) * 8) * a / c.cluster_n
     columns = c.block_n * p.products / c.cluster_m
     if slow_b := self._by_threads and self._by_threads(c):

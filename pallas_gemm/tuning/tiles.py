@@ -20,6 +20,8 @@ _SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _FEWEST_SLABS = 4
 # Of slabs of 128; shorter sums were not tried.
 _LEAST_DEEP_K = 2048
+# Columns of B, a row of A, from which A is transposed for swapped operands.
+_LEAST_WEIGHTS = 8
 # Tiles across a strip of the tile order.
 _STRIP = 8
 
@@ -27,11 +29,19 @@ _STRIP = 8
 def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
   """Configs for a problem; not all need be legal."""
   kind = fitted.kind_of(problem, gpu)
-  if problem.a.k_last and not legal.may_not_swap(problem):
+  if _may_swap(problem) and not legal.may_not_swap(problem):
     yield from _swapped(problem, kind)
   if not problem.along:
     yield from _pingpong(problem, kind)
   yield from _tiles(problem, kind)
+
+
+def _may_swap(problem: Problem) -> bool:
+  """Whether A's rows lie along K, or are few and soon transposed."""
+  p = problem
+  if p.a.k_last:
+    return True
+  return p.m % 64 > 0 and p.n >= _LEAST_WEIGHTS * p.m
 
 
 def _swapped(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:

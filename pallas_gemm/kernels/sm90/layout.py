@@ -81,6 +81,19 @@ def with_rows_along_k(problem: Problem) -> Problem:
 
 
 @functools.lru_cache(maxsize=1024)  # the cost model asks for dozens of configs
+def with_a_along_k(problem: Problem) -> Problem:
+  """The problem with A's rows along K.
+
+  So that columns of a tile with swapped operands come in steps of 8, and not of
+  swizzle atoms: if A is stored [K, M] it is transposed first, which suits few
+  rows.
+  """
+  return dataclasses.replace(
+    problem, a=dataclasses.replace(problem.a, k_last=True)
+  )
+
+
+@functools.lru_cache(maxsize=1024)
 def _with_rows_along_k(problem: Problem) -> Problem:
   p = problem
 

@@ -76,7 +76,9 @@ class Tiling:
     All that follows is of this problem, with short rows transposed.
     """
     problem = layout.with_rows_along_k(self.given)
-    return _transposed(problem) if self.config.swap_ab else problem
+    if not self.config.swap_ab:
+      return problem
+    return _transposed(layout.with_a_along_k(problem))
 
   @functools.cached_property
   def transposed(self) -> tuple[bool, bool]:
