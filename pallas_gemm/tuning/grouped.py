@@ -4,14 +4,16 @@ How large each group is, only the device knows when the product runs. The model
 takes them for about equally large, and a grouped product for a batch of dense
 ones of that size, whose time `model` predicts:
 
-* Groups of rows do not end with tiles, so each has half a tile more than its
-  rows fill, and one tile at least.
+* Groups of rows do not end with tiles. Three in ten are taken to have exactly
+  as many rows, the others more or fewer: by chance, and by a fifth.
 * Groups along K have half a slab more.
 """
 
 from collections.abc import Callable, Iterator
 import dataclasses
 import functools
+import math
+import statistics
 
 from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90 import layout, legal
@@ -20,6 +22,13 @@ from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import bounds, constants, model, odd_sizes, tiles
+
+
+# Groups that have exactly as many rows as the others in the mean, and the
+# standard deviation of these beside that of chance, in means. With half a tile
+# more for each, best over chosen of 68 problems of an H100 was 0.985 (now
+# 0.984), of 28 of an H200 0.978 (now 0.998).
+_EVEN, _SPREAD = 0.3, 0.2
 
 
 def choose(problem: Problem) -> Config:
@@ -197,12 +206,27 @@ def _sizes(problem: Problem, config: Config) -> Iterator[tuple[int, float]]:
   if problem.along == "k":  # of rows that are no whole atoms none is copied
     yield round_up(round(rows + config.block_k / 2), ATOM_ROWS), 1.0
     return
-  height = config.block_m
-  row_tiles = max(1.0, rows / height + 0.5)
-  fewer = int(row_tiles)
-  yield fewer * height, 1 - (row_tiles - fewer)
-  if row_tiles > fewer:
-    yield (fewer + 1) * height, row_tiles - fewer
+  for count, share in _row_tiles(rows, config.block_m):
+    yield count * config.block_m, share
+
+
+@functools.lru_cache(maxsize=1024)
+def _row_tiles(rows: float, height: int) -> tuple[tuple[int, float], ...]:
+  """How many tiles of that height groups have, and which share has as many."""
+  shares = {max(1, cdiv(math.ceil(rows), height)): _EVEN}
+  deviation = math.sqrt(rows) + _SPREAD * rows
+  sizes = statistics.NormalDist(rows, deviation)
+  least, most = (
+    max(1, math.ceil((rows + side * 3 * deviation) / height))
+    for side in (-1, 1)
+  )
+  fewer = 0.0
+  for count in range(least, most + 1):
+    up_to = sizes.cdf(count * height) if count < most else 1.0
+    more = (1 - _EVEN) * (up_to - fewer)
+    shares[count] = shares.get(count, 0.0) + more
+    fewer = up_to
+  return tuple(shares.items())
 
 
 # Dozens of configs ask for a few.
