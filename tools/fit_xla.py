@@ -42,7 +42,7 @@ flags.declare_key_flag("device")
 # Of the parts odd_sizes and xla of a device's constants.
 _GRIDS = {
   "short": {
-    "short": (0.0, 40.0, 80.0, 120.0, 170.0),
+    "short": (0.0, 40.0, 80.0, 120.0, 170.0, 230.0, 300.0),
     "uneven": (200.0, 500.0),
     "short_launch": (2.0e-6, 2.4e-6, 2.8e-6, 3.2e-6),
     "short_per_k": (0.0, 2e-10, 6e-10, 1e-9),
