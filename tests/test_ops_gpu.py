@@ -151,6 +151,12 @@ REPEATED = {
       swap_ab=True,
     ),
   ),
+  "swapped_and_transposed": (
+    Call(m=200, n=3000, k=1000, transpose_a=True, bias="n", c_dtype=BF16),
+    tuning.Config(
+      block_n=208, stages=3, epilogue_n=32, epilogue_buffers=1, swap_ab=True
+    ),
+  ),
   # A round of clusters is no whole number of rows of tiles.
   "rows_of_four": (
     Call(m=5000, n=1048, k=1032, transpose_b=True),

@@ -49,6 +49,19 @@ def test_operands_that_are_swapped():
   assert found.result_shape == (70, 600)
 
 
+def test_a_stored_along_m_is_transposed_if_operands_are_swapped():
+  found = plan(200, 640, 704, SWAPPED, transpose_a=True)
+  assert found.transposed == (False, True)
+  assert found.problem.b.k_last
+  assert found.operand_shapes[1] == (200, 704)
+  into, _ = found.copied_bytes
+  assert into == [2 * 2 * 200 * 704]
+  assert plan(200, 640, 704, SMALL, transpose_a=True).transposed == (
+    False,
+    False,
+  )
+
+
 KINDS = {
   "dense": {"bias": "n", "c_dtype": "float32", "batch": 3},
   "gated": {"gated": True, "activation": "silu", "save_preactivation": True},
@@ -138,8 +151,6 @@ def test_what_is_loaded_of_a_tile():
     ({"out_dtype": "float32"}, {}, "float32"),
     ({"c_dtype": "float32"}, {}, "C of 16 bits, got float32"),
     ({}, {"split_k": 2}, "split_k"),
-    # Stored [K, M], A is read in atoms of 32 columns or more.
-    ({"transpose_a": True}, {}, "32 columns"),
   ),
 )
 def test_what_a_swap_does_not_do_is_said(fields, change, reason):

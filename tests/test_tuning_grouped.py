@@ -224,3 +224,19 @@ def test_the_fastest_is_remembered_and_used():
   (found,) = autotuning.autotune(product, x, w, top=2).problems
   assert [reason for *_, reason in found.tried] == [None, None]
   assert tuning.resolve(found.problem) == found.config
+
+
+def test_sizes_of_groups_are_spread():
+  """Some have just as many rows as the others in the mean."""
+
+  def shares(rows, height):
+    return dict(grouped._row_tiles(rows, height))
+
+  for rows in (0.25, 1, 64, 128, 136, 1000):
+    for height in (64, 128, 192, 256):
+      found = shares(rows, height)
+      assert sum(found.values()) == pytest.approx(1)
+      assert min(found) >= 1
+  assert shares(128, 128)[1] > 0.6
+  assert shares(136, 192)[1] > 0.9
+  assert shares(64, 256) == {1: pytest.approx(1)}

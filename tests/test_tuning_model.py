@@ -363,6 +363,25 @@ def test_clusters_of_four_are_for_rows_that_tma_reads_slowly():
   assert config.cluster_m * config.cluster_n == 4
 
 
+@pytest.mark.parametrize(
+  ("m", "n", "k", "is_swapped"),
+  (
+    (200, 14336, 8192, True),  # 94.0 us without, 85.0 so
+    (160, 32000, 8640, True),  # 202.3 and 191.8
+    (300, 12288, 6144, True),  # 80.5 and 67.6
+    (512, 14336, 8192, False),  # whole tiles of 256 rows
+    (1000, 4096, 4096, False),  # a copy takes as long as it gains
+  ),
+)
+def test_few_rows_that_are_stored_as_columns_are_transposed(
+  m, n, k, is_swapped
+):
+  """So that operands can be swapped (H100)."""
+  with hardware.assume("H100"):
+    config = model.choose(problem(m, n, k, transpose_a=True))
+  assert config.swap_ab == is_swapped
+
+
 def _blocks_of_a_cluster(m, n, k):
   found = tiles.worth_a_try(problem(m, n, k), hardware.current())
   return {c.cluster_m * c.cluster_n for c in found}

@@ -23,7 +23,6 @@ from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import bounds, constants, model, odd_sizes, tiles
 
-
 # Groups that have exactly as many rows as the others in the mean, and the
 # standard deviation of these beside that of chance, in means. With half a tile
 # more for each, best over chosen of 68 problems of an H100 was 0.985 (now
