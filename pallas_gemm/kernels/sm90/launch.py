@@ -29,8 +29,8 @@ ladder take that apart step by step; what is here beyond them:
 * **Swapped operands** (`Config.swap_ab`): the tile's rows, of which wgmma takes
   64, lie along N, its columns, in steps of 16, along M. The result and C are
   transposed on their way (stmatrix, ldmatrix); A stored [K, M] is transposed
-  before, since wgmma reads columns in steps of 8 along K alone. 384 x 5760 x 2880
-  takes 20.3 us with tiles of 96 rows by 192 columns, 24.0 with the best
+  before, since wgmma reads columns in steps of 8 along K alone. 384 x 5760 x
+  2880 takes 20.3 us with tiles of 96 rows by 192 columns, 24.0 with the best
   without; 200 x 4096 x 14336 35.0 and 38.8 us (H200).
 * **A partial last wave** of tiles leaves SMs idle. Its tiles, columns of them
   at the end of N, are cut along K (`Config.tail_split_k`): the last work tiles
