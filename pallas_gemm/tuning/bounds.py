@@ -77,8 +77,7 @@ class Bounds:
     even = self._even = min(1, fit.even)
     mma = fit.mma * min(1, fit.third) * min(1, fit.tall) * min(1, fit.columns)
     self._mma = mma * min(1, fit.swapped) * min(1, fit.narrow_mma) * p.products
-    shared = min(1, fit.pair_m, fit.pair_n, fit.share_m, fit.share_n)
-    self._clock = fit.clock / (shared * even)
+    self._clock = fit.clock / even
     self._slabs = {block_k: cdiv(p.k, block_k) for block_k in (64, 128)}
     self._sums = p.products * p.results * 4 * min(1, odd.odd_sums)
     copied, self._copied_c, self._copied_out = odd_sizes.copies_at_least(p, odd)
@@ -137,10 +136,10 @@ class Bounds:
       time += self._copied_out
     return (time + self._copied_c) * 1e-6
 
-  def _work(self, config: Config) -> tuple[int, int, float, float]:
+  def _work(self, config: Config) -> tuple[int, float, float, float]:
     """Rounds of work tiles, slabs of one, cycles of a slab, SMs that work.
 
-    The last is a share of all SMs.
+    Slabs count as many times as a cluster slows them; SMs are a share of all.
     """
     p, c, fit = self._problem, config, self._fit
     m, n = (p.n, p.m) if c.swap_ab else (p.m, p.n)
@@ -155,7 +154,8 @@ class Bounds:
     sms = self._gpu.sm_count
     rounds = -(-work_tiles // hardware.clusters_at_once(blocks, sms))
     busy = 1.0 if c.tail_columns else -(-work_tiles // rounds) * blocks / sms
-    return rounds, -(-self._slabs[c.block_k] // c.split_k), slab, busy
+    slabs = -(-self._slabs[c.block_k] // c.split_k)
+    return rounds, slabs * slowed_by_sharing(c, fit), slab, busy
 
   def _loads(self, config: Config, slow: tuple[float, float]) -> float:
     """Cycles in which a slab of 64 is loaded, where all SMs work."""
@@ -194,6 +194,17 @@ class Bounds:
       between = min(fit.packed + area * waits, epilogue * min(1, fit.hidden))
     alone = area * (fit.drain * words + fit.applied * applied)
     return between * self._even, alone * self._even, epilogue * self._even
+
+
+def slowed_by_sharing(config: Config, fit: constants.Model) -> float:
+  """A slab's time in the config's cluster, as a multiple."""
+  c, alone = config, config.consumers == 1
+  slower = 1.0
+  if c.cluster_m > 1:
+    slower *= fit.pair_m if alone else fit.share_m
+  if c.cluster_n > 1:
+    slower *= fit.pair_n if alone else fit.share_n
+  return slower
 
 
 def _is_narrow(config: Config, problem: Problem) -> bool:

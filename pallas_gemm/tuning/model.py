@@ -176,12 +176,7 @@ def _slab(
   loads *= bytes_of(bk, p.a.dtype) / fit.l2 * (fit.narrow if narrow else 1)
   loads *= _busy_sms(plan, rounds) / plan.gpu.sm_count
   slab = largest(multiply, shared, loads) + fit.barrier + odd.short
-  alone = cfg.consumers == 1
-  if cfg.cluster_m > 1:
-    slab *= fit.pair_m if alone else fit.share_m
-  if cfg.cluster_n > 1:
-    slab *= fit.pair_n if alone else fit.share_n
-  return slab
+  return slab * bounds.slowed_by_sharing(cfg, fit)
 
 
 def _busy(plan: Plan, fit: constants.Model, rounds: int, slab: float) -> float:

@@ -83,13 +83,13 @@ def straddles(p: Problem) -> bool:
   return layout.straddles(a, p.a.dtype) or layout.straddles(b, p.b.dtype)
 
 
-def misaligned(p: Problem) -> bool:
-  """Whether an operand's rows start at no multiples of 128 bytes."""
-  shapes = zip(layout.operand_shapes(p), (p.a, p.b))
-  return any(
-    layout.bytes_of(columns, operand.dtype) % layout.ATOM_BYTES
-    for (_, columns), operand in shapes
+def misaligned(p: Problem) -> tuple[bool, bool]:
+  """Whether A's, and B's, rows start at no multiples of 128 bytes."""
+  a, b = (
+    layout.bytes_of(columns, operand.dtype) % layout.ATOM_BYTES > 0
+    for (_, columns), operand in zip(layout.operand_shapes(p), (p.a, p.b))
   )
+  return a, b
 
 
 def copies_at_least(
