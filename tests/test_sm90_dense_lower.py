@@ -116,7 +116,7 @@ def test_swapped_operands(shape, layout, epilogue):
 @pytest.mark.parametrize("layout", ("nt", "tn"))
 def test_clusters(cluster, layout):
   # Clusters of four are for rows at no multiples of 128 bytes.
-  problem = _problem((4096, 4104, 4104), layout, "bfloat16", {})
+  problem = _problem((4104, 4104, 4104), layout, "bfloat16", {})
   config = next(
     c
     for c in model.candidates(problem)
