@@ -244,7 +244,7 @@ def _shares_most(
 
   Rows that start at no multiples of 128 bytes take about four times as long:
   704 x 9232 x 3432 TT, with B's such, 86.5 -> 81.9 us with 192 x 160 tiles in
-  4 x 1, 5000 x 312 x 1432 NT 16.7 with 128 x 160 in 1 x 4, 13.2 in 4 x 1.
+  4 x 1, 5368 x 312 x 1432 NT 16.7 with 128 x 160 in 1 x 4, 13.2 in 4 x 1.
   """
   c = config
   if rows < c.cluster_m or columns < c.cluster_n:
