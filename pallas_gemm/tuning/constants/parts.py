@@ -179,8 +179,8 @@ class Xla:
       padding K takes longer.
     few_odd_rows: of few rows of A that are stored as columns and start at
       multiples of 4 bytes, what they take of the time that launch, steps of K
-      and bytes do; 0.7 to 1.1 times of twelve products of an H100, 0.7 to 1.5
-      of eleven of an H200.
+      and bytes do; 0.7 to 1.1 times of 14 products of an H100, 0.7 to 1.5 of
+      nine of an H200.
     epilogue_launch, epilogue_rate: what follows a product it computes in a
       kernel of its own, from float32 sums: a launch, and eight bytes a result,
       much of which stays in L2. (`jnp.dot(a, b) + bias`, which rounds the
