@@ -22,6 +22,8 @@ from jax._src import xla_bridge as _xla_bridge
 from jax._src.lax.lax import _convert_element_type
 from jax._src.pallas import core as _pallas_core
 from jax.experimental import pallas as pl
+from jax.experimental.mosaic.gpu import dialect as _dialect
+from jax.experimental.mosaic.gpu import dialect_lowering as _lowering
 from jax.experimental.mosaic.gpu import fragmented_array as _fa
 from jax.experimental.mosaic.gpu import launch_context as _launch_context
 from jax.experimental.mosaic.gpu import utils as _mgpu_utils
@@ -32,7 +34,7 @@ from jax.interpreters import partial_eval as pe
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, memref
+from jaxlib.mlir.dialects import arith, llvm, memref, nvvm
 
 CUDA_PLATFORMS = ("gpu", "cuda")
 # What a lowered program calls by custom_partitioning.
@@ -452,6 +454,8 @@ _inside_rows: set[str] = set()
 _any_column: set[tuple[str, int]] = set()
 # Those whose results leave the L2 first; see `evict_results_first`.
 _evicted_first: set[str] = set()
+# Those whose barriers several warps make ready; see `spread_barriers`.
+_spread: set[str] = set()
 
 
 def allow_ragged_copies(
@@ -507,6 +511,77 @@ def evict_results_first(name: str) -> None:
   """
   _evicted_first.add(name)
   _patch_async_copy()
+
+
+def spread_barriers(name: str) -> None:
+  """Lets four warps of a kernel make its barriers ready, a part each.
+
+  Mosaic GPU has one thread do it, one barrier after the other, 27 cycles each.
+
+  Args:
+    name: of the kernel.
+  """
+  _spread.add(name)
+  _patch_barriers()
+
+
+@functools.cache
+def _patch_barriers() -> None:
+  operation = _dialect.InitializeBarrierOp.OPERATION_NAME
+  lowerings, one_by_one = (
+    _lowering._lowerings,
+    _mgpu_utils.BarrierRef.initialize,
+  )
+  lower = lowerings[operation]
+
+  def lower_initialize(context, op):
+    if _name_here() not in _spread:
+      return lower(context, op)
+    arrivals = op.arrival_count.value
+    if not op.orders_tensor_core.value:
+      arrivals *= _mgpu_utils.WARPGROUP_SIZE
+    _initialize_barriers(op.base_pointer, op.num_barriers.value, arrivals)
+    return []
+
+  def initialize(barrier_memref, arrival_count=1):
+    if _name_here() not in _spread:
+      return one_by_one(barrier_memref, arrival_count)
+    (count,) = ir.MemRefType(barrier_memref.type).shape
+    pointer = _mgpu_utils.memref_ptr(barrier_memref)
+    _initialize_barriers(pointer, count, arrival_count)
+    zero = _mgpu_utils.c(0, ir.IntegerType.get_signless(32))
+    phases = memref.alloca(ir.MemRefType.get((), zero.type), [], [])
+    memref.store(zero, phases, [])
+    return _mgpu_utils.BarrierRef(pointer, zero, phases, count)
+
+  lowerings[operation] = lower_initialize
+  _mgpu_utils.BarrierRef.initialize = staticmethod(initialize)
+
+
+def _name_here() -> str:
+  """The name of the kernel that operations are made for."""
+  operation = ir.InsertionPoint.current.block.owner
+  while operation.operation.name != "builtin.module":
+    operation = operation.operation.parent
+  return ir.StringAttr(operation.operation.attributes["sym_name"]).value
+
+
+def _initialize_barriers(pointer, count: int, arrivals: int) -> None:
+  """Makes barriers ready, each warp of the first warpgroup every fourth."""
+  i32 = ir.IntegerType.get_signless(32)
+  warp, is_one = _mgpu_utils.warp_idx(), nvvm.elect_sync()
+  own = arith.muli(warp, _mgpu_utils.c(8, i32))
+  own = arith.addi(llvm.ptrtoint(i32, pointer), own)
+  less = arith.CmpIPredicate.ult
+  for first in range(0, count, 4):
+    has_one = arith.cmpi(less, warp, _mgpu_utils.c(min(4, count - first), i32))
+    llvm.inline_asm(
+      ir.Type.parse("!llvm.void"),
+      [own, _mgpu_utils.c(arrivals, i32), arith.andi(is_one, has_one)],
+      f"@$2 mbarrier.init.shared::cta.b64 [$0+{8 * first}], $1;",
+      "r,r,b",
+      has_side_effects=True,
+    )
 
 
 def anywhere(index: jax.Array) -> jax.Array:

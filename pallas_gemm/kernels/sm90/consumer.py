@@ -28,6 +28,10 @@ def consume(block: Block, compute: Callable[..., list[jax.Array]]) -> None:
     compute: the results from accumulators, C and bias, see `epilogues.apply`,
       and from alpha and beta where these lie in memory.
   """
+  # Before it has its registers, for which the loader need not wait.
+  first = block.warpgroup if block.plan.pingpong > 1 else 0
+  for slot in range(0, block.plan.config.stages, block.plan.pingpong):
+    block.release(first + slot)  # the ring starts empty
   _, registers = block.plan.registers
   plgpu.set_max_registers(registers, action="increase")
   # Once, for all work tiles: memory answers while the first slab is on its way.
@@ -55,8 +59,6 @@ class Consumer:
     first, for_each = 0, block.for_each_work_tile
     if plan.pingpong > 1:
       first, for_each = block.warpgroup, block.for_each_own_work_tile
-    for slot in range(0, plan.config.stages, plan.pingpong):
-      block.release(first + slot)  # the ring starts empty
     state = jnp.int32(first), self.stores.nothing()
     _, pending = for_each(self._compute, state)
     self.stores.end(pending)

@@ -278,6 +278,7 @@ def _launch(
     inside_rows=name if is_moved else None,
     any_column=(name, plan.any_column) if plan.any_column else None,
   )
+  compat.spread_barriers(name)
   if plan.evicts_results:
     compat.evict_results_first(name)
   bias_dtype = None if operands.bias is None else operands.bias.dtype

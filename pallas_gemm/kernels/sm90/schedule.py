@@ -234,8 +234,12 @@ def snake(
 def corner(tile: tuple[Index, Index], plan: Plan) -> tuple[Index, Index]:
   """Row and column where this block's tile of a cluster's tile starts."""
   cfg = plan.config
-  m_tile = tile[0] * cfg.cluster_m + lax.axis_index("cluster_m")
-  n_tile = tile[1] * cfg.cluster_n + lax.axis_index("cluster_n")
+  # To ask for a block's place in its cluster takes time where it is alone, too.
+  m_tile, n_tile = tile
+  if cfg.cluster_m > 1:
+    m_tile = m_tile * cfg.cluster_m + lax.axis_index("cluster_m")
+  if cfg.cluster_n > 1:
+    n_tile = n_tile * cfg.cluster_n + lax.axis_index("cluster_n")
   column = n_tile * plan.column_step
   if plan.tiles_overlap:
     column = compat.anywhere(column)
