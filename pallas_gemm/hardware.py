@@ -18,6 +18,7 @@ Where the numbers come from:
 
 import contextlib
 import dataclasses
+import functools
 import re
 from typing import Any
 
@@ -27,8 +28,8 @@ KIB, MIB = 1024, 1024**2
 
 
 # Groups of SMs of a Hopper GPU within which a cluster must find room; which of
-# their SMs work differs from GPU to GPU.
-GPCS = 8
+# their SMs work differs from GPU to GPU. SMs come in pairs.
+GPCS, _PAIRS_OF_A_GPC = 8, 9
 
 # What memory and the caches move, and what they hold under one address. A
 # sector that is written in part is read first.
@@ -261,11 +262,11 @@ def sm_count() -> int:
 def clusters_at_once(blocks: int, sms: int | None = None) -> int:
   """Clusters of so many thread blocks that surely run together, one an SM.
 
-  SMs come in pairs, and a cluster lies within a GPC. How many pairs each GPC
-  has differs from GPU to GPU; at worst each has too few for one cluster more by
-  one. Of four blocks 29 clusters find room in any case on 132 SMs; CUDA said 30
-  of one H100 (`cudaOccupancyMaxActiveClusters`). More would have to wait until
-  the first ones end.
+  SMs come in pairs, and a cluster lies within a GPC, which has up to nine pairs.
+  How many each has differs from GPU to GPU, so this is for the worst one. Of
+  four blocks 29 clusters find room in any case on 132 SMs, of eight 13; CUDA
+  said 30 and 15 of one H100 (`cudaOccupancyMaxActiveClusters`). More would have
+  to wait until the first ones end.
 
   Args:
     blocks: of a cluster.
@@ -273,14 +274,26 @@ def clusters_at_once(blocks: int, sms: int | None = None) -> int:
 
   Example:
     >>> from pallas_gemm import hardware
-    >>> [hardware.clusters_at_once(blocks, 132) for blocks in (1, 2, 4)]
-    [132, 66, 29]
+    >>> [hardware.clusters_at_once(blocks, 132) for blocks in (1, 2, 4, 8)]
+    [132, 66, 29, 13]
   """
   sms = sm_count() if sms is None else sms
   if blocks == 1:
     return sms
-  pairs, wanted = sms // 2, -(-blocks // 2)
-  return max(1, (pairs - GPCS * (wanted - 1)) // wanted)
+  return max(1, _fewest_clusters(sms // 2, GPCS, -(-blocks // 2)))
+
+
+@functools.cache
+def _fewest_clusters(pairs: int, gpcs: int, wanted: int) -> int:
+  """Clusters of `wanted` pairs, however so many pairs lie in so many GPCs."""
+  if gpcs == 1:
+    return pairs // wanted
+  most = max(_PAIRS_OF_A_GPC, -(-pairs // gpcs))
+  fewest = max(0, pairs - most * (gpcs - 1))
+  return min(
+    here // wanted + _fewest_clusters(pairs - here, gpcs - 1, wanted)
+    for here in range(fewest, min(pairs, most) + 1)
+  )
 
 
 @dataclasses.dataclass(frozen=True)

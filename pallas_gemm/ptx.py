@@ -9,17 +9,21 @@ from typing import Any
 
 import jax
 from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import arith, llvm, vector
+import numpy as np
 
 from pallas_gemm import compat
 from pallas_gemm.hardware import LINE_BYTES, SECTOR_BYTES, VECTOR_BYTES
 
 _THREADS = 128
 _WARPS, _LANES = 4, 32
+# Of 64 rows of accumulators, those that a warp has.
+_WARP_ROWS = 16
 # Bytes of the vectors that a swizzle permutes, and of a word.
 _VECTOR, _WORD = VECTOR_BYTES, 4
 # Rows of a swizzle atom.
@@ -308,6 +312,115 @@ def wait_for_warpgroup() -> None:
     utils.warpgroup_barrier()
 
   _()
+
+
+def fence_cluster() -> None:
+  """Makes what a thread has stored known to the blocks of its cluster.
+
+  Before a barrier of the cluster is arrived at. And what they have stored,
+  after it, to the thread.
+  """
+  if not compat.targets_gpu():
+    return
+
+  @plgpu.inline_mgpu()
+  def _(_):
+    _asm("fence.acq_rel.cluster;", "~{memory}")
+
+  _()
+
+
+def send(array: jax.Array, slot: Any, block: int, rows: int) -> None:
+  """Stores accumulators in shared memory of another block of the cluster.
+
+  Registers as they are, 16 bytes a thread, for `add_sent` of that block.
+
+  Args:
+    array: [rows, columns], float32, as wgmma leaves accumulators.
+    slot: where it goes: room for it in the own block's shared memory.
+    block: the number of the other one in the cluster, or of the own one.
+    rows: of each 64, those that count. Warps that have none do not send.
+  """
+
+  @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType()))
+  def _(_, array, slot):
+    to = _multiply_add(_thread(), _VECTOR, _shared_address(slot))
+    there = f"mapa.shared::cluster.u32 $0, $1, {block};"
+    to = _asm(there, "=r,r", to, result="i32")
+    warp, _ = _warp_and_lane()
+    here = _less(warp, -(-rows // _WARP_ROWS))
+    words = _words_of(array.registers)
+    for i in range(0, len(words), 4):
+      store = "@$5 st.shared::cluster.v4.f32 [$0+%d], {$1, $2, $3, $4};"
+      store %= i // 4 * _THREADS * _VECTOR
+      _asm(store, "r,f,f,f,f,b", to, *words[i : i + 4], here)
+
+  _(array, slot)
+
+
+def add_sent(parts: Any, shape: tuple[int, int]) -> jax.Array:
+  """The sum of what the blocks of a cluster have sent, in their order.
+
+  Args:
+    parts: the slots of all blocks, in shared memory.
+    shape: rows and columns of what each has sent.
+  """
+  count, size = parts.shape
+  found = plgpu.ShapeDtypeStruct(shape, jnp.float32, layout=plgpu.Layout.WGMMA)
+
+  @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=found)
+  def add(_, parts):
+    start = _multiply_add(_thread(), _VECTOR, _shared_address(parts))
+    zero = utils.c(0.0, ir.F32Type.get())
+    like = mgpu.FragmentedArray.splat(zero, shape, layout=mgpu.WGMMA_LAYOUT)
+
+    def part(number):
+      words = []
+      for i in range(size // (4 * _THREADS)):
+        offset = number * size * _WORD + i * _THREADS * _VECTOR
+        words += _load_vector(start, offset)
+      return _with_registers(like, words)
+
+    total = part(0)
+    for number in range(1, count):
+      total += part(number)
+    return total
+
+  return add(parts)
+
+
+def _load_vector(address, offset: int) -> list[ir.Value]:
+  """Four words of shared memory."""
+  load = f"ld.shared.v4.f32 {{$0, $1, $2, $3}}, [$4+{offset}];"
+  words = _asm(
+    load, "=f,=f,=f,=f,r", address, result="struct<(f32, f32, f32, f32)>"
+  )
+  return [llvm.extractvalue(ir.F32Type.get(), words, [i]) for i in range(4)]
+
+
+def _words_of(registers) -> list[ir.Value]:
+  """The elements of registers, each a vector."""
+  words = []
+  for register in registers.flat:
+    count = ir.VectorType(register.type).shape[0]
+    words += [
+      vector.extract(register, dynamic_position=[], static_position=[i])
+      for i in range(count)
+    ]
+  return words
+
+
+def _with_registers(array, words: list[ir.Value]):
+  """An array like another one, with these elements in its registers."""
+  kind = ir.VectorType(array.registers.flat[0].type)
+  count = kind.shape[0]
+  found = np.empty(array.registers.size, dtype=object)
+  for i in range(found.size):
+    found[i] = vector.from_elements(kind, words[i * count : (i + 1) * count])
+  found = found.reshape(array.registers.shape)
+  return mgpu.FragmentedArray(
+    _registers=found, _layout=array.layout, _is_signed=None
+  )
 
 
 def store_rows(
@@ -625,9 +738,9 @@ def _for_each(count, visit) -> None:
     return carry
 
 
-def _asm(text: str, constraints: str, *operands) -> None:
-  llvm.inline_asm(
-    ir.Type.parse("!llvm.void"),
+def _asm(text: str, constraints: str, *operands, result: str = "void"):
+  return llvm.inline_asm(
+    ir.Type.parse(f"!llvm.{result}" if result != "i32" else result),
     list(operands),
     text,
     constraints,

@@ -206,10 +206,11 @@ def test_what_is_no_supported_gpu(monkeypatch, capability):
 
 def test_clusters_that_surely_run_together():
   """Whichever SMs of the eight GPCs work: pairs, of which a GPC has 9."""
-  for blocks, found in ((1, 132), (2, 66), (4, 29), (8, 10)):
+  for blocks, found in ((1, 132), (2, 66), (4, 29), (8, 13)):
     assert hardware.clusters_at_once(blocks, 132) == found
-  wanted = 2  # pairs of a cluster of four
-  ways = itertools.combinations_with_replacement(range(1, 10), 8)
+  ways = itertools.combinations_with_replacement(range(10), 8)
   of_132 = [way for way in ways if sum(way) == 66]
-  assert min(sum(x // wanted for x in way) for way in of_132) == 29
+  for blocks in (2, 4, 6, 8):
+    found = min(sum(x // (blocks // 2) for x in way) for way in of_132)
+    assert hardware.clusters_at_once(blocks, 132) == found
   assert hardware.clusters_at_once(4, 2) == 1

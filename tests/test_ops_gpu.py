@@ -82,6 +82,26 @@ REPEATED = {
     Call(m=64, n=512, k=8192),
     tuning.Config(**_TILE | {"block_m": 64, "consumers": 1}, split_k=8),
   ),
+  "cluster_k": (
+    Call(m=100, n=1000, k=5000, bias="n", c_dtype=BF16, activation=jax.nn.gelu),
+    tuning.Config(**_TILE, cluster_k=4, epilogue_n=32),
+  ),
+  "cluster_k_of_few_rows": (
+    Call(m=9, n=776, k=3000, transpose_b=True, out_dtype="float32"),
+    tuning.Config(
+      block_m=64, block_n=64, consumers=1, cluster_k=2, epilogue_n=32
+    ),
+  ),
+  "cluster_k_gated": (
+    Call(m=200, n=384, k=2049, gated=True, activation=jax.nn.silu),
+    tuning.Config(**_TILE | {"block_n": 64}, cluster_k=4, epilogue_n=16),
+  ),
+  "cluster_k_of_eight": (
+    Call(m=70, n=512, k=4000, transpose_a=True),
+    tuning.Config(
+      block_m=64, block_n=256, split="n", cluster_k=8, epilogue_n=16, stages=2
+    ),
+  ),
   "cluster": (
     Call(m=2048, n=2048, k=1024, bias="n", c_dtype=BF16),
     tuning.Config(**_TILE, cluster_m=2),

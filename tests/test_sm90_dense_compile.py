@@ -120,6 +120,19 @@ EXAMPLES = {
     None,
     64,
   ),
+  "cluster_k": (
+    {"m": 16, "n": 2048, "c_dtype": "bfloat16", "bias": "n"},
+    {
+      "block_m": 64,
+      "block_n": 128,
+      "consumers": 1,
+      "stages": 6,
+      "cluster_k": 4,
+      "epilogue_n": 32,
+    },
+    "gelu",
+    128,
+  ),
   "split_k": (
     {"m": 16},
     {"block_m": 64, "block_n": 128, "consumers": 1, "split_k": 4},
@@ -164,7 +177,7 @@ def test_instructions(name):
   assert compiled.has(r"UTMALDG\S*MULTICAST\S*") == shared
   # Results wait for the next tile's slabs, where a block has a next tile and C
   # is of their dtype: all of them or those that find room.
-  at_once = ("with_c", "pingpong", "split_k", "few_rows")
+  at_once = ("with_c", "pingpong", "cluster_k", "split_k", "few_rows")
   assert compiled.stores_beside_wgmma == (name not in at_once)
   # Loads and stores of 16 bytes, or none that are not TMA's.
   assert not compiled.has(r"STG\.E(?!\.128)\S*")
@@ -195,6 +208,24 @@ def test_factors_known_at_run_time_cost_a_register_each(name):
 def _loads(compiled: compiled_lib.Compiled) -> int:
   """Instructions that load from global memory and are not TMA's."""
   return len(re.findall(r"\sLDG\b", compiled.sass))
+
+
+@pytest.mark.parametrize("name", ("few_rows", "plain", "c_in_place"))
+def test_each_warp_makes_few_barriers_ready(name):
+  """A quarter of each kind, of which there are `full`, `empty` and C's."""
+  problem, config, *_ = EXAMPLES[name]
+  few = -(-config["stages"] // 4)
+  of_c = 2 if "c_dtype" in problem else 0  # those of two consumers' subtiles
+  of_bias = 1 if "bias" in problem else 0
+  made = len(re.findall(r"SYNCS\.EXCH", _compile(name).sass))
+  assert made == 2 * few + of_c + of_bias
+
+
+def test_parts_of_k_go_to_other_blocks_16_bytes_a_thread():
+  """Of 32 columns each to four blocks; what has come is read the same way."""
+  compiled = _compile("cluster_k")
+  assert len(re.findall(r"\sST\.E\.128", compiled.sass)) == 4 * 4
+  assert len(re.findall(r"\sLDS\.128", compiled.sass)) >= 4 * 4
 
 
 @pytest.mark.parametrize("name", ("plain", "moved_back", "evicted"))

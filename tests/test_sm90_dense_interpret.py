@@ -401,6 +401,56 @@ CASES = (
     batch=3,
     batched_b=True,
   ),
+  # The same in a cluster: the last block has fewer slabs, or none at all.
+  case(
+    "cluster_k_nn",
+    (65, 40, 270),
+    changed(SMALL, cluster_k=4, epilogue_n=16),
+    dense.Epilogue(activation=jax.nn.silu, beta=-1.0),
+    c_dtype="bfloat16",
+    bias="n",
+  ),
+  case(
+    "cluster_k_of_two_tt",
+    (9, 200, 200),
+    changed(SMALL, cluster_k=2, epilogue_n=32),
+    transpose_a=True,
+    transpose_b=True,
+  ),
+  case(
+    "cluster_k_gated_saved_nt",
+    (33, 40, 130),
+    changed(SMALL, cluster_k=2, epilogue_n=32),
+    dense.Epilogue(activation=jax.nn.silu),
+    gated=True,
+    save_preactivation=True,
+    transpose_b=True,
+  ),
+  case(
+    "cluster_k_two_consumers_tn",
+    (200, 72, 330),
+    changed(SMALL, block_m=128, consumers=2, cluster_k=2, epilogue_n=32),
+    batch=2,
+    batched_a=True,
+    transpose_a=True,
+    **FP16,
+  ),
+  case(
+    "cluster_k_shared_columns_nn",
+    (65, 201, 520),
+    changed(
+      SMALL,
+      block_n=256,
+      consumers=2,
+      split="n",
+      stages=2,
+      cluster_k=8,
+      epilogue_n=16,
+      epilogue_buffers=1,
+    ),
+    out_dtype="float32",
+    c_dtype="float32",
+  ),
   # Sums over parts of K, the last of which has fewer slabs.
   case(
     "split_k_nn",
@@ -599,7 +649,7 @@ def two_sms(monkeypatch):
 @pytest.fixture
 def room_for_its_cluster(found, monkeypatch):
   """As many SMs as blocks, where a cluster has more than two."""
-  blocks = found.config.cluster_m * found.config.cluster_n
+  blocks = found.config.blocks
   problems.assume_sms(monkeypatch, max(2, blocks))
 
 

@@ -15,6 +15,7 @@ from pallas_gemm.kernels.sm90 import (
   block,
   consumer,
   epilogue,
+  exchange,
   producer,
   stores,
   weights,
@@ -32,7 +33,7 @@ from tests.support import (
 
 BUGS = [
   bug
-  for module in (block, producer, consumer, stores, epilogue, weights)
+  for module in (block, producer, consumer, stores, epilogue, exchange, weights)
   for bug in mutations.bugs_of(module.__name__)
 ]
 
@@ -66,6 +67,11 @@ SWAPPED = (
 LAST_WAVE = (
   PLAIN.changed(n=128, bias="n"),
   dataclasses.replace(SMALL, tail_columns=1, tail_split_k=3),
+)
+# Parts of K in a cluster.
+CLUSTER_K = (
+  PLAIN.changed(c_dtype="bfloat16"),
+  dataclasses.replace(SMALL, cluster_k=2),
 )
 # Results that are stored row by row.
 ROWS = (
@@ -152,6 +158,7 @@ CLEAN = {
   ),
   "rows": ROWS,
   "split_k": (PLAIN, dataclasses.replace(SMALL, split_k=2)),
+  "cluster_k": CLUSTER_K,
   "groups": (GROUPS, WIDE_SUBTILES),
   "groups_in_pairs": IN_PAIRS,
   "groups_gated": (
@@ -325,6 +332,7 @@ EXAMPLES = (
   (EMPTY, SMALL),
   BY_THREADS,
   IN_PAIRS,
+  CLUSTER_K,
 )
 # Calls that few examples come to, and one that does.
 COMES_TO = {
@@ -336,6 +344,8 @@ COMES_TO = {
   (producer.__name__, "plgpu.barrier_wait", 3): BY_THREADS,
   (weights.__name__, "plgpu.barrier_arrive", 0): BY_THREADS,
   (weights.__name__, "plgpu.commit_smem", 0): BY_THREADS,
+  (exchange.__name__, "plgpu.barrier_arrive", 0): CLUSTER_K,
+  (exchange.__name__, "plgpu.barrier_wait", 0): CLUSTER_K,
   (stores.__name__, "plgpu.wait_smem_to_gmem", 0): EXAMPLES[4],
   (stores.__name__, "plgpu.wait_smem_to_gmem", 3): EXAMPLES[3],
   (stores.__name__, "plgpu.commit_smem", 1): EXAMPLES[3],
@@ -345,10 +355,10 @@ COMES_TO = {
 @pytest.mark.mutation
 @pytest.mark.parametrize("bug", [_parameter(bug) for bug in BUGS])
 def test_a_planted_bug_is_caught(bug, monkeypatch):
-  problems.assume_sms(monkeypatch, 1)
   planted = mutations.Planted(bug, monkeypatch)
   first = COMES_TO.get((bug.module, *bug.key[:2]), EXAMPLES[0])
   for example in sorted(EXAMPLES, key=lambda x: x is not first):
+    problems.assume_sms(monkeypatch, example[1].blocks)
     found = mutations.comes_to_light(
       lambda example=example: _run(*example), mutations.attempts(bug)
     )

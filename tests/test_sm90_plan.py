@@ -16,6 +16,7 @@ from pallas_gemm.problem import Problem
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)
 NARROW = Config(block_m=64, block_n=96, stages=2, consumers=1, epilogue_n=32)
 SWAPPED = dataclasses.replace(NARROW, block_n=48, epilogue_n=16, swap_ab=True)
+IN_PARTS = dataclasses.replace(SMALL, cluster_k=4, epilogue_n=16)
 LAST_WAVE = dataclasses.replace(SMALL, tail_columns=1, tail_split_k=2)
 PINGPONG = Config(block_m=64, block_n=64, stages=4, split="pingpong")
 
@@ -176,6 +177,39 @@ def test_what_a_swap_does_not_do_is_said(fields, change, reason):
 def test_what_a_split_last_wave_does_not_do_is_said(fields, change, reason):
   sizes = {"m": 64, "n": 256, "k": 256} | fields
   assert reason in refusal(config=LAST_WAVE, change=change, **sizes)
+
+
+@pytest.mark.parametrize(
+  ("fields", "change", "reason"),
+  (
+    ({}, {"cluster_k": 3}, "must be 1, 2, 4 or 8, got 3"),
+    ({}, {"cluster_k": 8}, "must be in 1..4, got 8"),
+    ({"transpose_b": True}, {"block_n": 40}, "in eights, got 4 for 40"),
+    ({}, {"epilogue_n": 32}, "must divide 16"),
+    ({}, {"cluster_m": 2}, "no other cluster"),
+    ({}, {"split_k": 2}, "no other parts of K"),
+    ({}, {"tail_columns": 1, "tail_split_k": 2}, "no other parts of K"),
+    ({"transpose_b": True}, {"swap_ab": True}, "no swap_ab"),
+    ({"ragged": "m", "groups": 2}, {}, "no groups"),
+  ),
+)
+def test_what_parts_of_k_in_a_cluster_do_not_do_is_said(fields, change, reason):
+  sizes = {"m": 64, "n": 256, "k": 256} | fields
+  assert reason in refusal(config=IN_PARTS, change=change, **sizes)
+
+
+def test_parts_of_k_in_a_cluster():
+  """Each block has a part of the slabs, and of the columns that it stores."""
+  found = plan(130, 200, 1000, IN_PARTS, bias="n")
+  assert legal.reason(found) is None
+  assert (found.grid, found.clusters, found.slabs) == ((3, 4), 12, 4)
+  assert found.work_tiles_of_a_block == 1
+  assert (found.share, found.own_share) == ((64, 64), (64, 16))
+  assert found.subtiles == ((0, 0),)
+  (parts,) = (x for x in found.shared if x.name == "parts")
+  assert (parts.shape, parts.dtype) == ((1, 1, 4, 64 * 16), "float32")
+  # Results that TMA can't store are padded.
+  assert not plan(130, 201, 1000, IN_PARTS).by_rows
 
 
 @pytest.mark.parametrize(

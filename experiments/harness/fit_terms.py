@@ -61,6 +61,7 @@ def terms(gpu: hardware.Gpu) -> dict[str, Term]:
     "model.store": (128 * 0.85 * boost, _ENDLESS),
     "model.blend": (8.0, _SHARP),
     "model.reduce_rate": (memory / 2, _ENDLESS),
+    "model.exchange_rate": (16 * boost, _ENDLESS),
     "odd_sizes.copy_rate": (memory / 2, _ENDLESS),
     "odd_sizes.slice_of_1": (memory / 4, "odd_sizes.copy_rate"),
     "odd_sizes.slice_of_2": (memory / 4, "odd_sizes.copy_rate"),
@@ -84,7 +85,7 @@ _FACTORS = {
   for name in (
       "mma", "third", "tall", "columns", "narrow_dram", "narrow_mma", "swapped",
       "streams", "deep", "pair_m", "pair_n", "share_m", "share_n", "hidden",
-      "even",
+      "even", "apart",
   )
 } | {
   "grouped.tall": 1.0,
@@ -97,7 +98,7 @@ _FACTORS = {
   "odd_sizes.misaligned": 1.5,
   "odd_sizes.by_copies": 2.0,
   "odd_sizes.by_moves": 2.0,
-  "odd_sizes.straddling_results": 1.5,
+  "odd_sizes.straddling_results": 2.0,
 }  # fmt: skip
 _ADDED = {
   "model.small": 0.01,
@@ -123,6 +124,7 @@ _ADDED = {
   "model.slivers": 0.1,
   "model.launch": 2.0,
   "model.reduce": 1.0,
+  "model.exchange": 0.5,
   "odd_sizes.copy": 1.0,
   "odd_sizes.short": 200.0,
 }

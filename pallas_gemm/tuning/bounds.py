@@ -8,6 +8,7 @@ but six (H200).
 
 from collections.abc import Callable, Iterable, Iterator
 import heapq
+import math
 
 from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90.config import Config
@@ -149,12 +150,11 @@ class Bounds:
     # Rounding up in place: this is called for dozens of configs.
     columns = -(-n // (c.block_n * c.cluster_n)) - c.tail_columns
     rows = -(-m // (c.block_m * c.cluster_m))
-    blocks = c.cluster_m * c.cluster_n
     work_tiles = rows * columns * p.batch * c.split_k
     sms = self._gpu.sm_count
-    rounds = -(-work_tiles // hardware.clusters_at_once(blocks, sms))
-    busy = 1.0 if c.tail_columns else -(-work_tiles // rounds) * blocks / sms
-    slabs = -(-self._slabs[c.block_k] // c.split_k)
+    rounds = -(-work_tiles // hardware.clusters_at_once(c.blocks, sms))
+    busy = 1.0 if c.tail_columns else -(-work_tiles // rounds) * c.blocks / sms
+    slabs = -(-self._slabs[c.block_k] // (c.split_k * c.cluster_k))
     return rounds, slabs * slowed_by_sharing(c, fit), slab, busy
 
   def _loads(self, config: Config, slow: tuple[float, float]) -> float:
@@ -182,9 +182,11 @@ class Bounds:
     words = bytes_of(self._outputs, p.out_dtype) / 2
     words = words if c.split_k == 1 else 2 * p.products
     area, applied = c.block_m * c.block_n, bool(p.epilogue.activation)
+    area /= c.cluster_k
     epilogue = fit.epilogue + 2 * words * area / fit.store
     epilogue *= fit.activation if applied else 1
     epilogue *= fit.with_c if p.epilogue.c_dtype else 1
+    epilogue += exchange(c, p, fit)
     area /= 2**15
     if c.split == "pingpong":
       between = area * (fit.pingpong * words + fit.pingpong_applied * applied)
@@ -194,6 +196,16 @@ class Bounds:
       between = min(fit.packed + area * waits, epilogue * min(1, fit.hidden))
     alone = area * (fit.drain * words + fit.applied * applied)
     return between * self._even, alone * self._even, epilogue * self._even
+
+
+def exchange(config: Config, problem: Problem, fit: constants.Model) -> float:
+  """Microseconds in which blocks send each other sums of parts of K."""
+  c = config
+  if c.cluster_k == 1:
+    return 0.0
+  rows = min(c.block_m, -(-problem.m // 16) * 16)  # those of warps that send
+  sums = rows * c.block_n * problem.products * (1 - 1 / c.cluster_k)
+  return fit.exchange * math.log2(c.cluster_k) + 4 * sums / fit.exchange_rate
 
 
 def slowed_by_sharing(config: Config, fit: constants.Model) -> float:

@@ -172,6 +172,15 @@ def in_parts(config: Config, split_k: int, kind: Kind) -> Config | None:
 
 
 @functools.cache
+def in_cluster(config: Config, parts: int, kind: Kind) -> Config | None:
+  """The tile for blocks of a cluster that have a part of K each."""
+  shares = config.consumers if config.split == "n" else 1
+  if config.block_n % (16 * shares * parts):  # a subtile has 16 columns or more
+    return None
+  return _fitted(dataclasses.replace(config, cluster_k=parts), kind)
+
+
+@functools.cache
 def pingpong(
   block_m: int, block_n: int, slabs: int, kind: Kind
 ) -> Config | None:
@@ -206,6 +215,7 @@ def _fitted(
   columns = config.block_n
   if config.split == "n":
     columns //= config.consumers
+  columns //= config.cluster_k
   # One swizzle atom: such copies take matrices of any height (see compat).
   atom = layout.elements_in(ATOM_BYTES, problem.out_dtype)
   width = next(w for w in (atom, 32, 16) if columns % w == 0)

@@ -79,8 +79,8 @@ def _ranked(problem: Problem, clusters: bool) -> Iterator[Config]:
   some = (
     _with_room_to_move(config, plan)
     for config in tiles.worth_a_try(batch, gpu)
-    if config.split_k == 1
-    and (clusters or config.cluster_m * config.cluster_n == 1)
+    if config.split_k == config.cluster_k == 1
+    and (clusters or config.blocks == 1)
   )
 
   def seconds(config: Config) -> float:

@@ -14,6 +14,7 @@ works on one after the other. The time has these parts:
 * **Device memory** must be read once and written once.
 * **Split K**, of all tiles or the last, adds a kernel that reads sums back. The
   parts of the last tiles read A again, which takes time if L2 does not hold it.
+* **Parts of K in a cluster** take an exchange of sums.
 * **Padding** adds copies of operands that TMA can't read.
 
 The first three overlap; the longest counts, blended where they are close.
@@ -132,7 +133,7 @@ def _busy_sms(plan: Plan, rounds: int) -> int:
   cfg = plan.config
   if cfg.tail_columns:
     return plan.gpu.sm_count
-  return cdiv(_work_tiles(plan), rounds) * cfg.cluster_m * cfg.cluster_n
+  return cdiv(_work_tiles(plan), rounds) * cfg.blocks
 
 
 def _is_narrow(plan: Plan) -> bool:
@@ -175,6 +176,7 @@ def _slab(
     loads = longer + odd.beside * (loads - longer)
   loads *= bytes_of(bk, p.a.dtype) / fit.l2 * (fit.narrow if narrow else 1)
   loads *= _busy_sms(plan, rounds) / plan.gpu.sm_count
+  loads *= fit.apart ** math.log2(cfg.cluster_k)
   slab = largest(multiply, shared, loads) + fit.barrier + odd.short
   return slab * bounds.slowed_by_sharing(cfg, fit)
 
@@ -183,6 +185,7 @@ def _busy(plan: Plan, fit: constants.Model, rounds: int, slab: float) -> float:
   """Microseconds in which a block is busy; `slab` cycles each."""
   cfg = plan.config
   product = plan.slabs * slab / fit.clock
+  product += bounds.exchange(cfg, plan.problem, fit)
   epilogue = _epilogue(plan, fit, rounds)
   area = cfg.block_m * cfg.block_n / 2**15
   words = _stored_bytes(plan) / 2
@@ -206,7 +209,7 @@ def _stored_bytes(plan: Plan) -> int:
 def _subtiles(plan: Plan) -> float:
   """Subtiles of a consumer, of which all share out the tile."""
   cfg = plan.config
-  across = cdiv(cfg.block_n, cfg.epilogue_n)
+  across = cdiv(cfg.block_n, cfg.epilogue_n * cfg.cluster_k)
   return across * cfg.block_m / (cfg.consumers * 64)
 
 
@@ -214,7 +217,7 @@ def _epilogue(plan: Plan, fit: constants.Model, rounds: int) -> float:
   """Microseconds until the results of a block's last work tile have left."""
   p, cfg = plan.problem, plan.config
   stored = _stored_bytes(plan)
-  leaves = cfg.block_m * cfg.block_n * stored / fit.store
+  leaves = cfg.block_m * cfg.block_n * stored / fit.store / cfg.cluster_k
   epilogue = fit.epilogue + leaves + fit.subtile * _subtiles(plan)
   epilogue *= fit.activation if p.epilogue.activation else 1
   epilogue *= fit.with_c if p.epilogue.c_dtype else 1

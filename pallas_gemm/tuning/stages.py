@@ -34,7 +34,8 @@ def suited(plan: Plan) -> Config:
     return cfg
   most = round_up(work_tiles, pingpong) * plan.slabs
   fit = constants.of(gpu).stages
-  streams = min(p.m, p.n) <= fit.streamed_rows and cfg.split_k == 1
+  is_whole = cfg.split_k == cfg.cluster_k == 1
+  streams = min(p.m, p.n) <= fit.streamed_rows and is_whole
   if streams and cfg.stages < most:
     if work_tiles == 1 and _waits_unevenly(plan, fit):
       most = min(most, max(FEWEST, round(in_one_answer(p, cfg.block_k, gpu))))
@@ -51,7 +52,8 @@ def for_any_rows(plan: Plan) -> Config:
 
   It keeps its stages: another number of rows may have more slabs a block.
   """
-  alone = {"cluster_m": 1, "cluster_n": 1, "tail_columns": 0, "tail_split_k": 1}
+  one = ("cluster_m", "cluster_n", "cluster_k", "tail_split_k")
+  alone = dict.fromkeys(one, 1) | {"tail_columns": 0}
   return dataclasses.replace(plan.config, **alone)
 
 
@@ -93,7 +95,7 @@ def _tiles(plan: Plan) -> tuple[int, int]:
 
 
 def _blocks(plan: Plan) -> int:
-  return plan.clusters * plan.config.cluster_m * plan.config.cluster_n
+  return plan.clusters * plan.config.blocks
 
 
 @functools.cache

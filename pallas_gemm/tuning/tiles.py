@@ -18,6 +18,8 @@ AHEAD = {(128, 128): 8, (128, 192): 8, (128, 256): 4}
 _SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 # Slabs that a part of K must have to be worth a work tile of its own.
 _FEWEST_SLABS = 4
+# The same, where parts are added up by a cluster.
+_CLUSTERS_OF_K, _FEWEST_SLABS_OF_A_BLOCK = (2, 4, 8), 2
 # Of slabs of 128; shorter sums were not tried.
 _LEAST_DEEP_K = 2048
 # Columns of B, a row of A, from which A is transposed for swapped operands.
@@ -59,7 +61,7 @@ def _swapped(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
     is_one_round = config.block_m == 64 and tiles <= sms
     if config.block_n not in (heights if is_one_round else some_heights):
       continue
-    if config.cluster_m * config.cluster_n > 1:
+    if config.blocks > 1:
       if not (misaligned and _shares_most(config, p, columns, rows)):
         continue
     is_narrow = config.block_m == 64 and config.block_n <= 32
@@ -99,7 +101,7 @@ def _tiles(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
       continue
     # Of many tiles the few that hang over cost less than rows that TMA reads
     # slowly: 4384 x 2496 x 328 NT 20.1 -> 16.5 us (H200).
-    if config.cluster_m * config.cluster_n > 2:
+    if config.blocks > 2:
       if not (misaligned and _shares_most(config, p, rows, columns)):
         continue
     else:
@@ -132,6 +134,15 @@ def _tiles(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
       if tiles * split > 2 * sms or slabs < split * _FEWEST_SLABS:
         break
       parts = fitted.in_parts(config, split, kind)
+      if parts is not None:
+        yield parts
+    # The sums of larger tiles take long to send.
+    is_small = config.block_m * config.block_n <= 2**13
+    for split in _CLUSTERS_OF_K if is_small else ():
+      room = hardware.clusters_at_once(split, sms)
+      if tiles > room or slabs < split * _FEWEST_SLABS_OF_A_BLOCK:
+        break
+      parts = fitted.in_cluster(config, split, kind)
       if parts is not None:
         yield parts
 

@@ -50,7 +50,8 @@ class Results(NamedTuple):
 
   Attributes:
     out: the results.
-    parts: of a split last wave, sums over parts of K of each product.
+    parts: of each product, sums over parts of K: of a split last wave, or
+      where there is no GPU of the blocks of a cluster.
   """
 
   out: Any
@@ -72,6 +73,8 @@ class Shared:
     zeros: a subtile for groups that have no rows.
     bias, bias_loaded: of each consumer, and its barriers.
     c, c_loaded: subtiles of C, None where they lie in `staging`.
+    parts, parts_sent: of each consumer and product, what the blocks of a
+      cluster have summed of this one's share; and its barriers.
   """
 
   a_ring: Any
@@ -87,6 +90,8 @@ class Shared:
   bias_loaded: Any = None
   c: Any = None
   c_loaded: Any = None
+  parts: Any = None
+  parts_sent: Any = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -200,6 +205,13 @@ class Block:
       column += self.warpgroup * columns
     return row, column
 
+  def own_corner(self, work_tile: schedule.WorkTile):
+    """The same of what of it this consumer stores."""
+    row, column = self.share_corner(work_tile)
+    if self.plan.config.cluster_k > 1:
+      column += lax.axis_index("cluster_k") * self.plan.own_share[1]
+    return row, column
+
   def subtile_window(
     self, ref, work_tile, subtile: int, first=0, rows=WGMMA_ROWS
   ):
@@ -212,7 +224,7 @@ class Block:
       first, rows: which of its rows.
     """
     plan = self.plan
-    i, j = self.share_corner(work_tile)
+    i, j = self.own_corner(work_tile)
     i, j = i + plan.subtiles[subtile][0] + first, j + plan.subtiles[subtile][1]
     if plan.subtiles_overlap:
       j = compat.anywhere(j)

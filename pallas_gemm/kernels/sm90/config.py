@@ -23,6 +23,8 @@ class Config:
       none, they compute a tile each, in turn.
     cluster_m, cluster_n: blocks of a cluster along each side; blocks of one
       tile column (row) share their loads of B (A).
+    cluster_k: blocks of a cluster that sum a part of K each, for one tile, and
+      then add up the parts of a share of its columns each.
     raster: width of the strips, in clusters' tiles, that the order of tiles
       walks along.
     raster_dim: the side that a strip is `raster` wide along.
@@ -46,6 +48,7 @@ class Config:
   split: Split = "m"
   cluster_m: int = 1
   cluster_n: int = 1
+  cluster_k: int = 1
   raster: int = 8
   raster_dim: Side = "m"
   epilogue_n: int = 64
@@ -54,3 +57,8 @@ class Config:
   tail_columns: int = 0
   tail_split_k: int = 1
   swap_ab: bool = False
+
+  @property
+  def blocks(self) -> int:
+    """Blocks of a cluster."""
+    return self.cluster_m * self.cluster_n * self.cluster_k

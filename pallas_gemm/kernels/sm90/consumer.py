@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from pallas_gemm.kernels.sm90 import exchange
 from pallas_gemm.kernels.sm90.block import Block
 from pallas_gemm.kernels.sm90.epilogue import Epilogue
 from pallas_gemm.kernels.sm90.mainloops import FromShared, Mainloop
@@ -75,6 +76,7 @@ class Consumer:
       *self.mainloop.accumulators(),
     )
     slot = slot if following is None else following
+    accumulators = exchange.added_up(self.block, accumulators)
     return slot, self.stores.finish(work_tile, accumulators)
 
   def _multiply(self, work_tile: WorkTile, slot, beside, *accumulators):

@@ -55,8 +55,8 @@ class Epilogue:
     if shared.bias is None:
       return
     along_n = block.plan.problem.epilogue.bias == "n"
-    size = block.plan.share[along_n]
-    along = pl.ds(block.share_corner(work_tile)[along_n], size)
+    size = block.plan.own_share[along_n]
+    along = pl.ds(block.own_corner(work_tile)[along_n], size)
     bias = block.operands.bias
     plgpu.copy_gmem_to_smem(
       bias.at[work_tile.b, along]

@@ -63,7 +63,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat
 from pallas_gemm.kernels import epilogues
-from pallas_gemm.kernels.sm90 import legal, tables, weights
+from pallas_gemm.kernels.sm90 import exchange, legal, tables, weights
 from pallas_gemm.kernels.sm90.block import Block, Operands, Results, Shared
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.consumer import consume
@@ -145,8 +145,8 @@ def dense(
   )
   epilogue = _epilogue(plan, activation, alpha=alpha, beta=beta)
   if config.split_k > 1:
-    parts = _launch(plan, operands, _no_epilogue, is_approximate=False)
-    totals = [_sum(x) for x in _dense_results(plan, parts.out)]
+    sums = _launch(plan, operands, _no_epilogue, is_approximate=False)
+    totals = [_sum(x) for x in _dense_results(plan, sums.out)]
     outs = epilogue(totals, c, _bias_of(totals[0].shape, bias, p))
     return tuple(x.astype(p.out_dtype) for x in outs)
   operands = operands._replace(
@@ -282,14 +282,15 @@ def _launch(
   if plan.evicts_results:
     compat.evict_results_first(name)
   bias_dtype = None if operands.bias is None else operands.bias.dtype
+  in_parts = (cfg.cluster_k,) * (cfg.cluster_k > 1)
   (results,) = compat.kernel(
     functools.partial(_body, plan=plan, epilogue=epilogue),
     name=name,
     out_type=[_result_types(plan)],
     grid=(plan.clusters,),
     grid_names=("cluster",),
-    cluster=(cfg.cluster_m, cfg.cluster_n),
-    cluster_names=("cluster_m", "cluster_n"),
+    cluster=(cfg.cluster_m, cfg.cluster_n, *in_parts),
+    cluster_names=("cluster_m", "cluster_n", "cluster_k")[: 2 + len(in_parts)],
     num_threads=cfg.consumers + 1,
     compiler_params=plgpu.CompilerParams(
       approx_math=is_approximate,
@@ -344,7 +345,9 @@ def _result_types(plan: Plan) -> Results:
   ]
   rows, columns = plan.grid[0] * cfg.block_m, cfg.tail_columns * cfg.block_n
   part = jax.ShapeDtypeStruct((cfg.tail_split_k, rows, columns), jnp.float32)
-  return Results(out, [part] * plan.products if cfg.tail_columns else [])
+  if cfg.tail_columns:
+    return Results(out, [part] * plan.products)
+  return Results(out, exchange.result_types(plan))
 
 
 def _dense_results(plan: Plan, outs: Sequence[jax.Array]) -> list[jax.Array]:

@@ -45,6 +45,7 @@ def reason(plan: Plan) -> str | None:
     or _swap_reason(plan)
     or refuses(p.a.dtype, p.b.dtype, p.out_dtype)
     or _tile_reason(plan)
+    or _cluster_k_reason(plan)
     or _subtiles_reason(plan)
     or _cluster_reason(plan)
     or _groups_reason(plan)
@@ -154,7 +155,7 @@ def _tile_reason(plan: Plan) -> str | None:
 
 
 def _subtiles_reason(plan: Plan) -> str | None:
-  width, (_, columns) = plan.config.epilogue_n, plan.share
+  width, (_, columns) = plan.config.epilogue_n, plan.own_share
   dtypes = filter(None, (plan.stored_dtype, plan.problem.epilogue.c_dtype))
   is_one_atom = max(layout.bytes_of(width, x) for x in dtypes) <= ATOM_BYTES
   if width < 16 or width > columns or (columns % width and not is_one_atom):
@@ -178,8 +179,8 @@ def _cluster_reason(plan: Plan) -> str | None:
       "a cluster must have 1, 2 or 4 blocks along one side, got"
       f" {cluster[0]}x{cluster[1]}"
     )
-  if max(cluster) > plan.gpu.sm_count:
-    return f"the GPU has too few SMs for a cluster of {max(cluster)}"
+  if cfg.blocks > plan.gpu.sm_count:
+    return f"the GPU has too few SMs for a cluster of {cfg.blocks}"
   # Each block loads its share of the rows of a tile as it is stored.
   rows_a = cfg.block_m if p.a.k_last else cfg.block_k
   rows_b = cfg.block_n if p.b.k_last else cfg.block_k
@@ -234,8 +235,7 @@ def _split_reason(plan: Plan) -> str | None:
   columns, parts = cfg.tail_columns, cfg.tail_split_k
   if columns == 0 and parts == 1:
     return None
-  clustered = cfg.cluster_m * cfg.cluster_n > 1
-  if clustered or cfg.split_k > 1 or cfg.swap_ab:
+  if cfg.blocks > 1 or cfg.split_k > 1 or cfg.swap_ab:
     return "a split last wave has no cluster, no split_k and no swap_ab"
   most = plan.grid[1] - 1
   if not 1 <= columns <= most:
@@ -248,6 +248,28 @@ def _split_reason(plan: Plan) -> str | None:
     )
   if plan.by_rows:
     return "a split last wave needs results that TMA stores"
+  return None
+
+
+def _cluster_k_reason(plan: Plan) -> str | None:
+  cfg, parts = plan.config, plan.config.cluster_k
+  if parts == 1:
+    return None
+  if parts not in (2, 4, 8):
+    return f"cluster_k must be 1, 2, 4 or 8, got {parts}"
+  shares = cfg.cluster_m * cfg.cluster_n > 1
+  if shares or cfg.split_k > 1 or cfg.tail_columns or plan.pingpong > 1:
+    return "cluster_k has no other cluster, no other parts of K and no pingpong"
+  if plan.problem.along or cfg.swap_ab:
+    return "cluster_k has no groups and no swap_ab"
+  slabs = cdiv(plan.problem.k, cfg.block_k)
+  if parts > slabs:
+    return f"cluster_k must be in 1..{slabs}, got {parts}"
+  if plan.share[1] % (8 * parts):
+    return (
+      f"cluster_k must divide a consumer's columns in eights, got {parts} for"
+      f" {plan.share[1]}"
+    )
   return None
 
 

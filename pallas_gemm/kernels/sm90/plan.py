@@ -150,7 +150,8 @@ class Plan(Matrices):
   def shared(self) -> tuple[Buffer | Barrier, ...]:
     """What a block has in shared memory.
 
-    For a bias there is room in float32, along the longer side of a share.
+    For a bias there is room in float32, along the longer side of what a
+    consumer stores.
     """
     p, cfg = self.problem, self.config
     (rows, width), columns = self.subtile_shape, self.operand_columns
@@ -170,6 +171,15 @@ class Plan(Matrices):
     ]
     if self.refills:
       found.append(Barrier("empty", self.readers, cfg.stages, axes))
+    if cfg.cluster_k > 1:
+      parts = (
+        consumers,
+        self.products,
+        cfg.cluster_k,
+        math.prod(self.own_share),
+      )
+      found.append(Buffer("parts", parts, "float32"))
+      found.append(Barrier("parts_sent", 1, consumers, ("cluster_k",)))
     if self.b_by_moves:
       height, across = self.chunk_shape
       across += layout.elements_in(hardware.VECTOR_BYTES, p.b.dtype)
@@ -186,7 +196,7 @@ class Plan(Matrices):
         found.append(_swizzled("zeros", (rows, width), dtype, width))
     if self.has_bias:
       # TMA writes to multiples of 128 bytes.
-      along = round_up(max(self.share), 64)
+      along = round_up(max(self.own_share), 64)
       found.append(Buffer("bias", (consumers, along), "float32"))
       found.append(Barrier("bias_loaded", 1, consumers))
     if self.has_c:
@@ -233,7 +243,7 @@ class Plan(Matrices):
         found[item.name] = _barrier_type(item)
         continue
       if item.name == "bias":
-        along = round_up(self.share[self.problem.epilogue.bias == "n"], 64)
+        along = round_up(self.own_share[self.problem.epilogue.bias == "n"], 64)
         shape = (self.config.consumers, along)
         item = item._replace(shape=shape, dtype=bias_dtype)
       kind = _buffer_type(item)

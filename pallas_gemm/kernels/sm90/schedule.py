@@ -168,7 +168,10 @@ def dense_schedule(plan: Plan) -> Schedule:
     row, column = _inside(plan, corner(snake(tile, plan.grid, cfg), plan))
     part = lax.div(i, tiles)
     batch = lax.rem(part, p.batch)
-    start = lax.div(part, p.batch) * (steps * cfg.block_k)
+    of_k = lax.div(part, p.batch)
+    if cfg.cluster_k > 1:
+      of_k = lax.axis_index("cluster_k")
+    start = of_k * (steps * cfg.block_k)
     return WorkTile(row, column, batch, batch, part, start, steps)
 
   return Schedule(work_tiles, lambda _: (), work_tile)

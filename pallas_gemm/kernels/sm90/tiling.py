@@ -104,6 +104,15 @@ class Tiling:
     return cfg.block_m, cfg.block_n // cfg.consumers
 
   @functools.cached_property
+  def own_share(self) -> tuple[int, int]:
+    """Rows and columns of the share that the consumer stores.
+
+    Where blocks sum parts of K, each has a part of the columns.
+    """
+    rows, columns = self.share
+    return rows, columns // self.config.cluster_k
+
+  @functools.cached_property
   def pingpong(self) -> int:
     """Consumers that ping-pong, a work tile each; 1 if they share each one."""
     return self.config.consumers if self.config.split == "pingpong" else 1
@@ -215,7 +224,8 @@ class Tiling:
   @functools.cached_property
   def slabs(self) -> int:
     """Slabs of K that a work tile of a dense product has."""
-    return cdiv(cdiv(self.problem.k, self.config.block_k), self.config.split_k)
+    parts = self.config.split_k * self.config.cluster_k
+    return cdiv(cdiv(self.problem.k, self.config.block_k), parts)
 
   @functools.cached_property
   def row_tiles(self) -> int:
@@ -238,15 +248,14 @@ class Tiling:
   @functools.cached_property
   def clusters_at_once(self) -> int:
     """Clusters that find room at a time."""
-    blocks = self.config.cluster_m * self.config.cluster_n
-    return hardware.clusters_at_once(blocks, self.gpu.sm_count)
+    return hardware.clusters_at_once(self.config.blocks, self.gpu.sm_count)
 
   @functools.cached_property
   def work_tiles_of_a_block(self) -> int | None:
     """Work tiles that each block has, or one less; None: the device knows."""
     if self.problem.along:
       return None
-    return cdiv(self._work_tiles, self.clusters_at_once)
+    return cdiv(self._work_tiles, self.clusters)
 
   @functools.cached_property
   def clusters(self) -> int:
@@ -258,6 +267,8 @@ class Tiling:
       work_tiles *= p.groups.count
     if self.config.tail_columns:
       return min(room, work_tiles)
+    if self.config.cluster_k > 1:
+      return work_tiles  # sums of another tile would need room of their own
     # As few as need the same number of waves: all end at the same time, where a
     # partial last wave would leave part of the memory bandwidth unused.
     return cdiv(work_tiles, cdiv(work_tiles, room))
@@ -290,7 +301,7 @@ class Tiling:
     what it loads for them.
     """
     cfg, work_tiles = self.config, self.work_tiles_of_a_block
-    if work_tiles is None or cfg.cluster_m * cfg.cluster_n > 1:
+    if work_tiles is None or cfg.cluster_m > 1 or cfg.cluster_n > 1:
       return True
     # Consumers that ping-pong have as many slots each, one of them most tiles.
     return round_up(work_tiles, self.pingpong) * self.slabs > cfg.stages
@@ -356,7 +367,7 @@ class Tiling:
       starts_anywhere = not layout.is_addressable(p.n, p.out_dtype)
     return (
       starts_anywhere
-      and cfg.split_k == 1
+      and cfg.split_k == cfg.cluster_k == 1
       and not p.epilogue.save
       and not cfg.swap_ab
       and p.n >= _FEWEST_COLUMNS
@@ -379,19 +390,19 @@ class Tiling:
 
   @functools.cached_property
   def subtiles(self) -> tuple[tuple[int, int], ...]:
-    """Where the 64-row subtiles of a consumer's share start.
+    """Where the 64-row subtiles start of what a consumer stores.
 
     All are of one width. Where it does not divide the columns, the last subtile
     ends with them, and what it shares with the subtile before is stored twice.
     """
-    (rows, columns), width = self.share, self.subtile_width
+    (rows, columns), width = self.own_share, self.subtile_width
     starts = [min(j, columns - width) for j in range(0, columns, width)]
     return tuple(itertools.product(range(0, rows, WGMMA_ROWS), starts))
 
   @functools.cached_property
   def subtiles_overlap(self) -> bool:
     """Whether the last of a row's `subtiles` has columns of the one before."""
-    return self.share[1] % self.subtile_width > 0
+    return self.own_share[1] % self.subtile_width > 0
 
   @functools.cached_property
   def _subtiles_with_room(self) -> int:

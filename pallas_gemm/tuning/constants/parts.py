@@ -59,6 +59,10 @@ class Model:
     launch: microseconds until the first block runs and after the last ends.
     reduce: microseconds of the kernel that sums partial products.
     reduce_rate: its bytes a microsecond.
+    exchange: microseconds in which blocks of a cluster wait for each other's
+      sums of parts of K; exchange_rate: bytes a microsecond that one sends.
+    apart: loads from L2, as a multiple, where blocks of a cluster sum parts of
+      K: those at the same rows of K are further apart.
     even: what is lost in clock if no SM is idle in the last wave.
   """
 
@@ -111,6 +115,9 @@ class Model:
   launch: float
   reduce: float
   reduce_rate: float
+  exchange: float
+  exchange_rate: float
+  apart: float
   even: float
 
 
