@@ -205,7 +205,8 @@ def exchange(config: Config, problem: Problem, fit: constants.Model) -> float:
     return 0.0
   rows = min(c.block_m, -(-problem.m // 16) * 16)  # those of warps that send
   sums = rows * c.block_n * problem.products * (1 - 1 / c.cluster_k)
-  return fit.exchange * math.log2(c.cluster_k) + 4 * sums / fit.exchange_rate
+  waits = fit.exchange * (1 + math.log2(c.cluster_k)) / 2
+  return waits + 4 * sums / fit.exchange_rate
 
 
 def slowed_by_sharing(config: Config, fit: constants.Model) -> float:

@@ -176,7 +176,7 @@ def _slab(
     loads = longer + odd.beside * (loads - longer)
   loads *= bytes_of(bk, p.a.dtype) / fit.l2 * (fit.narrow if narrow else 1)
   loads *= _busy_sms(plan, rounds) / plan.gpu.sm_count
-  loads *= fit.apart ** math.log2(cfg.cluster_k)
+  loads *= fit.apart if cfg.cluster_k > 1 else 1
   slab = largest(multiply, shared, loads) + fit.barrier + odd.short
   return slab * bounds.slowed_by_sharing(cfg, fit)
 

@@ -59,8 +59,9 @@ class Model:
     launch: microseconds until the first block runs and after the last ends.
     reduce: microseconds of the kernel that sums partial products.
     reduce_rate: its bytes a microsecond.
-    exchange: microseconds in which blocks of a cluster wait for each other's
-      sums of parts of K; exchange_rate: bytes a microsecond that one sends.
+    exchange: microseconds in which two blocks of a cluster wait for each
+      other's sums of parts of K, four or eight half as much longer each time;
+      exchange_rate: bytes a microsecond that one sends.
     apart: loads from L2, as a multiple, where blocks of a cluster sum parts of
       K: those at the same rows of K are further apart.
     even: what is lost in clock if no SM is idle in the last wave.
