@@ -262,9 +262,9 @@ def sm_count() -> int:
 def clusters_at_once(blocks: int, sms: int | None = None) -> int:
   """Clusters of so many thread blocks that surely run together, one an SM.
 
-  SMs come in pairs, and a cluster lies within a GPC, which has up to nine pairs.
-  How many each has differs from GPU to GPU, so this is for the worst one. Of
-  four blocks 29 clusters find room in any case on 132 SMs, of eight 13; CUDA
+  SMs come in pairs, and a cluster lies within a GPC, which has nine pairs at
+  most. How many each has differs from GPU to GPU, so this is for the worst one.
+  Of four blocks 29 clusters find room in any case on 132 SMs, of eight 13; CUDA
   said 30 and 15 of one H100 (`cudaOccupancyMaxActiveClusters`). More would have
   to wait until the first ones end.
 
