@@ -12,15 +12,6 @@ from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Epilogue, Problem
 from pallas_gemm.tuning import constants, model
 
-# K from which XLA pads sums of one product that are no multiple of 64: 48 x 56
-# x 6424 TN 8.6 us, this kernel 4.9 (H100).
-_PADDED_K = 128
-# Rows of A that count as few, and FLOP/s of their products.
-_FEW_ROWS, _FLOPS_OF_FEW_ROWS = 512, 3e14
-# K from which, and tiles of 128 x 128 an SM up to which, it cuts sums in parts:
-# 1000^3 it does not, 760 x 728 x 2960 it does (7 and 20 us, H200).
-_SPLIT_K, _SPLIT_TILES = 1536, 0.6
-
 
 class Faster(NamedTuple):
   """XLA's product where it is expected to be faster than the Hopper kernel.
@@ -186,9 +177,9 @@ def padding(problem: Problem, fit: constants.Xla, gpu: hardware.Gpu) -> float:
   """
   p = problem
   tiles = cdiv(p.m, 128) * cdiv(p.n, 128)
-  if p.k % 64 == 0 or p.k < _SPLIT_K or p.batch > 1:
+  if p.k % 64 == 0 or p.k < fit.split_k or p.batch > 1:
     return 0.0
-  if tiles > _SPLIT_TILES * gpu.sm_count:
+  if tiles > fit.split_tiles * gpu.sm_count:
     return 0.0
   copied = 2 * sum(
     layout.bytes_of(math.prod(shape), operand.dtype)
@@ -219,9 +210,9 @@ def of_odd_rows(
     return None
   flops = 2.0 * p.batch * p.m * p.n * p.k * p.products
   a, b, n = widths
-  if p.m <= _FEW_ROWS and not (p.a.k_last or a % 2 or b % 8 or n % 8):
+  if p.m <= fit.few_rows and not (p.a.k_last or a % 2 or b % 8 or n % 8):
     rate = fit.short_rate * gpu.dram_bytes_per_s
-    longer = max(2 * _elements(p) / rate, flops / _FLOPS_OF_FEW_ROWS)
+    longer = max(2 * _elements(p) / rate, flops / fit.few_flops)
     theirs = fit.short_launch + fit.short_per_k * p.k + longer
     return fit.few_odd_rows * theirs
   theirs = fit.launch + fit.per_k * p.k + flops / fit.flops
@@ -240,7 +231,7 @@ def of_short_rows(
     if p.k >= 32 or _has_epilogue(p):
       return None
     launch = fit.one_step_launch
-  if p.k % 64 and p.k >= _PADDED_K and p.batch == 1:
+  if p.k % 64 and p.k >= fit.padded_k and p.batch == 1:
     launch += fit.short_padded
   rate = fit.short_rate * gpu.dram_bytes_per_s
   launch += fit.short_per_k * p.k

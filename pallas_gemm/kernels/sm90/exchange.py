@@ -8,9 +8,14 @@ results have the same bits wherever they lie in a tile. What follows the product
 is computed of its share alone, and no second kernel is needed (`split_k`).
 
 Sums go from registers to the other block's shared memory, in the order of the
-registers, 16 bytes a thread: an SM sends about 14 bytes a cycle, and all of it
-takes 0.7 us for 64 x 64 sums and 1.3 us for 64 x 128 ones, where through global
-memory it takes 1.3 and 1.9 (H100, tuning_log, run exchange-1).
+registers, 16 bytes a thread. All of it takes four blocks 1,670 cycles for 64 x
+64 sums and 2,530 for 64 x 128 ones, 810 of them for the barrier, where through
+global memory it takes 2,560 and 3,750 (H100, tuning_log, run exchange-1).
+
+16 x 768 x 1536 NT takes 4.83 us with the best other config and 3.74 so, 768 x
+128 x 2048 with C and bias 5.92 and 4.67, 64 x 1600 x 5120 10.1 and 8.8 (H100).
+Where tiles are many or large it is slower: blocks that read the same rows of K
+are further apart, so the L2 is asked for them more often.
 """
 
 import jax

@@ -37,6 +37,8 @@ ladder take that apart step by step; what is here beyond them:
   of the same launch, whose partial sums a second kernel adds in order and puts
   in place. 768 x 7168 x 18432 (TN): 276 -> 259 us, 2048 x 32000 x 4096: 672 ->
   657, 500 x 4544 x 18176: 125 -> 115 (H200).
+* **Few tiles with a long sum** are cut along K in a cluster, whose blocks send
+  each other their sums (`Config.cluster_k`, `exchange`): no second kernel.
 * **split_k** writes float32 partial sums of parts of K, which XLA adds in a
   fixed order (and applies the epilogue to): same bits every time, no atomics.
 

@@ -184,11 +184,15 @@ class Xla:
       for a sum over K that is cut in parts, and for K below 32. Within 11 %
       (mean) of 39 products. short_per_k: what a step of K takes longer: 3 x 256
       x 32000 TN 21.3 us, 11.8 here (H100). short_padded: what
-      padding K takes longer.
+      padding K takes longer, which it does from padded_k on if that is no
+      multiple of 64: 48 x 56 x 6424 TN 8.6 us, this kernel 4.9 (H100).
+    split_k, split_tiles: K from which, and tiles of 128 x 128 an SM up to
+      which, it cuts sums in parts and pads: 1000^3 it does not, 760 x 728 x
+      2960 it does (7 and 20 us, H200).
     few_odd_rows: of few rows of A that are stored as columns and start at
       multiples of 4 bytes, what they take of the time that launch, steps of K
-      and bytes do; 0.7 to 1.1 times of 14 products of an H100, 0.7 to 1.5 of
-      nine of an H200.
+      and bytes do: regrets least of 51 products of an H100 and 13 of an H200.
+      few_rows: how many are few; few_flops: FLOP a second of their products.
     epilogue_launch, epilogue_rate: what follows a product it computes in a
       kernel of its own, from float32 sums: a launch, and eight bytes a result,
       much of which stays in L2. (`jnp.dot(a, b) + bias`, which rounds the
@@ -226,7 +230,12 @@ class Xla:
   short_per_k: float
   short_padded: float
   short_rate: float
+  padded_k: float
+  split_k: float
+  split_tiles: float
   few_odd_rows: float
+  few_rows: float
+  few_flops: float
   epilogue_launch: float
   epilogue_rate: float
   few_results: float
