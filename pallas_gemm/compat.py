@@ -559,11 +559,14 @@ def _patch_barriers() -> None:
 
 
 def _name_here() -> str:
-  """The name of the kernel that operations are made for."""
+  """The name of the kernel that operations are made for; "" if it has none."""
   operation = ir.InsertionPoint.current.block.owner
-  while operation.operation.name != "builtin.module":
-    operation = operation.operation.parent
-  return ir.StringAttr(operation.operation.attributes["sym_name"]).value
+  while operation is not None:
+    found = operation.operation
+    if found.name == "builtin.module" and "sym_name" in found.attributes:
+      return ir.StringAttr(found.attributes["sym_name"]).value
+    operation = found.parent
+  return ""
 
 
 def _initialize_barriers(pointer, count: int, arrivals: int) -> None:

@@ -315,10 +315,10 @@ def wait_for_warpgroup() -> None:
 
 
 def fence_cluster() -> None:
-  """Makes what a thread has stored known to the blocks of its cluster.
+  """Waits until the blocks of a cluster have what a thread has sent them.
 
-  Before a barrier of the cluster is arrived at. And what they have stored,
-  after it, to the thread.
+  Before a barrier of the cluster is arrived at. Who waits for that needs no
+  fence: shared memory is read where it was written to, and by no cache.
   """
   if not compat.targets_gpu():
     return
