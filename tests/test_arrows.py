@@ -18,8 +18,8 @@ ORDERS = {
     activations sm90 triton_dense triton_kernel triton_config epilogues
   """,
   "kernels/sm90": """
-    launch tables legal producer weights consumer stores epilogue mainloops
-    block groups schedule plan matrices tiling layout config
+    launch tables legal producer weights consumer exchange stores epilogue
+    mainloops block groups schedule plan matrices tiling layout config
   """,
 }
 
