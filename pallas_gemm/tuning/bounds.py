@@ -115,12 +115,13 @@ class Bounds:
     if self._may_wait and c.block_k == 64 and not is_narrow:
       as_stored, padded = (
         count * (max(slab, busy_sms * loads) + fit.barrier) / self._clock
-        for loads in (
-          self._loads(c, self._slow.as_stored),
-          self._loads(c, self._slow.padded),
+        + copy / rounds
+        for loads, copy in (
+          self._as_stored(c),
+          (self._loads(c, self._slow.padded), self._slow.copy),
         )
       )
-      product = min(as_stored, padded + self._slow.copy / rounds)
+      product = min(as_stored, padded)
     between, alone, epilogue = self._results(c)
     busy = (rounds - 1) * max(product + between, alone) + product + epilogue
     memory = self._read + (self._stores if c.split_k == 1 else 0)
@@ -156,6 +157,19 @@ class Bounds:
     busy = 1.0 if c.tail_columns else -(-work_tiles // rounds) * c.blocks / sms
     slabs = -(-self._slabs[c.block_k] // (c.split_k * c.cluster_k))
     return rounds, slabs * slowed_by_sharing(c, fit), slab, busy
+
+  def _as_stored(self, config: Config) -> tuple[float, float]:
+    """Loads of what is not padded, and microseconds of copies of what is."""
+    c, slow = config, self._slow
+    blocks = (c.block_n, c.block_m) if c.swap_ab else (c.block_m, c.block_n)
+    is_copied = [
+      copy > 0 and block > 64 for block, copy in zip(blocks, slow.copies)
+    ]
+    a, b = (
+      1.0 if now else stored for now, stored in zip(is_copied, slow.as_stored)
+    )
+    copies = sum(copy for now, copy in zip(is_copied, slow.copies) if now)
+    return self._loads(c, (a, b)), copies
 
   def _loads(self, config: Config, slow: tuple[float, float]) -> float:
     """Cycles in which a slab of 64 is loaded, where all SMs work."""

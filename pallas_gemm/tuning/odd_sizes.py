@@ -123,26 +123,30 @@ class Loads(NamedTuple):
     as_stored: multiples, of A and B, if neither is padded.
     padded: the same if those are padded that may be, stored along M or N.
     copy: microseconds of the least copy that makes one of these.
+    copies: of each that is soon copied for tiles wider than a swizzle atom.
   """
 
   as_stored: tuple[float, float]
   padded: tuple[float, float]
   copy: float
+  copies: tuple[float, float]
 
 
 def loads_at_least(p: Problem, fit: constants.OddSizes) -> Loads:
   """What loads cost every config, of rows that TMA can address."""
-  as_stored, padded, copies = [], [], [math.inf]
+  as_stored, padded, copies, soon = [], [], [math.inf], []
   for operand, shape in zip((p.a, p.b), layout.operand_shapes(p)):
     row = layout.bytes_of(shape[1], operand.dtype)
     slow = slower(row, fit) if row % 16 == 0 else 1.0
     as_stored.append(slow)
     padded.append(slow if operand.k_last else 1.0)
+    copied = 2 * p.matrices(operand) * shape[0] * row
+    copy = fit.copy + copied / fit.copy_rate
     if not operand.k_last and row % 128:
-      copied = 2 * p.matrices(operand) * shape[0] * row
-      copies.append(fit.copy + copied / fit.copy_rate)
-  a, b = as_stored
-  return Loads((a, b), (padded[0], padded[1]), min(copies))
+      copies.append(copy)
+    is_soon = not operand.k_last and layout.is_soon_copied(p, operand, shape)
+    soon.append(copy if is_soon and p.groups is None else 0.0)
+  return Loads(tuple(as_stored), tuple(padded), min(copies), tuple(soon))
 
 
 def straddling_results(piece: int, fit: constants.OddSizes) -> float:

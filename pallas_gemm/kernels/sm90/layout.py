@@ -64,6 +64,13 @@ def straddles(columns: int, dtype: str) -> bool:
   return bytes_of(columns, dtype) % _SHORT_BYTES == _STRIDE_BYTES
 
 
+def is_soon_copied(problem: Problem, operand: Operand, shape: Shape) -> bool:
+  """Whether a copy with rows that TMA reads fast costs less than it gains."""
+  count = problem.matrices(operand) * math.prod(shape)
+  is_small = bytes_of(count, operand.dtype) <= SMALL_OPERAND
+  return is_small and straddles(shape[1], operand.dtype)
+
+
 def with_rows_along_k(problem: Problem) -> Problem:
   """The problem with short rows along M, or N, transposed.
 

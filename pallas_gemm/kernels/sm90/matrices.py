@@ -16,7 +16,6 @@ from pallas_gemm.kernels.sm90.layout import (
   round_up,
 )
 from pallas_gemm.kernels.sm90.tiling import WGMMA_ROWS, Tiling
-from pallas_gemm.problem import Operand
 
 
 @dataclasses.dataclass(eq=False)
@@ -59,18 +58,12 @@ class Matrices(Tiling):
       and size >= block
       and layout.is_addressable(size, operand.dtype)
       and shape != padded
-      and not self._is_soon_copied(operand, shape)
+      and not layout.is_soon_copied(p, operand, shape)
       for (size, block, operand), shape, padded in zip(
         sides, shapes, self._whole_paddings
       )
     ]
     return moved[0], moved[1]
-
-  def _is_soon_copied(self, operand: Operand, shape: Shape) -> bool:
-    """Whether a copy with rows that TMA reads fast costs less than it gains."""
-    count = self.problem.matrices(operand) * math.prod(shape)
-    is_small = layout.bytes_of(count, operand.dtype) <= layout.SMALL_OPERAND
-    return is_small and layout.straddles(shape[1], operand.dtype)
 
   @functools.cached_property
   def operand_paddings(self) -> tuple[Shape, Shape]:
