@@ -284,15 +284,17 @@ def _launch(
   if plan.evicts_results:
     compat.evict_results_first(name)
   bias_dtype = None if operands.bias is None else operands.bias.dtype
-  in_parts = (cfg.cluster_k,) * (cfg.cluster_k > 1)
+  axes = {"cluster_m": cfg.cluster_m, "cluster_n": cfg.cluster_n}
+  if cfg.cluster_k > 1:
+    axes["cluster_k"] = cfg.cluster_k
   (results,) = compat.kernel(
     functools.partial(_body, plan=plan, epilogue=epilogue),
     name=name,
     out_type=[_result_types(plan)],
     grid=(plan.clusters,),
     grid_names=("cluster",),
-    cluster=(cfg.cluster_m, cfg.cluster_n, *in_parts),
-    cluster_names=("cluster_m", "cluster_n", "cluster_k")[: 2 + len(in_parts)],
+    cluster=tuple(axes.values()),
+    cluster_names=tuple(axes),
     num_threads=cfg.consumers + 1,
     compiler_params=plgpu.CompilerParams(
       approx_math=is_approximate,
