@@ -205,17 +205,18 @@ def store(ref: Any, value: jax.Array, *, optimized: bool = True) -> None:
     ref[...] = value
 
 
-def read_past_rows(x: jax.Array, columns: int) -> jax.Array:
+def read_past_rows(x: jax.Array, columns: int, rows: int = 0) -> jax.Array:
   """Matrices of which a kernel may read windows that run on past a row's end.
 
   What it finds there is the next row's, so all but the last rows have it. The
   interpreter checks the end of each row: there, rows get that many columns
-  more, of NaN.
+  more, of NaN; and matrices that many rows more, of zeros.
   """
   if targets_gpu():
     return x
-  extra = [(0, 0)] * (x.ndim - 1) + [(0, columns)]
-  return jnp.pad(x, extra, constant_values=jnp.nan)
+  lead = [(0, 0)] * (x.ndim - 2)
+  x = jnp.pad(x, [*lead, (0, 0), (0, columns)], constant_values=jnp.nan)
+  return jnp.pad(x, [*lead, (0, rows), (0, 0)])
 
 
 def join_varying(*arrays: jax.Array) -> list[jax.Array]:

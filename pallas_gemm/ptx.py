@@ -114,7 +114,14 @@ def copy_async(window: Any, slot: Any, *, swizzle: int) -> None:
   _(window, slot)
 
 
-def copy_rows_async(window: Any, raw: Any) -> None:
+def copy_rows_async(
+  matrix: Any,
+  corner: tuple[jax.Array, jax.Array],
+  raw: Any,
+  *,
+  columns: int | None = None,
+  to_end: bool = False,
+) -> None:
   """Starts to copy rows that start anywhere, by cp.async, 16 bytes at a time.
 
   Each from the last multiple of 16 bytes on, so that it lies as many bytes
@@ -125,30 +132,39 @@ def copy_rows_async(window: Any, raw: Any) -> None:
   lie before or behind the matrix. None does that holds nothing of a row.
 
   Args:
-    window: [rows, columns] of global memory, from a multiple of as many bytes
+    matrix: [rows, columns] of global memory, from a multiple of as many bytes
       on as rows are apart.
+    corner: row and column of it where the first row starts.
     raw: [rows, columns and 16 bytes more] of shared memory, not swizzled.
+    columns: that are copied, in whole vectors; None are all of `raw`.
+    to_end: whether zeros are found behind the matrix; else all rows lie in it.
   """
-  rows, columns = window.shape
+  size = jnp.dtype(matrix.dtype).itemsize
+  rows, width = raw.shape
+  columns = width - _VECTOR // size if columns is None else columns
+  row, column = corner
   if not compat.targets_gpu():
-    raw[:, pl.ds(0, columns)] = window[...]
+    at = pl.ds(row, rows), pl.ds(column, columns)
+    raw[:, pl.ds(0, columns)] = matrix[at]
     return
-  row_bytes = columns * jnp.dtype(window.dtype).itemsize
+  raw_pitch, row_bytes = width * size, columns * size
   vectors, own = row_bytes // _VECTOR, rows // _WARPS
   # A power of two, so that no thread divides.
   across = 2 ** math.ceil(math.log2(vectors))
-  down = _LANES // across
+  down = max(1, _LANES // across)
+  height = matrix.shape[0]
 
-  @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType()))
-  def _(_, window, raw):
-    pitch, raw_pitch = _pitch(window), row_bytes + _VECTOR
+  @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),) * 3)
+  def _(_, matrix, corner, raw):
+    pitch = _pitch(matrix)
+    end = _bytes_behind(_address(matrix), height * pitch)
     warp, lane = _warp_and_lane()
     first = arith.muli(warp, _i32(own))
     nth = arith.remui(lane, _i32(across))
     above = arith.divui(lane, _i32(across))
     row = arith.addi(first, above)
     column = arith.muli(nth, _i32(_VECTOR))
-    start = _multiply_add(_extended(row), pitch, _address(window))
+    start = _multiply_add(_extended(row), pitch, _address(corner))
     start = arith.addi(start, _extended(column))
     to = _multiply_add(row, raw_pitch, _shared_address(raw))
     to = arith.addi(to, column)
@@ -157,95 +173,138 @@ def copy_rows_async(window: Any, raw: Any) -> None:
       here = arith.andi(is_inside, _less(above, own - i))
       _asm(
         f"""{{
-          .reg .b64 from;
+          .reg .b64 from, left; .reg .b32 size;
           add.s64 from, $1, {i * pitch};
-          and.b64 from, from, {-_VECTOR};
-          @$2 cp.async.cg.shared.global [$0+{i * raw_pitch}], [from], {_VECTOR};
+          and.b64 from, from, {-_VECTOR};{_left(to_end)}
+          @$2 {_copy_vector(i * raw_pitch, to_end)}
         }}""",
-        "r,l,b",
+        "r,l,b,l",
         to,
         start,
         here,
+        end,
       )
     # The vector in which a row ends that starts inside of one.
     row = arith.addi(first, lane)
     _asm(
       f"""{{
-        .reg .b64 from, past; .reg .pred here;
+        .reg .b64 from, past, left; .reg .b32 size; .reg .pred here;
         and.b64 past, $1, {_VECTOR - 1};
         setp.ne.and.s64 here, past, 0, $2;
         sub.s64 from, $1, past;
-        add.s64 from, from, {row_bytes};
-        @here cp.async.cg.shared.global [$0+{row_bytes}], [from], {_VECTOR};
+        add.s64 from, from, {row_bytes};{_left(to_end)}
+        @here {_copy_vector(row_bytes, to_end)}
       }}""",
-      "r,l,b",
+      "r,l,b,l",
       _multiply_add(row, raw_pitch, _shared_address(raw)),
-      _multiply_add(_extended(row), pitch, _address(window)),
+      _multiply_add(_extended(row), pitch, _address(corner)),
       _less(lane, own),
+      end,
     )
 
-  _(window, raw)
+  _(matrix, matrix.at[pl.ds(row, 1), pl.ds(column, 1)], raw)
+
+
+def _left(to_end: bool) -> str:
+  """How many bytes of a vector at `from` lie before `$3`, to `size`."""
+  if not to_end:
+    return ""
+  return f"""
+          sub.s64 left, $3, from;
+          max.s64 left, left, 0;
+          min.s64 left, left, {_VECTOR};
+          cvt.u32.u64 size, left;"""
+
+
+def _copy_vector(offset: int, to_end: bool) -> str:
+  """From `from`; of what lies past the end zeros."""
+  size = ", size" if to_end else ""
+  return f"cp.async.cg.shared.global [$0+{offset}], [from], {_VECTOR}{size};"
 
 
 def move_rows(
-  raw: Any, window: Any, slot: Any, first: jax.Array, *, swizzle: int
+  matrix: Any,
+  corner: tuple[jax.Array, jax.Array],
+  raw: Any,
+  slot: Any,
+  first: jax.Array | int,
+  *,
+  swizzle: int,
+  left: jax.Array | None = None,
 ) -> None:
   """Moves rows from where `copy_rows_async` has put them to a tile.
 
   Each warp the rows that it has copied, each lane what a row of a swizzle atom
-  has, so that no two of eight lanes meet in a bank.
+  has, or half of it if there are lanes for that, so that no two of eight lanes
+  meet in a bank.
 
   Args:
+    matrix, corner: of the copy.
     raw: [rows, columns and 16 bytes more] of shared memory.
-    window: [rows, columns] of global memory, of which these are.
-    slot: [more rows, columns] of shared memory, swizzled.
+    slot: [more rows, columns or more] of shared memory, swizzled.
     first: the row of it where the first one goes.
     swizzle: bytes of a row of the slot's atoms.
+    left: columns, of this corner on, that are moved; behind them are zeros.
+      None for all.
   """
-  rows, columns = window.shape
+  size = jnp.dtype(matrix.dtype).itemsize
+  rows, width = raw.shape
+  columns = width - _VECTOR // size
   if not compat.targets_gpu():
-    slot[pl.ds(first, rows)] = raw[:, pl.ds(0, columns)]
+    found = raw[:, pl.ds(0, columns)]
+    if left is not None:
+      column = jax.lax.broadcasted_iota(jnp.int32, (rows, columns), 1)
+      found = jnp.where(column < left, found, jnp.zeros_like(found))
+    slot[pl.ds(first, rows), pl.ds(0, columns)] = found
     return
-  size = jnp.dtype(window.dtype).itemsize
   row_bytes, own = columns * size, rows // _WARPS
+  piece = swizzle
+  if 2 * own * (row_bytes // swizzle) <= _LANES and swizzle > 2 * _VECTOR:
+    piece = swizzle // 2
   ref, scalar = plgpu.RefType(), plgpu.Layout.WG_SPLAT
-  kinds = ref, ref, _swizzled_type(slot, swizzle), scalar
+  kinds = ref, ref, _swizzled_type(slot, swizzle), scalar, scalar
+  slot_row_bytes = slot.shape[1] * size
 
   @plgpu.inline_mgpu(arg_types=kinds)
-  def _(_, raw, window, slot, first):
-    first = first.registers.item()
-    pitch, raw_pitch = _pitch(window), row_bytes + _VECTOR
+  def _(_, corner, raw, slot, first, left):
+    first, left = first.registers.item(), left.registers.item()
+    pitch, raw_pitch = _pitch(corner), width * size
     warp, lane = _warp_and_lane()
     row = _multiply_add(warp, own, arith.remui(lane, _i32(own)))
     nth = arith.divui(lane, _i32(own))
-    column = arith.muli(nth, _i32(swizzle))
+    column = arith.muli(nth, _i32(piece))
     source = _multiply_add(row, raw_pitch, _shared_address(raw))
-    place = _Place(row_bytes, swizzle)
+    place = _Place(slot_row_bytes, swizzle)
     target = place.of(arith.addi(row, first), column)
-    start = _multiply_add(row, pitch, _truncated(_address(window)))
-    here = _less(nth, row_bytes // swizzle)
+    start = _multiply_add(row, pitch, _truncated(_address(corner)))
+    here = _less(nth, row_bytes // piece)
     _asm(
-      _move_piece(swizzle // _VECTOR, math.gcd(pitch, _VECTOR)),
-      "r,r,r,b",
+      _move_piece(piece // _VECTOR, math.gcd(pitch, _VECTOR), is_cut),
+      "r,r,r,b,r",
       arith.addi(source, column),
       arith.addi(_shared_address(slot), target),
       arith.andi(start, _i32(_VECTOR - 1)),
       here,
+      arith.subi(arith.muli(left, _i32(size)), column),
     )
 
-  _(raw, window, slot, first)
+  is_cut = left is not None
+  at = matrix.at[pl.ds(corner[0], 1), pl.ds(corner[1], 1)]
+  left = jnp.int32(columns) if left is None else left
+  _(at, raw, slot, jnp.int32(first), left)
 
 
-def _move_piece(vectors: int, size: int) -> str:
+def _move_piece(vectors: int, size: int, is_cut: bool) -> str:
   """What a thread of `move_rows` does: so many vectors, put together of more.
 
   Operands: $0 the first one, $1 where it goes, $2 the bytes of it that are not
-  the row's, $3 whether there are any vectors. Swizzled vectors of a row differ
-  by bits of their addresses.
+  the row's, $3 whether there are any vectors, $4 the bytes that are moved.
+  Swizzled vectors of a row differ by bits of their addresses.
 
   Args:
-    vectors: in a row of a swizzle atom.
+    vectors: of a row, in one swizzle atom.
     size: bytes that $2 is a multiple of.
+    is_cut: whether there are zeros from byte $4 on.
   """
   words = _VECTOR // _WORD * vectors
   loads = "".join(
@@ -259,9 +318,18 @@ def _move_piece(vectors: int, size: int) -> str:
     @$3 st.shared.v4.b32 [to], {_words(4 * i)};"""
     for i in range(vectors)
   )
+  cut = "".join(
+    f"""
+    sub.s32 bits, $4, {_WORD * i};
+    max.s32 bits, bits, 0;
+    shl.b32 bits, bits, 3;
+    bmsk.clamp.b32 bits, 0, bits;
+    and.b32 w{i}, w{i}, bits;"""
+    for i in range(words if is_cut else 0)
+  )
   return f"""{{
     .reg .pred is; .reg .b32 w<{words + 4}>, bits, order, to;
-    bar.warp.sync 0xffffffff;{loads}{_moved_by("$2", words, size)}{stores}
+    bar.warp.sync 0xffffffff;{loads}{_moved_by("$2", words, size)}{cut}{stores}
     bar.warp.sync 0xffffffff;
   }}"""
 
@@ -421,6 +489,60 @@ def _with_registers(array, words: list[ir.Value]):
   return mgpu.FragmentedArray(
     _registers=found, _layout=array.layout, _is_signed=None
   )
+
+
+def store_elements(
+  array: jax.Array,
+  matrix: Any,
+  corner: tuple[jax.Array, jax.Array],
+  *,
+  transposed: bool = False,
+) -> None:
+  """Stores a tile right from registers, an element at a time.
+
+  Args:
+    array: [rows, columns], as wgmma leaves accumulators.
+    matrix: [rows, columns] of global memory; what lies outside is not stored.
+      The interpreter needs all of the tile to lie inside.
+    corner: the tile's row and column in it.
+    transposed: the matrix is [columns, rows], as it lies in memory.
+  """
+  if not compat.targets_gpu():
+    at = tuple(map(pl.ds, corner, array.shape))
+    array, at = (array.T, at[::-1]) if transposed else (array, at)
+    matrix.at[at][...] = array
+    return
+  height, width = matrix.shape[::-1] if transposed else matrix.shape
+  scalar = plgpu.Layout.WG_SPLAT
+  kinds = plgpu.Layout.WGMMA, plgpu.RefType(), scalar, scalar
+
+  @plgpu.inline_mgpu(arg_types=kinds)
+  def _(_, array, matrix, row, column):
+    first = row.registers.item(), column.registers.item()
+    start, pitch = _address(matrix), _pitch(matrix)
+    i32 = ir.IntegerType.get_signless(32)
+    size = utils.bitwidth(array.mlir_dtype) // 8
+    bits = ir.IntegerType.get_signless(8 * size)
+
+    def store(value, index):
+      row, column = (
+        arith.addi(arith.index_cast(i32, x), y) for x, y in zip(index, first)
+      )
+      here = arith.andi(_less(row, height), _less(column, width))
+      down, across = (column, row) if transposed else (row, column)
+      at = _multiply_add(_extended(down), pitch, start)
+      at = _multiply_add(_extended(across), size, at)
+      _asm(
+        f"@$2 st.global.b{8 * size} [$0], $1;",
+        f"l,{'h' if size == 2 else 'r'},b",
+        at,
+        arith.bitcast(bits, value),
+        here,
+      )
+
+    array.foreach(store)
+
+  _(array, matrix, *map(jnp.int32, corner))
 
 
 def store_rows(
@@ -727,6 +849,10 @@ def _truncated(x):
 
 def _multiply_add(x, factor: int, y):
   return arith.addi(arith.muli(x, utils.c(factor, x.type)), y)
+
+
+def _bytes_behind(address, count: int):
+  return arith.addi(address, utils.c(count, address.type))
 
 
 def _for_each(count, visit) -> None:

@@ -18,7 +18,7 @@ ORDERS = {
     activations sm90 triton_dense triton_kernel triton_config epilogues
   """,
   "kernels/sm90": """
-    launch tables legal producer weights consumer exchange stores epilogue
+    launch tables legal producer moves weights consumer exchange stores epilogue
     mainloops block groups schedule plan matrices tiling layout config
   """,
 }

@@ -69,28 +69,60 @@ def test_copy_async(monkeypatch, rows, columns, atom, pitch, corner):
   ],
 )
 @pytest.mark.parametrize("pitch", (1400, 1402, 1407, 1412))
-def test_rows_that_start_anywhere(monkeypatch, rows, columns, atom, pitch):
+@pytest.mark.parametrize("left", (None, 37))
+def test_rows_that_start_anywhere(
+  monkeypatch, rows, columns, atom, pitch, left
+):
   """Copied as vectors, moved to a tile: to its second rows, others stay."""
-  size = 2 * pitch * (rows + 10)
+  height = rows + 10
+  size = 2 * pitch * height
   machine = ptx_machine.Machine(monkeypatch, size, 2**17)
   rng = np.random.default_rng(0)
   machine.globals[:] = rng.integers(0, 256, size)
   machine.shared[:] = rng.integers(0, 256, len(machine.shared))
-  first = (3 * pitch + 64) * 2
-  window = ptx_machine.Ref(first, (rows, columns), 2 * pitch)
+  matrix = ptx_machine.Ref(0, (height, pitch), 2 * pitch)
   raw = ptx_machine.Ref(2**16, (rows, columns + 8), 2 * columns + 16)
   slot = ptx_machine.Ref(SLOT, (2 * rows, columns))
   before = machine.shared.copy()
-  ptx.copy_rows_async(window, raw)
-  ptx.move_rows(raw, window, slot, rows, swizzle=atom)
+  corner = 3, 64
+  ptx.copy_rows_async(matrix, corner, raw)
+  ptx.move_rows(matrix, corner, raw, slot, rows, swizzle=atom, left=left)
   row, column = np.mgrid[:rows, :columns]
-  want = words_at(machine.globals, first + 2 * (row * pitch + column))
+  want = words_at(machine.globals, 2 * ((3 + row) * pitch + 64 + column))
+  want = want if left is None else np.where(column < left, want, 0)
   at = SLOT + swizzled(2 * rows, columns, atom)[rows:]
   np.testing.assert_array_equal(words_at(machine.shared, at), want)
   untouched = np.ones(len(before), bool)
   untouched[at], untouched[at + 1] = False, False
   untouched[2**16 : 2**16 + rows * (2 * columns + 16)] = False
   np.testing.assert_array_equal(machine.shared[untouched], before[untouched])
+
+
+@pytest.mark.parametrize("pitch", (72, 75, 77, 204))
+@pytest.mark.parametrize("copied", (8, 64))
+@pytest.mark.parametrize("which", (0, 1))
+def test_what_lies_behind_a_matrix_is_not_read(
+  monkeypatch, pitch, copied, which
+):
+  """It is zeros: of the last matrix of a batch, and of the one before."""
+  height, rows, corner = 70, 32, (50, 16)
+  own = 2 * pitch * height
+  machine = ptx_machine.Machine(monkeypatch, 2 * own, 2**17)
+  rng = np.random.default_rng(0)
+  machine.globals[:] = rng.integers(1, 256, 2 * own)
+  machine.shared[:] = rng.integers(0, 256, len(machine.shared))
+  matrix = ptx_machine.Ref(which * own, (height, pitch), 2 * pitch)
+  raw = ptx_machine.Ref(2**16, (rows, 72), 144)
+  slot = ptx_machine.Ref(SLOT, (rows, 64))
+  ptx.copy_rows_async(matrix, corner, raw, columns=copied, to_end=True)
+  ptx.move_rows(matrix, corner, raw, slot, 0, swizzle=128)
+  row, column = np.mgrid[:rows, :copied]
+  at = 2 * ((corner[0] + row) * pitch + corner[1] + column)
+  padded = np.concatenate([machine.globals, np.zeros(2**14, np.uint8)])
+  want = np.where(at < own, words_at(padded, which * own + at), 0)
+  assert np.any(at >= own)
+  got = words_at(machine.shared, SLOT + swizzled(rows, 64, 128))
+  np.testing.assert_array_equal(got[:, :copied], want)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)
 ROWS = Config(block_m=128, block_n=64, stages=2, epilogue_n=32)
 COLUMNS = Config(block_m=64, block_n=128, stages=3, split="n")
 WIDE = Config(block_m=64, block_n=128, stages=2, consumers=1, epilogue_n=32)
+MOVES = Config(block_m=64, block_n=64, stages=2, consumers=1, moves=True)
 NARROW = Config(block_m=64, block_n=96, stages=2, consumers=1, epilogue_n=32)
 OVERLAP = Config(block_m=64, block_n=112, stages=2, consumers=1, epilogue_n=32)
 DIRECT = Config(block_m=64, block_n=128, stages=2, consumers=1)
@@ -400,6 +401,77 @@ CASES = (
     SWAPPED,
     batch=3,
     batched_b=True,
+  ),
+  # Threads bring A, B or both, of every layout: more slabs than are on their
+  # way at a time, a last one that is cut, none that is left of a part of K.
+  case("moves_both_nn", (70, 77, 330), MOVES),
+  case(
+    "moves_both_nt",
+    (130, 70, 250),
+    changed(MOVES, block_m=128, stages=3, **TWO),
+    dense.Epilogue(activation=jax.nn.gelu, beta=2.0),
+    c_dtype="bfloat16",
+    bias="n",
+  ),
+  case("moves_a_tt", (75, 40, 136), MOVES, out_dtype="float32", bias="m"),
+  case("moves_a_tn", (141, 136, 200), changed(MOVES, stages=4), **FP16),
+  case("moves_b_nn", (9, 126, 80), changed(MOVES, block_n=128)),
+  case("moves_b_atoms_of_32_tn", (72, 107, 70), changed(MOVES, block_n=96)),
+  case("moves_few_rows_nt", (3, 72, 129), changed(MOVES, stages=3)),
+  case("moves_slabs_of_128_nt", (3, 9, 300), changed(MOVES, block_k=128)),
+  case(
+    "moves_a_batch_nn",
+    (33, 72, 65),
+    MOVES,
+    batch=2,
+    batched_a=True,
+    batched_b=True,
+  ),
+  case("moves_b_of_a_batch_tt", (40, 65, 66), MOVES, batch=2, batched_b=True),
+  case(
+    "moves_gated_nn",
+    (20, 70, 72),
+    MOVES,
+    dense.Epilogue(activation=jax.nn.silu),
+    gated=True,
+  ),
+  case("moves_in_parts_nt", (70, 72, 270), changed(MOVES, split_k=4)),
+  case(
+    "moves_in_a_cluster_nn",
+    (20, 77, 270),
+    changed(MOVES, cluster_k=4, epilogue_n=16),
+  ),
+  case(
+    "moves_and_moves_back_tn",
+    (141, 208, 130),
+    changed(MOVES, block_n=128, epilogue_n=32),
+  ),
+  case("moves_swapped_nn", (70, 72, 330), changed(SWAPPED, moves=True)),
+  case(
+    "moves_swapped_nt",
+    (41, 70, 130),
+    changed(SWAPPED, moves=True),
+    dense.Epilogue(beta=-0.5),
+    c_dtype="bfloat16",
+    bias="m",
+  ),
+  # Few results that TMA can't address, of a batch, swapped, in a cluster.
+  case("by_elements_nn", (70, 77, 64), SMALL, bias="n", out_dtype="float32"),
+  case(
+    "by_elements_of_a_batch_nt",
+    (33, 30, 72),
+    ROWS,
+    batch=3,
+    batched_a=True,
+    batched_b=True,
+    **FP16,
+  ),
+  case(
+    "by_elements_swapped_nn",
+    (41, 77, 72),
+    SWAPPED,
+    dense.Epilogue(activation=jnp.tanh),
+    bias="n",
   ),
   # The same in a cluster: the last block has fewer slabs, or none at all.
   case(

@@ -127,6 +127,9 @@ _ADDED = {
   "model.exchange": 0.5,
   "odd_sizes.copy": 1.0,
   "odd_sizes.short": 200.0,
+  "odd_sizes.move": 100.0,
+  "odd_sizes.move_row": 4.0,
+  "odd_sizes.move_start": 500.0,
 }
 
 

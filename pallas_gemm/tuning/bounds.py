@@ -61,6 +61,7 @@ class Bounds:
     gpu: hardware.Gpu,
     known: constants.Constants,
     by_threads: Callable[[Config], float] | None = None,
+    movable: tuple[bool, bool] = (False, False),
   ):
     """Computes what all configs share.
 
@@ -70,6 +71,7 @@ class Bounds:
       known: its constants.
       by_threads: loads of B, as a multiple, where threads load it beside TMA,
         which loads A; 0 where they don't, None if they never do.
+      movable: whether threads bring A, and B, of a config that says so.
     """
     p, fit, odd = problem, known.model, known.odd_sizes
     self._problem, self._gpu, self._fit, self._odd = p, gpu, fit, odd
@@ -81,8 +83,10 @@ class Bounds:
     self._clock = fit.clock / even
     self._slabs = {block_k: cdiv(p.k, block_k) for block_k in (64, 128)}
     self._sums = p.products * p.results * 4 * min(1, odd.odd_sums)
-    copied, self._copied_c, self._copied_out = odd_sizes.copies_at_least(p, odd)
-    self._launch = fit.launch * even + copied
+    self._copies = odd_sizes.copies_at_least(p, odd)
+    self._copied = self._copies.a + self._copies.b
+    self._movable = movable
+    self._launch = fit.launch * even
     self._slow = odd_sizes.loads_at_least(p, odd)
     self._may_wait = by_threads or max(self._slow.as_stored) > 1
     rate = gpu.dram_bytes_per_s / 1e6 * fit.dram / even
@@ -101,7 +105,8 @@ class Bounds:
     """By multiplications or operands alone."""
     rounds, count, slab, _ = self._work(config)
     busy = rounds * count * (slab + self._fit.barrier) / self._clock
-    return (max(busy, self._least_read) + self._launch) * 1e-6
+    time = max(busy, self._least_read) + self._launch + self._copied_of(config)
+    return time * 1e-6
 
   def closely(self, config: Config) -> float:
     """By loads and results too."""
@@ -130,13 +135,29 @@ class Bounds:
     else:
       memory *= fit.narrow_dram if is_narrow else min(1, fit.deep)
     time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend)
-    time += self._launch
+    time += self._launch + self._copied_of(c)
     if c.split_k > 1:
       summed = self._sums * c.split_k / fit.reduce_rate
       return (time + fit.reduce + summed) * 1e-6
-    if self._copied_out and not Plan(p, c, self._gpu).by_rows:
-      time += self._copied_out
-    return (time + self._copied_c) * 1e-6
+    if self._copies.out_of:
+      plan = Plan(p, c, self._gpu)
+      if not (plan.by_rows or plan.by_elements):
+        time += self._copies.out_of
+    return (time + self._copies.c) * 1e-6
+
+  def _moved_by(self, config: Config) -> tuple[bool, bool]:
+    """Whether threads bring the problem's A, and B."""
+    a, b = self._movable
+    if not config.moves:
+      return False, False
+    return a and not (config.swap_ab and not self._problem.a.k_last), b
+
+  def _copied_of(self, config: Config) -> float:
+    """Microseconds of copies of operands."""
+    if not config.moves:
+      return self._copied
+    move_a, move_b = self._moved_by(config)
+    return self._copies.a * (not move_a) + self._copies.b * (not move_b)
 
   def _work(self, config: Config) -> tuple[int, float, float, float]:
     """Rounds of work tiles, slabs of one, cycles of a slab, SMs that work.
@@ -156,6 +177,11 @@ class Bounds:
     rounds = -(-work_tiles // hardware.clusters_at_once(c.blocks, sms))
     busy = 1.0 if c.tail_columns else -(-work_tiles // rounds) * c.blocks / sms
     slabs = -(-self._slabs[c.block_k] // (c.split_k * c.cluster_k))
+    if c.moves:
+      p = p.transposed() if c.swap_ab else p
+      moved = self._moved_by(c)
+      moved = moved[::-1] if c.swap_ab else moved
+      slab += odd_sizes.moves(p, c, moved, self._odd)
     return rounds, slabs * slowed_by_sharing(c, fit), slab, busy
 
   def _as_stored(self, config: Config) -> tuple[float, float]:

@@ -15,7 +15,8 @@ works on one after the other. The time has these parts:
 * **Split K**, of all tiles or the last, adds a kernel that reads sums back. The
   parts of the last tiles read A again, which takes time if L2 does not hold it.
 * **Parts of K in a cluster** take an exchange of sums.
-* **Padding** adds copies of operands that TMA can't read.
+* **Padding** adds copies of operands that TMA can't read, or threads that bring
+  them take cycles of each slab.
 
 The first three overlap; the longest counts, blended where they are close.
 
@@ -74,12 +75,15 @@ def candidates(
   gpu = hardware.current()
   known = constants.of(gpu)
   read = layout.with_rows_along_k(problem)
-  bound = bounds.Bounds(read, gpu, known)
+  movable = odd_sizes.movable(problem)
+  bound = bounds.Bounds(read, gpu, known, movable=movable)
 
   def seconds(config: Config) -> float:
     return predict(Plan(problem, config, gpu), known)
 
   some = tiles.worth_a_try(read, gpu)
+  if any(movable):
+    some = tiles.with_moves(some, read, gpu, movable)
   if below < math.inf:
     some = (c for c in some if bound.roughly(c) < below)
     some = (c for c in some if bound.closely(c) < below)
@@ -104,7 +108,7 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
     # A slab is released when the next one has begun, so the loads of a ring of
     # two wait for each other.
     slab = largest(slab, (slab + fit.arrival) / (cfg.stages - 1))
-  busy = _busy(plan, fit, rounds, slab)
+  busy = _busy(plan, fit, rounds, slab) + rounds * odd.start / fit.clock
   memory = _memory(plan, fit, odd, rounds)
   time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
   if cfg.split_k > 1:
@@ -177,7 +181,7 @@ def _slab(
   loads *= bytes_of(bk, p.a.dtype) / fit.l2 * (fit.narrow if narrow else 1)
   loads *= _busy_sms(plan, rounds) / plan.gpu.sm_count
   loads *= fit.apart if cfg.cluster_k > 1 else 1
-  slab = largest(multiply, shared, loads) + fit.barrier + odd.short
+  slab = largest(multiply, shared, loads) + fit.barrier + odd.short + odd.moves
   return slab * bounds.slowed_by_sharing(cfg, fit)
 
 

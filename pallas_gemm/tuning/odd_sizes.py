@@ -4,6 +4,7 @@ import math
 from typing import NamedTuple
 
 from pallas_gemm.kernels.sm90 import layout
+from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import constants
@@ -20,6 +21,8 @@ class Costs(NamedTuple):
     copies: microseconds of the copies into and out of padded matrices.
     short: cycles that a slab takes longer because of short rows.
     sums: to add partial products, as a multiple.
+    moves: cycles that a slab takes longer where threads bring A or B.
+    start: the same of a work tile's first slab alone.
   """
 
   loads: tuple[float, float]
@@ -28,6 +31,8 @@ class Costs(NamedTuple):
   copies: float
   short: float
   sums: float
+  moves: float = 0.0
+  start: float = 0.0
 
 
 NONE = Costs((1.0, 1.0), 1.0, 1.0, 0.0, 0.0, 1.0)
@@ -49,22 +54,61 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
   copies += sum(into) / fit.copy_rate + sum(out_of) / _slice_rate(p, fit)
   (_, a), (_, b) = plan.operand_paddings
   a, b = layout.bytes_of(a, p.a.dtype), layout.bytes_of(b, p.b.dtype)
+  move_a, move_b = plan.by_moves
+  slow_b = 1.0 if move_b else slower(b, fit)
   along = [a] * (not p.a.k_last) + [b] * (not p.b.k_last)
   short = [fit.uneven if row % 32 else fit.short for row in along if row < 128]
   result = layout.bytes_of(plan.result_shape[1], p.out_dtype)
   piece = layout.bytes_of(plan.subtile_shape[1], plan.stored_dtype)
   straddles = result % 32 == 16 and not plan.by_rows
+  moved = plan.config.moves
   return Costs(
     loads=(
-      slower(a, fit),
-      by_threads(plan, fit) if plan.b_by_threads else slower(b, fit),
+      1.0 if move_a else slower(a, fit),
+      by_threads(plan, fit) if plan.b_by_threads else slow_b,
     ),
     beside=fit.beside if plan.b_by_threads else 1.0,
     results=straddling_results(piece, fit) if straddles else 1.0,
     copies=copies,
     short=largest(0.0, *short),
     sums=fit.odd_sums if p.results % 2 else 1.0,
+    moves=moves(p, plan.config, plan.by_moves, fit) if moved else 0.0,
+    start=fit.move_start if moved else 0.0,
   )
+
+
+def movable(p: Problem) -> tuple[bool, bool]:
+  """Whether threads could bring A, and B, of a dense product (`moves`)."""
+  read = layout.with_rows_along_k(p)
+  a, b = (
+    p.along is None
+    and operand == as_read
+    and not layout.is_addressable(columns, operand.dtype)
+    for (_, columns), operand, as_read in zip(
+      layout.operand_shapes(p), (p.a, p.b), (read.a, read.b)
+    )
+  )
+  return a, b
+
+
+def moves(
+  p: Problem,
+  config: Config,
+  moved: tuple[bool, bool],
+  fit: constants.OddSizes,
+) -> float:
+  """Cycles that a slab takes longer where threads bring A, each B, or all.
+
+  Args:
+    p: what the kernel computes, with operands swapped if the config says so.
+    config: how.
+    moved: whether they bring A, and B.
+    fit: constants.
+  """
+  c, (move_a, move_b) = config, moved
+  rows = min(c.block_m, -(-p.m // 8) * 8) if move_a else 0
+  columns = min(c.block_n, -(-p.n // 8) * 8) * p.products if move_b else 0
+  return fit.move + fit.move_row * (rows + columns) * c.block_k / 64
 
 
 def by_threads(plan: Plan, fit: constants.OddSizes) -> float:
@@ -92,28 +136,37 @@ def misaligned(p: Problem) -> tuple[bool, bool]:
   return a, b
 
 
-def copies_at_least(
-  p: Problem, fit: constants.OddSizes
-) -> tuple[float, float, float]:
-  """Microseconds of copies of operands, of C, and of results.
+class Copies(NamedTuple):
+  """Microseconds of copies of A, of all B, of C, and of results, at least."""
 
-  Those of matrices whose rows do not start at multiples of 16 bytes. C and
-  results are not copied where K is split, results not if stored by rows.
+  a: float
+  b: float
+  c: float
+  out_of: float
+
+
+def copies_at_least(p: Problem, fit: constants.OddSizes) -> Copies:
+  """Of matrices whose rows do not start at multiples of 16 bytes.
+
+  C and results are not copied where K is split, results not if threads store
+  them, nor operands if threads bring them.
   """
-  copied = [
-    layout.bytes_of(p.matrices(x) * math.prod(shape), x.dtype)
+  a, b = (
+    0.0
+    if layout.bytes_of(shape[1], x.dtype) % 16 == 0
+    else fit.copy
+    + 2
+    * layout.bytes_of(p.matrices(x) * math.prod(shape), x.dtype)
+    / fit.copy_rate
     for x, shape in zip((p.a, p.b), layout.operand_shapes(p))
-    for _ in range(p.products if x is p.b else 1)
-    if layout.bytes_of(shape[1], x.dtype) % 16
-  ]
-  into = len(copied) * fit.copy + 2 * sum(copied) / fit.copy_rate
+  )
   c, out_of, c_dtype = 0.0, 0.0, p.epilogue.c_dtype
   if c_dtype and layout.bytes_of(p.n, c_dtype) % 16:
     c = fit.copy + 2 * layout.bytes_of(p.results, c_dtype) / fit.copy_rate
   if layout.bytes_of(p.n, p.out_dtype) % 16:
     size = layout.bytes_of(p.results, p.out_dtype)
     out_of = fit.copy + 2 * size / _slice_rate(p, fit)
-  return into, c, out_of
+  return Copies(a, b * p.products, c, out_of)
 
 
 class Loads(NamedTuple):

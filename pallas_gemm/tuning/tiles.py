@@ -1,6 +1,6 @@
 """The configs that the cost model weighs: tiles, clusters, splits of K."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import dataclasses
 import functools
 
@@ -24,6 +24,8 @@ _CLUSTERS_OF_K, _FEWEST_SLABS_OF_A_BLOCK = (2, 4, 8), 2
 _LEAST_DEEP_K = 2048
 # Columns of B, a row of A, from which A is transposed for swapped operands.
 _LEAST_WEIGHTS = 8
+# Of work tiles of a block, up to which threads may bring operands.
+_MOST_SLABS_MOVED = 12
 # Tiles across a strip of the tile order.
 _STRIP = 8
 
@@ -36,6 +38,47 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
   if not problem.along:
     yield from _pingpong(problem, kind)
   yield from _tiles(problem, kind)
+
+
+def with_moves(
+  configs: Iterable[Config],
+  problem: Problem,
+  gpu: hardware.Gpu,
+  movable: tuple[bool, bool],
+) -> Iterator[Config]:
+  """The configs, and those of a few slabs with threads that bring operands.
+
+  Args:
+    configs: worth a try.
+    problem: what is computed, with short rows transposed.
+    gpu: where.
+    movable: whether threads could bring A, and B.
+  """
+  p, (move_a, move_b) = problem, movable
+  for config in configs:
+    yield config
+    c = config
+    if c.cluster_m * c.cluster_n > 1 or c.split == "pingpong":
+      continue
+    rows, columns = c.block_m, c.block_n * p.products
+    moved = rows * move_a + columns * move_b
+    if c.swap_ab:  # of A stored [K, M] a transposed copy is made
+      moved = columns * (move_a and p.a.k_last) + rows * move_b
+    if not moved or c.tail_columns:
+      continue
+    m, n = (p.n, p.m) if c.swap_ab else (p.m, p.n)
+    tiles = cdiv(m, rows) * cdiv(n, c.block_n) * p.batch * c.split_k
+    room = hardware.clusters_at_once(c.blocks, gpu.sm_count)
+    slabs = cdiv(p.k, c.block_k * c.split_k * c.cluster_k) * cdiv(tiles, room)
+    # A slab that is moved needs its room twice, and 16 bytes more a row.
+    stages = int(c.stages / (1 + 9 / 8 * moved / (rows + columns)))
+    if slabs <= _MOST_SLABS_MOVED and stages >= min(slabs, 2):
+      yield _moving(c, min(slabs, stages))
+
+
+@functools.cache
+def _moving(config: Config, stages: int) -> Config:
+  return dataclasses.replace(config, stages=stages, moves=True)
 
 
 def _may_swap(problem: Problem) -> bool:

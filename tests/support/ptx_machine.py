@@ -62,6 +62,7 @@ class Machine:
       "_multiply_add": lambda x, factor, y: x * factor + y,
       "_swizzled_type": lambda ref, atom: None,
       "_asm": self.run,
+      "_bytes_behind": lambda address, count: address + count,
       "_for_each": _for_each,
     }
     for name, value in fake.items():
@@ -140,8 +141,12 @@ class Machine:
     size = int(operands[2])
     assert size == 16 or "ca" in modifiers
     assert not np.any((to[active] | source[active]) % size)
+    # What is behind so many bytes is not read, and zero.
+    count = _value(operands[3], registers) if operands[3:] else size
     for i in range(size):
-      self.shared[to[active] + i] = self.globals[source[active] + i]
+      read = active & (i < count)
+      self.shared[to[active] + i] = 0
+      self.shared[to[read] + i] = self.globals[source[read] + i]
 
 
 def _inline(arg_types=()):
@@ -198,6 +203,10 @@ _RULES = {
   "cvt": lambda how, a: a if how[0] == "s64" else a & 0xFFFFFFFF,
   "sub": lambda _, a, b: a - b,
   "xor": lambda _, a, b: a ^ b,
+  "shl": lambda _, a, b: a << b,
+  "min": lambda _, a, b: np.minimum(a, b),
+  "max": lambda _, a, b: np.maximum(a, b),
+  "bmsk": lambda _, a, b: ((1 << np.minimum(b, 32)) - 1) << a,
   "not": lambda _, a: ~a.astype(bool),
   "mov": lambda _, a: a,
   "selp": lambda _, a, b, p: np.where(p.astype(bool), a, b),

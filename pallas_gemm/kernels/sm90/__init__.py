@@ -4,6 +4,7 @@ launch      `dense` and `grouped`: what XLA does around the one kernel
 tables      the small kernel before a grouped product
 legal       why a config can't run a problem
 producer    the warp that loads
+moves       operands of dense products that threads bring
 weights     weights of groups that TMA can't address
 consumer    a warpgroup that multiplies and stores
 mainloops   which wgmmas a slab is

@@ -68,7 +68,9 @@ class Shared:
     full, empty: of each slot, what its loads and its readers arrive at.
     last_full: what the loads of a group's last slab arrive at instead.
     raw: chunks of rows of B that threads have copied but not moved yet.
-    staging: of each result, subtiles on their way to global memory.
+    raw_a, raw_b: slabs of A, and of each B, of dense products, likewise.
+    staging: of each result, subtiles on their way to global memory; none of
+      what is stored by elements.
     partial_staging: a subtile for groups that end inside a tile.
     zeros: a subtile for groups that have no rows.
     bias, bias_loaded: of each consumer, and its barriers.
@@ -83,7 +85,9 @@ class Shared:
   last_full: Any = None
   empty: Any = None
   raw: Any = None
-  staging: Any
+  raw_a: Any = ()
+  raw_b: Any = ()
+  staging: Any = ()
   partial_staging: Any = None
   zeros: Any = None
   bias: Any = None

@@ -38,6 +38,8 @@ class Config:
     swap_ab: computes the transposed result from B and A instead: the tile's
       rows lie along N and its columns along M, so that `block_m` counts
       columns of the result, `block_n` rows, and likewise the other fields.
+    moves: threads bring the operands whose rows TMA can't address, which are
+      copied before the kernel otherwise.
   """
 
   block_m: int = 128
@@ -57,6 +59,7 @@ class Config:
   tail_columns: int = 0
   tail_split_k: int = 1
   swap_ab: bool = False
+  moves: bool = False
 
   @property
   def blocks(self) -> int:

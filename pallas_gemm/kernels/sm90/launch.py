@@ -142,8 +142,8 @@ def dense(
   )
   operands = Operands(
     tables=(),
-    a=_matrices(a, a_shape, p.a.batched),
-    b=[_matrices(x, b_shape, p.b.batched) for x in b],
+    a=_operand(plan, a, a_shape, 0),
+    b=[_operand(plan, x, b_shape, 1) for x in b],
   )
   epilogue = _epilogue(plan, activation, alpha=alpha, beta=beta)
   if config.split_k > 1:
@@ -251,6 +251,20 @@ def _read_factor(factor: float | jax.Array) -> jax.Array | None:
   return factor.reshape(1) if isinstance(factor, jax.Array) else None
 
 
+def _operand(
+  plan: Plan, x: jax.Array, shape: tuple[int, int], side: int
+) -> jax.Array:
+  """A, or a B, as the kernel reads it."""
+  p, cfg = plan.problem, plan.config
+  operand, block = ((p.a, cfg.block_m), (p.b, cfg.block_n))[side]
+  x = _matrices(x, shape, operand.batched)
+  if not plan.by_moves[side]:
+    return x
+  k = plan.slabs * cfg.split_k * cfg.cluster_k * cfg.block_k - p.k
+  rows, columns = (block, k) if operand.k_last else (k, block)
+  return compat.read_past_rows(x, columns, rows)
+
+
 def _matrices(x: jax.Array, shape: tuple[int, int], batched: bool) -> jax.Array:
   """The batch of matrices, or the one that all products share, padded."""
   x = _padded(x, shape)
@@ -343,9 +357,13 @@ def _result_types(plan: Plan) -> Results:
   p, cfg = plan.problem, plan.config
   count = p.groups.count if p.along == "k" else p.batch * cfg.split_k
   lead = (count,) if count > 1 or p.along == "k" else ()
+  shapes = plan.result_shapes
+  if plan.by_elements and not compat.targets_gpu():  # stored in whole tiles
+    rows, columns = plan.grid[0] * cfg.block_m, plan.read_columns
+    shapes = [(columns, rows) if cfg.swap_ab else (rows, columns)]
   out = [
     jax.ShapeDtypeStruct((*lead, *shape), jnp.dtype(plan.stored_dtype))
-    for shape in plan.result_shapes
+    for shape in shapes
   ]
   rows, columns = plan.grid[0] * cfg.block_m, cfg.tail_columns * cfg.block_n
   part = jax.ShapeDtypeStruct((cfg.tail_split_k, rows, columns), jnp.float32)

@@ -51,6 +51,7 @@ def reason(plan: Plan) -> str | None:
     or _groups_reason(plan)
     or _split_reason(plan)
     or _pingpong_reason(plan)
+    or _moves_reason(plan)
     or _memory_reason(plan)
   )
 
@@ -292,6 +293,18 @@ def _pingpong_reason(plan: Plan) -> str | None:
   fewest = cfg.consumers * plan.slabs
   if cfg.stages < fewest:
     return f"with pingpong stages must be {fewest} or more, got {cfg.stages}"
+  return None
+
+
+def _moves_reason(plan: Plan) -> str | None:
+  cfg = plan.config
+  if not cfg.moves:
+    return None
+  shares = cfg.cluster_m * cfg.cluster_n > 1
+  if plan.problem.along or shares or cfg.split == "pingpong":
+    return "moves has no groups, no cluster of several tiles and no pingpong"
+  if not any(plan.by_moves):
+    return "moves is for operands whose rows TMA can't address, got none"
   return None
 
 

@@ -69,7 +69,7 @@ class Matrices(Tiling):
   def operand_paddings(self) -> tuple[Shape, Shape]:
     """The same as they are handed to the kernel, most of them to TMA."""
     (_, b), (_, b_pad) = self.operand_shapes, self._whole_paddings
-    if self.moved_back[1] or self.b_last_apart:
+    if self.moved_back[1] or self.b_last_apart or self.by_moves[1]:
       return self._a_padding, b
     if self.any_column:
       rows = b_pad[0] if self.problem.along == "k" else round_up(b_pad[0], 8)
@@ -79,7 +79,7 @@ class Matrices(Tiling):
   @functools.cached_property
   def _a_padding(self) -> Shape:
     """Rows and columns of A as it is handed to the kernel."""
-    as_it_is = self.moved_back[0]
+    as_it_is = self.moved_back[0] or self.by_moves[0]
     return (self.operand_shapes if as_it_is else self._whole_paddings)[0]
 
   @functools.cached_property
@@ -90,7 +90,7 @@ class Matrices(Tiling):
     copies these are (`compat.allow_ragged_copies`). None where tiles start with
     atoms, or B is stored along K.
     """
-    if not self.tiles_overlap or self.problem.b.k_last:
+    if not self.tiles_overlap or self.problem.b.k_last or self.by_moves[1]:
       return None
     atom = layout.elements_in(ATOM_BYTES, self.problem.b.dtype)
     columns = round_up(self.read_columns, atom)
@@ -145,6 +145,8 @@ class Matrices(Tiling):
     p = self.problem
     if self.by_rows:
       return [(p.m, p.n)]
+    if self.by_elements:
+      return [self.result_shape]
     _, width = self.subtile_shape
     _, block = self._stored(self.config.block_m, self.config.block_n)
     shape, dtype = self.result_shape, self.stored_dtype

@@ -18,7 +18,7 @@ from pallas_gemm.kernels.sm90 import layout
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, cdiv, round_up
 from pallas_gemm.kernels.sm90.matrices import Matrices
-from pallas_gemm.problem import Problem
+from pallas_gemm.problem import Operand, Problem
 
 # Barriers and the alignment of what lies in shared memory.
 _SHARED_SLACK = 1024
@@ -63,6 +63,29 @@ class Barrier(NamedTuple):
   arrivals: int
   count: int
   over: tuple[str, ...] = ()
+
+
+class MovedTile(NamedTuple):
+  """What threads copy and move of a slab (`moves`).
+
+  Attributes:
+    rows: of the slab as it is stored, those that may lie in the matrix.
+    columns: likewise, in whole swizzle atoms.
+    copied: of the columns, those that may lie in the matrix.
+    chunk: rows that are moved at a time.
+    swizzle: bytes of a row of the slab's atoms.
+  """
+
+  rows: int
+  columns: int
+  copied: int
+  chunk: int
+  swizzle: int
+
+  @property
+  def chunks(self) -> range:
+    """First rows of what is moved at a time."""
+    return range(0, self.rows, self.chunk)
 
 
 @dataclasses.dataclass(eq=False)
@@ -135,6 +158,7 @@ class Plan(Matrices):
     """
     return (
       self.problem.epilogue.c_dtype == self.problem.out_dtype
+      and not self.by_elements
       and len(self.subtiles) <= self.config.epilogue_buffers
       and self.has_room_to_defer
     )
@@ -166,9 +190,10 @@ class Plan(Matrices):
       _swizzled(
         "b_rings", (cfg.stages, *b_tile), p.b.dtype, columns, self.products
       ),
-      _swizzled("staging", staged, dtype, width, self.outputs),
       Barrier("full", 1 + self.products, cfg.stages),
     ]
+    if not self.by_elements:
+      found.append(_swizzled("staging", staged, dtype, width, self.outputs))
     if self.refills:
       found.append(Barrier("empty", self.readers, cfg.stages, axes))
     if cfg.cluster_k > 1:
@@ -180,6 +205,13 @@ class Plan(Matrices):
       )
       found.append(Buffer("parts", parts, "float32"))
       found.append(Barrier("parts_sent", 1, consumers, ("cluster_k",)))
+    for name, moved, count in zip(
+      ("raw_a", "raw_b"), self.moved_tiles, (1, self.products)
+    ):
+      if moved:
+        beside = layout.elements_in(hardware.VECTOR_BYTES, p.a.dtype)
+        shape = self.slabs_held, moved.rows, moved.columns + beside
+        found.append(Buffer(name, shape, p.a.dtype, count=count))
     if self.b_by_moves:
       height, across = self.chunk_shape
       across += layout.elements_in(hardware.VECTOR_BYTES, p.b.dtype)
@@ -214,13 +246,44 @@ class Plan(Matrices):
     what lies of a row in one swizzle atom.
     """
     rows, columns = self.b_slab_shape
+    return self._chunk_rows(rows, columns), columns
+
+  def _chunk_rows(self, rows: int, columns: int) -> int:
+    """Of that many rows and columns, rows that threads move at a time."""
     lanes = 32 // cdiv(columns, self.operand_columns)
-    return math.gcd(rows, 4 * 2 ** int(math.log2(lanes))), columns
+    return math.gcd(rows, 4 * 2 ** int(math.log2(lanes)))
 
   @property
   def chunks(self) -> int:
     """Chunks of a slab of B."""
     return self.b_slab_shape[0] // self.chunk_shape[0]
+
+  @functools.cached_property
+  def moved_tiles(self) -> tuple[MovedTile | None, MovedTile | None]:
+    """What threads move of a slab of A, and of each B; None where TMA loads."""
+    p, cfg = self.problem, self.config
+    sides = (p.m, cfg.block_m, p.a), (p.n, cfg.block_n, p.b)
+    found = [
+      self._moved_tile(size, block, operand) if by_moves else None
+      for (size, block, operand), by_moves in zip(sides, self.by_moves)
+    ]
+    return found[0], found[1]
+
+  def _moved_tile(self, size: int, block: int, operand: Operand) -> MovedTile:
+    atom, block_k = self.operand_columns, self.config.block_k
+    rows, copied = min(block, round_up(size, ATOM_ROWS)), block_k
+    if not operand.k_last:
+      rows, copied = block_k, rows
+    columns = round_up(copied, atom)
+    swizzle = layout.bytes_of(atom, operand.dtype)
+    chunk = self._chunk_rows(rows, columns)
+    return MovedTile(rows, columns, copied, chunk, swizzle)
+
+  @property
+  def slabs_held(self) -> int:
+    """Slabs that threads have on their way: all, or as many as find room."""
+    stages = self.config.stages
+    return self.slabs if self.slabs <= stages else max(1, stages - 1)
 
   @functools.cached_property
   def shared_bytes(self) -> int:

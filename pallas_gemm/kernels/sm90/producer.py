@@ -1,10 +1,8 @@
 """The warpgroup that loads: one warp fills the ring, one stores zeros."""
 
-from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
-from typing import Any, NamedTuple
 
 from jax import lax
 from jax.experimental import pallas as pl
@@ -20,7 +18,7 @@ from pallas_gemm.kernels.sm90.layout import (
   last_slab_copies,
   round_up,
 )
-from pallas_gemm.kernels.sm90.tiling import Extent
+from pallas_gemm.kernels.sm90.moves import Loaded, Moves
 from pallas_gemm.kernels.sm90.weights import load_by_threads
 
 
@@ -30,7 +28,8 @@ def produce(block: Block) -> None:
   registers, _ = plan.registers
   plgpu.set_max_registers(registers, action="decrease")
   starts_anywhere = any(plan.moved_back) or plan.tiles_overlap
-  if plan.problem.groups is None and not starts_anywhere:
+  by_threads = plan.b_by_threads or any(plan.by_moves)
+  if not (plan.problem.groups or starts_anywhere or by_threads):
 
     @on_one_warp
     def _():
@@ -41,7 +40,7 @@ def produce(block: Block) -> None:
   # That tiles start anywhere can be said to Mosaic GPU by whole warpgroups
   # alone, so here one warp has only the slabs of a work tile.
   def load(work_tile, slot):
-    if plan.b_by_threads:
+    if by_threads:
       return producer.load_work_tile_by_threads(work_tile, slot)
     on_one_warp(lambda: producer.load_work_tile(work_tile, slot))
     following = slot + plan.pingpong * work_tile.steps
@@ -52,7 +51,7 @@ def produce(block: Block) -> None:
   if block.shared.zeros is not None:
     producer.store_zeros()
   slot = _for_each_work_tile(block, load)
-  if plan.b_by_threads:  # all of whom have waited so far
+  if by_threads:  # all of whom have waited so far
     producer.drain(slot)
   else:
     on_one_warp(lambda: producer.drain(slot))
@@ -70,28 +69,6 @@ def _for_each_work_tile(block: Block, load):
 
   slots = tuple(jnp.int32(i) for i in range(block.plan.pingpong))
   return block.for_each_work_tile(load_next, slots)[0]
-
-
-class _Loaded(NamedTuple):
-  """What of A, or of each B, TMA loads for a work tile.
-
-  Attributes:
-    refs: the matrices, in global memory.
-    rings: where their slabs go.
-    which: of a batch or of groups.
-    k_last: whether their rows lie along K.
-    begin: the first row or column of the tile.
-    extent: how many there are.
-    peers: the axis of the cluster whose blocks share the copy.
-  """
-
-  refs: Sequence[Any]
-  rings: Sequence[Any]
-  which: Any
-  k_last: bool
-  begin: Any
-  extent: Extent
-  peers: str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,14 +126,24 @@ class Producer:
       )
 
   def load_work_tile_by_threads(self, work_tile, slot):
-    """The same where the threads of the warpgroup load B; the next slot."""
-    block, (a, _) = self.block, self._operands(work_tile)
+    """The same where the threads of the warpgroup load A or B."""
+    block, (a, b) = self.block, self._operands(work_tile)
 
     def begin(load, step, slot):
-      plgpu.barrier_wait(block.shared.empty.at[slot])
+      if block.shared.empty is not None:
+        plgpu.barrier_wait(block.shared.empty.at[slot])
       start = work_tile.start + step * block.plan.config.block_k
       on_one_warp(lambda: load(start, slot))
 
+    if any(block.plan.by_moves):
+
+      def load(start, slot):
+        for operand in (a, b):
+          if operand.moved is None:
+            self._load(operand, start, slot)
+
+      moves = Moves(block, work_tile, [x for x in (a, b) if x.moved])
+      return moves.load(slot, functools.partial(begin, load))
     return load_by_threads(
       block,
       work_tile,
@@ -178,12 +165,13 @@ class Producer:
     self._load(a, start, slot)
     self._load(b._replace(refs=self.block.operands.b_last), 0, slot)
 
-  def _operands(self, work_tile) -> tuple[_Loaded, _Loaded]:
+  def _operands(self, work_tile) -> tuple[Loaded, Loaded]:
     """What of A, and of each B, a work tile is made of."""
     plan, shared = self.block.plan, self.block.shared
     problem, cfg = plan.problem, plan.config
     operands = self.block.operands
-    a = _Loaded(
+    moved_a, moved_b = plan.moved_tiles
+    a = Loaded(
       [operands.a],
       [shared.a_ring],
       work_tile.a,
@@ -191,8 +179,10 @@ class Producer:
       begin=work_tile.row,
       extent=plan.loaded_a,
       peers="cluster_n" if cfg.cluster_n > 1 else None,
+      raws=shared.raw_a,
+      moved=moved_a,
     )
-    b = _Loaded(
+    b = Loaded(
       operands.b,
       shared.b_rings,
       work_tile.b,
@@ -200,10 +190,12 @@ class Producer:
       begin=work_tile.column,
       extent=plan.loaded_b,
       peers="cluster_m" if cfg.cluster_m > 1 else None,
+      raws=shared.raw_b,
+      moved=moved_b,
     )
     return a, b
 
-  def _load(self, operand: _Loaded, start, slot) -> None:
+  def _load(self, operand: Loaded, start, slot) -> None:
     """Asks for a slab of A or of each B."""
     block_k, full = self.block.plan.config.block_k, self.block.shared.full
 

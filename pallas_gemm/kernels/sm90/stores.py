@@ -2,7 +2,8 @@
 
 `epilogue` computes results from accumulators, subtile by subtile of 64 rows.
 They go through shared memory to TMA (`_store_tile`), row by row where TMA can't
-address them (`_store_by_rows`), and in copies of 64, 32, ... 1 rows where a
+address them (`_store_by_rows`), or right from registers if they are few
+(`_store_by_elements`), and in copies of 64, 32, ... 1 rows where a
 group ends inside a tile (`_store_first_rows`). Where operands are swapped a
 subtile is transposed when it is written to shared memory.
 
@@ -192,6 +193,10 @@ class Stores:
       for subtile in subtiles:
         self._store_by_rows(work_tile, *results(subtile), subtile)
         self.epilogue.load_next_c(work_tile, subtile)
+    elif self.block.plan.by_elements:
+      for subtile in subtiles:
+        self._store_by_elements(work_tile, *results(subtile), subtile)
+        self.epilogue.load_next_c(work_tile, subtile)
     elif self.block.plan.problem.along == "m":
       rows, is_whole = self._rows_of(work_tile)
       pl.when(is_whole)(lambda: self._store_tile(work_tile, results, subtiles))
@@ -292,6 +297,20 @@ class Stores:
               ],
               block.subtile_window(out_ref, work_tile, subtile, above, height),
             )
+
+  def _store_by_elements(
+    self, work_tile: WorkTile, result: jax.Array, subtile: int
+  ) -> None:
+    """Stores a subtile from registers."""
+    block, plan = self.block, self.block.plan
+    (out_ref,), (i, j) = block.results.out, plan.subtiles[subtile]
+    row, column = block.own_corner(work_tile)
+    ptx.store_elements(
+      result.astype(out_ref.dtype),
+      out_ref if len(out_ref.shape) == 2 else out_ref.at[work_tile.out],
+      (row + i, column + j),
+      transposed=plan.config.swap_ab,
+    )
 
   def _store_by_rows(
     self, work_tile: WorkTile, result: jax.Array, subtile: int

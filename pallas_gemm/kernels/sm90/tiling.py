@@ -118,6 +118,24 @@ class Tiling:
     return self.config.consumers if self.config.split == "pingpong" else 1
 
   @functools.cached_property
+  def by_moves(self) -> tuple[bool, bool]:
+    """Whether threads bring A, and each B, of a dense product (`moves`).
+
+    Those that TMA can't address, but for what is transposed before.
+    """
+    p = self.problem
+    if not self.config.moves:
+      return False, False
+    shapes = layout.operand_shapes(p)
+    a, b = (
+      not is_transposed and not layout.is_addressable(columns, operand.dtype)
+      for (_, columns), operand, is_transposed in zip(
+        shapes, (p.a, p.b), self.transposed
+      )
+    )
+    return a, b
+
+  @functools.cached_property
   def b_by_threads(self) -> bool:
     """Whether threads load B, and not TMA, which can't address its rows.
 
@@ -176,6 +194,8 @@ class Tiling:
   def registers(self) -> tuple[int, int]:
     """Registers of a thread of the producer, and of one of a consumer."""
     found = REGISTERS
+    if any(self.by_moves):
+      found = _REGISTERS_TO_MOVE
     if self.b_by_threads:
       found = _REGISTERS_TO_COPY if self.b_by_copies else _REGISTERS_TO_MOVE
     return found[self.config.consumers]
@@ -375,6 +395,21 @@ class Tiling:
     )
 
   @functools.cached_property
+  def by_elements(self) -> bool:
+    """Whether threads store results from registers, an element at a time.
+
+    That is for few results whose rows TMA can't address, and that are not
+    stored by rows: a padded result would be copied, which takes 1.3 us.
+    """
+    p, cfg = self.problem, self.config
+    if p.along or cfg.split_k > 1 or cfg.tail_columns or p.epilogue.save:
+      return False
+    columns = p.m if cfg.swap_ab else p.n
+    if self.by_rows or layout.is_addressable(columns, p.out_dtype):
+      return False
+    return layout.bytes_of(p.results, p.out_dtype) <= layout.SMALL_OPERAND
+
+  @functools.cached_property
   def _columns_by_rows(self) -> int:
     """Columns that a warpgroup stores at a time by rows: 128 bytes.
 
@@ -412,7 +447,8 @@ class Tiling:
     waits, 422 if half do (H100).
     """
     cfg = self.config
-    if self.pingpong > 1 or cfg.split_k > 1 or self.by_rows:
+    directly = self.by_rows or self.by_elements
+    if self.pingpong > 1 or cfg.split_k > 1 or directly:
       return 0
     accumulators = cfg.block_m * cfg.block_n // (THREADS * cfg.consumers)
     room = self.registers[1] - _OTHER_REGISTERS

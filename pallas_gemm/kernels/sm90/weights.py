@@ -31,7 +31,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import ptx
-from pallas_gemm.kernels.sm90.block import Block, window
+from pallas_gemm.kernels.sm90.block import Block
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.schedule import WorkTile
 
@@ -96,15 +96,11 @@ class _Loads:
     """Slabs that threads load."""
     return self.work_tile.steps - 1
 
-  def _windows(self, step, row, rows: int) -> list[Any]:
-    """Rows of a slab of each B, in global memory."""
+  def _corner(self, step) -> tuple[Any, Any]:
+    """Row and column of each B where a slab starts."""
     plan, work_tile = self.block.plan, self.work_tile
     corner = work_tile.start + step * plan.config.block_k, work_tile.column
-    if plan.problem.b.k_last:
-      corner = corner[::-1]
-    _, columns = plan.b_slab_shape
-    at = pl.ds(corner[0] + row, rows), pl.ds(corner[1], columns)
-    return [window(ref, work_tile.b, at) for ref in self.block.operands.b]
+    return corner[::-1] if plan.problem.b.k_last else corner
 
   @property
   def _swizzle(self) -> int:
@@ -137,9 +133,10 @@ class ByCopies(_Loads):
 
     def load(step, slot):
       begin(step, slot)
-      found = self._windows(step, 0, block.plan.b_slab_shape[0])
-      for x, ring in zip(found, block.shared.b_rings):
-        ptx.copy_async(x, ring.at[slot], swizzle=self._swizzle)
+      at = map(pl.ds, self._corner(step), block.plan.b_slab_shape)
+      at = self.work_tile.b, *at
+      for ref, ring in zip(block.operands.b, block.shared.b_rings):
+        ptx.copy_async(ref.at[at], ring.at[slot], swizzle=self._swizzle)
       return block.next_slot(slot)
 
     def announce(slot, in_flight):
@@ -184,11 +181,17 @@ class ByMoves(_Loads):
     def move(nth, slot, state):
       """Chunk `nth` of a slab of each B; those before it, the next buffer."""
       before, buffer = state
-      found, first = self._chunk(before)
-      for which, (x, ring) in enumerate(zip(found, rings)):
+      corner, first = self._chunk(before)
+      for which, (matrix, ring) in enumerate(zip(self._matrices, rings)):
         ptx.wait_async(buffers - 1)
-        at, tile = raw.at[buffer], ring.at[slot]
-        ptx.move_rows(at, x, tile, first, swizzle=self._swizzle)
+        ptx.move_rows(
+          matrix,
+          corner,
+          raw.at[buffer],
+          ring.at[slot],
+          first,
+          swizzle=self._swizzle,
+        )
         if which == len(rings) - 1:
           pl.when(nth == chunks - 1)(lambda: self._announce(slot))
         self._copy(before + buffers // len(rings), which, buffer)
@@ -211,18 +214,25 @@ class ByMoves(_Loads):
     begin_last(self._count, slot)
     return block.next_slot(slot)
 
-  def _chunk(self, nth) -> tuple[list[Any], jax.Array]:
-    """That chunk of a tile, of each B, and its first row in its slab."""
+  @property
+  def _matrices(self) -> list[Any]:
+    """The group's B, or both."""
+    return [ref.at[self.work_tile.b] for ref in self.block.operands.b]
+
+  def _chunk(self, nth) -> tuple[tuple[Any, Any], jax.Array]:
+    """Where a chunk of a tile starts, of each B, and its row in its slab."""
     chunks, (rows, _) = self.block.plan.chunks, self.block.plan.chunk_shape
-    row = lax.rem(nth, chunks) * rows
-    return self._windows(lax.div(nth, chunks), row, rows), row
+    first = lax.rem(nth, chunks) * rows
+    row, column = self._corner(lax.div(nth, chunks))
+    return (row + first, column), first
 
   def _copy(self, nth, which: int, buffer) -> None:
     """Starts to copy a chunk of one B; a group of copies, if need be empty."""
 
     @pl.when(nth < self._count * self.block.plan.chunks)
     def _():
-      found, _ = self._chunk(nth)
-      ptx.copy_rows_async(found[which], self.block.shared.raw.at[buffer])
+      corner, _ = self._chunk(nth)
+      matrix = self._matrices[which]
+      ptx.copy_rows_async(matrix, corner, self.block.shared.raw.at[buffer])
 
     ptx.commit_async()

@@ -147,6 +147,9 @@ class OddSizes:
       if they are stored 128 bytes of a row at a time.
     short: cycles that a slab takes longer where rows of a matrix that is stored
       along N or M are shorter than 128 bytes; uneven: and no multiples of 32.
+    move: cycles that a slab takes longer where threads bring A or B of a dense
+      product (`moves`), and move_row for each 128 bytes of a row; move_start:
+      those before the first slab.
   """
 
   copy: float
@@ -163,6 +166,9 @@ class OddSizes:
   straddling_results: float
   short: float
   uneven: float
+  move: float
+  move_row: float
+  move_start: float
 
 
 @dataclasses.dataclass(frozen=True)
