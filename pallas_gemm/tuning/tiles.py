@@ -72,8 +72,8 @@ def with_moves(
     slabs = cdiv(p.k, c.block_k * c.split_k * c.cluster_k) * cdiv(tiles, room)
     # A slab that is moved needs its room twice, and 16 bytes more a row.
     stages = int(c.stages / (1 + 9 / 8 * moved / (rows + columns)))
-    if slabs <= _MOST_SLABS_MOVED and stages >= min(slabs, 2):
-      yield _moving(c, min(slabs, stages))
+    if slabs <= _MOST_SLABS_MOVED and stages > 1:
+      yield _moving(c, min(max(slabs, 2), stages))
 
 
 @functools.cache
