@@ -359,7 +359,8 @@ def _result_types(plan: Plan) -> Results:
   lead = (count,) if count > 1 or p.along == "k" else ()
   shapes = plan.result_shapes
   if plan.by_elements and not compat.targets_gpu():  # stored in whole tiles
-    rows, columns = plan.grid[0] * cfg.block_m, plan.read_columns
+    rows = plan.grid[0] * cfg.cluster_m * cfg.block_m
+    columns = plan.read_columns
     shapes = [(columns, rows) if cfg.swap_ab else (rows, columns)]
   out = [
     jax.ShapeDtypeStruct((*lead, *shape), jnp.dtype(plan.stored_dtype))
