@@ -170,7 +170,9 @@ def copy_rows_async(
     to = arith.addi(to, column)
     is_inside = _less(nth, vectors)
     for i in range(0, own, down):
-      here = arith.andi(is_inside, _less(above, own - i))
+      here = is_inside
+      if own - i < down:
+        here = arith.andi(here, _less(above, own - i))
       _asm(
         f"""{{
           .reg .b64 from, left; .reg .b32 size;
@@ -338,6 +340,24 @@ def _words(first: int) -> str:
   return "{" + ", ".join(f"w{first + i}" for i in range(4)) + "}"
 
 
+def unknown(value: int) -> Any:
+  """The number, of which compilers don't know which: of laps of a loop.
+
+  They would unroll it, and what is worked out before it would spill.
+  """
+  if not compat.targets_gpu():
+    return jnp.int32(value)
+  splat = plgpu.Layout.WG_SPLAT
+  found = plgpu.ShapeDtypeStruct((), jnp.int32, layout=splat)
+
+  @plgpu.inline_mgpu(return_type=found)
+  def number(_):
+    x = _asm(f"mov.b32 $0, {value};", "=r", result="i32")
+    return mgpu.FragmentedArray.splat(x, (), is_signed=True)
+
+  return number()
+
+
 def commit_async() -> None:
   """Closes a group of copies that `wait_async` counts, if need be of none."""
   if not compat.targets_gpu():
@@ -498,7 +518,7 @@ def store_elements(
   *,
   transposed: bool = False,
 ) -> None:
-  """Stores a tile right from registers, an element at a time.
+  """Stores a tile right from registers, an element or two at a time.
 
   Args:
     array: [rows, columns], as wgmma leaves accumulators.
@@ -516,31 +536,40 @@ def store_elements(
   scalar = plgpu.Layout.WG_SPLAT
   kinds = plgpu.Layout.WGMMA, plgpu.RefType(), scalar, scalar
 
+  # Two columns of a row are in one register.
+  pairs = not transposed and width % 2 == 0
+
   @plgpu.inline_mgpu(arg_types=kinds)
   def _(_, array, matrix, row, column):
     first = row.registers.item(), column.registers.item()
     start, pitch = _address(matrix), _pitch(matrix)
     i32 = ir.IntegerType.get_signless(32)
     size = utils.bitwidth(array.mlir_dtype) // 8
-    bits = ir.IntegerType.get_signless(8 * size)
 
-    def store(value, index):
+    def store(value, index, size):
       row, column = (
         arith.addi(arith.index_cast(i32, x), y) for x, y in zip(index, first)
       )
       here = arith.andi(_less(row, height), _less(column, width))
       down, across = (column, row) if transposed else (row, column)
       at = _multiply_add(_extended(down), pitch, start)
-      at = _multiply_add(_extended(across), size, at)
+      at = _multiply_add(_extended(across), array_size, at)
+      bits = ir.IntegerType.get_signless(8 * size)
       _asm(
         f"@$2 st.global.b{8 * size} [$0], $1;",
-        f"l,{'h' if size == 2 else 'r'},b",
+        f"l,{ {2: 'h', 4: 'r', 8: 'l'}[size] },b",
         at,
-        arith.bitcast(bits, value),
+        llvm.bitcast(bits, value),
         here,
       )
 
-    array.foreach(store)
+    array_size = size
+    if pairs:
+      indices = array.layout.thread_idxs(array.shape)
+      for index, value in zip(indices, array.registers.flat):
+        store(value, index, 2 * size)
+    else:
+      array.foreach(lambda value, index: store(value, index, size))
 
   _(array, matrix, *map(jnp.int32, corner))
 

@@ -66,6 +66,7 @@ def terms(gpu: hardware.Gpu) -> dict[str, Term]:
     "odd_sizes.slice_of_1": (memory / 4, "odd_sizes.copy_rate"),
     "odd_sizes.slice_of_2": (memory / 4, "odd_sizes.copy_rate"),
     "odd_sizes.slice_of_4": (memory / 2, "odd_sizes.copy_rate"),
+    "odd_sizes.element_rate": (memory / 4, _ENDLESS),
     "odd_sizes.straddling": (2.0, "odd_sizes.misaligned"),
     "odd_sizes.uneven": (200.0, "odd_sizes.short"),
     "grouped.l2": (64.0, "model.l2"),

@@ -18,7 +18,8 @@ class Costs(NamedTuple):
     loads: of A and B, as multiples.
     beside: what of the shorter loads is added to the longer ones.
     results: device memory's time for results, as a multiple.
-    copies: microseconds of the copies into and out of padded matrices.
+    copies: microseconds of the copies into and out of padded matrices, and of
+      results that threads store.
     short: cycles that a slab takes longer because of short rows.
     sums: to add partial products, as a multiple.
     moves: cycles that a slab takes longer where threads bring A or B.
@@ -54,6 +55,8 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
   copies += sum(into) / fit.copy_rate + sum(out_of) / _slice_rate(p, fit)
   (_, a), (_, b) = plan.operand_paddings
   a, b = layout.bytes_of(a, p.a.dtype), layout.bytes_of(b, p.b.dtype)
+  if plan.by_elements:
+    copies += bytes_by_elements(plan) / fit.element_rate
   move_a, move_b = plan.by_moves
   slow_b = 1.0 if move_b else slower(b, fit)
   along = [a] * (not p.a.k_last) + [b] * (not p.b.k_last)
@@ -75,6 +78,14 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
     moves=moves(p, plan.config, plan.by_moves, fit) if moved else 0.0,
     start=fit.move_start if moved else 0.0,
   )
+
+
+def bytes_by_elements(plan: Plan) -> float:
+  """Bytes of results that threads store; more where runs are shorter."""
+  p, size = plan.problem, layout.bytes_of(1, plan.problem.out_dtype)
+  # Four threads have two columns of a row each, eight a column's rows.
+  run = 8 * size if plan.config.swap_ab or p.n % 2 == 0 else 4 * size
+  return p.results * size * 16 / run
 
 
 def movable(p: Problem) -> tuple[bool, bool]:

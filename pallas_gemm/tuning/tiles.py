@@ -26,6 +26,8 @@ _LEAST_DEEP_K = 2048
 _LEAST_WEIGHTS = 8
 # Of work tiles of a block, up to which threads may bring operands.
 _MOST_SLABS_MOVED = 12
+# Rows and columns of a tile, up to which they may.
+_MOST_ROWS_MOVED = 320
 # Tiles across a strip of the tile order.
 _STRIP = 8
 
@@ -61,6 +63,8 @@ def with_moves(
     if c.cluster_m * c.cluster_n > 1 or c.split == "pingpong":
       continue
     rows, columns = c.block_m, c.block_n * p.products
+    if rows + columns > _MOST_ROWS_MOVED or c.consumers > 2:
+      continue  # addresses would spill
     moved = rows * move_a + columns * move_b
     if c.swap_ab:  # of A stored [K, M] a transposed copy is made
       moved = columns * (move_a and p.a.k_last) + rows * move_b

@@ -13,6 +13,7 @@ is behind a row's end is the next row's, and is left out of the last slab.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -76,7 +77,8 @@ class Moves:
       begin: given a slab's number and its slot, waits until that is empty, and
         asks TMA for what it loads of the slab.
     """
-    steps, held = self.work_tile.steps, self.block.plan.slabs_held
+    held = self.block.plan.slabs_held
+    steps = ptx.unknown(self.work_tile.steps)
 
     def copy(step, place):
       pl.when(step < steps)(lambda: self._copy(step, place))
@@ -91,7 +93,7 @@ class Moves:
       following = lax.select(place == held - 1, jnp.int32(0), place + 1)
       return self.block.next_slot(slot), following
 
-    lax.fori_loop(0, held, lambda step, _: copy(step, step), None)
+    lax.fori_loop(0, ptx.unknown(held), lambda step, _: copy(step, step), None)
     slot, _ = lax.fori_loop(0, steps, load, (slot, jnp.int32(0)))
     return slot
 
@@ -102,16 +104,19 @@ class Moves:
   def _copy(self, step, place) -> None:
     """Starts to copy the rows of a slab."""
     start = self._start(step)
+
+    def copy(row, x, ref, raw) -> None:
+      ptx.copy_rows_async(
+        _matrix(ref, x.which),
+        x.corner(start, row),
+        raw.at[place, pl.ds(row, x.moved.chunk)],
+        columns=x.moved.copied,
+        to_end=True,
+      )
+
     for x in self.operands:
       for ref, raw in zip(x.refs, x.raws):
-        for row in x.moved.chunks:
-          ptx.copy_rows_async(
-            _matrix(ref, x.which),
-            x.corner(start, row),
-            raw.at[place, pl.ds(row, x.moved.chunk)],
-            columns=x.moved.copied,
-            to_end=True,
-          )
+        _for_each_chunk(x.moved, functools.partial(copy, x=x, ref=ref, raw=raw))
 
   def _move(self, step, place, slot) -> None:
     """Moves them to the ring, and tells the consumers."""
@@ -119,19 +124,22 @@ class Moves:
     block_k, k = block.plan.config.block_k, block.plan.problem.k
     left = k - start
 
+    def move_chunk(row, x, ref, ring, raw, left) -> None:
+      ptx.move_rows(
+        _matrix(ref, x.which),
+        x.corner(start, row),
+        raw.at[place, pl.ds(row, x.moved.chunk)],
+        ring.at[slot],
+        row,
+        swizzle=x.moved.swizzle,
+        left=left if x.k_last else None,
+      )
+
     def move(left) -> None:
       for x in self.operands:
         for ref, ring, raw in zip(x.refs, x.rings, x.raws):
-          for row in x.moved.chunks:
-            ptx.move_rows(
-              _matrix(ref, x.which),
-              x.corner(start, row),
-              raw.at[place, pl.ds(row, x.moved.chunk)],
-              ring.at[slot],
-              row,
-              swizzle=x.moved.swizzle,
-              left=left if x.k_last else None,
-            )
+          what = {"x": x, "ref": ref, "ring": ring, "raw": raw, "left": left}
+          _for_each_chunk(x.moved, functools.partial(move_chunk, **what))
 
     if k % block_k and any(x.k_last for x in self.operands):
       pl.when(left >= block_k)(lambda: move(None))
@@ -142,6 +150,17 @@ class Moves:
     for x in self.operands:
       for _ in x.rings:
         plgpu.barrier_arrive(block.shared.full.at[slot])
+
+
+def _for_each_chunk(moved: MovedTile, visit: Callable[[Any], None]) -> None:
+  """visit(first row) for what is moved at a time."""
+  count = moved.rows // moved.chunk
+  if count == 1:
+    visit(0)
+    return
+  lax.fori_loop(
+    0, ptx.unknown(count), lambda i, _: visit(i * moved.chunk), None
+  )
 
 
 def _matrix(ref, which):

@@ -27,6 +27,8 @@ REGISTERS = {1: (24, 240), 2: (24, 240), 3: (32, 160)}
 # The same where the producer's threads load B, and move it or not:
 # 128 * (104 + 2 * 200) = 128 * (56 + 2 * 224) = 64512.
 _REGISTERS_TO_MOVE = {1: (168, 240), 2: (104, 200), 3: (104, 136)}
+# Of dense products: with 104, addresses of A's and B's rows would spill.
+_REGISTERS_TO_MOVE_BOTH = {1: (168, 240), 2: (152, 176), 3: (128, 128)}
 _REGISTERS_TO_COPY = {1: (80, 240), 2: (56, 224), 3: (56, 152)}
 # Of these, a consumer's that hold neither accumulators nor results.
 _OTHER_REGISTERS = 40
@@ -195,7 +197,7 @@ class Tiling:
     """Registers of a thread of the producer, and of one of a consumer."""
     found = REGISTERS
     if any(self.by_moves):
-      found = _REGISTERS_TO_MOVE
+      found = _REGISTERS_TO_MOVE_BOTH
     if self.b_by_threads:
       found = _REGISTERS_TO_COPY if self.b_by_copies else _REGISTERS_TO_MOVE
     return found[self.config.consumers]

@@ -149,7 +149,8 @@ class OddSizes:
       along N or M are shorter than 128 bytes; uneven: and no multiples of 32.
     move: cycles that a slab takes longer where threads bring A or B of a dense
       product (`moves`), and move_row for each 128 bytes of a row; move_start:
-      those before the first slab.
+      those before the first slab. element_rate: bytes a microsecond of results
+      that threads store from registers, in runs of 16 bytes.
   """
 
   copy: float
@@ -169,6 +170,7 @@ class OddSizes:
   move: float
   move_row: float
   move_start: float
+  element_rate: float
 
 
 @dataclasses.dataclass(frozen=True)
