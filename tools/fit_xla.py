@@ -2,10 +2,12 @@
 
   python tools/fit_xla.py --device=nvidia_h100_80gb_hbm3
 
-Rows of dense_tuning.jsonl that have XLA's time beside the kernel's, of two
+Rows of dense_tuning.jsonl that have XLA's time beside the kernel's, of three
 kinds of problems (`tuning.xla`):
 
 * short: rows of A or B are shorter than 128 bytes, or K is less than 32;
+* odd: rows of A, B or the results are no multiples of 16 bytes, and K is more
+  than 64;
 * whole: rows are no whole number of 128 bytes, but multiples of 16.
 
 For each combination of constants from a grid it is chosen between the config
@@ -48,6 +50,13 @@ _GRIDS = {
     "short_per_k": (0.0, 2e-10, 6e-10, 1e-9),
     "short_padded": (0.0, 4e-6),
     "short_rate": (0.8, 0.85, 0.9, 0.95),
+  },
+  "odd": {
+    "launch": (2.5e-6, 3.0e-6, 3.5e-6, 4.0e-6, 4.5e-6),
+    "per_k": (4e-9, 6e-9, 8e-9),
+    "flops": (1.0e14, 1.2e14, 1.5e14),
+    "words": (0.6, 0.7, 0.8, 0.9, 1.0),
+    "few_odd_rows": (0.9, 1.0, 1.1, 1.2, 1.3, 1.5),
   },
   "whole": {
     "most": (0.9, 0.95, 1.0, 1.04, 1.1, 1.2, 1.3, 1.4),
@@ -102,7 +111,10 @@ def measured(
   for case in found.values():
     if xla.of_short_rows(case.problem, known.xla, gpu) is not None:
       kinds["short"].append(case)
-    elif xla.of_odd_rows(case.problem, known.xla, gpu) is None:
+    elif xla.of_odd_rows(case.problem, known.xla, gpu) is not None:
+      if case.problem.k > 64:
+        kinds["odd"].append(case)
+    else:
       whole = xla.with_whole_rows(case.problem)
       if whole is not None and case.problem.k > 64:
         plan = Plan(whole, model.choose(whole), gpu)
@@ -123,7 +135,11 @@ def most_of(kind: str, gpu: hardware.Gpu) -> Callable[[Measured, Known], float]:
     apart += xla.padding(case.problem, known.xla, gpu)
     return known.xla.most * case.whole + known.xla.most_beside + apart
 
-  return {"short": of_short, "whole": of_whole}[kind]
+  def of_odd(case: Measured, known: Known) -> float:
+    theirs = xla.of_odd_rows(case.problem, known.xla, gpu)
+    return known.xla.least_gain * theirs
+
+  return {"short": of_short, "odd": of_odd, "whole": of_whole}[kind]
 
 
 def regrets(

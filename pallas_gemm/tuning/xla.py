@@ -32,9 +32,8 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
   as fast as others. If these are odd multiples, TMA here does not, and if they
   are no whole swizzle atoms, some are padded and others need tiles that suit
   them ill (792 x 3512 x 7016: 88 us, XLA 56, H100). Other matrices XLA does not
-  read fast either, but it reads small ones in less time than copies take (4579
-  x 83 x 93: 4.1 us, this kernel 8.7), those whose rows start at multiples of 4
-  bytes too (100 x 3584 x 128 TN: 3.3 us, this kernel 4.0, H100). Rows
+  read fast either, but it reads small ones in less time than copies take, or threads
+  that bring them (100 x 3584 x 128 TN: 3.3 us, this kernel 3.6, H100). Rows
   shorter than 128 bytes of a matrix that is stored along M or N, and K below
   32, are slow for TMA (4096 x 16 x 4096: 11.4 us, this kernel 17.1, and 10.7
   where B is stored [N, K]; 1536 x 3584 x 24 NT: 5.4 us, this kernel 7.1, H100).
@@ -85,8 +84,6 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
       "float32 results of sums of this length would take longer to store"
     )
   if theirs := of_odd_rows(p, fit, gpu):
-    if p.k > 64 or not _is_one_kernel(p):
-      theirs += apart
     if time <= fit.least_gain * theirs:
       return None
     return Faster(
@@ -202,21 +199,27 @@ def of_odd_rows(
 
   Few rows of A that are stored as columns it reads as fast as others, if they
   start at multiples of 4 bytes: 100 x 320 x 1536 TN 5.4 us, this kernel 7.3
-  with the copy of A, 300 x 12288 x 6144 137 and 68 (H100).
+  with the copy of A, 300 x 12288 x 6144 137 and 68 (H100). So it does one slab:
+  389 x 1966 x 60 TN with relu 3.0 us, this kernel 4.3.
   """
   p = problem
   widths = _row_lengths(p)
   if not any(width % 8 for width in widths):
     return None
   flops = 2.0 * p.batch * p.m * p.n * p.k * p.products
+  is_alone = p.k <= 64 and _is_one_kernel(p)
+  apart = 0.0 if is_alone else epilogue(p, fit, gpu)
+  rate = fit.short_rate * gpu.dram_bytes_per_s
+  if p.k <= 64:
+    return fit.short_launch + 2 * _elements(p) / rate + apart
   a, b, n = widths
   if p.m <= fit.few_rows and not (p.a.k_last or a % 2 or b % 8 or n % 8):
-    rate = fit.short_rate * gpu.dram_bytes_per_s
     longer = max(2 * _elements(p) / rate, flops / fit.few_flops)
     theirs = fit.short_launch + fit.short_per_k * p.k + longer
-    return fit.few_odd_rows * theirs
+    return fit.few_odd_rows * theirs + apart
   theirs = fit.launch + fit.per_k * p.k + flops / fit.flops
-  return theirs if any(width % 2 for width in widths) else fit.words * theirs
+  words = 1.0 if any(width % 2 for width in widths) else fit.words
+  return words * theirs + apart
 
 
 def of_short_rows(
