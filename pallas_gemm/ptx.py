@@ -296,6 +296,95 @@ def move_rows(
   _(at, raw, slot, jnp.int32(first), left)
 
 
+def copy_whole_rows_async(matrix: Any, row: jax.Array, raw: Any) -> None:
+  """Starts to copy rows as they follow each other, as `copy_rows_async` does.
+
+  Behind the end of the matrix zeros are found.
+
+  Args:
+    matrix: [more rows, columns] of global memory; `row` starts at a multiple of
+      16 bytes.
+    row: the first one.
+    raw: [rows, columns] of shared memory, not swizzled, whole vectors.
+  """
+  (rows, columns), size = raw.shape, jnp.dtype(matrix.dtype).itemsize
+  if not compat.targets_gpu():
+    raw[...] = matrix[pl.ds(row, rows), pl.ds(0, columns)]
+    return
+  vectors, all_bytes = (
+    rows * columns * size // _VECTOR,
+    matrix.shape[0] * columns,
+  )
+  all_bytes *= size
+
+  @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),) * 3)
+  def _(_, matrix, start, raw):
+    end = _bytes_behind(_address(matrix), all_bytes)
+    column = arith.muli(_thread(), _i32(_VECTOR))
+    source = arith.addi(_address(start), _extended(column))
+    to = arith.addi(_shared_address(raw), column)
+    for first in range(0, vectors, _THREADS):
+      _asm(
+        f"""{{
+          .reg .b64 from, left; .reg .b32 size;
+          add.s64 from, $1, {first * _VECTOR};{_left(True)}
+          @$2 {_copy_vector(first * _VECTOR, True)}
+        }}""",
+        "r,l,b,l",
+        to,
+        source,
+        _less(_thread(), vectors - first),
+        end,
+      )
+
+  _(matrix, matrix.at[pl.ds(row, 1), pl.ds(0, 1)], raw)
+
+
+def turn_rows(raw: Any, slot: Any, *, swizzle: int) -> None:
+  """Stores columns of plain rows as rows of a tile.
+
+  Each thread two elements of a row at a time. A warp's lanes take columns one
+  after the other, so that few of them meet in a bank.
+
+  Args:
+    raw: [columns, rows] of shared memory, not swizzled, of two bytes each.
+    slot: [rows or more, columns] of shared memory, swizzled.
+    swizzle: bytes of a row of the slot's atoms.
+  """
+  columns, rows = raw.shape
+  if not compat.targets_gpu():
+    slot[pl.ds(0, rows)] = raw[...].T
+    return
+  size = jnp.dtype(raw.dtype).itemsize
+
+  @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _swizzled_type(slot, swizzle)))
+  def _(_, raw, slot):
+    warp, lane = _warp_and_lane()
+    place = _Place(columns * size, swizzle)
+    source, to = _shared_address(raw), _shared_address(slot)
+    for first in range(0, rows, _WARPS):
+      nth = arith.addi(warp, _i32(first))
+      row = arith.remui(arith.addi(nth, lane), _i32(rows))
+      for pair in range(0, columns // 2, _LANES):
+        column = _multiply_add(lane, 2, _i32(2 * pair))
+        at = _multiply_add(column, rows * size, source)
+        _asm(
+          f"""{{
+            .reg .b16 low, high; .reg .b32 both;
+            @$2 ld.shared.b16 low, [$0];
+            @$2 ld.shared.b16 high, [$0+{rows * size}];
+            mov.b32 both, {{low, high}};
+            @$2 st.shared.b32 [$1], both;
+          }}""",
+          "r,r,b",
+          _multiply_add(row, size, at),
+          arith.addi(to, place.of(row, arith.muli(column, _i32(size)))),
+          _less(nth, rows),
+        )
+
+  _(raw, slot)
+
+
 def _move_piece(vectors: int, size: int, is_cut: bool) -> str:
   """What a thread of `move_rows` does: so many vectors, put together of more.
 

@@ -17,6 +17,8 @@ from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import constants, odd_sizes
 
+# How threads bring A, and B, with operands as they are and swapped.
+Movable = tuple[tuple[odd_sizes.Moved, odd_sizes.Moved], ...]
 # What a config takes, or takes at least, in seconds.
 Estimate = Callable[[Config], float]
 
@@ -61,7 +63,7 @@ class Bounds:
     gpu: hardware.Gpu,
     known: constants.Constants,
     by_threads: Callable[[Config], float] | None = None,
-    movable: tuple[bool, bool] = (False, False),
+    movable: Movable = ((None, None), (None, None)),
   ):
     """Computes what all configs share.
 
@@ -71,7 +73,8 @@ class Bounds:
       known: its constants.
       by_threads: loads of B, as a multiple, where threads load it beside TMA,
         which loads A; 0 where they don't, None if they never do.
-      movable: whether threads bring A, and B, of a config that says so.
+      movable: how threads bring A, and B, of a config that says so, with
+        operands as they are and swapped.
     """
     p, fit, odd = problem, known.model, known.odd_sizes
     self._problem, self._gpu, self._fit, self._odd = p, gpu, fit, odd
@@ -145,19 +148,12 @@ class Bounds:
         time += self._copies.out_of
     return (time + self._copies.c) * 1e-6
 
-  def _moved_by(self, config: Config) -> tuple[bool, bool]:
-    """Whether threads bring the problem's A, and B."""
-    a, b = self._movable
-    if not config.moves:
-      return False, False
-    return a and not (config.swap_ab and not self._problem.a.k_last), b
-
   def _copied_of(self, config: Config) -> float:
     """Microseconds of copies of operands."""
     if not config.moves:
       return self._copied
-    move_a, move_b = self._moved_by(config)
-    return self._copies.a * (not move_a) + self._copies.b * (not move_b)
+    moved_a, moved_b = self._movable[config.swap_ab]
+    return self._copies.a * (not moved_a) + self._copies.b * (not moved_b)
 
   def _work(self, config: Config) -> tuple[int, float, float, float]:
     """Rounds of work tiles, slabs of one, cycles of a slab, SMs that work.
@@ -179,7 +175,7 @@ class Bounds:
     slabs = -(-self._slabs[c.block_k] // (c.split_k * c.cluster_k))
     if c.moves:
       p = p.transposed() if c.swap_ab else p
-      moved = self._moved_by(c)
+      moved = self._movable[c.swap_ab]
       moved = moved[::-1] if c.swap_ab else moved
       slab += odd_sizes.moves(p, c, moved, self._odd)
     return rounds, slabs * slowed_by_sharing(c, fit), slab, busy

@@ -75,14 +75,14 @@ def candidates(
   gpu = hardware.current()
   known = constants.of(gpu)
   read = layout.with_rows_along_k(problem)
-  movable = odd_sizes.movable(problem)
+  movable = tuple(odd_sizes.movable(problem, swap) for swap in (False, True))
   bound = bounds.Bounds(read, gpu, known, movable=movable)
 
   def seconds(config: Config) -> float:
     return predict(Plan(problem, config, gpu), known)
 
   some = tiles.worth_a_try(read, gpu)
-  if any(movable):
+  if any(map(any, movable)):
     some = tiles.with_moves(some, read, gpu, movable)
   if below < math.inf:
     some = (c for c in some if bound.roughly(c) < below)

@@ -1,14 +1,17 @@
 """What sizes that are no multiples of 64 cost a config; for the cost model."""
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pallas_gemm.kernels.sm90 import layout
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
-from pallas_gemm.problem import Problem
+from pallas_gemm.problem import Operand, Problem
 from pallas_gemm.tuning import constants
 from pallas_gemm.tuning.elementwise import largest
+
+# How threads bring an operand: as rows, or short rows that they turn.
+Moved = Literal["rows", "turned"] | None
 
 
 class Costs(NamedTuple):
@@ -75,9 +78,18 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
     copies=copies,
     short=largest(0.0, *short),
     sums=fit.odd_sums if p.results % 2 else 1.0,
-    moves=moves(p, plan.config, plan.by_moves, fit) if moved else 0.0,
+    moves=moves(p, plan.config, _moved(plan), fit) if moved else 0.0,
     start=fit.move_start if moved else 0.0,
   )
+
+
+def _moved(plan: Plan) -> tuple[Moved, Moved]:
+  """How threads bring the plan's A, and each B."""
+  a, b = (
+    ("turned" if is_turned else "rows") if by_moves else None
+    for by_moves, is_turned in zip(plan.by_moves, plan.turned)
+  )
+  return a, b
 
 
 def bytes_by_elements(plan: Plan) -> float:
@@ -88,24 +100,31 @@ def bytes_by_elements(plan: Plan) -> float:
   return p.results * size * 16 / run
 
 
-def movable(p: Problem) -> tuple[bool, bool]:
-  """Whether threads could bring A, and B, of a dense product (`moves`)."""
+def movable(p: Problem, swap_ab: bool) -> tuple[Moved, Moved]:
+  """How threads could bring A, and each B, of a problem (`moves`)."""
   read = layout.with_rows_along_k(p)
   a, b = (
-    p.along is None
-    and operand == as_read
-    and not layout.is_addressable(columns, operand.dtype)
-    for (_, columns), operand, as_read in zip(
-      layout.operand_shapes(p), (p.a, p.b), (read.a, read.b)
-    )
+    _movable(p, operand, size, as_read.k_last or (swap_ab and operand is p.a))
+    for operand, size, as_read in ((p.a, p.m, read.a), (p.b, p.n, read.b))
   )
   return a, b
+
+
+def _movable(p: Problem, operand: Operand, size: int, along_k: bool) -> Moved:
+  """How threads could bring an operand that the kernel reads along K or not."""
+  if p.along:
+    return None
+  if along_k and not operand.k_last:
+    is_turned = size > 1 and layout.can_be_turned(p, operand, size)
+    return "turned" if is_turned else None
+  columns = p.k if operand.k_last else size
+  return None if layout.is_addressable(columns, operand.dtype) else "rows"
 
 
 def moves(
   p: Problem,
   config: Config,
-  moved: tuple[bool, bool],
+  moved: tuple[Moved, Moved],
   fit: constants.OddSizes,
 ) -> float:
   """Cycles that a slab takes longer where threads bring A, each B, or all.
@@ -113,13 +132,22 @@ def moves(
   Args:
     p: what the kernel computes, with operands swapped if the config says so.
     config: how.
-    moved: whether they bring A, and B.
+    moved: how they bring A, and B.
     fit: constants.
   """
   c, (move_a, move_b) = config, moved
-  rows = min(c.block_m, -(-p.m // 8) * 8) if move_a else 0
-  columns = min(c.block_n, -(-p.n // 8) * 8) * p.products if move_b else 0
-  return fit.move + fit.move_row * (rows + columns) * c.block_k / 64
+  a = _move(p.m, c.block_m, move_a, fit)
+  b = _move(p.n, c.block_n, move_b, fit) * p.products
+  return fit.move + (a + b) * c.block_k / 64
+
+
+def _move(
+  size: int, block: int, moved: Moved, fit: constants.OddSizes
+) -> float:
+  """Cycles of a slab of 64 of one operand."""
+  if moved == "turned":
+    return fit.turn_row * size if size <= block else 0.0
+  return fit.move_row * min(block, -(-size // 8) * 8) if moved else 0.0
 
 
 def by_threads(plan: Plan, fit: constants.OddSizes) -> float:

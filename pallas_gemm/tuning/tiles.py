@@ -10,7 +10,7 @@ from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv
 from pallas_gemm.kernels.sm90.tiling import WGMMA_COLUMNS
 from pallas_gemm.problem import Problem, Side
-from pallas_gemm.tuning import fitted, odd_sizes, stages
+from pallas_gemm.tuning import bounds, fitted, odd_sizes, stages
 
 # Tiles that may have C in buffers of its own; slabs with fewer of which it does
 # not come in time to where results are stored from.
@@ -46,7 +46,7 @@ def with_moves(
   configs: Iterable[Config],
   problem: Problem,
   gpu: hardware.Gpu,
-  movable: tuple[bool, bool],
+  movable: bounds.Movable,
 ) -> Iterator[Config]:
   """The configs, and those of a few slabs with threads that bring operands.
 
@@ -54,30 +54,38 @@ def with_moves(
     configs: worth a try.
     problem: what is computed, with short rows transposed.
     gpu: where.
-    movable: whether threads could bring A, and B.
+    movable: how threads could bring A, and B, as they are and swapped.
   """
-  p, (move_a, move_b) = problem, movable
+  p = problem
   for config in configs:
     yield config
     c = config
     if c.cluster_m * c.cluster_n > 1 or c.split == "pingpong":
       continue
+    m, n, (move_a, move_b) = p.m, p.n, movable[c.swap_ab]
+    if c.swap_ab:
+      m, n, move_a, move_b = n, m, move_b, move_a
     rows, columns = c.block_m, c.block_n * p.products
     if rows + columns > _MOST_ROWS_MOVED or c.consumers > 2:
       continue  # addresses would spill
-    moved = rows * move_a + columns * move_b
-    if c.swap_ab:  # of A stored [K, M] a transposed copy is made
-      moved = columns * (move_a and p.a.k_last) + rows * move_b
+    moved = _moved(m, rows, move_a) + _moved(n, c.block_n, move_b) * p.products
     if not moved or c.tail_columns:
       continue
-    m, n = (p.n, p.m) if c.swap_ab else (p.m, p.n)
     tiles = cdiv(m, rows) * cdiv(n, c.block_n) * p.batch * c.split_k
     room = hardware.clusters_at_once(c.blocks, gpu.sm_count)
     slabs = cdiv(p.k, c.block_k * c.split_k * c.cluster_k) * cdiv(tiles, room)
     # A slab that is moved needs its room twice, and 16 bytes more a row.
     stages = int(c.stages / (1 + 9 / 8 * moved / (rows + columns)))
-    if slabs <= _MOST_SLABS_MOVED and stages > 1:
+    are_few = slabs <= _MOST_SLABS_MOVED or "rows" not in (move_a, move_b)
+    if are_few and stages > 1:
       yield _moving(c, min(max(slabs, 2), stages))
+
+
+def _moved(size: int, block: int, moved: odd_sizes.Moved) -> int:
+  """Of a tile's rows, or columns, those that threads bring, or turn."""
+  if moved == "turned":  # by one tile
+    return size if size <= block else 0
+  return block if moved else 0
 
 
 @functools.cache

@@ -32,18 +32,18 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
   as fast as others. If these are odd multiples, TMA here does not, and if they
   are no whole swizzle atoms, some are padded and others need tiles that suit
   them ill (792 x 3512 x 7016: 88 us, XLA 56, H100). Other matrices XLA does not
-  read fast either, but it reads small ones in less time than copies take, or threads
-  that bring them (100 x 3584 x 128 TN: 3.3 us, this kernel 3.6, H100). Rows
-  shorter than 128 bytes of a matrix that is stored along M or N, and K below
-  32, are slow for TMA (4096 x 16 x 4096: 11.4 us, this kernel 17.1, and 10.7
-  where B is stored [N, K]; 1536 x 3584 x 24 NT: 5.4 us, this kernel 7.1, H100).
-  A vector times a matrix stored along K is a reduction to XLA, and small ones
-  are done when a tile has not yet left (1 x 1024 x 1024: 2.1 us, this kernel
-  3.6). Few results of K up to 64 are sooner done too (64 x 80 x 64, twice: 1.4
-  us, this kernel 1.8), and some more of short rows (312 x 10664 x 32: 4.6 us,
-  this kernel 5.2). float32 results of sums neither short nor long take longer
-  to store (4096 x 4096 x 512: 28.9 us, this kernel 31.2; 5000 x 2048 x 2816: 78
-  us, this kernel 92, H100).
+  read fast either, but it reads small ones in less time than copies take, or
+  threads that bring them (100 x 3584 x 128 TN: 3.3 us, this kernel 3.6, H100).
+  Rows shorter than 128 bytes of a matrix that is stored along M or N, and K
+  below 32, are slow for TMA (4096 x 16 x 4096: 11.4 us, this kernel 17.1, and
+  10.7 where B is stored [N, K]; 1536 x 3584 x 24 NT: 5.4 us, this kernel 7.1,
+  H100). A vector times a matrix stored along K is a reduction to XLA, and small
+  ones are done when a tile has not yet left (1 x 1024 x 1024: 2.1 us, this
+  kernel 3.6). Few results of K up to 64 are sooner done too (64 x 80 x 64,
+  twice: 1.4 us, this kernel 1.8), and some more of short rows (312 x 10664 x
+  32: 4.6 us, this kernel 5.2). float32 results of sums neither short nor long
+  take longer to store (4096 x 4096 x 512: 28.9 us, this kernel 31.2; 5000 x
+  2048 x 2816: 78 us, this kernel 92, H100).
 
   Args:
     config: of the kernel.

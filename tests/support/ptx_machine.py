@@ -102,6 +102,10 @@ class Machine:
       word = _value(operands[1], registers)
       registers[low], registers[high] = word & 0xFFFF, word >> 16
       return None
+    if operands and operands[-1].startswith("{"):  # mov.b32 word, {a, b}
+      low, high = (registers[x] for x in operands[1].strip("{}").split(", "))
+      registers[operands[0]] = low | high << 16
+      return None
     target, *sources = operands
     values = [_value(x, registers) for x in sources]
     result = _RULES[kind](modifiers, *values)

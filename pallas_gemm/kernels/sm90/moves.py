@@ -105,6 +105,10 @@ class Moves:
     """Starts to copy the rows of a slab."""
     start = self._start(step)
 
+    def copy_turned(x, ref, raw) -> None:
+      matrix = _matrix(ref, x.which)
+      ptx.copy_whole_rows_async(matrix, start, raw.at[place])
+
     def copy(row, x, ref, raw) -> None:
       ptx.copy_rows_async(
         _matrix(ref, x.which),
@@ -116,6 +120,9 @@ class Moves:
 
     for x in self.operands:
       for ref, raw in zip(x.refs, x.raws):
+        if x.moved.is_turned:
+          copy_turned(x, ref, raw)
+          continue
         _for_each_chunk(x.moved, functools.partial(copy, x=x, ref=ref, raw=raw))
 
   def _move(self, step, place, slot) -> None:
@@ -135,13 +142,22 @@ class Moves:
         left=left if x.k_last else None,
       )
 
+    def turn(ring, raw, swizzle) -> None:
+      ptx.wait_for_warpgroup()  # threads turn what others have copied
+      ptx.turn_rows(raw.at[place], ring.at[slot], swizzle=swizzle)
+
     def move(left) -> None:
       for x in self.operands:
         for ref, ring, raw in zip(x.refs, x.rings, x.raws):
+          if x.moved.is_turned:
+            turn(ring, raw, x.moved.swizzle)
+            continue
           what = {"x": x, "ref": ref, "ring": ring, "raw": raw, "left": left}
           _for_each_chunk(x.moved, functools.partial(move_chunk, **what))
 
-    if k % block_k and any(x.k_last for x in self.operands):
+    if k % block_k and any(
+      x.k_last and not x.moved.is_turned for x in self.operands
+    ):
       pl.when(left >= block_k)(lambda: move(None))
       pl.when(left < block_k)(lambda: move(left))
     else:

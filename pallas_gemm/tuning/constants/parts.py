@@ -148,9 +148,10 @@ class OddSizes:
     short: cycles that a slab takes longer where rows of a matrix that is stored
       along N or M are shorter than 128 bytes; uneven: and no multiples of 32.
     move: cycles that a slab takes longer where threads bring A or B of a dense
-      product (`moves`), and move_row for each 128 bytes of a row; move_start:
-      those before the first slab. element_rate: bytes a microsecond of results
-      that threads store from registers, in runs of 16 bytes.
+      product (`moves`), move_row for each 128 bytes of a row, and turn_row for
+      each row that they turn; move_start: those before the first slab.
+    element_rate: bytes a microsecond of results that threads store from
+      registers, in runs of 16 bytes.
   """
 
   copy: float
@@ -169,6 +170,7 @@ class OddSizes:
   uneven: float
   move: float
   move_row: float
+  turn_row: float
   move_start: float
   element_rate: float
 
