@@ -76,6 +76,9 @@ def test_random_large_calls(chunk):
 
 # Problems whose sums are computed in each of the ways that there are.
 _TILE = {"block_m": 128, "block_n": 128, "stages": 4}
+_SMALL = {
+  "block_m": 64, "block_n": 64, "stages": 6, "consumers": 1, "moves": True
+}  # fmt: skip
 REPEATED = {
   "default": (Call(m=1000, n=777, k=513), None),
   "split_k": (
@@ -101,6 +104,18 @@ REPEATED = {
     tuning.Config(
       block_m=64, block_n=256, split="n", cluster_k=8, epilogue_n=16, stages=2
     ),
+  ),
+  "moves": (
+    Call(m=300, n=207, k=685),
+    tuning.Config(**_SMALL | {"stages": 3}, cluster_k=4, epilogue_n=16),
+  ),
+  "moves_rounds": (
+    Call(m=1000, n=1001, k=777, transpose_a=True, transpose_b=True),
+    tuning.Config(block_m=128, block_n=128, stages=3, moves=True),
+  ),
+  "turns": (
+    Call(m=5, n=1000, k=3001, transpose_a=True, bias="n"),
+    tuning.Config(**_SMALL, cluster_k=2, epilogue_n=32),
   ),
   "cluster": (
     Call(m=2048, n=2048, k=1024, bias="n", c_dtype=BF16),
@@ -267,10 +282,15 @@ CANARIES = (
       block_n=128, stages=3, epilogue_n=32, tail_columns=1, tail_split_k=2
     ),
   ),
+  (Call(m=72, n=77, k=130), tuning.Config(**_SMALL)),
+  (
+    Call(m=41, n=77, k=131, transpose_b=True),
+    tuning.Config(**_SMALL | {"block_n": 48}, epilogue_n=16, swap_ab=True),
+  ),
 )
 
 
-@pytest.mark.parametrize(("call", "config"), CANARIES, ids=tuple("abcdefg"))
+@pytest.mark.parametrize(("call", "config"), CANARIES, ids=tuple("abcdefghi"))
 def test_nothing_is_written_outside(call, config):
   x = call.operands()
   canaries.assert_written_inside(

@@ -108,7 +108,7 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
     # A slab is released when the next one has begun, so the loads of a ring of
     # two wait for each other.
     slab = largest(slab, (slab + fit.arrival) / (cfg.stages - 1))
-  busy = _busy(plan, fit, rounds, slab) + rounds * odd.start / fit.clock
+  busy = _busy(plan, fit, rounds, slab)
   memory = _memory(plan, fit, odd, rounds)
   time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
   if cfg.split_k > 1:

@@ -26,7 +26,6 @@ class Costs(NamedTuple):
     short: cycles that a slab takes longer because of short rows.
     sums: to add partial products, as a multiple.
     moves: cycles that a slab takes longer where threads bring A or B.
-    start: the same of a work tile's first slab alone.
   """
 
   loads: tuple[float, float]
@@ -36,7 +35,6 @@ class Costs(NamedTuple):
   short: float
   sums: float
   moves: float = 0.0
-  start: float = 0.0
 
 
 NONE = Costs((1.0, 1.0), 1.0, 1.0, 0.0, 0.0, 1.0)
@@ -79,7 +77,6 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
     short=largest(0.0, *short),
     sums=fit.odd_sums if p.results % 2 else 1.0,
     moves=moves(p, plan.config, _moved(plan), fit) if moved else 0.0,
-    start=fit.move_start if moved else 0.0,
   )
 
 
@@ -114,11 +111,14 @@ def _movable(p: Problem, operand: Operand, size: int, along_k: bool) -> Moved:
   """How threads could bring an operand that the kernel reads along K or not."""
   if p.along:
     return None
+  columns = p.k if operand.k_last else size
+  if layout.is_addressable(columns, operand.dtype):
+    # XLA's transposed copy of 16 rows and more takes less time than turning.
+    return None
   if along_k and not operand.k_last:
     is_turned = size > 1 and layout.can_be_turned(p, operand, size)
     return "turned" if is_turned else None
-  columns = p.k if operand.k_last else size
-  return None if layout.is_addressable(columns, operand.dtype) else "rows"
+  return "rows"
 
 
 def moves(
@@ -138,7 +138,7 @@ def moves(
   c, (move_a, move_b) = config, moved
   a = _move(p.m, c.block_m, move_a, fit)
   b = _move(p.n, c.block_n, move_b, fit) * p.products
-  return fit.move + (a + b) * c.block_k / 64
+  return (a + b) * c.block_k / 64
 
 
 def _move(
@@ -146,8 +146,10 @@ def _move(
 ) -> float:
   """Cycles of a slab of 64 of one operand."""
   if moved == "turned":
-    return fit.turn_row * size if size <= block else 0.0
-  return fit.move_row * min(block, -(-size // 8) * 8) if moved else 0.0
+    return fit.turn + fit.turn_row * size if size <= block else 0.0
+  if moved == "rows":
+    return fit.move + fit.move_row * min(block, -(-size // 8) * 8)
+  return 0.0
 
 
 def by_threads(plan: Plan, fit: constants.OddSizes) -> float:

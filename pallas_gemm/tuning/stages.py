@@ -53,7 +53,7 @@ def for_any_rows(plan: Plan) -> Config:
   It keeps its stages: another number of rows may have more slabs a block.
   """
   one = ("cluster_m", "cluster_n", "cluster_k", "tail_split_k")
-  alone = dict.fromkeys(one, 1) | {"tail_columns": 0}
+  alone = dict.fromkeys(one, 1) | {"tail_columns": 0, "moves": False}
   return dataclasses.replace(plan.config, **alone)
 
 

@@ -147,9 +147,9 @@ class OddSizes:
       if they are stored 128 bytes of a row at a time.
     short: cycles that a slab takes longer where rows of a matrix that is stored
       along N or M are shorter than 128 bytes; uneven: and no multiples of 32.
-    move: cycles that a slab takes longer where threads bring A or B of a dense
-      product (`moves`), move_row for each 128 bytes of a row, and turn_row for
-      each row that they turn; move_start: those before the first slab.
+    move, move_row: cycles that a slab takes longer for an operand that threads
+      bring (`moves`), and for each 128 bytes of a row of it; turn, turn_row:
+      the same of rows that they turn.
     element_rate: bytes a microsecond of results that threads store from
       registers, in runs of 16 bytes.
   """
@@ -170,8 +170,8 @@ class OddSizes:
   uneven: float
   move: float
   move_row: float
+  turn: float
   turn_row: float
-  move_start: float
   element_rate: float
 
 
