@@ -282,9 +282,9 @@ CANARIES = (
       block_n=128, stages=3, epilogue_n=32, tail_columns=1, tail_split_k=2
     ),
   ),
-  (Call(m=72, n=77, k=130), tuning.Config(**_SMALL)),
+  (Call(m=128, n=77, k=130), tuning.Config(**_SMALL)),
   (
-    Call(m=41, n=77, k=131, transpose_b=True),
+    Call(m=128, n=77, k=131, transpose_b=True),
     tuning.Config(**_SMALL | {"block_n": 48}, epilogue_n=16, swap_ab=True),
   ),
 )

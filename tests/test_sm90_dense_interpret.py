@@ -337,6 +337,18 @@ CASES = (
   ),
   case("swapped_tt", (100, 72, 64), changed(SWAPPED, block_n=32), **FP16),
   case("swapped_one_element_nn", (1, 1, 1), SWAPPED),
+  case("swapped_float32_nn", (41, 80, 72), SWAPPED, out_dtype="float32"),
+  case(
+    "swapped_float32_with_c_nt",
+    (70, 136, 66),
+    changed(SWAPPED, epilogue_n=32),
+    dense.Epilogue(activation=jax.nn.gelu, beta=-1.0),
+    c_dtype="bfloat16",
+    bias="m",
+    out_dtype="float32",
+    batch=2,
+    batched_a=True,
+  ),
   case("swapped_overlap_nt", (70, 72, 66), changed(SWAPPED, epilogue_n=32)),
   # C is transposed on its way as results are: in place of them, of two tiles a
   # block; in two buffers of its own; one tile a block, with partial subtiles.

@@ -3,6 +3,7 @@
 import math
 from typing import Literal, NamedTuple
 
+from pallas_gemm.hardware import SECTOR_BYTES
 from pallas_gemm.kernels.sm90 import layout
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
@@ -90,11 +91,14 @@ def _moved(plan: Plan) -> tuple[Moved, Moved]:
 
 
 def bytes_by_elements(plan: Plan) -> float:
-  """Bytes of results that threads store; more where runs are shorter."""
+  """Bytes of results that threads store; more where runs are shorter.
+
+  None where they are whole sectors.
+  """
   p, size = plan.problem, layout.bytes_of(1, plan.problem.out_dtype)
   # Four threads have two columns of a row each, eight a column's rows.
   run = 8 * size if plan.config.swap_ab or p.n % 2 == 0 else 4 * size
-  return p.results * size * 16 / run
+  return p.results * size * 16 / run if run < SECTOR_BYTES else 0.0
 
 
 def movable(p: Problem, swap_ab: bool) -> tuple[Moved, Moved]:

@@ -105,8 +105,10 @@ def may_not_swap(problem: Problem) -> str | None:
   p = problem
   if p.along or p.epilogue.gated:
     return "swap_ab takes no groups and no gated product"
-  if "float32" in (p.out_dtype, p.epilogue.c_dtype):
-    return "swap_ab has results and C of 16 bits, got float32"
+  if p.epilogue.c_dtype == "float32":
+    return "swap_ab has C of 16 bits, got float32"
+  if p.out_dtype == "float32" and p.epilogue.save:
+    return "swap_ab has no pre-activation beside results in float32"
   return None
 
 

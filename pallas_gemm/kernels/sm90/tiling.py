@@ -419,14 +419,18 @@ class Tiling:
 
   @functools.cached_property
   def by_elements(self) -> bool:
-    """Whether threads store results from registers, an element at a time.
+    """Whether threads store results from registers, an element or two at a time.
 
     That is for few results whose rows TMA can't address, and that are not
-    stored by rows: a padded result would be copied, which takes 1.3 us.
+    stored by rows: a padded result would be copied, which takes 1.3 us. And for
+    float32 results of swapped operands, which stmatrix can't transpose; eight
+    threads then have a whole sector.
     """
     p, cfg = self.problem, self.config
     if p.along or cfg.split_k > 1 or cfg.tail_columns or p.epilogue.save:
       return False
+    if cfg.swap_ab and p.out_dtype == "float32":
+      return True
     columns = p.m if cfg.swap_ab else p.n
     if self.by_rows or layout.is_addressable(columns, p.out_dtype):
       return False
