@@ -230,9 +230,9 @@ def _epilogue(plan: Plan, fit: constants.Model, rounds: int) -> float:
   elif plan.by_rows:
     shares = cfg.consumers if cfg.split == "n" else 1
     epilogue += fit.cut * cfg.block_m * shares
-  if rounds == 1 and cfg.split_k == 1:
-    rate = plan.gpu.dram_bytes_per_s
-    epilogue = largest(epilogue, p.results * stored / rate * 1e6 / fit.leaving)
+  if cfg.split_k == 1:
+    rate = plan.gpu.dram_bytes_per_s * fit.leaving / 1e6
+    epilogue = largest(epilogue, p.results * stored / rounds / rate)
   return epilogue
 
 

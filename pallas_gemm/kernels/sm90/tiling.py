@@ -419,7 +419,7 @@ class Tiling:
 
   @functools.cached_property
   def by_elements(self) -> bool:
-    """Whether threads store results from registers, an element or two at a time.
+    """Whether threads store results from registers, one or two at a time.
 
     That is for few results whose rows TMA can't address, and that are not
     stored by rows: a padded result would be copied, which takes 1.3 us. And for
