@@ -141,9 +141,72 @@ EXAMPLES = {
   ),
 }
 
+# Threads bring operands, or turn them; results leave from registers, but for
+# the first.
+BY_THREADS = {
+  "moves_two_consumers": (
+    {"m": 2560, "n": 192, "k": 196, "transpose_b": True},
+    {
+      "block_m": 128,
+      "block_n": 192,
+      "stages": 2,
+      "epilogue_n": 64,
+      "moves": True,
+    },
+    None,
+    192,
+  ),
+  "moves_in_a_cluster": (
+    {"m": 292, "n": 207, "k": 685},
+    {
+      "block_m": 64,
+      "block_n": 64,
+      "stages": 4,
+      "consumers": 1,
+      "cluster_k": 4,
+      "epilogue_n": 16,
+      "moves": True,
+    },
+    None,
+    64,
+  ),
+  "moves_gated": (
+    {"m": 100, "n": 333, "k": 200, "gated": True},
+    {"block_m": 64, "block_n": 64, "stages": 3, "consumers": 1, "moves": True},
+    "silu",
+    64,
+  ),
+  "turns": (
+    {"m": 12, "n": 2560, "k": 2816, "transpose_a": True, "transpose_b": True},
+    {
+      "block_m": 64,
+      "block_n": 16,
+      "stages": 9,
+      "consumers": 1,
+      "epilogue_n": 16,
+      "swap_ab": True,
+      "moves": True,
+    },
+    None,
+    16,
+  ),
+  "swapped_float32": (
+    {"m": 208, "out_dtype": "float32", "c_dtype": "bfloat16", "bias": "n"},
+    {
+      "block_m": 128,
+      "block_n": 208,
+      "stages": 3,
+      "epilogue_n": 32,
+      "swap_ab": True,
+    },
+    None,
+    208,
+  ),
+}
+
 
 def _compile(name: str, factors: Sequence[str] = ()) -> compiled_lib.Compiled:
-  problem, config, activation, _ = EXAMPLES[name]
+  problem, config, activation, _ = (EXAMPLES | BY_THREADS)[name]
   size = dict.fromkeys("mnk", 4096)
   dtypes = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
   return compiled_lib.compile_example(
@@ -155,13 +218,29 @@ def _compile(name: str, factors: Sequence[str] = ()) -> compiled_lib.Compiled:
   )
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", (*EXAMPLES, *BY_THREADS))
 def test_nothing_is_lost(name):
   """No spills, and no wgmma that waits for the one before it."""
   compiled = _compile(name)
   assert compiled.spill_bytes == 0
   assert compiled.stack_bytes == 0
   assert compiled.warnings == ()
+
+
+@pytest.mark.parametrize("name", BY_THREADS)
+def test_instructions_of_threads(name):
+  """Copies of 16 bytes, past the L1; stores that are not TMA's."""
+  compiled = _compile(name)
+  _, config, _, columns = BY_THREADS[name]
+  shapes = set(re.findall(r"HGMMA\.64x(\d+)x16\.F32", compiled.sass))
+  assert shapes == {str(columns)}
+  assert compiled.has(r"LDGSTS\.E\.BYPASS\.128\S*") == config.get(
+    "moves", False
+  )
+  assert not compiled.has(r"LDGSTS\.E(?!\.BYPASS\.128)\S*")
+  by_tma = name in ("moves_two_consumers", "turns")
+  assert compiled.has(r"UTMASTG\S*") == by_tma
+  assert compiled.has(r"STG\.E\S*") != by_tma
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

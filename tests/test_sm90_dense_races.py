@@ -16,6 +16,7 @@ from pallas_gemm.kernels.sm90 import (
   consumer,
   epilogue,
   exchange,
+  moves,
   producer,
   stores,
   weights,
@@ -31,11 +32,10 @@ from tests.support import (
   ragged_kernels,
 )
 
-BUGS = [
-  bug
-  for module in (block, producer, consumer, stores, epilogue, exchange, weights)
-  for bug in mutations.bugs_of(module.__name__)
-]
+MODULES = (
+  block, producer, consumer, stores, epilogue, exchange, moves, weights
+)  # fmt: skip
+BUGS = [bug for module in MODULES for bug in mutations.bugs_of(module.__name__)]
 
 # Bugs that nothing can show here, and why.
 _PACE = "what is stored are zeros that nothing overwrites: it sets the pace"
@@ -132,6 +132,16 @@ BY_THREADS = (
   GROUPS.changed(m=86, n=141),
   dataclasses.replace(WIDE_SUBTILES, block_n=128),
 )
+# Threads bring A and B: two work tiles of three slabs, two on their way.
+MOVES = (
+  PLAIN.changed(m=70, n=70, k=150, transpose_b=True),
+  dataclasses.replace(SMALL, stages=3, block_n=96, moves=True),
+)
+# They turn both.
+TURNS = (
+  PLAIN.changed(m=19, n=13, k=200, transpose_a=True),
+  dataclasses.replace(SMALL, block_n=32, moves=True),
+)
 
 CLEAN = {
   "two_consumers": (
@@ -182,6 +192,20 @@ CLEAN = {
     )
     for stages in (2, 3, 4)
   },
+  "moves": MOVES,
+  "moves_one_of_them": (
+    PLAIN.changed(m=140, n=72, k=330, bias="n"),
+    dataclasses.replace(SMALL, moves=True),
+  ),
+  "moves_in_a_cluster": (
+    PLAIN.changed(m=20, n=77, k=270),
+    dataclasses.replace(SMALL, cluster_k=2, moves=True),
+  ),
+  "turns": TURNS,
+  "turns_swapped": (
+    PLAIN.changed(m=20, n=130, transpose_a=True, out_dtype="float32"),
+    dataclasses.replace(SMALL, block_n=32, swap_ab=True, moves=True),
+  ),
   "slabs": (SLABS, SMALL),
   "slabs_by_rows": (
     EMPTY.changed(n=141),
@@ -333,6 +357,7 @@ EXAMPLES = (
   BY_THREADS,
   IN_PAIRS,
   CLUSTER_K,
+  MOVES,
 )
 # Calls that few examples come to, and one that does.
 COMES_TO = {
@@ -344,6 +369,8 @@ COMES_TO = {
   (producer.__name__, "plgpu.barrier_wait", 3): BY_THREADS,
   (weights.__name__, "plgpu.barrier_arrive", 0): BY_THREADS,
   (weights.__name__, "plgpu.commit_smem", 0): BY_THREADS,
+  (moves.__name__, "plgpu.barrier_arrive", 0): MOVES,
+  (moves.__name__, "plgpu.commit_smem", 0): MOVES,
   (exchange.__name__, "plgpu.barrier_arrive", 0): CLUSTER_K,
   (exchange.__name__, "plgpu.barrier_wait", 0): CLUSTER_K,
   (stores.__name__, "plgpu.wait_smem_to_gmem", 0): EXAMPLES[4],

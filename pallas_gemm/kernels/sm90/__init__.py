@@ -7,6 +7,7 @@ producer    the warp that loads
 moves       operands of dense products that threads bring
 weights     weights of groups that TMA can't address
 consumer    a warpgroup that multiplies and stores
+exchange    sums that the blocks of a cluster send each other
 mainloops   which wgmmas a slab is
 stores      from accumulators to memory
 epilogue    what is added to them, and how it comes there
