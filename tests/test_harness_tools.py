@@ -23,7 +23,9 @@ def start(repository, name, *args):
   return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("name", ["before.py", "fit_xla.py", "tuning_rows.py"])
+@pytest.mark.parametrize(
+  "name", ["before.py", "fit_steps.py", "fit_xla.py", "tuning_rows.py"]
+)
 def test_help_is_for_newcomers(repository, name):
   status, out, err = start(repository, name, "--help")
   assert (status, err) == (0, "")
@@ -39,6 +41,7 @@ ROWS = "tuning_rows.py", "--output=/no/such/rows.jsonl", "--run=x"
   [
     (["before.py", "--base=/no/such"], "--base: want another checkout"),
     (["fit_xla.py", "--device=nope"], "--device: no GPU 'nope'"),
+    (["fit_steps.py", "--device=nope"], "--device: no GPU 'nope'"),
     (["fit_xla.py", "--write"], "--write: not a flag of this program"),
     ([*ROWS], "nothing to measure"),
     ([*ROWS, "--cases=abc"], "--cases: want .* got 'abc'"),

@@ -1,6 +1,7 @@
 """Improves a device's constants one at a time, where both halves of rows gain.
 
-  python tools/fit_steps.py --device=nvidia_h100_80gb_hbm3 --steps=20 --write_steps
+  python tools/fit_steps.py --device=nvidia_h100_80gb_hbm3 --steps=20 \\
+      --write_steps
 
 `experiments.fit` searches all constants at once, and starts from round numbers.
 This starts from the constants of today, for rows that came later: in each step

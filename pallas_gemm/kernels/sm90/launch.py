@@ -30,10 +30,10 @@ ladder take that apart step by step; what is here beyond them:
   64, lie along N, its columns, in steps of 16, along M. The result and C are
   transposed on their way (stmatrix, ldmatrix), in float32 threads store it from
   registers; A stored [K, M] is transposed before, since wgmma reads columns in
-  steps of 8 along K alone. 640 x 2048 x 2048 in float32 takes 10.1 us, 11.5 with
-  the best without (H100). 384 x 5760 x
-  2880 takes 20.3 us with tiles of 96 rows by 192 columns, 24.0 with the best
-  without; 200 x 4096 x 14336 35.0 and 38.8 us (H200).
+  steps of 8 along K alone. 640 x 2048 x 2048 in float32 takes 10.1 us, 11.5
+  with the best without (H100). 384 x 5760 x 2880 takes 20.3 us with tiles of 96
+  rows by 192 columns, 24.0 with the best without; 200 x 4096 x 14336 35.0 and
+  38.8 us (H200).
 * **A partial last wave** of tiles leaves SMs idle. Its tiles, columns of them
   at the end of N, are cut along K (`Config.tail_split_k`): the last work tiles
   of the same launch, whose partial sums a second kernel adds in order and puts

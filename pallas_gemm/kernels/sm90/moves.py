@@ -1,12 +1,13 @@
 """Operands of dense products that TMA can't address, not copied before.
 
 A padded copy is a kernel of its own: 1.3 us, as long as a small product. So
-where a work tile has few slabs (`Config.moves`), the threads of the producer bring these as they bring weights of groups (`weights.ByMoves`):
-rows come by cp.async from multiples of 16 bytes on, and are moved to where TMA
-would put them. All slabs that the ring has room for are on their way at a time.
-A slab of 64 rows takes some 470 cycles longer so (H100), which is why it is for
-few: 292 x 207 x 685 7.17 -> 5.28 us, 77^3 5.05 -> 2.72, but 513 x 1025 x 517
-7.97 -> 10.6.
+where a work tile has few slabs (`Config.moves`), the threads of the producer
+bring these as they bring weights of groups (`weights.ByMoves`): rows come by
+cp.async from multiples of 16 bytes on, and are moved to where TMA would put
+them. All slabs that the ring has room for are on their way at a time. A slab of
+64 rows takes some 470 cycles longer so (H100), which is why it is for few: 292
+x 207 x 685 7.17 -> 5.28 us, 77^3 5.05 -> 2.72, but 513 x 1025 x 517 7.97 ->
+10.6.
 
 Behind the end of a matrix zeros are found. So nothing is read that is not
 there, and rows of K beyond the last add nothing. Where K lies along rows, what
