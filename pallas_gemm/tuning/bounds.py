@@ -15,10 +15,8 @@ from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import constants, odd_sizes
+from pallas_gemm.tuning import constants, moves, odd_sizes
 
-# How threads bring A, and B, with operands as they are and swapped.
-Movable = tuple[tuple[odd_sizes.Moved, odd_sizes.Moved], ...]
 # What a config takes, or takes at least, in seconds.
 Estimate = Callable[[Config], float]
 
@@ -63,7 +61,7 @@ class Bounds:
     gpu: hardware.Gpu,
     known: constants.Constants,
     by_threads: Callable[[Config], float] | None = None,
-    movable: Movable = ((None, None), (None, None)),
+    movable: moves.Movable = ((None, None), (None, None)),
   ):
     """Computes what all configs share.
 
@@ -175,9 +173,9 @@ class Bounds:
     slabs = -(-self._slabs[c.block_k] // (c.split_k * c.cluster_k))
     if c.moves:
       p = p.transposed() if c.swap_ab else p
-      moved = self._movable[c.swap_ab]
-      moved = moved[::-1] if c.swap_ab else moved
-      slab += odd_sizes.moves(p, c, moved, self._odd)
+      how = self._movable[c.swap_ab]
+      how = how[::-1] if c.swap_ab else how
+      slab += moves.cycles(p, c, how, self._odd)
     return rounds, slabs * slowed_by_sharing(c, fit), slab, busy
 
   def _as_stored(self, config: Config) -> tuple[float, float]:

@@ -34,7 +34,14 @@ from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import bounds, constants, odd_sizes, stages, tiles
+from pallas_gemm.tuning import (
+  bounds,
+  constants,
+  moves,
+  odd_sizes,
+  stages,
+  tiles,
+)
 from pallas_gemm.tuning.elementwise import largest
 
 
@@ -75,7 +82,7 @@ def candidates(
   gpu = hardware.current()
   known = constants.of(gpu)
   read = layout.with_rows_along_k(problem)
-  movable = tuple(odd_sizes.movable(problem, swap) for swap in (False, True))
+  movable = tuple(moves.movable(problem, swap) for swap in (False, True))
   bound = bounds.Bounds(read, gpu, known, movable=movable)
 
   def seconds(config: Config) -> float:
@@ -83,7 +90,7 @@ def candidates(
 
   some = tiles.worth_a_try(read, gpu)
   if any(map(any, movable)):
-    some = tiles.with_moves(some, read, gpu, movable)
+    some = moves.with_moves(some, read, gpu, movable)
   if below < math.inf:
     some = (c for c in some if bound.roughly(c) < below)
     some = (c for c in some if bound.closely(c) < below)

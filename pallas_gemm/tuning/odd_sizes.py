@@ -1,18 +1,14 @@
 """What sizes that are no multiples of 64 cost a config; for the cost model."""
 
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pallas_gemm.hardware import SECTOR_BYTES
 from pallas_gemm.kernels.sm90 import layout
-from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
-from pallas_gemm.problem import Operand, Problem
-from pallas_gemm.tuning import constants
+from pallas_gemm.problem import Problem
+from pallas_gemm.tuning import constants, moves
 from pallas_gemm.tuning.elementwise import largest
-
-# How threads bring an operand: as rows, or short rows that they turn.
-Moved = Literal["rows", "turned"] | None
 
 
 class Costs(NamedTuple):
@@ -66,7 +62,7 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
   result = layout.bytes_of(plan.result_shape[1], p.out_dtype)
   piece = layout.bytes_of(plan.subtile_shape[1], plan.stored_dtype)
   straddles = result % 32 == 16 and not plan.by_rows
-  moved = plan.config.moves
+  how = _moved(plan)
   return Costs(
     loads=(
       1.0 if move_a else slower(a, fit),
@@ -77,11 +73,11 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
     copies=copies,
     short=largest(0.0, *short),
     sums=fit.odd_sums if p.results % 2 else 1.0,
-    moves=moves(p, plan.config, _moved(plan), fit) if moved else 0.0,
+    moves=moves.cycles(p, plan.config, how, fit) if any(how) else 0.0,
   )
 
 
-def _moved(plan: Plan) -> tuple[Moved, Moved]:
+def _moved(plan: Plan) -> tuple[moves.How, moves.How]:
   """How threads bring the plan's A, and each B."""
   a, b = (
     ("turned" if is_turned else "rows") if by_moves else None
@@ -99,61 +95,6 @@ def bytes_by_elements(plan: Plan) -> float:
   # Four threads have two columns of a row each, eight a column's rows.
   run = 8 * size if plan.config.swap_ab or p.n % 2 == 0 else 4 * size
   return p.results * size * 16 / run if run < SECTOR_BYTES else 0.0
-
-
-def movable(p: Problem, swap_ab: bool) -> tuple[Moved, Moved]:
-  """How threads could bring A, and each B, of a problem (`moves`)."""
-  read = layout.with_rows_along_k(p)
-  a, b = (
-    _movable(p, operand, size, as_read.k_last or (swap_ab and operand is p.a))
-    for operand, size, as_read in ((p.a, p.m, read.a), (p.b, p.n, read.b))
-  )
-  return a, b
-
-
-def _movable(p: Problem, operand: Operand, size: int, along_k: bool) -> Moved:
-  """How threads could bring an operand that the kernel reads along K or not."""
-  if p.along:
-    return None
-  columns = p.k if operand.k_last else size
-  if layout.is_addressable(columns, operand.dtype):
-    # XLA's transposed copy of 16 rows and more takes less time than turning.
-    return None
-  if along_k and not operand.k_last:
-    is_turned = size > 1 and layout.can_be_turned(p, operand, size)
-    return "turned" if is_turned else None
-  return "rows"
-
-
-def moves(
-  p: Problem,
-  config: Config,
-  moved: tuple[Moved, Moved],
-  fit: constants.OddSizes,
-) -> float:
-  """Cycles that a slab takes longer where threads bring A, each B, or all.
-
-  Args:
-    p: what the kernel computes, with operands swapped if the config says so.
-    config: how.
-    moved: how they bring A, and B.
-    fit: constants.
-  """
-  c, (move_a, move_b) = config, moved
-  a = _move(p.m, c.block_m, move_a, fit)
-  b = _move(p.n, c.block_n, move_b, fit) * p.products
-  return (a + b) * c.block_k / 64
-
-
-def _move(
-  size: int, block: int, moved: Moved, fit: constants.OddSizes
-) -> float:
-  """Cycles of a slab of 64 of one operand."""
-  if moved == "turned":
-    return fit.turn + fit.turn_row * size if size <= block else 0.0
-  if moved == "rows":
-    return fit.move + fit.move_row * min(block, -(-size // 8) * 8)
-  return 0.0
 
 
 def by_threads(plan: Plan, fit: constants.OddSizes) -> float:

@@ -1,6 +1,6 @@
 """The configs that the cost model weighs: tiles, clusters, splits of K."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 import dataclasses
 import functools
 
@@ -10,7 +10,7 @@ from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv
 from pallas_gemm.kernels.sm90.tiling import WGMMA_COLUMNS
 from pallas_gemm.problem import Problem, Side
-from pallas_gemm.tuning import bounds, fitted, odd_sizes, stages
+from pallas_gemm.tuning import fitted, odd_sizes, stages
 
 # Tiles that may have C in buffers of its own; slabs with fewer of which it does
 # not come in time to where results are stored from.
@@ -24,10 +24,6 @@ _CLUSTERS_OF_K, _FEWEST_SLABS_OF_A_BLOCK = (2, 4, 8), 2
 _LEAST_DEEP_K = 2048
 # Columns of B, a row of A, from which A is transposed for swapped operands.
 _LEAST_WEIGHTS = 8
-# Of work tiles of a block, up to which threads may bring operands.
-_MOST_SLABS_MOVED = 12
-# Rows and columns of a tile, up to which they may.
-_MOST_ROWS_MOVED = 320
 # Tiles across a strip of the tile order.
 _STRIP = 8
 
@@ -40,57 +36,6 @@ def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
   if not problem.along:
     yield from _pingpong(problem, kind)
   yield from _tiles(problem, kind)
-
-
-def with_moves(
-  configs: Iterable[Config],
-  problem: Problem,
-  gpu: hardware.Gpu,
-  movable: bounds.Movable,
-) -> Iterator[Config]:
-  """The configs, and those of a few slabs with threads that bring operands.
-
-  Args:
-    configs: worth a try.
-    problem: what is computed, with short rows transposed.
-    gpu: where.
-    movable: how threads could bring A, and B, as they are and swapped.
-  """
-  p = problem
-  for config in configs:
-    yield config
-    c = config
-    if c.cluster_m * c.cluster_n > 1 or c.split == "pingpong":
-      continue
-    m, n, (move_a, move_b) = p.m, p.n, movable[c.swap_ab]
-    if c.swap_ab:
-      m, n, move_a, move_b = n, m, move_b, move_a
-    rows, columns = c.block_m, c.block_n * p.products
-    if rows + columns > _MOST_ROWS_MOVED or c.consumers > 2:
-      continue  # addresses would spill
-    moved = _moved(m, rows, move_a) + _moved(n, c.block_n, move_b) * p.products
-    if not moved or c.tail_columns:
-      continue
-    tiles = cdiv(m, rows) * cdiv(n, c.block_n) * p.batch * c.split_k
-    room = hardware.clusters_at_once(c.blocks, gpu.sm_count)
-    slabs = cdiv(p.k, c.block_k * c.split_k * c.cluster_k) * cdiv(tiles, room)
-    # A slab that is moved needs its room twice, and 16 bytes more a row.
-    stages = int(c.stages / (1 + 9 / 8 * moved / (rows + columns)))
-    are_few = slabs <= _MOST_SLABS_MOVED or "rows" not in (move_a, move_b)
-    if are_few and stages > 1:
-      yield _moving(c, min(max(slabs, 2), stages))
-
-
-def _moved(size: int, block: int, moved: odd_sizes.Moved) -> int:
-  """Of a tile's rows, or columns, those that threads bring, or turn."""
-  if moved == "turned":  # by one tile
-    return size if size <= block else 0
-  return block if moved else 0
-
-
-@functools.cache
-def _moving(config: Config, stages: int) -> Config:
-  return dataclasses.replace(config, stages=stages, moves=True)
 
 
 def _may_swap(problem: Problem) -> bool:
