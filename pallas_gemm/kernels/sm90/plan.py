@@ -253,7 +253,7 @@ class Plan(Matrices):
     """Of that many rows and columns, rows that threads move at a time.
 
     As many as four warps have lanes for: 112 rows in one go, and not in seven
-    of 16 each, of which each takes some 500 cycles (H100).
+    of 16 each, of which each waits for shared memory anew.
     """
     most = 4 * (32 // cdiv(columns, self.operand_columns))
     return max(x for x in range(4, most + 1, 4) if rows % x == 0)
