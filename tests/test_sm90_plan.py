@@ -149,8 +149,16 @@ def test_what_is_loaded_of_a_tile():
   ("fields", "change", "reason"),
   (
     ({"gated": True, "activation": "silu"}, {}, "gated"),
-    ({"out_dtype": "float32"}, {}, "float32"),
     ({"c_dtype": "float32"}, {}, "C of 16 bits, got float32"),
+    (
+      {
+        "out_dtype": "float32",
+        "activation": "silu",
+        "save_preactivation": True,
+      },
+      {},
+      "no pre-activation beside results in float32",
+    ),
     ({}, {"split_k": 2}, "split_k"),
   ),
 )
