@@ -12,11 +12,12 @@ ORDERS = {
   ".": """
     __init__ autotuning serving explanation tracing ops tuning check ladder
     kernels measure report numerics roofline sampling blas problem dtypes
-    ptx hardware compat version
+    mosaic ptx hardware compat version
   """,
   "kernels": """
     activations sm90 triton_dense triton_kernel triton_config epilogues
   """,
+  "ptx": "__init__ clusters stores moves copies threads mlir",
   "kernels/sm90": """
     launch tables legal producer moves weights consumer exchange stores epilogue
     mainloops block groups schedule plan matrices tiling layout config

@@ -7,9 +7,12 @@ MLIR's values there are arrays of numpy.
 import re
 import types
 
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir.dialects import arith
 import numpy as np
 
-from pallas_gemm import compat, ptx
+from pallas_gemm import compat
+from pallas_gemm.ptx import mlir
 
 THREADS = 128
 
@@ -46,29 +49,26 @@ class Machine:
     self.globals = np.zeros(global_bytes, np.uint8)
     self.shared = np.zeros(shared_bytes, np.uint8)
     self.written = np.zeros(global_bytes, int)
-    integers = types.SimpleNamespace(get_signless=lambda _: None)
-    fake = {
-      "arith": _Arithmetic,
-      "ir": types.SimpleNamespace(
-        MemRefType=lambda ref: ref, IntegerType=integers
-      ),
-      "_pitch": lambda ref: ref.pitch,
-      "_address": lambda ref: np.full(THREADS, ref.address),
-      "_shared_address": lambda ref: np.full(THREADS, ref.address),
-      "_thread": lambda: np.arange(THREADS),
-      "_i32": int,
-      "_extended": lambda x: x,
-      "_truncated": lambda x: x & 0xFFFFFFFF,
-      "_multiply_add": lambda x, factor, y: x * factor + y,
-      "_swizzled_type": lambda ref, atom: None,
-      "_asm": self.run,
-      "_bytes_behind": lambda address, count: address + count,
-      "_for_each": _for_each,
+    words = {
+      "pitch": lambda ref: ref.pitch,
+      "address": lambda ref: np.full(THREADS, ref.address),
+      "shared_address": lambda ref: np.full(THREADS, ref.address),
+      "thread": lambda: np.arange(THREADS),
+      "i32": int,
+      "extended": lambda x: x,
+      "truncated": lambda x: x & 0xFFFFFFFF,
+      "multiply_add": lambda x, factor, y: x * factor + y,
+      "swizzled_type": lambda ref, atom: None,
+      "asm": self.run,
+      "bytes_behind": lambda address, count: address + count,
+      "for_each": _for_each,
     }
-    for name, value in fake.items():
-      monkeypatch.setattr(ptx, name, value)
+    for name, value in words.items():
+      monkeypatch.setattr(mlir, name, value)
+    for name, value in _ARITHMETIC.items():
+      monkeypatch.setattr(arith, name, value)
     monkeypatch.setattr(compat, "targets_gpu", lambda: True)
-    monkeypatch.setattr(ptx.plgpu, "inline_mgpu", _inline)
+    monkeypatch.setattr(plgpu, "inline_mgpu", _inline)
 
   def run(self, text, constraints, *operands):
     """Runs a piece of PTX on all threads, one instruction after the other."""
@@ -218,20 +218,21 @@ _RULES = {
 }
 
 
-class _Arithmetic:
-  """`arith` of arrays."""
-
-  class CmpIPredicate:
-    ult = slt = np.less
-
-  addi = staticmethod(lambda a, b: a + b)
-  subi = staticmethod(lambda a, b: a - b)
-  andi = staticmethod(lambda a, b: a & b)
-  minsi = staticmethod(np.minimum)
-  select = staticmethod(lambda p, a, b: np.where(p, a, b))
-  muli = staticmethod(lambda a, b: a * b)
-  divui = staticmethod(lambda a, b: a // b)
-  remui = staticmethod(lambda a, b: a % b)
-  xori = staticmethod(lambda a, b: a ^ b)
-  minui = staticmethod(np.minimum)
-  cmpi = staticmethod(lambda compare, a, b: compare(a, b))
+# `arith` of arrays.
+_ARITHMETIC = {
+  "addi": lambda a, b: a + b,
+  "subi": lambda a, b: a - b,
+  "muli": lambda a, b: a * b,
+  "divui": lambda a, b: a // b,
+  "remui": lambda a, b: a % b,
+  "andi": lambda a, b: a & b,
+  "xori": lambda a, b: a ^ b,
+  "minui": np.minimum,
+  "minsi": np.minimum,
+  "select": lambda p, a, b: np.where(p, a, b),
+  "cmpi": lambda predicate, a, b: _COMPARISONS[predicate](a, b),
+}
+_COMPARISONS = {
+  arith.CmpIPredicate.slt: np.less,
+  arith.CmpIPredicate.ult: np.less,
+}

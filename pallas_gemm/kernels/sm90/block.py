@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat
+from pallas_gemm import mosaic
 from pallas_gemm.kernels.sm90 import groups, schedule
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.tiling import WGMMA_ROWS
@@ -231,7 +231,7 @@ class Block:
     i, j = self.own_corner(work_tile)
     i, j = i + plan.subtiles[subtile][0] + first, j + plan.subtiles[subtile][1]
     if plan.subtiles_overlap:
-      j = compat.anywhere(j)
+      j = mosaic.anywhere(j)
     at = (pl.ds(i, rows), pl.ds(j, plan.subtile_width))
     at = at[::-1] if plan.config.swap_ab else at
     return window(ref, work_tile.out, at)

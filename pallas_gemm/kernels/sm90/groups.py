@@ -35,7 +35,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from pallas_gemm import compat
+from pallas_gemm import mosaic
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.schedule import (
@@ -84,7 +84,7 @@ def _schedule_of_rows(plan: Plan, tiles_ref, ends_ref) -> Schedule:
     _, column = corner((0, n_tile), plan)
     is_group = group >= 0
     return WorkTile(
-      row=compat.anywhere(row),
+      row=mosaic.anywhere(row),
       column=column,
       a=0,
       b=jnp.maximum(group, 0),
@@ -161,7 +161,7 @@ def _schedule_of_slabs(plan: Plan, groups_ref, counts_ref) -> Schedule:
       a=0,
       b=0,
       out=group,
-      start=compat.anywhere(start),
+      start=mosaic.anywhere(start),
       steps=whole + has_rest,
       whole=whole,
       rest=rest,

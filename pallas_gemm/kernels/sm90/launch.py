@@ -67,7 +67,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat
+from pallas_gemm import compat, mosaic
 from pallas_gemm.kernels import epilogues
 from pallas_gemm.kernels.sm90 import exchange, legal, tables, weights
 from pallas_gemm.kernels.sm90.block import Block, Operands, Results, Shared
@@ -297,16 +297,16 @@ def _launch(
   is_moved = any(plan.moved_back)
   starts_anywhere = plan.subtiles_overlap or plan.tiles_overlap or is_moved
   copies_anywhere = plan.problem.groups or starts_anywhere
-  compat.allow_ragged_copies(
+  mosaic.allow_ragged_copies(
     anywhere=name if copies_anywhere else None,
     in_blocks=name if plan.problem.along == "k" else None,
     of_ragged=name if plan.b_last_apart else None,
     inside_rows=name if is_moved else None,
     any_column=(name, plan.any_column) if plan.any_column else None,
   )
-  compat.spread_barriers(name)
+  mosaic.spread_barriers(name)
   if plan.evicts_results:
-    compat.evict_results_first(name)
+    mosaic.evict_results_first(name)
   bias_dtype = None if operands.bias is None else operands.bias.dtype
   axes = {"cluster_m": cfg.cluster_m, "cluster_n": cfg.cluster_n}
   if cfg.cluster_k > 1:

@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat
+from pallas_gemm import mosaic
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import cdiv
 from pallas_gemm.kernels.sm90.plan import Plan
@@ -94,7 +94,7 @@ class Place(NamedTuple):
       row = _multiple_of(self.row, plan.config.block_m, row_moved)
       return WorkTile(row, column, out=self.which, **NO_SUM)
     return WorkTile(
-      compat.anywhere(self.row),
+      mosaic.anywhere(self.row),
       column,
       out=0,
       rows=jnp.abs(self.which),
@@ -215,7 +215,7 @@ def _inside(plan: Plan, start: tuple[Index, Index]) -> tuple[Index, Index]:
   p, cfg = plan.problem, plan.config
   ends = p.m - cfg.block_m, p.n - cfg.block_n
   row, column = (
-    compat.anywhere(jnp.minimum(index, end)) if is_moved else index
+    mosaic.anywhere(jnp.minimum(index, end)) if is_moved else index
     for index, end, is_moved in zip(start, ends, plan.moved_back)
   )
   return row, column
@@ -223,7 +223,7 @@ def _inside(plan: Plan, start: tuple[Index, Index]) -> tuple[Index, Index]:
 
 def _multiple_of(index: Index, block: int, is_moved: bool) -> Index:
   """Tells Mosaic GPU where a tile may start, which a carry does not say."""
-  return compat.anywhere(index) if is_moved else pl.multiple_of(index, block)
+  return mosaic.anywhere(index) if is_moved else pl.multiple_of(index, block)
 
 
 def snake(
@@ -245,5 +245,5 @@ def corner(tile: tuple[Index, Index], plan: Plan) -> tuple[Index, Index]:
     n_tile = n_tile * cfg.cluster_n + lax.axis_index("cluster_n")
   column = n_tile * plan.column_step
   if plan.tiles_overlap:
-    column = compat.anywhere(column)
+    column = mosaic.anywhere(column)
   return m_tile * cfg.block_m, column

@@ -1,0 +1,36 @@
+"""Instructions that Pallas has no words for, as PTX.
+
+Each function is called by a whole warpgroup. Where there is no GPU the same is
+done by operations that Pallas' interpreter knows.
+"""
+
+from pallas_gemm.ptx.clusters import add_sent, fence_cluster, send
+from pallas_gemm.ptx.copies import (
+  commit_async,
+  copy_async,
+  copy_rows_async,
+  copy_whole_rows_async,
+  prefetch,
+  wait_async,
+)
+from pallas_gemm.ptx.moves import move_rows, turn_rows
+from pallas_gemm.ptx.stores import store_elements, store_rows
+from pallas_gemm.ptx.threads import unknown, wait_for_warpgroup
+
+__all__ = [
+  "add_sent",
+  "commit_async",
+  "copy_async",
+  "copy_rows_async",
+  "copy_whole_rows_async",
+  "fence_cluster",
+  "move_rows",
+  "prefetch",
+  "send",
+  "store_elements",
+  "store_rows",
+  "turn_rows",
+  "unknown",
+  "wait_async",
+  "wait_for_warpgroup",
+]
