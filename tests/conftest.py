@@ -11,6 +11,11 @@ import pytest
 
 # A test takes seconds; a machine may be several times slower than another.
 _LIMIT_S = 300
+# Programs run once, so compiling them well is time lost: 21 interpreted
+# products take 38 s instead of 49.
+_XLA_FLAGS = (
+  "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 # What shows something that depends on no JAX: modules that start so.
 _ANY_JAX = (
   "test_docs",
@@ -28,6 +33,7 @@ def pytest_configure(config):
   # interpreted all the same unless the GPU tests are asked for.
   if not _asks_for_gpu(config):
     os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.setdefault("XLA_FLAGS", _XLA_FLAGS)
   # A marker of its own where pytest-timeout, which declares it, is missing.
   config.addinivalue_line("markers", "timeout(seconds, method): time limit")
   try:

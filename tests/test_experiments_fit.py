@@ -3,11 +3,18 @@
 import dataclasses
 import json
 
+from absl import flags
 import numpy as np
 import pytest
 
 from experiments import fit
-from experiments.harness import fit_rows, fit_search, fit_study, fit_terms
+from experiments.harness import (
+  cli,
+  fit_rows,
+  fit_search,
+  fit_study,
+  fit_terms,
+)
 from experiments.harness import rows as rows_lib
 from pallas_gemm import hardware, tuning
 from pallas_gemm.kernels.sm90.plan import Plan
@@ -263,10 +270,16 @@ def test_what_each_constant_buys_is_printed(run, monkeypatch):
     (["--start=nvidia_l4"], "another device"),
   ),
 )
-def test_a_command_that_cannot_be_carried_out(args, told):
-  status, out, error = programs.start("experiments.fit", *args)
-  assert (status, out) == (2, "")
-  assert told in error
+def test_a_command_that_cannot_be_carried_out(args, told, capsys):
+  with pytest.raises((cli.FlagError, flags.Error)) as error:
+    programs.call(fit.main, args)
+  assert told in str(error.value)
+  assert capsys.readouterr().out == ""
+
+
+def test_an_error_is_one_line():
+  status, out, error = programs.start("experiments.fit", "--keep")
+  assert (status, out, error.count("\n")) == (2, "", 1)
 
 
 def test_some_constants_alone_are_fitted(run, tmp_path):

@@ -343,7 +343,8 @@ def units(full: bool = False) -> Iterator[Unit]:
   Args:
     full: every case meets every transformation under every mesh; else the first
       of an op in `SEVERAL` meets those transformations that others are spared,
-      and the rest of `SEVERAL` every other one.
+      and the rest of `SEVERAL` every other one. Those that are not in `SEVERAL`
+      meet derivatives, and every other one of `_EVERY`.
   """
   ops = set()
   for i, case in enumerate(CASES):
@@ -351,12 +352,13 @@ def units(full: bool = False) -> Iterator[Unit]:
     first = several and case.op not in ops
     ops |= {case.op} if several else set()
     for j, name in enumerate(TRANSFORMATIONS):
-      of_all = name in _EVERY
+      of_all = name in _EVERY and (several or name == "vjp" or (i + j) % 2)
       if of_all or full or first or (several and (i + j) % 2 == 0):
         yield Unit(case, EXPLICIT, name)
       if case.auto and (
         full
-        or name in ("vjp", "vmap")
+        or name == "vjp"
+        or (name == "vmap" and (several or i % 2 == 0))
         or (several and (name == "jit" or (i + j) % 3 == 0))
       ):
         yield Unit(case, AUTO, name)

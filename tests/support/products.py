@@ -55,7 +55,7 @@ def assert_product(
 
 def assert_gated(out, x, w_gate, w_up, activation) -> None:
   """`out` is activation(x @ w_gate) * (x @ w_up), within its bound."""
-  out, x = jnp.atleast_2d(out), jnp.atleast_2d(x)
+  out, x = np.atleast_2d(out), np.atleast_2d(x)
   assert_product(out, x, w_gate, b_up=w_up, activation=activation)
 
 
