@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.support import mesh_calls, mesh_cases, mesh_checks
+from tests.support import mesh_calls, mesh_cases, mesh_checks, oldest
 
 _SHARDS = 6
 # The programs run once, so compiling them well is time lost.
@@ -22,13 +22,7 @@ _XLA_FLAGS = (
 )
 
 
-@pytest.mark.parametrize(
-  "shard",
-  [
-    pytest.param(i, marks=pytest.mark.any_jax if i % 2 else ())
-    for i in range(_SHARDS)
-  ],
-)
+@pytest.mark.parametrize("shard", oldest.half(range(_SHARDS)))
 def test_as_jax_has_it(shard):
   run(f"--shard={shard}/{_SHARDS}")
 

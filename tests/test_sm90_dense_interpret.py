@@ -770,9 +770,7 @@ def _check(found: Case) -> Plan:
 
 
 @pytest.mark.usefixtures("room_for_its_cluster")
-@pytest.mark.parametrize(
-  "found", oldest.every_other((*CASES, *LAST_WAVE_CASES))
-)
+@pytest.mark.parametrize("found", oldest.half((*CASES, *LAST_WAVE_CASES)))
 def test_values(found):
   assert not _check(found).by_rows
 
@@ -794,7 +792,7 @@ def has_interpreted():
 
 
 @pytest.mark.usefixtures("has_interpreted")
-@pytest.mark.parametrize("found", oldest.every_other(FACTOR_CASES))
+@pytest.mark.parametrize("found", oldest.half(FACTOR_CASES))
 def test_factors_known_at_run_time(found):
   """One trace, and so one compilation, serves all their values."""
   m, n, k = found.shape

@@ -1,22 +1,26 @@
-"""What the oldest JAX is spared, so that all tests fit into the time of CI."""
+"""Long lists of cases, shared out so that all tests fit into the time of CI."""
 
 from collections.abc import Sequence
+import os
 from typing import Any
 
-import pytest
+import jax
 
 
-def every_other(cases: Sequence[Any]) -> list[Any]:
-  """The parameters, every other one left out on the oldest JAX (`any_jax`).
+def half(cases: Sequence[Any]) -> list[Any]:
+  """Every other case, the other ones on JAX 0.11 than on later versions.
+
+  All cases where the environment has ALL_CASES.
 
   Args:
-    cases: as of `pytest.param`.
+    cases: parameters.
+
+  Example:
+    >>> from tests.support import oldest
+    >>> len(oldest.half("abcd"))
+    2
   """
-  return [
-    case
-    if i % 2 == 0
-    else pytest.param(
-      *case.values, marks=(*case.marks, pytest.mark.any_jax), id=case.id
-    )
-    for i, case in enumerate(cases)
-  ]
+  if "ALL_CASES" in os.environ:
+    return list(cases)
+  is_oldest = jax.__version_info__ < (0, 12)
+  return list(cases)[0 if is_oldest else 1 :: 2]
