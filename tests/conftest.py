@@ -21,6 +21,7 @@ _ANY_JAX = (
   "test_docs",
   "test_experiments_",
   "test_harness_",
+  "test_ptx",
   "test_roofline",
   "test_traffic",
   "test_tuning_cache",

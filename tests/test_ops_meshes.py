@@ -27,6 +27,7 @@ def test_as_jax_has_it(shard):
   run(f"--shard={shard}/{_SHARDS}")
 
 
+@pytest.mark.any_jax
 def test_reference():
   """The checks hold for jnp itself; a part of them shows it."""
   run("--arms=reference", "--shard=0/12")
