@@ -11,8 +11,7 @@ import pytest
 
 # A test takes seconds; a machine may be several times slower than another.
 _LIMIT_S = 300
-# Programs run once, so compiling them well is time lost: 21 interpreted
-# products take 38 s instead of 49.
+# Programs run once, so compiling them well is time lost.
 _XLA_FLAGS = (
   "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )

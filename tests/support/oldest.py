@@ -14,11 +14,6 @@ def half(cases: Sequence[Any]) -> list[Any]:
 
   Args:
     cases: parameters.
-
-  Example:
-    >>> from tests.support import oldest
-    >>> len(oldest.half("abcd"))
-    2
   """
   if "ALL_CASES" in os.environ:
     return list(cases)
