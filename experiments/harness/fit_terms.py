@@ -85,8 +85,7 @@ _FACTORS = {
   f"model.{name}": 1.0
   for name in (
       "mma", "third", "tall", "columns", "narrow_dram", "narrow_mma", "swapped",
-      "streams", "deep", "pair_m", "pair_n", "share_m", "share_n", "hidden",
-      "even", "apart",
+      "streams", "deep", "hidden", "even", "apart",
   )
 } | {
   "grouped.tall": 1.0,
@@ -107,6 +106,8 @@ _ADDED = {
   "model.scattered": 0.1,
   "odd_sizes.beside": 0.2,
   "model.barrier": 50.0,
+  "model.share_m": 80.0,
+  "model.share_n": 80.0,
   "model.arrival": 1000.0,
   "model.epilogue": 0.1,
   "model.cut": 0.01,

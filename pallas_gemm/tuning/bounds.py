@@ -105,7 +105,8 @@ class Bounds:
   def roughly(self, config: Config) -> float:
     """By multiplications or operands alone."""
     rounds, count, slab, _ = self._work(config)
-    busy = rounds * count * (slab + self._fit.barrier) / self._clock
+    slab += barriers_of(config, self._fit)
+    busy = rounds * count * slab / self._clock
     time = max(busy, self._least_read) + self._launch + self._copied_of(config)
     return time * 1e-6
 
@@ -117,10 +118,11 @@ class Bounds:
     if is_narrow:  # operands are padded, as those of slabs of 128 are
       loads = busy_sms * self._loads(c, (1.0, 1.0))
       slab = max(slab, fit.narrow * loads)
-    product = count * (slab + fit.barrier) / self._clock
+    barriers = barriers_of(c, fit)
+    product = count * (slab + barriers) / self._clock
     if self._may_wait and c.block_k == 64 and not is_narrow:
       as_stored, padded = (
-        count * (max(slab, busy_sms * loads) + fit.barrier) / self._clock
+        count * (max(slab, busy_sms * loads) + barriers) / self._clock
         + copy / rounds
         for loads, copy in (
           self._as_stored(c),
@@ -153,10 +155,10 @@ class Bounds:
     moved_a, moved_b = self._movable[config.swap_ab]
     return self._copies.a * (not moved_a) + self._copies.b * (not moved_b)
 
-  def _work(self, config: Config) -> tuple[int, float, float, float]:
+  def _work(self, config: Config) -> tuple[int, int, float, float]:
     """Rounds of work tiles, slabs of one, cycles of a slab, SMs that work.
 
-    Slabs count as many times as a cluster slows them; SMs are a share of all.
+    SMs are a share of all.
     """
     p, c, fit = self._problem, config, self._fit
     m, n = (p.n, p.m) if c.swap_ab else (p.m, p.n)
@@ -176,7 +178,7 @@ class Bounds:
       how = self._movable[c.swap_ab]
       how = how[::-1] if c.swap_ab else how
       slab += moves.cycles(p, c, how, self._odd)
-    return rounds, slabs * slowed_by_sharing(c, fit), slab, busy
+    return rounds, slabs, slab, busy
 
   def _as_stored(self, config: Config) -> tuple[float, float]:
     """Loads of what is not padded, and microseconds of copies of what is."""
@@ -243,15 +245,11 @@ def exchange(config: Config, problem: Problem, fit: constants.Model) -> float:
   return waits + 4 * sums / fit.exchange_rate
 
 
-def slowed_by_sharing(config: Config, fit: constants.Model) -> float:
-  """A slab's time in the config's cluster, as a multiple."""
-  c, alone = config, config.consumers == 1
-  slower = 1.0
-  if c.cluster_m > 1:
-    slower *= fit.pair_m if alone else fit.share_m
-  if c.cluster_n > 1:
-    slower *= fit.pair_n if alone else fit.share_n
-  return slower
+def barriers_of(config: Config, fit: constants.Model) -> float:
+  """Cycles of a slab's barriers, those of a cluster that shares it too."""
+  shared_m = fit.share_m if config.cluster_m > 1 else 0
+  shared_n = fit.share_n if config.cluster_n > 1 else 0
+  return fit.barrier + shared_m + shared_n
 
 
 def _is_narrow(config: Config, problem: Problem) -> bool:

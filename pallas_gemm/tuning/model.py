@@ -188,8 +188,8 @@ def _slab(
   loads *= bytes_of(bk, p.a.dtype) / fit.l2 * (fit.narrow if narrow else 1)
   loads *= _busy_sms(plan, rounds) / plan.gpu.sm_count
   loads *= fit.apart if cfg.cluster_k > 1 else 1
-  slab = largest(multiply, shared, loads) + fit.barrier + odd.short + odd.moves
-  return slab * bounds.slowed_by_sharing(cfg, fit)
+  slab = largest(multiply, shared, loads) + odd.short + odd.moves
+  return slab + bounds.barriers_of(cfg, fit)
 
 
 def _busy(plan: Plan, fit: constants.Model, rounds: int, slab: float) -> float:

@@ -57,8 +57,14 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
     copies += bytes_by_elements(plan) / fit.element_rate
   move_a, move_b = plan.by_moves
   slow_b = 1.0 if move_b else slower(b, fit)
-  along = [a] * (not p.a.k_last) + [b] * (not p.b.k_last)
-  short = [fit.uneven if row % 32 else fit.short for row in along if row < 128]
+  # Of what a cluster shares, each block asks for a part.
+  along = [(a, plan.config.cluster_n)] * (not p.a.k_last)
+  along += [(b, plan.config.cluster_m)] * (not p.b.k_last)
+  short = [
+    (fit.uneven if row % 32 else fit.short) / blocks
+    for row, blocks in along
+    if row < 128
+  ]
   result = layout.bytes_of(plan.result_shape[1], p.out_dtype)
   piece = layout.bytes_of(plan.subtile_shape[1], plan.stored_dtype)
   straddles = result % 32 == 16 and not plan.by_rows

@@ -31,9 +31,8 @@ class Model:
     deep: device memory with slabs of 128 of [N, K], in several rounds.
     leaving: part of the peak rate of device memory at which the results of a
       single round leave, all at once.
-    pair_m, pair_n: a slab, where blocks with one consumer share it; share_m,
-      share_n: where blocks with more do.
-    l2: bytes a cycle and SM from L2; barrier: cycles of a slab's barriers.
+    l2: bytes a cycle and SM from L2; barrier: cycles of a slab's barriers;
+      share_m, share_n: as many more where blocks along M, or N, share it.
     arrival: cycles until a slab that is asked for has arrived.
     epilogue: microseconds until the first results leave.
     store: bytes a microsecond and SM of results.
@@ -83,8 +82,6 @@ class Model:
   scattered: float
   deep: float
   leaving: float
-  pair_m: float
-  pair_n: float
   share_m: float
   share_n: float
   l2: float
