@@ -95,9 +95,8 @@ _UNSEEN = flags.DEFINE_integer(
 _TUNED = flags.DEFINE_bool(
   "tuned",
   False,
-  "Also measure each case with the fastest of the configs that"
-  " pallas_gemm.autotune tries: seconds more a case. The measured configs are"
-  " not remembered.",
+  "Also measure each case, on a GPU, with what pallas_gemm.autotune finds"
+  " fastest, a config or XLA: seconds more a case. It is not remembered.",
 )
 _IMPLEMENTATION = flags.DEFINE_enum(
   "implementation",
@@ -160,24 +159,31 @@ def measure(bench: run_lib.Bench, case: prepared.Prepared) -> dict[str, Any]:
   Raises:
     Exception: what kept the op or its baseline from being compiled or run.
   """
-  if _TUNED.value and case.facts.get("implementation") == "sm90":
-    arms = dict(case.arms) | {dense_cases.TUNED: [tuned(case.case)]}
+  if _TUNED.value and bench.timed and (arm := tuned(case.case)):
+    arms = dict(case.arms) | {dense_cases.TUNED: [arm]}
     case = dataclasses.replace(case, arms=arms)
   return bench.measure(case)
 
 
-def tuned(case: dense_cases.Case) -> Candidate:
-  """A case with the config that `autotune` finds, and then forgets."""
+def tuned(case: dense_cases.Case) -> Candidate | None:
+  """A case with what `autotune` finds fastest, and then forgets.
+
+  Its config is None where that is XLA. None if there is nothing to tune.
+  """
   operands = case.operands()
   fn = dense_cases.ours(case, _IMPLEMENTATION.value)
+  if prepared.config_of(fn, operands)[0] is None:
+    return None
   before = os.environ.get(cache.FOLDER_VARIABLE)
   with tempfile.TemporaryDirectory() as folder:
     os.environ[cache.FOLDER_VARIABLE] = folder
     cache.clear()
     try:
       autotune.autotune(fn, **operands)
-      config, _ = prepared.config_of(fn, operands)
-      compiled = jax.jit(fn).lower(**operands).compile()
+      lowered = jax.jit(fn).lower(**operands)
+      compiled, config = lowered.compile(), None
+      if prepared.runs_kernel(lowered.as_text()):
+        config, _ = prepared.config_of(fn, operands)
     finally:
       del os.environ[cache.FOLDER_VARIABLE]
       if before is not None:

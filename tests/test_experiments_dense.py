@@ -279,6 +279,19 @@ def test_where_a_config_is_from():
       assert config["block_m"] >= 64 and found == origin
 
 
+def test_what_xla_computes_fastest_is_tuned_without_a_config(monkeypatch):
+  some = case()
+  found = {"block_m": 64}
+  monkeypatch.setattr(dense.autotune, "autotune", lambda *args, **kwargs: None)
+  monkeypatch.setattr(prepared, "config_of", lambda *args: (found, "cache"))
+  arm = dense.tuned(some)  # without a GPU it is XLA that computes it
+  assert arm.config is None
+  monkeypatch.setattr(prepared, "runs_kernel", lambda text: True)
+  assert dense.tuned(some).config == found
+  monkeypatch.setattr(prepared, "config_of", lambda *args: (None, None))
+  assert dense.tuned(some) is None
+
+
 def test_tuned_is_a_third_arm(run, gpu, monkeypatch, tmp_path):
   choice = "sm90", {"block_m": 64}, "model"
   monkeypatch.setattr(prepared, "_choice", lambda *args: choice)

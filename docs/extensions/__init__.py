@@ -24,7 +24,8 @@ word is the other GPU. Units are printed with the number:
   {calc}`2 * 4096**3 / 1e9 .1f`
 
 Directives: rung-card, rung-grid, rung-diff, rung-code, rung-traffic,
-rung-counters, rung-sass, picture, ladder-table, ops-table (directives.py).
+rung-counters, rung-sass, picture, ladder-table, ops-table, random-table
+(directives.py).
 """
 
 from typing import Any

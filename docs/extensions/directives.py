@@ -16,6 +16,7 @@ TABLES: dict[str, Callable[[str], str]] = {
   "rung-counters": rung_tables.counters,
   "ladder-table": page_tables.ladder,
   "ops-table": page_tables.ops,
+  "random-table": page_tables.random,
 }
 
 

@@ -1,4 +1,4 @@
-"""The tables of README, for pages: of the ladder, and of the ops."""
+"""The tables of README, for pages, and of random problems."""
 
 from docs.extensions import lookup, results
 from experiments.harness import (
@@ -36,6 +36,17 @@ def ladder(text: str) -> str:
       f"no rows of the ladder at {text!r}; there is {lookup.listed(there)}"
     )
   return ladder_tables.markdown(found)
+
+
+def random(text: str) -> str:
+  """Random problems on a GPU, "h100" say, by the seed that drew them.
+
+  Raises:
+    UnknownError: there is no such GPU.
+  """
+  gpu = lookup.pick(results.GPUS, text, "GPU")
+  path = rows_lib.RESULTS / rows_lib.slug(gpu) / "dense_unseen.jsonl"
+  return dense_tables.by_seed(rows_lib.read(path))
 
 
 def ops(text: str) -> str:

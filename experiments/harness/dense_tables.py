@@ -69,6 +69,39 @@ def summary(rows: Sequence[RowDict]) -> tables.Table:
   return tables.pivot(suites, columns | {"failed": tables.failed})
 
 
+def by_seed(rows: Iterable[RowDict]) -> str:
+  """Random problems, a line for each draw: how its rows compare.
+
+  Args:
+    rows: of one device, in the order in which they were measured.
+  """
+  draws = tables.grouped(
+    compared(rows), lambda row: (row["seed"], row["commit"])
+  )
+
+  def below(least: float, value: tables.Value) -> tables.Text:
+    return tables.summarized(
+      lambda ratios: sum(x < least for x in ratios), value, str
+    )
+
+  columns = {
+    "seed": lambda draw: str(draw[0]["seed"]),
+    "commit": lambda draw: draw[0]["commit"],
+    "cases": lambda draw: str(len(draw)),
+    "geomean": tables.summarized(tables.geomean, ratio),
+    "below 0.95x": below(0.95, ratio),
+    "worst": tables.summarized(min, ratio),
+    "worst case": tables.extreme(min, ratio, label),
+  }
+  if any(tuned_ratio(row) for row in rows):
+    columns |= {
+      "tuned": tables.summarized(tables.geomean, tuned_ratio),
+      "tuned, below 0.95x": below(0.95, tuned_ratio),
+      "tuned, worst": tables.summarized(min, tuned_ratio),
+    }
+  return tables.markdown(*tables.pivot(draws.values(), columns))
+
+
 def measured_parts(row: RowDict) -> list[str]:
   """What was measured of a case, as parts of its line."""
   parts = [row["implementation"]]

@@ -112,9 +112,14 @@ def _compiling(
     return "", _raising(error)  # it must not cost the others
   text = lowered.as_text()
   future = pool.submit(lowered.compile)
-  if "mosaic_gpu" not in text or "dot_general" in text:
+  if not runs_kernel(text) or "dot_general" in text:
     future.exception()  # XLA's: nothing else may run until it is done
   return text, future.result
+
+
+def runs_kernel(text: str) -> bool:
+  """Whether a function that is lowered runs one of the Hopper kernels."""
+  return "mosaic_gpu" in text
 
 
 def _jitted(fn: Call) -> Call:
@@ -137,7 +142,7 @@ def _choice(
   fn: Call, operands: dict[str, Any], text: str, implementation: str | None
 ) -> tuple[str, Config, str | None]:
   """What a lowered function runs: implementation, config, and its origin."""
-  if "mosaic_gpu" in text or implementation == "sm90":
+  if runs_kernel(text) or implementation == "sm90":
     return "sm90", *config_of(fn, operands)
   return "triton" if "triton" in text else "xla", None, None
 
