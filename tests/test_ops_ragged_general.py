@@ -10,7 +10,7 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm import report
-from tests.support import drop_in, products, ragged
+from tests.support import drop_in, oldest, products, ragged
 from tests.support.products import normal
 
 
@@ -182,7 +182,7 @@ RANDOM = [
 ]
 
 
-@pytest.mark.parametrize(("op", "index"), RANDOM)
+@pytest.mark.parametrize(("op", "index"), oldest.half(RANDOM))
 @pytest.mark.parametrize("wide", (False, True), ids=("x32", "x64"))
 def test_random_calls_like_lax(op, index, wide):
   with jax.enable_x64(wide):

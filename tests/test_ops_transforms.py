@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support import gradients, products, ragged
+from tests.support import gradients, oldest, products, ragged
 from tests.support.ops import (
   ADDED,
   BIASED,
@@ -40,7 +40,11 @@ def _x64():
     yield
 
 
-each_op = pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+# Dense and grouped ones, gated ones and epilogues, of either half.
+_NAMES = oldest.half(OPS)
+each_op = pytest.mark.parametrize(
+  "op", [OPS[name] for name in _NAMES], ids=_NAMES
+)
 
 
 def loss(f):
@@ -125,17 +129,24 @@ def test_gradients_of_nested_vmap_and_vmap_of_gradients(op):
   products.assert_same(got, want)
 
 
-@each_op
-@pytest.mark.parametrize("policy", ("nothing", "everything", "dots"))
-def test_checkpoint(op, policy):
+@pytest.mark.parametrize(
+  ("name", "policy"),
+  oldest.half_of_product(OPS, ("nothing", "everything", "dots")),
+)
+def test_checkpoint(name, policy):
+  op = OPS[name]
   policy = getattr(jax.checkpoint_policies, f"{policy}_saveable")
   remat = jax.checkpoint(op.ours, policy=policy)
   assert_same_gradients(remat, op.plain, op.args())
 
 
-@each_op
-@pytest.mark.parametrize("platforms", (("cpu",), ("cpu", "cuda")), ids=str)
-def test_export(op, platforms):
+@pytest.mark.parametrize(
+  ("name", "platforms"),
+  oldest.half_of_product(OPS, (("cpu",), ("cpu", "cuda"))),
+  ids=str,
+)
+def test_export(name, platforms):
+  op = OPS[name]
   args = op.args()
   exported = export.export(jax.jit(op.ours), platforms=platforms)(*args)
   again = export.deserialize(exported.serialize(vjp_order=1))
@@ -213,19 +224,25 @@ def test_operands_are_read_in_place(op):
 # Dense products.
 
 
+EPILOGUES = {
+  "none": {},
+  "alpha": {"alpha": 0.5},
+  "activation": {"activation": jax.nn.gelu},
+  "activation+alpha+beta": {
+    "activation": jax.nn.silu,
+    "alpha": -2.0,
+    "beta": 0.3,
+  },
+}
+
+
 @pytest.mark.parametrize(
-  "epilogue",
-  (
-    {},
-    {"alpha": 0.5},
-    {"activation": jax.nn.gelu},
-    {"activation": jax.nn.silu, "alpha": -2.0, "beta": 0.3},
-  ),
-  ids=lambda x: "+".join(x) or "none",
+  ("name", "bias", "with_c"),
+  oldest.half_of_product(EPILOGUES, (None, (4,), (2, 1)), (False, True)),
+  ids=str,
 )
-@pytest.mark.parametrize("bias", (None, (4,), (2, 1)), ids=str)
-@pytest.mark.parametrize("with_c", (False, True))
-def test_gradients_of_epilogues(epilogue, bias, with_c):
+def test_gradients_of_epilogues(name, bias, with_c):
+  epilogue = EPILOGUES[name]
   there = {"bias": bias, "c": (2, 4) if with_c else None}
   names = [name for name, shape in there.items() if shape]
   if not with_c:
@@ -238,10 +255,14 @@ def test_gradients_of_epilogues(epilogue, bias, with_c):
   assert_same_gradients(of(dense), of(plain), args)
 
 
-@pytest.mark.parametrize("transpose_a", (False, True))
-@pytest.mark.parametrize("transpose_b", (False, True))
 @pytest.mark.parametrize(
-  "batches", (((), ()), ((3,), ()), ((), (3,)), ((3,), (3,))), ids=str
+  ("transpose_a", "transpose_b", "batches"),
+  oldest.half_of_product(
+    (False, True),
+    (False, True),
+    (((), ()), ((3,), ()), ((), (3,)), ((3,), (3,))),
+  ),
+  ids=str,
 )
 def test_gradients_of_layouts(transpose_a, transpose_b, batches):
   a, b = n64(*batches[0], 4, 5), n64(*batches[1], 5, 6)
@@ -311,9 +332,12 @@ def test_shared_weights_sum_in_float32():
   products.assert_product(d_b, a.reshape(-1, 4).T, ct.reshape(-1, 5))
 
 
-@pytest.mark.parametrize("activation", ("none", "gelu"))
-@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
-@pytest.mark.parametrize("with_c", (False, True))
+@pytest.mark.parametrize(
+  ("activation", "dtype", "with_c"),
+  oldest.half_of_product(
+    ("none", "gelu"), ("bfloat16", "float16"), (False, True)
+  ),
+)
 def test_sm90_gradients(activation, dtype, with_c):
   """Interpreted: forward and both products of the backward pass."""
   with jax.enable_x64(False):
