@@ -32,21 +32,22 @@ def main() -> int:
   if jax.device_count() < 8:
     print("needs 8 devices: XLA_FLAGS=--xla_force_host_platform_device_count=8")
     return 1
-  units = list(mesh_calls.units(flags.full))
+  units = [u for u in mesh_calls.units(flags.full) if flags.filter in u.key]
   index, count = map(int, flags.shard.split("/"))
   done = failed = 0
   for name in flags.arms.split(","):
+    # Neighbours go to different shards: they take about as long. The arms of a
+    # check have the same one, and JAX's own product once.
     found = [
       (unit.key, functools.partial(mesh_checks.check, unit))
-      for unit in units
+      for unit in units[index::count]
       if mesh_calls.needed(unit, name, flags.full)
     ]
-    found += mesh_errors.checks(name)
-    # Neighbours go to different shards: they take about as long.
-    found = [pair for pair in found if flags.filter in pair[0]]
+    errors = mesh_errors.checks(name)
+    found += [p for p in errors if flags.filter in p[0]][index::count]
     arm = mesh_checks.Arm(name)
     with arm.installed():
-      for key, run_check in found[index::count]:
+      for key, run_check in found:
         done += 1
         failed += not _report(key, run_check, arm, flags)
   print(f"{failed} of {done} checks failed")
