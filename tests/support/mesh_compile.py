@@ -57,13 +57,10 @@ _A, _B = ((M, K), P("x", None)), ((K, N), P(None, "y"))
 _OUT = (M, N), P("x", "y")
 _W, _SIZES = ((GROUPS, K, N), P(None, None, "y")), ((GROUPS,), P(None))
 EXAMPLES: dict[str, tuple[Callable, list]] = {
-  "dense": (dense, [_A, _B]),
   "dense gradients": (_gradients(dense, 2), [_OUT, _A, _B]),
   "one row by XLA": (by_xla, [((1, K), P(None, None)), _B]),
   "a row each by XLA": (by_xla, [((4, K), P("x", None)), _B]),
-  "gated": (gated, [_A, _B, _B]),
   "gated gradients": (_gradients(gated, 3), [_OUT, _A, _B, _B]),
-  "grouped": (grouped, [_A, _W, _SIZES]),
   "grouped gradients": (_gradients(grouped, 2), [_OUT, _A, _W, _SIZES]),
 }
 
