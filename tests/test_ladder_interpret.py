@@ -32,19 +32,26 @@ def _assert_right(out, a, b, c=None, *, alpha=1.0, beta=0.0):
   assert check.passed, check
 
 
-def _shape(shape):
-  """One shape has it all, the others show what depends on no JAX."""
-  marks = () if shape == problems.ODD else pytest.mark.any_jax
-  return pytest.param(shape, marks=marks, id=str(shape))
+def _shapes():
+  """One shape has it all, the others show what depends on no JAX.
+
+  Each rung has every other one of those; test_ladder_properties draws more.
+  """
+  for i, rung in enumerate(with_variants()):
+    yield pytest.param(rung, problems.ODD, id=f"{rung.name}-{problems.ODD}")
+    others = [x for x in problems.SMALL_SHAPES if x != problems.ODD]
+    if rung.number <= 4:  # larger ones are slow to interpret
+      others = [x for x in others if x.m * x.n <= 2048]
+    for shape in others[i % 2 :: 2]:
+      yield pytest.param(
+        rung, shape, marks=pytest.mark.any_jax, id=f"{rung.name}-{shape}"
+      )
 
 
-@each_rung
-@pytest.mark.parametrize("shape", [_shape(x) for x in problems.SMALL_SHAPES])
+@pytest.mark.parametrize(("rung", "shape"), list(_shapes()))
 def test_shapes(rung, shape):
   index = problems.SMALL_SHAPES.index(shape)
-  if rung.number <= 4 and shape.m * shape.n > 2048:
-    if shape != problems.ODD:
-      pytest.skip(f"{shape} is slow to interpret; {problems.ODD} has it all")
+  if shape == problems.ODD and rung.number <= 4:
     shape = problems.ODD_FOR_SMALL_BLOCKS
   a, b, _ = problems.operands(*shape, _dtype_of(rung, index))
   _assert_right(rung.gemm(a, b), a, b)
