@@ -30,7 +30,7 @@ def test_as_jax_has_it(shard):
 @pytest.mark.any_jax
 def test_reference():
   """The checks hold for jnp itself; a part of them shows it."""
-  run("--arms=reference", "--shard=0/12")
+  run("--arms=reference", "--shard=0/24")
   run("--arms=reference", "--filter=stand-in")
 
 
