@@ -76,6 +76,7 @@ def test_what_is_legal_lowers(rung):
     for config in problems.candidate_configs(rung)
     if rung.is_legal(config, problem) is None
   ]
+  assert legal
   for config in oldest.half(legal[:: max(1, len(legal) // 12)]):
     text = _lower(rung, 512, 512, 512, rung.dtypes[0], config=config)
     assert "mosaic_gpu" in text, config

@@ -133,7 +133,7 @@ def candidate_configs(rung: contract.Rung) -> Iterator[contract.Config]:
   """Configs, legal and not, around those that a tuner would try."""
   if rung.config_type is SimtConfig:
     for bm, bn, bk, stages in itertools.product(
-      (32, 64, 128), (32, 64, 128), (0, 8, 16, 32), (1, 2, 3)
+      (32, 64, 128), (32, 64, 128, 256), (0, 8, 16, 32), (1, 2, 3)
     ):
       for tm, tn, vector in ((1, 1, 1), (8, 1, 1), (8, 8, 1), (8, 8, 4)):
         yield SimtConfig(bm, bn, bk, tm, tn, vector, stages)
