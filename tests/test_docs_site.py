@@ -254,6 +254,7 @@ def test_what_roles_print(role, text, printed):
     (sources.sass, "6 nothing_like_it", "0 files docs/sass/06_*.txt"),
     (page_tables.ladder, "1x1x1", "4096x4096x4096 float32"),
     (page_tables.ops, "sparse", "dense, ragged"),
+    (page_tables.random, "a100", "h200, h100"),
   ],
 )
 def test_roles_say_what_there_is(role, text, said):

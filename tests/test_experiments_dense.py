@@ -509,6 +509,24 @@ def test_summary_gives_geomean_worst_and_best():
   assert dict(zip(header, cells[0]))["tuned"] == "4.000x"
 
 
+def test_random_problems_have_a_line_for_each_draw():
+  """A seed that is drawn on other kernels is another draw."""
+  first = [make_row(x, seed=7, commit="a") for x in (0.9, 1.6)]
+  again = [make_row(1.0, seed=7, commit="b"), make_row(None, ms_median=None)]
+  lines = dense_tables.by_seed([*first, *again]).splitlines()
+  assert "tuned" not in lines[0]
+  assert lines[2:] == [
+    "| 7 | a | 2 | 1.200x | 1 | 0.900x | 48x40x24 |",
+    "| 7 | b | 1 | 1.000x | 0 | 1.000x | 48x40x24 |",
+  ]
+  tuned = first[0]["baseline_ms_median"] / 1.25
+  found = dense_tables.by_seed([first[0] | {"tuned_ms_median": tuned}, *again])
+  header, _, line, other = found.splitlines()
+  assert header.endswith("| tuned | tuned, below 0.95x | tuned, worst |")
+  assert line.endswith("| 1.250x | 0 | 1.250x |")
+  assert other.endswith("| - | - | - |")
+
+
 def test_rows_that_differ_in_a_variant_are_kept_apart():
   found = [make_row(1.0, layout=layout) for layout in ("NN", "NT", "NN")]
   assert [r["layout"] for r in rows.latest(found)] == ["NN", "NT"]

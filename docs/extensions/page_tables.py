@@ -44,7 +44,8 @@ def random(text: str) -> str:
   Raises:
     UnknownError: there is no such GPU.
   """
-  gpu = lookup.pick(results.GPUS, text, "GPU")
+  measured = {name: results.GPUS[name] for name in results.MEASURED}
+  gpu = lookup.pick(measured, text, "GPU")
   path = rows_lib.RESULTS / rows_lib.slug(gpu) / "dense_unseen.jsonl"
   return dense_tables.by_seed(rows_lib.read(path))
 
