@@ -6,7 +6,7 @@ GPU does, everything else imports `jax`, `jax.experimental.pallas` and
 Supported: jax >= 0.11.2, < 0.13.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Sequence, Set
 import contextlib
 import dataclasses
 import os
@@ -23,7 +23,6 @@ from jax._src.lax.lax import _convert_element_type
 from jax._src.pallas import core as _pallas_core
 from jax.experimental.mosaic.gpu import fragmented_array as _fa
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jax.extend import core
 from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 import jax.numpy as jnp
@@ -433,75 +432,3 @@ def cupti_session():
     yield timings
   finally:
     timings.extend(ext._cupti_get_timings(True))
-
-
-def without_custom_derivatives(
-  fn: Callable[..., jax.Array],
-  replace: Mapping[str, Callable[..., jax.Array]] | None = None,
-):
-  """The same function without the derivative rules attached to its parts.
-
-  Inside a kernel nothing is differentiated, and Mosaic GPU of JAX 0.11 does
-  not lower `jax.custom_jvp` (which `jax.nn.relu` is).
-
-  Args:
-    fn: a function of arrays.
-    replace: what to compute instead of some primitives, by their names.
-  """
-  replace = replace or {}
-
-  def evaluate(jaxpr, consts, args):
-    values = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, args))
-
-    def read(atom):
-      return atom.val if hasattr(atom, "val") else values[atom]
-
-    for eqn in jaxpr.eqns:
-      inputs = [read(x) for x in eqn.invars]
-      inner = inlined(eqn)
-      if inner is not None:
-        outputs = evaluate(inner.jaxpr, inner.consts, inputs)
-      elif eqn.primitive.name in replace:
-        outputs = [replace[eqn.primitive.name](*inputs)]
-      else:
-        outputs = eqn.primitive.bind(*inputs, **eqn.params)
-        if not eqn.primitive.multiple_results:
-          outputs = [outputs]
-      values |= dict(zip(eqn.outvars, outputs))
-    return [read(x) for x in jaxpr.outvars]
-
-  def plain(*args):
-    closed = jax.make_jaxpr(fn)(*args)
-    (result,) = evaluate(closed.jaxpr, closed.consts, args)
-    return result
-
-  return plain
-
-
-def primitives_of(fn: Callable[..., jax.Array], *args) -> set[str]:
-  """Names of the primitives in a function, custom derivatives left out."""
-
-  def collect(jaxpr):
-    names = set()
-    for eqn in jaxpr.eqns:
-      inner = inlined(eqn)
-      names |= {_name(eqn)} if inner is None else collect(inner.jaxpr)
-    return names
-
-  return collect(jax.make_jaxpr(fn)(*args).jaxpr)
-
-
-def _name(eqn) -> str:
-  name = eqn.primitive.name
-  if name == "integer_pow" and eqn.params["y"] < 0:
-    return "integer_pow with a negative exponent"
-  return name
-
-
-def inlined(eqn: Any) -> Any:
-  """What stands for the equation if calls are taken apart; None if it stays."""
-  if eqn.primitive.name in ("jit", "pjit", "closed_call"):
-    return eqn.params["jaxpr"]
-  if eqn.primitive.name in ("checkpoint", "remat2"):
-    return core.ClosedJaxpr(eqn.params["jaxpr"], ())
-  return eqn.params.get("call_jaxpr")  # custom_jvp_call, custom_vjp_call

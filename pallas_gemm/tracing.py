@@ -5,11 +5,10 @@ import dataclasses
 from typing import Any
 
 import jax
-from jax.interpreters import partial_eval
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm import compat, hardware, report, tuning
+from pallas_gemm import compat, hardware, jaxprs, report, tuning
 from pallas_gemm.ops import implementations, sm90
 from pallas_gemm.ops.product import PRIMITIVES
 from pallas_gemm.ops.spec import Operands, Spec
@@ -52,7 +51,7 @@ def find(
   if _are_on_several_devices(arrays.values()):
     found = _of_one_device(call, arrays)
   else:
-    products = _products(_trace(call, arrays))
+    products = _products(jaxprs.live(call, [arrays]).jaxpr)
     found = [x for spec, operands in products for x in _folded(spec, operands)]
   cases: dict[Problem, trial.Case] = {}
   for case in found:
@@ -174,13 +173,6 @@ def _case(x: Operands, spec: Spec) -> trial.Case | str:
   factors = [1.0 if v is None else 0.5 for v in (x.alpha, x.beta)]
   activation = spec.activation and spec.activation.function
   return trial.Case(problem, activation, *factors)
-
-
-def _trace(call: Callable[[Any], Any], arrays: Any):
-  """The jaxpr of a call, without dead code."""
-  jaxpr = jax.make_jaxpr(call)(arrays).jaxpr
-  # As jit does: a gradient leaves products behind that nobody reads.
-  return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
 
 
 def _equations(jaxpr) -> Iterator[Any]:

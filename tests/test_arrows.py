@@ -12,10 +12,11 @@ ORDERS = {
   ".": """
     __init__ autotuning serving explanation tracing ops tuning check ladder
     kernels measure report numerics roofline sampling blas problem dtypes
-    mosaic ptx hardware compat version
+    mosaic ptx hardware compat jaxprs version
   """,
   "kernels": """
     activations sm90 triton_dense triton_kernel triton_config epilogues
+    function_key
   """,
   "ptx": "__init__ clusters stores moves copies threads mlir",
   "kernels/sm90": """

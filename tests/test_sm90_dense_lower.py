@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import pytest
 
 import pallas_gemm
-from pallas_gemm import compat, hardware
+from pallas_gemm import hardware, jaxprs
 from pallas_gemm.kernels import epilogues
 from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.kernels.sm90.config import Config
@@ -382,7 +382,7 @@ def test_every_primitive_has_an_activation():
 def test_primitives_of_activations(primitive):
   activation = ACTIVATIONS[primitive]
   some = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-  assert primitive in compat.primitives_of(activation, some)
+  assert primitive in jaxprs.primitives_of(activation, some)
   # Approximate, where the result is bfloat16, and exact.
   for out_dtype in ("bfloat16", "float32"):
     text = _lower_op(

@@ -5,10 +5,9 @@ same are one activation here, so that an inline lambda or a fresh
 `functools.partial` compiles nothing again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
-import re
-import types
+import hashlib
 from typing import Any
 import weakref
 
@@ -17,8 +16,9 @@ from jax.extend import core
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm import compat, dtypes
+from pallas_gemm import compat, dtypes, jaxprs
 from pallas_gemm.kernels import epilogues
+from pallas_gemm.kernels.function_key import Same, key_of
 
 # Each element of the result depends on that element of the arguments alone.
 _ELEMENTWISE = (epilogues.PRIMITIVES - {"broadcast_in_dim"}) | frozenset(
@@ -36,6 +36,8 @@ _REDUCTIONS = frozenset(
 )
 # What an activation is tried on: a number that comes from a shape differs.
 _SHAPES = (8, 128), (16, 256), (3, 8, 128)
+# In the text of an operation that calls the host.
+_ADDRESS = " at 0x"
 _HAS_ARRAY = "activation must not close over an array; it must be elementwise"
 
 
@@ -44,30 +46,46 @@ class Activation:
 
   Attributes:
     function: the function.
-    name: its qualified name.
-    jaxpr: what it computes of float32 (or what accumulators have), as text.
+    dtype: what it is applied to.
+    text: what it computes of that, without rules of derivatives.
   """
 
-  def __init__(self, function: Callable[[Any], Any], jaxpr: str):
-    self.function = function
-    named = function if hasattr(function, "__qualname__") else type(function)
-    self.name = f"{named.__module__}.{named.__qualname__}"
-    self.jaxpr = jaxpr
+  def __init__(self, function: Callable[[Any], Any], dtype: Any, text: str):
+    self.function, self.dtype, self.text = function, dtype, text
 
   def __call__(self, x: jax.Array) -> jax.Array:
     return self.function(x)
 
   def __repr__(self) -> str:
-    return self.name
+    named = self.function
+    named = named if hasattr(named, "__qualname__") else type(named)
+    return f"{named.__module__}.{named.__qualname__}"
+
+  @functools.cached_property
+  def name(self) -> str:
+    """Of what it computes, for whoever remembers measurements by it."""
+    for name, known in _NAMED.items():
+      if self.text == _text(known, [_argument(self.dtype)]):
+        return name
+    return "elementwise_" + hashlib.sha256(self.text.encode()).hexdigest()[:12]
 
 
-_by_jaxpr: dict[tuple[Any, str], Activation] = {}
-# Functions seen before, by identity; anything else that can be called may have
-# changed since, and is traced at each call.
-_by_function: dict[int, tuple[weakref.ref, dict[Any, Activation]]] = {}
-_FUNCTIONS = (
-  types.FunctionType | jax.custom_jvp | jax.custom_vjp | type(jax.jit(abs))
-)
+_NAMED = {
+  "relu": jax.nn.relu,
+  "gelu": jax.nn.gelu,
+  "gelu_erf": functools.partial(jax.nn.gelu, approximate=False),
+  "sigmoid": jax.nn.sigmoid,
+  "silu": jax.nn.silu,
+  "tanh": jnp.tanh,
+}
+# Weak: what programs are kept under keeps them, so that they, and what their
+# functions close over, go with `jax.clear_caches()`.
+_by_key: weakref.WeakValueDictionary[Any, Activation]
+_by_key = weakref.WeakValueDictionary()
+_by_meaning: weakref.WeakValueDictionary[Any, Activation]
+_by_meaning = weakref.WeakValueDictionary()
+# Derivatives that are looked at for one that has no rule of its own.
+_MOST_ORDERS = 3
 
 
 def of(function: Any, a: Any, b: Any, out_dtype: Any) -> Activation:
@@ -82,29 +100,18 @@ def of(function: Any, a: Any, b: Any, out_dtype: Any) -> Activation:
     TypeError: it is no elementwise function of one array, or has arrays or
       traced values of its own.
   """
-  if not isinstance(function, _FUNCTIONS):
-    return _checked(function, _accumulator_dtype(a, b, out_dtype))
-  seen, found = _by_function.get(id(function), (None, None))
-  if seen is None or seen() is not function:
-    # Gone with the function, whose identity may then be another's.
-    forget = functools.partial(_forget, _by_function, id(function))
-    seen, found = weakref.ref(function, forget), {}
-    _by_function[id(function)] = seen, found
+  # Without a key it may have changed since, and is traced at each call.
+  key = key_of(function)
   try:
-    return found[a.dtype, b.dtype, out_dtype]
-  except (AttributeError, KeyError, TypeError):  # no array, new, no hash
-    pass
+    key = key and (key, a.dtype, b.dtype, out_dtype)
+    if key and (known := _by_key.get(key)):
+      return known
+  except (AttributeError, TypeError):  # no array, no hash
+    key = None
   activation = _checked(function, _accumulator_dtype(a, b, out_dtype))
-  try:
-    found[a.dtype, b.dtype, out_dtype] = activation
-  except (AttributeError, TypeError):
-    pass
+  if key:
+    _by_key[key] = activation
   return activation
-
-
-def _forget(functions: dict, key: int, seen: weakref.ref) -> None:
-  if functions.get(key, (None,))[0] is seen:
-    del functions[key]
 
 
 def _checked(function: Any, dtype: Any) -> Activation:
@@ -120,31 +127,71 @@ def _checked(function: Any, dtype: Any) -> Activation:
       "activation must be elementwise, got one that depends on the shape of"
       " its argument"
     )
-  consts = [np.asarray(x).tobytes() for x in traced[0].consts]
-  text = f"{traced[0]} {consts}"
-  if "custom_" in text:  # what is done with a derivative is not in it
-    text += _derivative(function, dtype)
-  key = dtype, re.sub("0x[0-9a-f]+", "", text)
-  return _by_jaxpr.setdefault(key, Activation(function, key[1]))
+  text = _text(core.jaxpr_as_fun(traced[0]), [_argument(dtype)])
+  activation = Activation(function, dtype, text)
+  meaning = dtype, text, *_derivatives(function, traced[0], dtype)
+  if None in meaning or _ADDRESS in text:  # what can't be told apart, is apart
+    try:
+      owner = getattr(function, "__self__", function)
+      meaning += Same(owner), getattr(function, "__func__", None)
+    except TypeError:  # no weak references
+      return activation
+  return _by_meaning.setdefault(meaning, activation)
 
 
-def _derivative(function: Callable[..., Any], dtype: Any) -> str:
-  x = jax.ShapeDtypeStruct(_SHAPES[0], dtype)
-  try:
-    with compat.one_device():
-      return str(
-        jax.make_jaxpr(lambda x, dx: jax.jvp(function, [x], [dx]))(x, x)
-      )
-  except Exception:  # it has none
-    return ""
+def _argument(dtype: Any) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(_SHAPES[0], dtype)
+
+
+def _text(function: Callable[..., Any], arguments: Sequence[Any]) -> str:
+  """What a function computes, whoever wrote it in how many functions."""
+  with compat.one_device():
+    plain = jaxprs.without_custom_derivatives(function)
+    jaxpr = jax.make_jaxpr(plain)(*arguments)
+  return f"{jaxpr} {[np.asarray(x).tobytes() for x in jaxpr.consts]}"
+
+
+def _derivatives(function: Any, jaxpr: Any, dtype: Any) -> list[str | None]:
+  """The derivatives, up to the first one whose own follow from its text.
+
+  What has rules of its own (`jax.custom_jvp`, `jax.custom_vjp`) has derivatives
+  that do not follow. None stands for those that are not known.
+  """
+  arguments, found = [_argument(dtype)], []
+  while jaxprs.has_rules(jaxpr):
+    try:
+      if len(found) == _MOST_ORDERS:
+        raise RecursionError
+      function, cotangents = _pulled_back(function, arguments)
+      arguments = [*arguments, *cotangents]
+      with compat.one_device():
+        jaxpr = jaxprs.live(function, arguments)
+      found.append(_text(core.jaxpr_as_fun(jaxpr), arguments))
+    except Exception:  # it has none, or one that has rules without an end
+      return [*found, None]
+  return found
+
+
+def _pulled_back(function: Callable[..., Any], arguments: Sequence[Any]):
+  """The function of arguments and cotangents, and types of the latter."""
+  count = len(arguments)
+
+  def apply(*values):
+    outs, vjp = jax.vjp(function, *values[:count])
+    return vjp(jax.tree.unflatten(jax.tree.structure(outs), values[count:]))
+
+  with compat.one_device():
+    outs = jax.eval_shape(function, *arguments)
+  return apply, jax.tree.leaves(outs)
 
 
 def _traced(function: Callable[..., Any], shape: tuple[int, ...], dtype: Any):
   wanted, returned = f"{dtype.name}{list(shape)}", []
 
   def noted(x):
-    returned.append(function(x))
-    return returned[0]
+    out = function(x)
+    returned.extend((jax.tree.structure(out), type(out).__name__))
+    return out
 
   try:
     # Whatever mesh the caller is in, an activation is traced outside of it.
@@ -158,10 +205,9 @@ def _traced(function: Callable[..., Any], shape: tuple[int, ...], dtype: Any):
       "activation must be an elementwise function of one array; called with"
       f" {wanted} it raised {type(error).__name__}: {reason}"
     ) from error
-  if jax.tree.structure(returned[0]) != jax.tree.structure(0):
-    raise TypeError(
-      f"activation must return one array, got {type(returned[0]).__name__}"
-    )
+  structure, name = returned
+  if structure != jax.tree.structure(0):
+    raise TypeError(f"activation must return one array, got {name}")
   outs = [(out.shape, out.dtype) for out in traced.out_avals]
   if outs != [(shape, dtype)]:
     ((got_shape, got_dtype),) = outs
@@ -204,7 +250,7 @@ def _check_elementwise(jaxpr: Any, rank: int) -> None:
 
   def visit(jaxpr):
     for eqn in jaxpr.eqns:
-      inner = compat.inlined(eqn)
+      inner = jaxprs.inlined(eqn)
       if inner is not None:
         closed = inner.jaxpr
         places.update(zip(closed.invars, map(place, eqn.invars)))
@@ -268,7 +314,7 @@ def _numbers(jaxpr: Any, consts=()) -> str:
   """The operations and the numbers in them, without shapes and dimensions."""
   words = [str(np.asarray(x)) for x in consts]
   for eqn in jaxpr.eqns:
-    inner = compat.inlined(eqn)
+    inner = jaxprs.inlined(eqn)
     if inner is not None:
       words.append(_numbers(inner.jaxpr, inner.consts))
       continue

@@ -8,7 +8,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from pallas_gemm import compat
+from pallas_gemm import jaxprs
 from pallas_gemm.problem import Problem
 
 # What an activation may be made of: what Mosaic GPU lowers, on every
@@ -57,7 +57,7 @@ def fusible(activation, problem: Problem):
     return _fine_gelu if is_fine else _gelu
   if traced == _traced(functools.partial(jax.nn.gelu, approximate=False)):
     return _gelu_by_erf if approximate else _fine_gelu_by_erf
-  return compat.without_custom_derivatives(activation, replace)
+  return jaxprs.without_custom_derivatives(activation, replace)
 
 
 def _replacements(activation, problem: Problem) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _replacements(activation, problem: Problem) -> dict[str, Any]:
 
 
 def _primitives(activation) -> set[str]:
-  return compat.primitives_of(activation, _SUBTILE)
+  return jaxprs.primitives_of(activation, _SUBTILE)
 
 
 def _traced(activation) -> str:

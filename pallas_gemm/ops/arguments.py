@@ -9,6 +9,7 @@ import dataclasses
 import math
 import numbers
 from typing import Any
+import weakref
 
 import jax
 from jax import lax
@@ -56,7 +57,9 @@ class Options:
   dimension_numbers: Any = None
 
 
-_known: dict[tuple[Any, ...], Options] = {}
+# Weak, as those of activations are.
+_known: weakref.WeakValueDictionary[tuple[Any, ...], Options]
+_known = weakref.WeakValueDictionary()
 
 
 def options(

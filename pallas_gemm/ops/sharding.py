@@ -222,7 +222,7 @@ def digest(spec: Spec) -> np.ndarray:
   persistent cache may leave out what it does show, a pointer, and would give
   one product the other's program; the constant operand that this is it keeps.
   """
-  activation = spec.activation and spec.activation.jaxpr
+  activation = spec.activation and spec.activation.text
   text = repr((dataclasses.replace(spec, activation=None), activation))
   text = hashlib.sha256(f"{__version__} {text}".encode()).digest()
   return np.frombuffer(text[:16], np.int32)

@@ -1,0 +1,176 @@
+"""A key of what a Python function computes, in microseconds, without a trace.
+
+Functions of equal keys run the same code on equal values: those of their
+closures, defaults and global names, and of functions among these. What may
+change in place (a list, an object with attributes) has no key, and neither has
+a function that reads it.
+"""
+
+from collections.abc import Callable, Hashable
+import dis
+import enum
+import functools
+import types
+from typing import Any
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# What these hold is taken to stay as it is.
+_LIBRARIES = frozenset(("builtins", "jax", "jaxlib", "math", "numpy"))
+_JITTED = type(jax.jit(abs))
+_WITH_RULES = jax.custom_jvp | jax.custom_vjp
+_PARTS = (
+  types.FunctionType
+  | types.BuiltinFunctionType
+  | types.ModuleType
+  | type
+  | np.ufunc
+  | jnp.ufunc
+  | _WITH_RULES
+  | _JITTED
+)
+_PLAIN = (int, bool, str, bytes, type(None), type(...))
+# What they return depends on more than their arguments.
+_READERS = frozenset("__import__ eval exec getattr globals locals vars".split())
+
+
+class _NoKeyError(Exception):
+  """Something may change in place."""
+
+
+class Same:
+  """Equal for one object, which it does not keep alive."""
+
+  def __init__(self, value: Any):
+    self._ref, self._hash = weakref.ref(value), id(value)
+
+  def __hash__(self) -> int:
+    return self._hash
+
+  def __eq__(self, other: Any) -> bool:
+    value = self._ref()
+    return value is not None and value is getattr(other, "_ref", lambda: None)()
+
+
+def key_of(function: Callable[..., Any]) -> Hashable | None:
+  """The key of a function; None if it has none.
+
+  Example:
+    >>> from pallas_gemm.kernels.function_key import key_of
+    >>> def scaled(factor):
+    ...   return lambda x: factor * x
+    >>> key_of(scaled(2.0)) == key_of(scaled(2.0))
+    True
+    >>> key_of(scaled(2.0)) == key_of(scaled(3.0))
+    False
+    >>> key_of(scaled([2.0])) is None
+    True
+  """
+  try:
+    return _key(function, ())
+  except (_NoKeyError, RecursionError):
+    return None
+
+
+def _key(value: Any, inside: tuple[Any, ...]) -> Hashable:
+  """The key of a value that a function reads; `inside`: functions around it."""
+  kind = type(value)
+  if kind in _PLAIN:
+    return kind, value
+  if kind in (float, complex):
+    return kind, repr(value)  # tells the zeros apart, and makes NaNs one
+  if kind is tuple:
+    return kind, *[_key(v, inside) for v in value]
+  if kind is functools.partial:
+    parts = value.func, value.args, tuple(value.keywords.items())
+    return kind, *[_key(v, inside) for v in parts]
+  if isinstance(value, np.generic):
+    return kind, value.tobytes()
+  if isinstance(value, np.dtype | enum.Enum):
+    return kind, value
+  if isinstance(value, _PARTS):
+    name = value.__name__ if kind is types.ModuleType else value.__module__
+    if str(name).partition(".")[0] in _LIBRARIES:
+      return value
+  if kind is types.FunctionType or isinstance(value, _WITH_RULES):
+    around = [other is value for other in inside]
+    if any(around):  # it calls itself
+      return "the function around", around.index(True)
+    inside = *inside, value
+    if kind is types.FunctionType:
+      return _key_of_code(value, inside)
+    rules = [item for item in vars(value).items() if item[0][0] != "_"]
+    return kind, _key(tuple(rules), inside)
+  if kind is _JITTED or (isinstance(value, jax.Array) and value.shape == ()):
+    return Same(value)
+  raise _NoKeyError
+
+
+def _key_of_code(function: Any, inside: tuple[Any, ...]) -> Hashable:
+  names, attributes = _names(function.__code__)
+  if vars(function).keys() - {"__wrapped__"}:  # which its code may read
+    raise _NoKeyError
+  cells = [cell.cell_contents for cell in _full(function.__closure__)]
+  there = function.__globals__
+  values = *cells, *[there[name] for name in names if name in there]
+  found = [
+    _key_of_module(v, attributes, inside)
+    if type(v) is types.ModuleType
+    else _key(v, inside)
+    for v in values
+  ]
+  keywords = tuple((function.__kwdefaults__ or {}).items())
+  defaults = function.__defaults__, keywords
+  return function.__code__, *found, _key(defaults, inside)
+
+
+def _full(cells: Any) -> Any:
+  for cell in cells or ():
+    try:
+      cell.cell_contents  # noqa: B018
+    except ValueError:
+      raise _NoKeyError from None
+  return cells or ()
+
+
+def _key_of_module(
+  module: types.ModuleType, attributes: frozenset[str], inside: tuple[Any, ...]
+) -> Hashable:
+  """What of a module a function may read by these names."""
+  if module.__name__.partition(".")[0] in _LIBRARIES:
+    return module
+  if any(module is other for other in inside):
+    return "module", module.__name__
+  inside = *inside, module
+  return module, *[
+    _key_of_module(v, attributes, inside)
+    if type(v) is types.ModuleType
+    else _key(v, inside)
+    for name in sorted(attributes & vars(module).keys())
+    for v in (vars(module)[name],)
+  ]
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: types.CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
+  """The global names that code reads, and all attributes."""
+  names, attributes = set(), set()
+  for instruction in dis.get_instructions(code):
+    operation, name = instruction.opname, instruction.argval
+    if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
+      names.add(name)
+    elif operation in ("LOAD_ATTR", "LOAD_METHOD"):
+      attributes.add(name)
+    elif operation in ("IMPORT_NAME", "STORE_GLOBAL", "STORE_ATTR"):
+      raise _NoKeyError
+  for inner in code.co_consts:
+    if isinstance(inner, types.CodeType):
+      more, of_more = _names(inner)
+      names |= set(more)
+      attributes |= of_more
+  if names & _READERS:
+    raise _NoKeyError
+  return tuple(sorted(names)), frozenset(attributes)
