@@ -9,6 +9,13 @@ from typing import Any, Literal
 Side = Literal["m", "n"]
 
 
+def _without_place(activation: str | None) -> str | None:
+  """A name without the module of JAX's that older names have."""
+  if activation and activation.startswith("jax."):
+    return activation.rpartition(".")[2]
+  return activation
+
+
 @functools.cache
 def bits(dtype: str) -> int:
   """Bits of an element: the first number in the dtype's name."""
@@ -59,7 +66,7 @@ class Epilogue:
     bias: None, or the side of the result that the bias runs along: "n" for
       [N], "m" for [M, 1].
     c_dtype: dtype of C; None where C is not read.
-    activation: the function's qualified name; None for none.
+    activation: the name of what it computes; None for none.
     gated: whether there is a second product, by a matrix shaped as B.
     save: whether what the activation is applied to is a result too (both
       products if gated), in the result's dtype.
@@ -222,7 +229,7 @@ class Problem:
       epilogue=Epilogue(
         bias=bias,
         c_dtype=c_dtype,
-        activation=activation,
+        activation=_without_place(activation),
         gated=gated,
         save=save_preactivation,
       ),

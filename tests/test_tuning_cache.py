@@ -63,6 +63,20 @@ def leftovers(path):
   }
 
 
+@pytest.mark.parametrize("module", ("jax._src.nn.functions", "jax.nn"))
+def test_an_older_name_of_an_activation_is_read(path, module):
+  """Entries named it by where JAX had it."""
+  cache.store(OTHER, FIRST)
+  content = path.read_text().replace(
+    r"\"activation\":\"gelu", rf"\"activation\":\"{module}.gelu"
+  )
+  assert module in content
+  path.write_text(content)
+  cache.clear()
+  assert cache.lookup(OTHER) == FIRST
+  assert Problem.flat(**OTHER.row() | {"activation": f"{module}.gelu"}) == OTHER
+
+
 def test_unknown_problem(warnings_):
   assert cache.lookup(PROBLEM) is None
   assert not cache.folder().exists()  # looking leaves nothing behind

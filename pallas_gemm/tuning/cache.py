@@ -28,6 +28,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import secrets
 import stat
 import threading
@@ -49,6 +50,8 @@ except ImportError:  # not on Windows
 
 FOLDER_VARIABLE = "PALLAS_GEMM_CACHE_DIR"
 FORMAT = "pallas_gemm.tuning/1"
+# An activation by its module in JAX, as older entries name it.
+_OLD_NAME = re.compile(r'"activation":"jax\.(\w+\.)*')
 _KERNELS = pathlib.Path(__file__).parents[1] / "kernels"
 
 
@@ -234,7 +237,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
   entries = found.get("entries") if isinstance(found, dict) else None
   if not isinstance(entries, dict) or found.get("format") != FORMAT:
     raise _NotACacheError(f"it is not in the format {FORMAT}")
-  return entries
+  return {_OLD_NAME.sub('"activation":"', key): entries[key] for key in entries}
 
 
 def _merge(path: pathlib.Path, key: str, entry: dict[str, Any]):
