@@ -36,3 +36,16 @@ def accumulation_dtype(a: Any, b: Any, out_dtype: Any) -> Any:
     least["integer"] = jnp.uint32
   wide = jnp.dtype(least.get(kind(dtype), dtype))
   return max((wide, dtype, out_dtype), key=lambda d: d.itemsize)
+
+
+def has_less_range(dtype: Any, other: Any) -> bool:
+  """Whether a floating dtype overflows where another one does not.
+
+  Example:
+    >>> from pallas_gemm import dtypes
+    >>> [dtypes.has_less_range(d, "float32") for d in ("float16", "bfloat16")]
+    [True, False]
+  """
+  if not kind(dtype) == kind(other) == "floating":
+    return False
+  return jnp.finfo(dtype).maxexp < jnp.finfo(other).maxexp

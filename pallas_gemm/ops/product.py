@@ -17,7 +17,7 @@ from jax.interpreters import ad, batching, mlir
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from pallas_gemm import compat
+from pallas_gemm import compat, dtypes
 from pallas_gemm.ops import sharding
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.implementations import HOPPER
@@ -86,6 +86,13 @@ def _jvp(primals, tangents, *, spec: Spec):
   if spec.activation is None and not spec.gated:
     outs = product(x, spec)
     return outs, [_d_preactivation(x, dx, outs[0], spec)] * spec.outputs
+  out_dtype, before = jnp.dtype(spec.out_dtype), spec
+  wide = x.wide(out_dtype)
+  if dtypes.has_less_range(out_dtype, wide):
+    # What the activation is applied to may be too large for its result's dtype.
+    # Its cotangent is rounded to that all the same, as theirs is who have
+    # results of 16 bits, so that gradients run on the kernel.
+    spec = dataclasses.replace(spec, out_dtype=wide, rounds_cotangent=True)
   outs = product(x, dataclasses.replace(spec, save=True))
   saved = outs[1:]
   d_saved = [_d_preactivation(x, dx, saved[0], spec)]
@@ -94,8 +101,12 @@ def _jvp(primals, tangents, *, spec: Spec):
     up = dataclasses.replace(spec, words=w._replace(b=w.b_up))
     of_up = x._replace(b=x.b_up), dx._replace(b=dx.b_up)
     d_saved.append(_d_preactivation(*of_up, saved[1], up))
-  _, d_out = jax.jvp(_activation_of_saved(x, spec), saved, d_saved)
-  return outs[: spec.outputs], [d_out, *d_saved][: spec.outputs]
+  _, d_out = jax.jvp(_activation_of_saved(x, before), saved, d_saved)
+  outs, d_outs = (
+    [v.astype(out_dtype) for v in vs[: spec.outputs]]
+    for vs in (outs, [d_out, *d_saved])
+  )
+  return outs, d_outs
 
 
 def _d_preactivation(x: Operands, dx: Operands, out, spec: Spec) -> jax.Array:
@@ -145,16 +156,16 @@ def _rows_of_bias(x: Operands, bias: jax.Array, spec: Spec) -> jax.Array:
   The transpose adds rows group by group, in the accumulation's dtype: a sum
   over rows of ones and a cotangent, both of the results' dtype.
   """
-  names, w = spec.implementation, spec.words
-  wide = x.wide(spec.out_dtype)
+  w, wide = spec.words, x.wide(spec.out_dtype)
   size = spec.letters(x)
-  ones = jnp.ones([1 if c == "k" else size[c] for c in w.a], spec.out_dtype)
+  dtype = x.a.dtype if spec.rounds_cotangent else spec.out_dtype
+  ones = jnp.ones([1 if c == "k" else size[c] for c in w.a], dtype)
   at = w.bias.index("n")
   words = Operands(w.a, w.bias[:at] + "k" + w.bias[at:], offsets=w.offsets)
   alone = spec.product_alone(
     words,
     # The Hopper kernel has one dtype for both operands.
-    implementation=names and tuple(dict.fromkeys((*names, "xla"))),
+    implementation=_or_xla(spec.implementation),
     precision=lax.Precision.HIGHEST,  # nothing of the bias is cut off
     batch_invariant=False,  # one term is no sum
   )
@@ -228,14 +239,33 @@ def _cotangent(ct, x: Operands, to_a: bool, aval, spec: Spec) -> jax.Array:
   if target and target[-1] in word_ct and target[-1] not in word:
     sides = sides[::-1]
   (word_a, a), (word_b, b) = sides
+  dtype = _dtype_of_factors(ct, aval, spec)
+  names = spec.implementation
   spec = spec.product_alone(
     Operands(word_a, word_b, alpha=word_alpha),
+    implementation=names if dtype == aval.dtype else _or_xla(names),
     out=target,
     out_dtype=aval.dtype,
     parts=aval.sharding.spec,
   )
-  operands = Operands(a.astype(aval.dtype), b.astype(aval.dtype), alpha=alpha)
+  operands = Operands(a.astype(dtype), b.astype(dtype), alpha=alpha)
   return product(operands, spec)[0]
+
+
+def _dtype_of_factors(ct, aval, spec: Spec) -> Any:
+  """What a cotangent and the other operand are multiplied in.
+
+  That of the operands, which the kernel takes, unless the cotangent would leave
+  its range: of float16 operands and float32 results, say.
+  """
+  if dtypes.has_less_range(aval.dtype, ct.dtype) and not spec.rounds_cotangent:
+    return ct.dtype
+  return aval.dtype
+
+
+def _or_xla(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+  """For products of dtypes that the kernel may not take."""
+  return names and tuple(dict.fromkeys((*names, "xla")))
 
 
 # How the letters of a grouped product are called in those that its cotangents
@@ -257,8 +287,10 @@ def _grouped_cotangent(ct, x: Operands, to_a: bool, aval, spec: Spec):
   if spec.ragged == "m" and not to_a and w.b.index("n") < w.b.index("k"):
     of = "b transposed"
   names = str.maketrans(_RENAMED[spec.ragged, of])
-  ct = spec.out.translate(names), ct.astype(other.dtype)
-  other = word.translate(names), other
+  dtype = _dtype_of_factors(ct, other, spec)
+  tried = spec.implementation
+  ct = spec.out.translate(names), ct.astype(dtype)
+  other = word.translate(names), other.astype(dtype)
   # What has the rows, and of two that have them the one with the letter m.
   first, second = (ct, other) if spec.ragged == "m" else (other, ct)
   if of == "b":
@@ -269,6 +301,7 @@ def _grouped_cotangent(ct, x: Operands, to_a: bool, aval, spec: Spec):
   wide = Operands(other[1], other[1]).wide(aval.dtype)
   spec = spec.product_alone(
     Operands(first[0], second[0], offsets=w.offsets),
+    implementation=tried if dtype == aval.dtype else _or_xla(tried),
     ragged="k" if spec.ragged == "m" and not to_a else "m",
     out="".join(shared) + target.translate(names),
     out_dtype=wide if shared else aval.dtype,

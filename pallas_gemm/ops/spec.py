@@ -82,6 +82,8 @@ class Spec:
     config: of the kernel; None leaves it to tuning.
     batch_invariant: a row's bits must not depend on how many others there are.
     leading_rows: there may be rows before the first group.
+    rounds_cotangent: of a product whose results of 16 bits are wider than asked
+      for: their cotangent has been in 16 bits, and is rounded to them again.
     around: of a device's part of a sharded product: what lies around it.
   """
 
@@ -97,6 +99,7 @@ class Spec:
   config: Any = None
   batch_invariant: bool = False
   leading_rows: bool = True
+  rounds_cotangent: bool = False
   around: str = ""
 
   @property
