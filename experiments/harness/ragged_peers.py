@@ -19,7 +19,7 @@ from pallas_gemm import compat, hardware
 # that is predicted to take longer, at peak rate, or more memory is left out.
 LONGEST_S = 0.1
 LARGEST_GIB = 16
-# Has XLA compute `ragged_dot` in one kernel of its own instead.
+# Has XLA leave `ragged_dot` to cuDNN instead.
 FUSION = {"xla_gpu_experimental_use_ragged_dot_fusion": True}
 # Where cuDNN hands groups on to cuBLASLt, a kernel of its own comes before.
 FUSED = Claim(
