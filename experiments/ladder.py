@@ -80,7 +80,8 @@ _PEERS = flags.DEFINE_bool(
   "peers",
   True,
   "Also measure matmuls from elsewhere: Triton through jax-triton, and JAX's"
-  " own Hopper kernel. One that can't run here is named with its reason.",
+  " own Hopper kernel. One that can't run here, or that ran other kernels than"
+  " its own, is named with its reason.",
 )
 _RESUME = flags.DEFINE_bool(
   "resume",

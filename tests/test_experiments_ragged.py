@@ -30,6 +30,11 @@ SMALL = [
   SHAPE | {"pass_": "forward", "sizes": "one_hot"},
   SHAPE | {"pass_": "dw", "sizes": "odd"},
 ]
+# Kernels of the arms that have stand-ins.
+RAN = {
+  "jax_ragged_dot_mgpu": ("body_mosaic_gpu_kernel",),
+  "tokamax mosaic": ("ragged_dot_sm90_mosaic_gpu_kernel",),
+}
 
 
 def case(**fields):
@@ -53,7 +58,7 @@ def run(monkeypatch, tmp_path, capsys):
 @pytest.fixture
 def gpu(monkeypatch):
   """Pretends that there is a GPU, where calls take made-up times."""
-  programs.pretend_times(monkeypatch)
+  programs.pretend_times(monkeypatch, RAN)
   fake = types.SimpleNamespace(targets_gpu=lambda: True)
   monkeypatch.setattr(ragged, "compat", fake)
   monkeypatch.setattr(run_lib, "_BANDWIDTH_SHAPE", (64, 32))
@@ -259,6 +264,22 @@ def test_an_example_that_is_wrong_is_not_timed(run, gpu, example, tmp_path):
   row = stored(tmp_path)[-1]
   assert row["passed"] is True
   assert row["skipped"]["jax_ragged_dot_mgpu"].startswith("wrong: an error of")
+
+
+def test_an_example_that_ran_other_kernels_is_left_out(
+  run, gpu, example, monkeypatch, tmp_path
+):
+  dense = {"jax_ragged_dot_mgpu": ("nvjet_sm90_tst_256x128_64x4_NNT",)}
+  programs.pretend_times(monkeypatch, dense)
+  status, out = run("--suite=decode", "--noplot")
+  assert status == 0, out
+  row = stored(tmp_path)[-1]
+  assert list(row["arms"]) == ["pallas_gemm", "lax.ragged_dot", "jnp.dot"]
+  assert row["skipped"]["jax_ragged_dot_mgpu"] == (
+    "it is not what its name says: it ran nvjet_sm90_tst; it needs the kernel"
+    " that JAX calls body"
+  )
+  assert "no jax_ragged_dot_mgpu: it is not what its name says" in out
 
 
 @pytest.mark.parametrize("sign", [1, -1])

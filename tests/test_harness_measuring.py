@@ -12,10 +12,13 @@ from experiments.harness import case as case_lib
 from experiments.harness import (
   console,
   contestants,
+  dense_cases,
   inputs,
   peers,
   prepared,
   provenance,
+  ragged_cases,
+  ragged_suites,
   rows,
   run,
   suites,
@@ -172,20 +175,22 @@ def test_errors_are_cut_to_a_line():
 def compare(monkeypatch):
   """Gives the row of a function against jnp.dot, with made-up times."""
 
-  def row_of(*fns, timed=True, dtype="float32", **kwargs):
+  def row_of(*fns, timed=True, dtype="float32", name="mine", ran="k", **kwargs):
     measured = []
 
     def measure(arms, **_):
       measured.append([arm.name for arm in arms])
       return {
-        arm.name: timing.Timing((2.0 * (i + 1),) * 3, ("k",), 1, wall)
+        arm.name: timing.Timing(
+          (2.0 * (i + 1),) * 3, ("k" if i else ran,), 1, wall
+        )
         for i, (arm, wall) in enumerate(zip(arms, ((0.1,), (0.3,))))
       }
 
     monkeypatch.setattr(timing, "measure", measure)
     arm = [case_lib.Candidate(fn, {"tile": i}) for i, fn in enumerate(fns)]
     problem = contract.Problem(16, 16, 16, dtype)
-    case = contestants.Contestant("mine", problem, lambda: arm, **kwargs)
+    case = contestants.Contestant(name, problem, lambda: arm, **kwargs)
     bench = run.Bench("test", timed=timed, host_calls=0)
     return bench.measure(prepared.uncompiled(case)), measured
 
@@ -228,6 +233,45 @@ def test_what_is_wrong_is_not_timed(compare):
 def test_what_is_not_judged_is_timed(compare):
   row, measured = compare(lambda a, b, c: jnp.dot(a, b) + 1, judged=False)
   assert row["passed"] is None and row["ms_median"] == 2.0 and measured
+
+
+@pytest.mark.parametrize(
+  "name, kernel, foreign, reason",
+  [
+    ("triton_dense", "triton_dense", "gemm_fusion_dot", "it ran gemm_fusion_"),
+    (
+      "jax_hopper_matmul_mgpu",
+      "anonymous_mosaic_gpu_kernel",
+      "nvjet_sm90_tst_128x160_64x5_NNT",
+      r"it ran nvjet_sm90_tst; it needs hopper_matmul_mgpu's kernel",
+    ),
+    ("jnp.dot", "nvjet_sm90_tss", "naive_mosaic_gpu_kernel", "it ran naive_m"),
+  ],
+)
+def test_what_did_not_run_its_own_kernels_has_no_row(
+  compare, name, kernel, foreign, reason
+):
+  row, _ = compare(exact, name=name, ran=kernel)
+  assert row["kernel_names"] == [kernel] and row["ms_median"] == 2.0
+  with pytest.raises(NotImplementedError, match=f"^{name}: .*{reason}"):
+    compare(exact, name=name, ran=foreign)
+
+
+def test_all_that_is_from_elsewhere_claims_kernels():
+  assert contestants.PEERS.keys() < contestants.CLAIMS.keys()
+  for dtype in ("float32", "bfloat16"):
+    problem = contract.Problem(16, 16, 16, dtype)
+    for case in contestants.baselines(problem):
+      assert {case.kernel, case.baseline} <= contestants.CLAIMS.keys()
+  of_ragged = {*ragged_cases.PEERS, *ragged_cases.BESIDE}
+  assert of_ragged - {ragged_cases.TWO} == ragged_cases.CLAIMS.keys()
+  cases = [*dense_cases.suite("interpret")]
+  for pass_ in ragged_suites.PASSES:
+    shape = {"suite": "", "m": 8, "n": 8, "k": 8, "groups": 2, "pass_": pass_}
+    cases.append(ragged_cases.Case(**shape, tune_tokamax=True))
+  ours = {case_lib.OURS, ragged_cases.TWO}
+  for case in cases:
+    assert case.arms().keys() - ours == case.arms().keys() & case.claims.keys()
 
 
 def test_without_a_gpu_results_are_checked(compare):

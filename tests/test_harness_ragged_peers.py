@@ -8,6 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.harness import peers, prepared, ragged_cases, ragged_peers
+from experiments.harness import run as run_lib
+from experiments.harness.case import Candidate
+from tests.support import programs
 
 
 def case(pass_="forward", m=24, n=128, k=64, groups=3):
@@ -123,6 +126,74 @@ def test_an_option_that_xla_lacks_is_the_reason(gpu, monkeypatch):
   compiled, _ = fused(case())
   with pytest.raises(Exception, match="No such compile option: 'xla_gpu_no_su"):
     compiled()
+
+
+# Kernels.
+
+DENSE = ("loop_transpose_fusion", "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_NNT")
+ELSEWHERE = (
+  ("lax.ragged_dot", DENSE, "body_mosaic_gpu_kernel"),
+  ("jnp.dot", ("gemm_fusion_dot_1",), "_ragged_dot_kernel"),
+  ("lax.ragged_dot fused", ("cudnn_generated_fort_native_moe",), DENSE[1]),
+  (
+    "lax.ragged_dot fused",
+    ("_ZN5cudnn42prepare_moe_grouped_gemm_fwd_arrays_kernelIiEE", DENSE[1]),
+    "gemm_fusion_dot_1",
+  ),
+  ("jax_ragged_dot_mgpu", ("body_mosaic_gpu_kernel",), DENSE[1]),
+  ("jax_transposed_ragged_dot_mgpu", ("body_mosaic_gpu_kernel",), DENSE[1]),
+  *(
+    (f"tokamax mosaic{tuned}", (name, *DENSE), "_ragged_dot_kernel")
+    for tuned in ("", " tuned")
+    for name in (
+      "ragged_dot_sm90_mosaic_gpu_kernel",
+      "ragged_contracting_dim_dot_sm90_mosaic_gpu_kernel",
+    )
+  ),
+  *(
+    (f"tokamax triton{tuned}", (name,), "ragged_dot_sm90_mosaic_gpu_kernel")
+    for tuned in ("", " tuned")
+    for name in ("_ragged_dot_kernel", "_ragged_contracting_dim_dot_kernel")
+  ),
+)
+
+
+@pytest.mark.parametrize("arm, own, foreign", ELSEWHERE)
+def test_an_arm_that_ran_other_kernels_is_skipped(
+  monkeypatch, arm, own, foreign
+):
+  each = case()
+  fn = jax.jit(ragged_cases.lax(each))
+  arms = {name: [Candidate(lambda: fn)] for name in ("pallas_gemm", arm)}
+  for kernels in (own, ("loop_add_fusion", foreign)):
+    programs.pretend_times(monkeypatch, {arm: kernels})
+    row = run_lib.Bench("ragged").measure(prepared.Prepared(each, arms, {}))
+    assert row["passed"] and row["ms_median"]
+    if kernels == own:
+      assert row["arms"][arm]["kernel_names"] == list(own)
+      assert arm not in row["skipped"]
+    else:
+      assert list(row["arms"]) == ["pallas_gemm"]
+      assert foreign.split("_256x")[0] in row["skipped"][arm]
+      assert ragged_cases.CLAIMS[arm].needs in row["skipped"][arm]
+      assert row["baseline_ms_median"] is None
+
+
+def test_the_fusion_s_reason_names_the_versions_that_it_needs():
+  claim = ragged_cases.CLAIMS["lax.ragged_dot fused"]
+  said = claim.refuted(DENSE)
+  assert said.startswith("it is not what its name says: it ran nvjet_sm90_tst;")
+  for part in ("cuDNN 9.22", "gradients by weights 9.24 and JAX 0.12", "dense"):
+    assert part in said
+  assert "it ran no kernel;" in claim.refuted([])
+
+
+def test_a_layer_is_fused_if_all_of_its_products_are():
+  each = case("layer_grad")
+  claim = each.claims["lax.ragged_dot fused"]
+  assert each.products == 9
+  assert claim.refuted(["cudnn_moe"] * 9, each.products) is None
+  assert claim.refuted(["cudnn_moe"] * 6 + [DENSE[1]] * 3, each.products)
 
 
 # Tokamax.

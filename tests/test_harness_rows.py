@@ -6,7 +6,13 @@ import pathlib
 
 import pytest
 
-from experiments.harness import cli, rows
+from experiments.harness import (
+  cli,
+  contestants,
+  dense_cases,
+  ragged_cases,
+  rows,
+)
 
 
 def make_row(**fields):
@@ -184,3 +190,54 @@ def test_what_is_no_text_has_no_rows(tmp_path):
   path = tmp_path / "ladder.jsonl"
   path.write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe")
   assert rows.read(path) == []
+
+
+# Rows that are committed.
+
+CLAIMS = {
+  "ladder": contestants.CLAIMS,
+  "sweep": contestants.CLAIMS,
+  "dense": dense_cases.CLAIMS,
+  "dense_unseen": dense_cases.CLAIMS,
+  "ragged": ragged_cases.CLAIMS,
+}
+
+
+def ran(row):
+  """The arms of a row, with the kernels of each."""
+  if row["baseline_kernel_names"]:
+    name = {"dense": "jnp", "ragged": "lax.ragged_dot"}
+    name = name.get(row["experiment"].partition("_")[0], "jnp.dot")
+    yield name, row["baseline_kernel_names"]
+  if "arms" not in row:
+    yield row["kernel"], row["kernel_names"]
+  for name, arm in row.get("arms", {}).items():
+    yield name, arm["kernel_names"]
+
+
+@pytest.mark.parametrize("device", ["nvidia_h200", "nvidia_h100_80gb_hbm3"])
+def test_arms_of_committed_rows_ran_what_they_claim(device):
+  held, wrong = set(), []
+  for path in sorted((rows.RESULTS / device).glob("*.jsonl")):
+    for row in rows.read(path):
+      # Of a log, or of a program without arms.
+      if "kernel_names" not in row or row["experiment"] not in CLAIMS:
+        continue
+      claims, products = CLAIMS[row["experiment"]], 1
+      if "pass" in row:
+        shape = dict.fromkeys(("m", "n", "k", "groups"), 1)
+        case = ragged_cases.Case(suite="", **shape, pass_=row["pass"])
+        products = case.products
+      for arm, kernels in ran(row):
+        if arm in claims and kernels:
+          held.add(arm)
+          why = claims[arm].refuted(kernels, products)
+          wrong += [(path.name, row["utc"], arm, why)] if why else []
+  assert not wrong
+  assert held >= {
+    "jnp",
+    "jnp.dot HIGHEST",
+    *contestants.PEERS,
+    "jax_ragged_dot_mgpu",
+    "tokamax triton",
+  }

@@ -1,7 +1,9 @@
 """What a program measures: a case, its arms, and why one can't run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import functools
+import re
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -31,6 +33,53 @@ def only(fn: Call, config: Config = None) -> Arm:
   return lambda: [Candidate(fn, config)]
 
 
+# What XLA computes around products.
+_AROUND = re.compile(r"(loop|input|wrapped)_")
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+  """Names of kernels that prove that an arm ran what it is called after.
+
+  A right result may come from elsewhere: of an option that the compiler drops,
+  or of a fallback. Its time is then no time of that arm.
+
+  Attributes:
+    own: a pattern that is found in the names of the arm's kernels.
+    needs: what it takes to run them, for the reason of one that did not.
+    alone: whether all kernels of a call must be such, rather than some.
+  """
+
+  own: str
+  needs: str
+  alone: bool = False
+
+  def refuted(self, kernels: Sequence[str], products: int = 1) -> str | None:
+    """Why the kernels of a call are not the arm's; None if they are.
+
+    Args:
+      kernels: their names.
+      products: so many of them must be the arm's, if others may run besides.
+    """
+    ran = sum(bool(re.search(self.own, name)) for name in kernels)
+    if ran >= (len(kernels) if self.alone else products):
+      return None
+    others = [name for name in kernels if not _AROUND.match(name)] or kernels
+    # Without their tiles: one reason for all that differ in these alone.
+    names = (re.split(r"_\d+x\d+", name)[0] for name in others)
+    seen = ", ".join(dict.fromkeys(names)) or "no kernel"
+    return f"it is not what its name says: it ran {seen}; {self.needs}"
+
+
+# A product of XLA's claims no more than that no kernel from elsewhere ran,
+# whichever way XLA computes it.
+XLA = Claim(
+  r"^(?!.*_mosaic_gpu_kernel|triton_dense|_ragged_)",
+  "it needs XLA's kernels and no others",
+  alone=True,
+)
+
+
 class Case(Protocol):
   """What a row is of: an expression on a shape, computed by several arms.
 
@@ -39,10 +88,15 @@ class Case(Protocol):
     baseline: the arm whose time over that of the first is the row's ratio.
     may_skip: whether arms beside the first may be left out. Then the row says
       which, and why others were not.
+    claims: of the arms from elsewhere, by name. The ops, the rungs and two
+      calls of an op claim nothing: they may choose XLA.
+    products: of a call; an arm from elsewhere runs a kernel for each.
   """
 
   suite: str
   may_skip: bool = False
+  claims: Mapping[str, Claim] = {}
+  products: int = 1
 
   @property
   def baseline(self) -> str: ...

@@ -22,9 +22,14 @@ from pallas_gemm.ladder import contract
 # would take minutes otherwise.
 CHECKED_IN_FULL = 1024**3
 SAMPLE = 512
-PEERS = {
-  "triton_dense": peers.triton_dense,
-  "jax_hopper_matmul_mgpu": peers.jax_hopper,
+TRITON, HOPPER = "triton_dense", "jax_hopper_matmul_mgpu"
+PEERS = {TRITON: peers.triton_dense, HOPPER: peers.jax_hopper}
+_DOTS = "jnp.dot", "jnp.dot HIGHEST", "jnp.dot DEFAULT"
+CLAIMS = {
+  **dict.fromkeys(_DOTS, case_lib.XLA),
+  **{f"{name} (baseline)": case_lib.XLA for name in _DOTS},
+  TRITON: peers.TRITON_DENSE,
+  HOPPER: peers.JAX_HOPPER,
 }
 
 
@@ -48,7 +53,7 @@ class Contestant(case_lib.Case):
   tf32: bool = False
   judged: bool = True
 
-  suite = "ladder"
+  suite, claims = "ladder", CLAIMS
 
   @property
   def baseline(self) -> str:

@@ -21,6 +21,7 @@ import pallas_gemm
 from pallas_gemm import numerics, sampling
 
 BASELINE, TUNED = "jnp", "tuned"
+CLAIMS = {BASELINE: case_lib.XLA}
 
 ACTIVATIONS = {
   "relu": jax.nn.relu,
@@ -59,7 +60,12 @@ class Case(case_lib.Case):
   epilogue: str = "none"
   batch: int = 1
   out_dtype: str | None = None
-  baseline = BASELINE
+  baseline, claims = BASELINE, CLAIMS
+
+  @property
+  def products(self) -> int:
+    """Products of a call, each of a whole batch."""
+    return _PRODUCTS[self.kernel]
 
   @property
   def parts(self) -> tuple[str, ...]:
@@ -120,8 +126,7 @@ class Case(case_lib.Case):
 
   def flops(self, seed: int = 0) -> int:
     """2*M*N*K for each product."""
-    products = _PRODUCTS[self.kernel] * self.batch
-    return 2 * products * self.m * self.n * self.k
+    return 2 * self.products * self.batch * self.m * self.n * self.k
 
   def least_bytes(self, seed: int = 0) -> int:
     """Bytes if each operand is read once and each result written once."""

@@ -6,9 +6,17 @@ Each gives the functions among which the fastest is chosen, with their configs.
 import dataclasses
 import functools
 
-from experiments.harness.case import Candidate
+from experiments.harness.case import Candidate, Claim
 from pallas_gemm import compat
 from pallas_gemm.ladder import contract
+
+TRITON_DENSE = Claim(
+  "^triton_dense", "it needs the kernel triton_dense, which jax-triton compiles"
+)
+JAX_HOPPER = Claim(
+  "^anonymous_mosaic_gpu_kernel",
+  "it needs hopper_matmul_mgpu's kernel, which has no name of its own",
+)
 
 
 def triton_dense(problem: contract.Problem) -> list[Candidate]:

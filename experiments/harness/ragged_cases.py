@@ -41,6 +41,13 @@ EXAMPLE_DW = "jax_transposed_ragged_dot_mgpu"
 TOKAMAX = {f"tokamax {how}": how for how in ("mosaic", "triton")}
 # The same, each after its own tuner.
 TUNED = {name: f"{name} tuned" for name in TOKAMAX}
+CLAIMS = {
+  **dict.fromkeys((LAX, DENSE), case_lib.XLA),
+  FUSED: ragged_peers.FUSED,
+  **dict.fromkeys((EXAMPLE, EXAMPLE_DW), ragged_peers.EXAMPLE),
+  **{x: ragged_peers.TOKAMAX[how] for x, how in TOKAMAX.items()},
+  **{TUNED[x]: ragged_peers.TOKAMAX[how] for x, how in TOKAMAX.items()},
+}
 # What others have for grouped products.
 PEERS = (LAX, FUSED, EXAMPLE, EXAMPLE_DW, *TOKAMAX, *TUNED.values())
 # What can be measured beside an op; what is tuned, as an option.
@@ -80,12 +87,17 @@ class Case(case_lib.Case):
   dtype: str = "bfloat16"
   top_k: int = 1
   tune_tokamax: bool = False
-  baseline, may_skip = LAX, True
+  baseline, may_skip, claims = LAX, True, CLAIMS
 
   @property
   def program(self) -> "Case":
     """What the compiled program depends on: sizes are its input."""
     return dataclasses.replace(self, suite="", sizes="")
+
+  @property
+  def products(self) -> int:
+    """Grouped products of a call."""
+    return _PRODUCTS.get(self.pass_, 1)
 
   @property
   def is_layer(self) -> bool:
@@ -155,7 +167,7 @@ class Case(case_lib.Case):
 
   def flops(self, seed: int) -> int:
     """2*rows*K*N for each product, of the rows in groups alone."""
-    return 2 * _PRODUCTS.get(self.pass_, 1) * self.rows(seed) * self.k * self.n
+    return 2 * self.products * self.rows(seed) * self.k * self.n
 
   def least_bytes(self, seed: int) -> int:
     """Bytes if each operand is read once and each result written once.

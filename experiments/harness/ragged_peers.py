@@ -12,15 +12,35 @@ import jax
 import jax.numpy as jnp
 
 from experiments.harness import peers, ragged_tokamax
-from experiments.harness.case import Call, Candidate, reason
+from experiments.harness.case import Call, Candidate, Claim, reason
 from pallas_gemm import compat, hardware
 
 # XLA multiplies all rows with the weights of each group, and masks. A call
 # that is predicted to take longer, at peak rate, or more memory is left out.
 LONGEST_S = 0.1
 LARGEST_GIB = 16
-# Has XLA compute `ragged_dot` in one kernel of its own instead.
+# Has XLA leave `ragged_dot` to cuDNN instead.
 FUSION = {"xla_gpu_experimental_use_ragged_dot_fusion": True}
+# Where cuDNN hands groups on to cuBLASLt, a kernel of its own comes before.
+FUSED = Claim(
+  "(?i)cudnn|moe_?grouped",
+  "XLA's fusion needs a kernel of cuDNN's for each product, so cuDNN 9.22 or"
+  " newer, for gradients by weights 9.24 and JAX 0.12; below that XLA keeps the"
+  " dense expansion",
+)
+EXAMPLE = Claim(
+  "^body_mosaic_gpu_kernel", "it needs the kernel that JAX calls body"
+)
+TOKAMAX = {
+  "mosaic": Claim(
+    r"^ragged_(contracting_dim_)?dot_sm\d+\w*_mosaic_gpu_kernel",
+    "it needs tokamax' kernels for Mosaic GPU, ragged_dot_sm90 and the like",
+  ),
+  "triton": Claim(
+    "^_ragged_(contracting_dim_)?dot_kernel",
+    "it needs tokamax' kernels in Triton, _ragged_dot_kernel and the like",
+  ),
+}
 # Of JAX's examples. The loops at their ends try 180 and 200; these are six of
 # the kind, for few rows a group and for many. The last of the six takes any
 # multiple of 64 columns.
@@ -71,7 +91,7 @@ def lax_fused(fn: Call) -> list[Candidate]:
   """A function of `jax.lax.ragged_dot`, with XLA's fusion for it.
 
   The option is experimental: where XLA has none of that name, compiling the
-  function says so.
+  function says so. Of a cuDNN that is too old it says nothing, see `FUSED`.
 
   Raises:
     NotImplementedError: there is no GPU to compile for.

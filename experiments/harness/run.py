@@ -60,11 +60,12 @@ class Bench:
   def measure(self, prepared: Prepared) -> dict[str, Any]:
     """Checks a case, times its arms side by side, and makes its row.
 
-    A result that is wrong is not timed.
+    A result that is wrong is not timed, and the time of an arm that did not
+    run what it claims is not kept.
 
     Raises:
-      Exception: what kept an arm from being compiled or run; one beside the
-        first only where the case may not skip it.
+      Exception: what kept an arm from being compiled or run, or what it ran
+        instead; of one beside the first only where the case may not skip it.
     """
     case = prepared.case
     operands = jax.block_until_ready(case.draw(self.seed))
@@ -84,6 +85,11 @@ class Bench:
         with provenance.Monitor() as monitor:
           times = self.times(_timed(arms, operands))
         load = monitor.load
+        for name, why in _refuted(case, times).items():
+          if not case.may_skip:
+            raise NotImplementedError(f"{name}: {why}")
+          skipped[name] = why
+          del times[name]
       else:
         wall = self._wall(arms, case.baseline, operands)
     flops = case.flops(self.seed)
@@ -231,6 +237,16 @@ class Bench:
       fields = {"suite": "bandwidth", "kernel": name, "dtype": "float32"}
       fields |= {"m": m, "n": n, "k": 1, "gbytes_per_s": rate}
       yield self.row(mine=times[name], **fields)
+
+
+def _refuted(case: Case, times: dict[str, timing.Timing]) -> dict[str, str]:
+  """The arms that did not run what they claim, and why."""
+  found = {
+    name: case.claims[name].refuted(x.kernel_names, case.products)
+    for name, x in times.items()
+    if name in case.claims
+  }
+  return {name: why for name, why in found.items() if why}
 
 
 def _said(times: timing.Timing, flops: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The programs of experiments/, run by their tests."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import os
 import pathlib
 import subprocess
@@ -33,8 +33,17 @@ def call(main: Callable[[list[str]], int], args: Sequence[str]) -> int:
     return main([])
 
 
-def pretend_times(monkeypatch: pytest.MonkeyPatch) -> None:
-  """Every call takes a made-up time: the second arm twice the first's."""
+def pretend_times(
+  monkeypatch: pytest.MonkeyPatch,
+  kernels: Mapping[str, tuple[str, ...]] | None = None,
+) -> None:
+  """Every call takes a made-up time: the second arm twice the first's.
+
+  Args:
+    monkeypatch: undoes it.
+    kernels: of arms, by name; of another one, its place says which.
+  """
+  kernels = kernels or {}
 
   def measure(arms, *, warmup, repeats, flush, tick=None):
     del flush, tick
@@ -42,7 +51,8 @@ def pretend_times(monkeypatch: pytest.MonkeyPatch) -> None:
     for i, arm in enumerate(arms):
       arm.call()
       ms = [(1 + i) * (1 + 0.01 * r) for r in range(repeats)]
-      found[arm.name] = timing.Timing(tuple(ms), (f"k{i}",), warmup)
+      names = kernels.get(arm.name, (f"k{i}",))
+      found[arm.name] = timing.Timing(tuple(ms), names, warmup)
     return found
 
   monkeypatch.setattr(timing, "measure", measure)
