@@ -48,6 +48,7 @@ _GRIDS = {
     "uneven": (200.0, 500.0),
     "short_launch": (2.0e-6, 2.4e-6, 2.8e-6, 3.2e-6),
     "short_per_k": (0.0, 2e-10, 6e-10, 1e-9),
+    "short_most_k": (4096, 8192, 16384),
     "short_padded": (0.0, 4e-6),
     "short_rate": (0.8, 0.85, 0.9, 0.95),
   },

@@ -137,7 +137,7 @@ def _is_one_kernel(problem: Problem) -> bool:
   1832 x 32 x 32 with relu takes it 1.7 us, this kernel 3.6 (H100).
   """
   epilogue = problem.epilogue
-  if (epilogue.activation or "").rpartition(".")[2] == "relu":
+  if epilogue.activation == "relu":
     epilogue = dataclasses.replace(epilogue, activation=None)
   return epilogue == Epilogue()
 
@@ -215,7 +215,7 @@ def of_odd_rows(
   a, b, n = widths
   if p.m <= fit.few_rows and not (p.a.k_last or a % 2 or b % 8 or n % 8):
     longer = max(2 * _elements(p) / rate, flops / fit.few_flops)
-    theirs = fit.short_launch + fit.short_per_k * p.k + longer
+    theirs = fit.short_launch + _steps_of_short_rows(p, fit) + longer
     return fit.few_odd_rows * theirs + apart
   theirs = fit.launch + fit.per_k * p.k + flops / fit.flops
   words = 1.0 if any(width % 2 for width in widths) else fit.words
@@ -237,9 +237,14 @@ def of_short_rows(
   if p.k % 64 and p.k >= fit.padded_k and p.batch == 1:
     launch += fit.short_padded
   rate = fit.short_rate * gpu.dram_bytes_per_s
-  launch += fit.short_per_k * p.k
+  launch += _steps_of_short_rows(p, fit)
   theirs = p.products * (launch + 2 * _elements(p) / rate)
   return theirs + epilogue(p, fit, gpu)
+
+
+def _steps_of_short_rows(problem: Problem, fit: constants.Xla) -> float:
+  """Seconds that steps of K take; of a longer sum there are more parts."""
+  return fit.short_per_k * min(problem.k, fit.short_most_k)
 
 
 def _elements(problem: Problem) -> int:

@@ -190,9 +190,11 @@ class Xla:
     short_launch, one_step_launch, short_rate: its kernels where rows are short,
       for a sum over K that is cut in parts, and for K below 32. Within 11 %
       (mean) of 39 products. short_per_k: what a step of K takes longer: 3 x 256
-      x 32000 TN 21.3 us, 11.8 here (H100). short_padded: what
-      padding K takes longer, which it does from padded_k on if that is no
-      multiple of 64: 48 x 56 x 6424 TN 8.6 us, this kernel 4.9 (H100).
+      x 32000 TN 21.3 us, 11.8 here (H100). short_most_k: up to which K: it has
+      more parts of longer sums, 16 x 16 x 262144 9.6 us, 11.7 here (H100).
+      short_padded: what padding K takes longer, which it does from padded_k on
+      if that is no multiple of 64: 48 x 56 x 6424 TN 8.6 us, this kernel 4.9
+      (H100).
     split_k, split_tiles: K from which, and tiles of 128 x 128 an SM up to
       which, it cuts sums in parts and pads: 1000^3 it does not, 760 x 728 x
       2960 it does (7 and 20 us, H200).
@@ -235,6 +237,7 @@ class Xla:
   short_launch: float
   one_step_launch: float
   short_per_k: float
+  short_most_k: float
   short_padded: float
   short_rate: float
   padded_k: float
