@@ -1,6 +1,8 @@
 """The ladder runner: flags, rows, README, exit status. No GPU needed."""
 
 import dataclasses
+import re
+import types
 
 from absl.testing import flagsaver
 import jax.numpy as jnp
@@ -115,6 +117,35 @@ def test_interpreter_run_checks_all_and_times_nothing(run, tmp_path):
   assert "run in Pallas' GPU interpreter" in out
   assert out.count("FLOP/byte") == len(ALL)
   assert out.count("PASSED") == 2 * len(ALL)  # lines and table
+
+
+@pytest.mark.parametrize(
+  ("kind", "capability", "skipped"),
+  [
+    ("Tesla T4", "7.5", ("mbarrier needs", "wgmma needs")),
+    ("Tesla V100", "7.0", ("ptxas needs",)),
+    ("NVIDIA A100-SXM4-80GB", "8.0", ("wgmma needs",)),
+    ("strange", None, ("ptxas needs",)),
+    ("AMD Instinct MI300X", "gfx942", ()),
+  ],
+)
+def test_another_gpu_measures_what_it_can(
+  run, monkeypatch, kind, capability, skipped
+):
+  """Or says why not, rung by rung; AMD's is as good as none."""
+  programs.pretend_times(monkeypatch)
+  device = types.SimpleNamespace(
+    platform="gpu", device_kind=kind, compute_capability=capability
+  )
+  monkeypatch.setattr(compat, "target_device", lambda: device)
+  status, out = run("--sizes=32", "--nopeers", "--noplot")
+  assert status == 0, out
+  assert ("skipped: " in out) == bool(skipped)
+  for reason in skipped:
+    assert f"  skipped: {reason} a GPU of compute capability" in out
+  ran = {"Tesla T4": 2, "NVIDIA A100-SXM4-80GB": 3}.get(kind, 0)
+  of_rungs = len(re.findall(r"(?m)^ +\d+[ab]? .*PASSED error", out))
+  assert of_rungs == (ran if skipped else len(ALL)), out
 
 
 def test_alpha_beta_and_shapes_reach_the_kernel(run, tmp_path):
