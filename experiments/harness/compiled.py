@@ -2,9 +2,10 @@
 
 JAX's CUDA plugin compiles for a described GPU as well as for one that is
 there, so `compile_rung` and `compile_example` need no GPU: they compile for
-an NVIDIA H200, and give what ptxas says, what the kernel is launched with, and
-the machine code (SASS). Each compilation has a process of its own, since some
-failures end it. On a GPU `capture` listens while a kernel is compiled to run.
+an NVIDIA H200, or another, and give what ptxas says, what the kernel is
+launched with, and the machine code (SASS). Each compilation has a process of
+its own, since some failures end it. On a GPU `capture` listens while a kernel
+is compiled to run.
 """
 
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ import jax
 from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract
 
-GPU = "NVIDIA H200"
+GPU = hardware.lookup("NVIDIA H200")
 _TIMEOUT_S = 240
 _PROCESS = "experiments.harness.compile_process"
 _TOOLS = "ptxas", "nvdisasm"
@@ -203,8 +204,9 @@ def describe(
 
   Or, in a line, why that can't be told here. Compiling takes seconds.
   """
-  if gpu.compute_capability != hardware.lookup(GPU).compute_capability:
-    return [f"machine code: compiled for GPUs like {GPU} alone, not {gpu.name}"]
+  if gpu.compute_capability != GPU.compute_capability:
+    like = GPU.name
+    return [f"machine code: compiled for GPUs like {like}, not {gpu.name}"]
   if reason := unavailable():
     return [f"machine code: not known here; {reason}"]
   try:
@@ -266,23 +268,27 @@ def rung_example(rung: int | str, problem, config):
   return gemm, [jax.ShapeDtypeStruct(shape, p.dtype) for shape in shapes]
 
 
-def compile_example(example: str, **keywords: Any) -> Compiled:
+def compile_example(
+  example: str, gpu: hardware.Gpu = GPU, **keywords: Any
+) -> Compiled:
   """The kernels of any function that can be jitted.
 
   Args:
     example: "module:name" of what makes the function: called with the
       keywords it returns the function and the shapes and dtypes of its
       arguments. It is called in another process.
+    gpu: what it is compiled for.
     **keywords: whatever JSON holds.
 
   Raises:
     RuntimeError: it does not compile, or the compiler reported nothing.
   """
-  return _compile(example, json.dumps(keywords))
+  return _compile(example, json.dumps(keywords), gpu)
 
 
 @functools.cache
-def _compile(example: str, keywords: str) -> Compiled:
+def _compile(example: str, keywords: str, gpu: hardware.Gpu) -> Compiled:
+  described = json.dumps(dataclasses.asdict(gpu))
   with tempfile.TemporaryDirectory() as folder:
     # Mosaic GPU looks for its tools in bin/ of one CUDA installation.
     tools = Path(folder, "bin")
@@ -297,7 +303,7 @@ def _compile(example: str, keywords: str) -> Compiled:
     }
     try:
       done = subprocess.run(
-        [sys.executable, "-m", _PROCESS, example, keywords],
+        [sys.executable, "-m", _PROCESS, example, keywords, described],
         cwd=Path(__file__).resolve().parents[2],
         env=environment,
         capture_output=True,
