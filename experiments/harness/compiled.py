@@ -32,6 +32,8 @@ from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract
 
 GPU = hardware.lookup("NVIDIA H200")
+# JAX's CUDA plugin, if tools/setup_env.sh put it there.
+_PLUGIN = Path(sys.prefix, "cuda-plugin")
 _TIMEOUT_S = 240
 _PROCESS = "experiments.harness.compile_process"
 _TOOLS = "ptxas", "nvdisasm"
@@ -114,12 +116,33 @@ class Compiled(Resources):
 
 def unavailable() -> str | None:
   """Why kernels can't be compiled to SASS here, or None."""
-  if importlib.util.find_spec("jax_cuda13_plugin") is None:
-    return "compiling without a GPU needs the extra `aot`: no CUDA plugin"
+  if not _has_plugin() and not _PLUGIN.is_dir():
+    return (
+      "compiling without a GPU needs what tools/setup_env.sh installs for the"
+      " extra `aot`: no CUDA plugin"
+    )
   for tool in _TOOLS:
     if _find(tool) is None:
       return f"compiling without a GPU needs the extra `aot`: no {tool}"
   return None
+
+
+def _has_plugin() -> bool:
+  """Whether this process finds JAX's CUDA plugin itself."""
+  return importlib.util.find_spec("jax_cuda13_plugin") is not None
+
+
+def environment() -> dict[str, str]:
+  """Of a process that compiles for a GPU that need not be there."""
+  found = os.environ | {
+    "JAX_PLATFORMS": "cpu",
+    # A compiled kernel that comes out of a cache reports nothing.
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+  }
+  if not _has_plugin():
+    paths = str(_PLUGIN), found.get("PYTHONPATH", "")
+    found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+  return found
 
 
 @contextlib.contextmanager
@@ -295,17 +318,11 @@ def _compile(example: str, keywords: str, gpu: hardware.Gpu) -> Compiled:
     tools.mkdir()
     for tool in _TOOLS:
       (tools / tool).symlink_to(_find(tool))
-    environment = os.environ | {
-      "JAX_PLATFORMS": "cpu",
-      "PALLAS_GEMM_AOT_TOOLS": folder,
-      # A compiled kernel that comes out of a cache reports nothing.
-      "JAX_ENABLE_COMPILATION_CACHE": "false",
-    }
     try:
       done = subprocess.run(
         [sys.executable, "-m", _PROCESS, example, keywords, described],
         cwd=Path(__file__).resolve().parents[2],
-        env=environment,
+        env=environment() | {"PALLAS_GEMM_AOT_TOOLS": folder},
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_S,
