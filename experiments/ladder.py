@@ -23,7 +23,8 @@ Rows go to experiments/results/<device>/ladder.jsonl as they are measured, so
 an interrupted run keeps what it finished (--resume goes on from there); those
 of --sweep to sweep.jsonl there. On a machine without an NVIDIA GPU the kernels
 run in Pallas' GPU interpreter on a small problem: they are checked, their
-traffic is modelled, nothing is timed.
+traffic is modelled, nothing is timed. A rung that another GPU than a Hopper
+can't run is skipped, and a line says why.
 
 Exit status: 0; 1 if a kernel FAILED or could not run; 2 for a command that
 can't be carried out; 130 after Ctrl-C.
@@ -149,6 +150,9 @@ def compare(
   p, rung = case.problem, case.rung
   size = f"{p.m}x{p.n}x{p.k} {p.dtype}"
   name = f"{rung.label if rung else '':>3} {case.kernel:<26} {size}"
+  if rung is not None and (reason := _why_skipped(rung, p)):
+    session.console.line(f"{name}  skipped: {reason}")
+    return
   if rung is not None and _SWEEP.value:
     least_s = modelled.of_rung(rung, p, gpu).floor.seconds
     if least_s > DOES_NOT_FIT_S:
@@ -169,6 +173,13 @@ def compare(
   )
   if rung is not None and not bench.timed:
     session.console.line(f"   {modelled.line(rung, p, gpu)}")
+
+
+def _why_skipped(rung: contract.Rung, problem: contract.Problem) -> str | None:
+  """Why a rung can't run where not all can; None where it is to run."""
+  if hardware.needs("all of the ladder", (9, 0), exactly=True) is None:
+    return None
+  return rung.is_legal(rung.default_config(problem), problem)
 
 
 def _kept(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence, Set
 import contextlib
 import dataclasses
 import os
+import re
 from typing import Any, NamedTuple
 
 from absl import logging
@@ -25,7 +26,6 @@ from jax.experimental.mosaic.gpu import fragmented_array as _fa
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
-import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 CUDA_PLATFORMS = ("gpu", "cuda")
@@ -43,11 +43,16 @@ if _has_few:
   os.environ["PJRT_NPROC"] = str(_HOST_THREADS)
 
 
-def abstract_gpu(device_kind: str, num_cores: int):
+@dataclasses.dataclass(frozen=True, slots=True)
+class _AbstractGpu(jax.sharding.AbstractDevice):
+  """With what Mosaic GPU asks for; of a device without it, it takes 9.0."""
+
+  compute_capability: str
+
+
+def abstract_gpu(device_kind: str, num_cores: int, compute_capability: str):
   """Context: trace and lower as if `device_kind` were the default device."""
-  device = jax.sharding.AbstractDevice(
-    device_kind=device_kind, platform="gpu", num_cores=num_cores
-  )
+  device = _AbstractGpu(device_kind, num_cores, "gpu", compute_capability)
   return jax.sharding.use_abstract_mesh(
     jax.sharding.AbstractMesh((), (), abstract_device=device)
   )
@@ -59,7 +64,7 @@ def one_device(platform: str | None = None):
   Args:
     platform: of the device; None keeps the device that is in force.
   """
-  device = jax.sharding.get_abstract_mesh().abstract_device
+  device = abstract_device()
   if platform is not None:
     device = jax.sharding.AbstractDevice(
       device_kind=platform, platform=platform, num_cores=None
@@ -69,16 +74,37 @@ def one_device(platform: str | None = None):
   )
 
 
+def abstract_device() -> Any:
+  """The abstract device that a trace made now is for; None if none is set."""
+  return jax.sharding.get_abstract_mesh().abstract_device
+
+
 def target_device() -> Any:
-  """The device that a trace made now is for: abstract if one is set."""
-  mesh = jax.sharding.get_abstract_mesh()
-  device = getattr(mesh, "abstract_device", None)
-  return jax.devices()[0] if device is None else device
+  """The device that a trace made now is for: abstract if one is set.
+
+  A mesh that is set is of an abstract device that tells nothing but its name:
+  this machine's of the same name tells more.
+  """
+  device = abstract_device()
+  if device is None:
+    return jax.devices()[0]
+  if device.platform in CUDA_PLATFORMS and type(device) is not _AbstractGpu:
+    here = jax.devices()[0]
+    return here if here.device_kind == device.device_kind else device
+  return device
+
+
+def is_amd(device: Any) -> bool:
+  """Whether a device is AMD's, whose platform JAX calls "gpu" too."""
+  capability = getattr(device, "compute_capability", None)
+  words = f"{device.platform} {device.device_kind} {capability}".lower()
+  return re.search(r"\b(rocm|amd|gfx)", words) is not None
 
 
 def targets_gpu() -> bool:
   """Whether a kernel traced now is compiled for a GPU (else: interpreted)."""
-  return target_device().platform in CUDA_PLATFORMS
+  device = target_device()
+  return device.platform in CUDA_PLATFORMS and not is_amd(device)
 
 
 def kernel(
@@ -175,16 +201,6 @@ def layout_facts(layout: Any) -> LayoutFacts:
   )
 
 
-def mma(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-  """`plgpu.mma`: acc + a @ b from registers, 16 x 8 x 16 at a time.
-
-  The interpreter has no rule for it; there it is a product in float32.
-  """
-  if targets_gpu():
-    return plgpu.mma(acc, a, b)
-  return acc + jnp.dot(a.astype(acc.dtype), b.astype(acc.dtype))
-
-
 def store(ref: Any, value: jax.Array, *, optimized: bool = True) -> None:
   """`plgpu.store`, which JAX has from 0.12 on.
 
@@ -195,20 +211,6 @@ def store(ref: Any, value: jax.Array, *, optimized: bool = True) -> None:
     plgpu.store(ref, value, optimized=optimized)
   else:
     ref[...] = value
-
-
-def read_past_rows(x: jax.Array, columns: int, rows: int = 0) -> jax.Array:
-  """Matrices of which a kernel may read windows that run on past a row's end.
-
-  What it finds there is the next row's, so all but the last rows have it. The
-  interpreter checks the end of each row: there, rows get that many columns
-  more, of NaN; and matrices that many rows more, of zeros.
-  """
-  if targets_gpu():
-    return x
-  lead = [(0, 0)] * (x.ndim - 2)
-  x = jnp.pad(x, [*lead, (0, 0), (0, columns)], constant_values=jnp.nan)
-  return jnp.pad(x, [*lead, (0, rows), (0, 0)])
 
 
 def join_varying(*arrays: jax.Array) -> list[jax.Array]:
@@ -376,14 +378,6 @@ def on_one_device() -> contextlib.AbstractContextManager[Any]:
   if jax.sharding.get_abstract_mesh().empty:
     return contextlib.nullcontext()
   return jax.set_mesh(jax.sharding.Mesh(jax.local_devices()[0], ()))
-
-
-def is_mesh_known(arrays: Sequence[Any]) -> bool:
-  """Whether types or `jax.set_mesh` tell the mesh of a product traced now."""
-  meshes = [jax.typeof(x).sharding.mesh for x in arrays]
-  return not all(
-    mesh.empty for mesh in (*meshes, jax.sharding.get_abstract_mesh())
-  )
 
 
 def interpreter_effects() -> Set[Any]:

@@ -1,8 +1,8 @@
 """What a GPU is: how many SMs, how much of each memory, how fast at most.
 
-Everything in the package that depends on the machine asks here, so that no
-kernel carries a number that is true of one GPU alone. `current()` describes
-the GPU that a trace made now is for; `lookup()` describes one by name.
+All that depends on the machine asks here, so that no kernel carries a number
+that is true of one GPU alone. `current()` describes the one that a trace made
+now is for, `lookup()` one by name.
 
 Where the numbers come from:
 
@@ -25,7 +25,6 @@ from typing import Any
 from pallas_gemm import compat
 
 KIB, MIB = 1024, 1024**2
-
 
 # Groups of SMs of a Hopper GPU within which a cluster must find room; which of
 # their SMs work differs from GPU to GPU. SMs come in pairs.
@@ -55,7 +54,7 @@ class Gpu:
 
   Attributes:
     name: as the CUDA driver reports it.
-    compute_capability: (major, minor).
+    compute_capability: (major, minor); (0, 0) if it can't be known.
     sm_count: streaming multiprocessors.
     fp32_lanes_per_sm: float32 FMAs that one SM starts in a clock.
     clock_hz: boost clock of the SMs.
@@ -217,13 +216,10 @@ def lookup(name: str) -> Gpu:
     >>> hardware.lookup("A100-SXM4-80GB").dram_bytes_per_s
     2039000000000.0
   """
-  plain = _plain(_SHORT.get(_plain(name), name))
-  for known, gpu in _KNOWN.items():
-    if _plain(known) == plain:
-      return gpu
-  raise ValueError(
-    f"name must be a known GPU, got {name!r}; known: {', '.join(_KNOWN)}"
-  )
+  if gpu := _find(name):
+    return gpu
+  known = ", ".join(_KNOWN)
+  raise ValueError(f"name must be a known GPU, got {name!r}; known: {known}")
 
 
 def current() -> Gpu:
@@ -232,26 +228,40 @@ def current() -> Gpu:
   * A GPU of the table (by its name): that row, with the number of SMs that
     the device itself reports (a partition of a GPU has fewer).
   * Another NVIDIA GPU: name, compute capability, number of SMs and shared
-    memory are read off the device. The rest can't be read and is an
+    memory are read off the device, as far as it tells them. The rest is an
     estimate: that of the product in the table with the same or the nearest
-    older compute capability and the nearest number of SMs, rates scaled by
-    the number of SMs. `modelled_on` names that product.
-  * No GPU (kernels are interpreted): the H200's row, so that the traffic
+    older compute capability (else the oldest) and the nearest number of SMs,
+    rates scaled by the number of SMs. `modelled_on` names that product.
+  * No NVIDIA GPU (kernels are interpreted): the H200's row, so that the traffic
     model and its floors can be printed on any machine.
-
-  Raises:
-    ValueError: the device is no NVIDIA GPU of compute capability 8.0 or later
-      (or an abstract device of unknown name, which has nothing to read).
   """
   if not compat.targets_gpu():
     return _KNOWN[DEFAULT_NAME]
   device = compat.target_device()
-  sms = _reported_sm_count(device)
-  try:
-    gpu = lookup(device.device_kind)
-  except ValueError:
+  sms, gpu = _reported_sm_count(device), _find(device.device_kind)
+  if gpu is None:
     return _estimate(device, sms)
   return gpu if sms is None else dataclasses.replace(gpu, sm_count=sms)
+
+
+def needs(
+  what: str, least: tuple[int, int], gpu: Gpu | None = None, exactly=False
+) -> str | None:
+  """None, or that a GPU (`current()`) lacks the compute capability it needs.
+
+  Example:
+    >>> from pallas_gemm import hardware
+    >>> hardware.needs("TMA", (9, 0), hardware.lookup("L4"))
+    'TMA needs a GPU of compute capability 9.0 or later, the NVIDIA L4 has 8.9'
+  """
+  gpu = gpu or current()
+  have = gpu.compute_capability
+  if have == least or (have > least and not exactly):
+    return None
+  want = "{}.{}".format(*least) + ("" if exactly else " or later")
+  has = "{}.{}".format(*have) if any(have) else "none that is known"
+  want = f"{what} needs a GPU of compute capability {want}"
+  return f"{want}, the {gpu.name} has {has}"
 
 
 def sm_count() -> int:
@@ -350,7 +360,7 @@ def _round_up(count: int, unit: int) -> int:
 
 
 @contextlib.contextmanager
-def assume(name: str):
+def assume(name: str | Gpu):
   """Context: traces and lowerings are made for the GPU of that name.
 
   For lowering and compiling on machines without a GPU: `current()` gives this
@@ -358,7 +368,8 @@ def assume(name: str):
   traced here can't be run on a CPU.
 
   Args:
-    name: as for `lookup`.
+    name: as for `lookup`; or a GPU, of which `current()` knows name, compute
+      capability and number of SMs if it is not in the table.
 
   Yields:
     The `Gpu`.
@@ -372,18 +383,15 @@ def assume(name: str):
     ...   hardware.sm_count()
     114
   """
-  gpu = lookup(name)
-  with compat.abstract_gpu(gpu.name, gpu.sm_count):
+  gpu = name if isinstance(name, Gpu) else lookup(name)
+  capability = "{}.{}".format(*gpu.compute_capability)
+  with compat.abstract_gpu(gpu.name, gpu.sm_count, capability):
     yield gpu
 
 
-def lowered_for(cuda: bool):
-  """Context: what is lowered for CUDA, or not, is traced for such a device."""
-  if cuda and not compat.targets_gpu():  # ahead of time, without a GPU
-    return assume(DEFAULT_NAME)
-  if not cuda and compat.targets_gpu():
-    return compat.one_device("cpu")
-  return compat.one_device()
+def _find(name: str) -> Gpu | None:
+  plain = _plain(_SHORT.get(_plain(name), name))
+  return next((g for g in _KNOWN.values() if _plain(g.name) == plain), None)
 
 
 def _plain(name: str) -> str:
@@ -402,19 +410,11 @@ def _reported_sm_count(device: Any) -> int | None:
 
 def _estimate(device: Any, sms: int | None) -> Gpu:
   """A GPU that is not in the table; see `current`."""
-  found = re.fullmatch(
-    r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", ""))
-  )
-  capability = (int(found[1]), int(found[2])) if found else None
-  older = [c for c in _ARCHITECTURES if capability and c <= capability]
-  if capability is None or not older:
-    raise ValueError(
-      "the device must be an NVIDIA GPU of compute capability 8.0 or later,"
-      f" got {device.device_kind!r} (compute capability"
-      f" {getattr(device, 'compute_capability', None)}); known by name:"
-      f" {', '.join(_KNOWN)}"
-    )
-  nearest = max(older)
+  said = str(getattr(device, "compute_capability", ""))
+  found = re.fullmatch(r"(\d+)\.(\d+)", said)
+  capability = (int(found[1]), int(found[2])) if found else (0, 0)
+  older = [c for c in _ARCHITECTURES if c <= capability]
+  nearest = max(older, default=min(_ARCHITECTURES))
   peers = [g for g in _KNOWN.values() if g.compute_capability == nearest]
   peer = min(peers, key=lambda g: abs(g.sm_count - (sms or g.sm_count)))
   sms = sms or peer.sm_count

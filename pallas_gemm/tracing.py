@@ -36,12 +36,8 @@ def find(
   Raises:
     ValueError, TypeError, RuntimeError: as `autotune`.
   """
-  gpu = hardware.current()
-  if gpu.compute_capability != (9, 0):
-    raise RuntimeError(
-      "tuning needs a Hopper GPU (compute capability 9.0), this is an"
-      f" {gpu.name}"
-    )
+  if reason := hardware.needs("tuning", (9, 0), exactly=True):
+    raise RuntimeError(reason)
   call, arrays = of_arrays(fn, args, kwargs)
   if any(isinstance(x, jax.core.Tracer) for x in arrays.values()):
     raise TypeError(

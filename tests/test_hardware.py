@@ -197,11 +197,112 @@ def test_a_newer_capability_takes_the_nearest_older(
   assert gpu.compute_capability == tuple(map(int, reported.split(".")))
 
 
-@pytest.mark.parametrize("capability", ["7.5", "gfx942", "", None])
-def test_what_is_no_supported_gpu(monkeypatch, capability):
-  pretend(monkeypatch, device_kind="strange", compute_capability=capability)
-  with pytest.raises(ValueError, match=r"8\.0 or later, got 'strange'"):
-    hardware.current()
+@pytest.mark.parametrize(
+  ("reported", "capability", "has"),
+  [
+    ("7.5", (7, 5), "7.5"),
+    ("7.0", (7, 0), "7.0"),
+    ("", (0, 0), "none that is known"),
+    (None, (0, 0), "none that is known"),
+  ],
+)
+def test_a_gpu_older_than_the_table_or_that_tells_nothing(
+  monkeypatch, reported, capability, has
+):
+  pretend(
+    monkeypatch,
+    device_kind="strange",
+    compute_capability=reported,
+    core_count=54,
+    shared_memory_per_block_optin=65536,
+  )
+  gpu, oldest = hardware.current(), hardware.lookup("A100-SXM4-40GB")
+  assert (gpu.name, gpu.modelled_on) == ("strange", oldest.name)
+  assert gpu.compute_capability == capability
+  assert (gpu.sm_count, gpu.shared_bytes_per_block) == (54, 65536)
+  assert gpu.fp32_flops == oldest.fp32_flops / 2
+  assert hardware.needs("x", (8, 0)) == (
+    f"x needs a GPU of compute capability 8.0 or later, the strange has {has}"
+  )
+
+
+@pytest.mark.parametrize(
+  "device",
+  [
+    {"device_kind": "AMD Instinct MI300X", "compute_capability": "gfx942"},
+    {"device_kind": "AMD Instinct MI300X"},
+    {"device_kind": "gfx90a"},
+    {"device_kind": "strange", "platform": "rocm"},
+  ],
+)
+def test_a_gpu_of_amd_is_none_that_kernels_run_on(monkeypatch, device):
+  device = types.SimpleNamespace(**{"platform": "gpu"} | device)
+  assert compat.is_amd(device)
+  monkeypatch.setattr(compat, "target_device", lambda: device)
+  assert not compat.targets_gpu()
+  assert hardware.current() == hardware.lookup(hardware.DEFAULT_NAME)
+
+
+@pytest.mark.parametrize(
+  ("gpu", "least", "exactly", "is_enough"),
+  [
+    ("H200", (9, 0), True, True),
+    ("B200", (9, 0), False, True),
+    ("B200", (9, 0), True, False),
+    ("RTX 4090", (8, 6), False, True),
+    ("RTX 4090", (9, 0), False, False),
+  ],
+)
+def test_needs(gpu, least, exactly, is_enough):
+  found = hardware.needs("x", least, hardware.lookup(gpu), exactly=exactly)
+  assert (found is None) == is_enough
+
+
+def test_a_mesh_that_is_set_is_of_this_machines_gpu(monkeypatch):
+  """JAX's abstract device of a mesh has a name, and no compute capability."""
+  here = types.SimpleNamespace(
+    platform="gpu",
+    device_kind="NVIDIA H20",
+    compute_capability="9.0",
+    core_count=78,
+  )
+  monkeypatch.setattr(jax, "devices", lambda: [here])
+  for name, capability in (("NVIDIA H20", (9, 0)), ("NVIDIA H21", (0, 0))):
+    device = jax.sharding.AbstractDevice(
+      device_kind=name, platform="gpu", num_cores=78
+    )
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
+      assert hardware.current().compute_capability == capability
+      assert hardware.sm_count() == 78
+
+
+def test_assumed_gpus_are_told_apart():
+  seen = []
+  for name in ("A100-SXM4-80GB", "H200", "A100-SXM4-80GB"):
+    with hardware.assume(name):
+      seen.append(compat.target_device())
+  assert [device.compute_capability for device in seen] == ["8.0", "9.0", "8.0"]
+  assert seen[0] == seen[2] and hash(seen[0]) == hash(seen[2])
+  assert seen[0] != seen[1]
+  plain = jax.sharding.AbstractDevice(
+    device_kind=seen[0].device_kind,
+    platform="gpu",
+    num_cores=seen[0].num_cores,
+  )
+  assert plain != seen[0]
+
+
+def test_a_gpu_that_has_no_row_is_assumed():
+  row = hardware.lookup("RTX 5090")
+  other = dataclasses.replace(
+    row, name="NVIDIA GB10", compute_capability=(12, 1), sm_count=48
+  )
+  with hardware.assume(other) as gpu:
+    found = hardware.current()
+  assert gpu is other and found.modelled_on == row.name
+  assert (found.name, found.compute_capability) == (other.name, (12, 1))
+  assert found.sm_count == 48
 
 
 def test_clusters_that_surely_run_together():

@@ -206,3 +206,31 @@ def test_a_rung_described():
 def test_no_such_rung_does_not_compile():
   with pytest.raises(RuntimeError, match="does not compile"):
     compiled.compile_rung("13", contract.Problem(64, 64, 64))
+
+
+def test_the_plugin_is_for_processes_that_compile(monkeypatch, tmp_path):
+  monkeypatch.setattr(compiled, "_PLUGIN", tmp_path / "plugin")
+  monkeypatch.setattr(compiled, "_has_plugin", lambda: False)
+  assert compiled.unavailable().endswith("no CUDA plugin")
+  (tmp_path / "plugin").mkdir()
+  for before, after in (("", ""), ("/else", os.pathsep + "/else")):
+    monkeypatch.setenv("PYTHONPATH", before)
+    found = compiled.environment()["PYTHONPATH"]
+    assert found == f"{tmp_path / 'plugin'}{after}"
+  monkeypatch.setattr(compiled, "_has_plugin", lambda: True)
+  assert compiled.environment()["PYTHONPATH"] == "/else"
+
+
+@pytest.mark.aot
+def test_other_programs_do_not_hear_of_the_plugin():
+  if compiled._has_plugin():
+    pytest.skip("the plugin is in the environment itself")
+  environment = {k: x for k, x in os.environ.items() if k != "JAX_PLATFORMS"}
+  done = subprocess.run(
+    [sys.executable, "-c", "import jax; jax.devices()"],
+    capture_output=True,
+    text=True,
+    env=environment,
+    check=True,
+  )
+  assert "plugin" not in done.stderr and "Traceback" not in done.stderr

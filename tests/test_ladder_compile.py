@@ -9,6 +9,7 @@ import pytest
 
 from experiments.harness import compiled as compiled_lib
 from pallas_gemm.ladder import LADDER, contract, with_variants
+from tests.support import gpus
 
 pytestmark = pytest.mark.aot
 
@@ -90,6 +91,33 @@ def test_claimed_instructions(rung):
 def test_fp32_rungs_use_no_tensor_core(rung):
   """Exact fp32: no TF32 behind the user's back."""
   assert not re.search(r"\b[HQ]G?MMA\S*", _compile(rung).sass)
+
+
+# On one all that run there, of the others one each.
+ON_OTHERS = {
+  "75": ["7"],
+  "80": ["1", "2", "3", "4", "5", "6", "7", "8a", "9a"],
+  "86": ["9a"],
+  "89": ["8a"],
+  "100a": ["8"],
+  "103a": ["5"],
+  "120a": ["6"],
+  "121a": ["4"],
+}
+
+
+@pytest.mark.parametrize(
+  ("gpu", "target"), list(zip(gpus.OTHERS, ON_OTHERS)), ids=ON_OTHERS
+)
+def test_nothing_spills_on_other_gpus(gpu, target):
+  labels = ON_OTHERS[target]
+  compiled = compiled_lib.compile_example(
+    "tests.support.gpus:example", gpu, labels=labels, size=SIZE
+  )
+  assert compiled.spill_bytes == compiled.stack_bytes == 0
+  assert compiled.warnings == ()
+  found = re.findall(r"\t\.target\tsm_(\w+)", compiled.sass)
+  assert found == [target] * len(labels)
 
 
 def test_rung_8_is_nearly_all_ffma():

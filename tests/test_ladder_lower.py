@@ -4,13 +4,16 @@ Lowering decides what Mosaic GPU accepts: register layouts, wgmma shapes,
 swizzles, TMA boxes and strides, shared memory.
 """
 
+import functools
+import re
+
 import jax
 import pytest
 
 from experiments.harness import suites
 from pallas_gemm import hardware
 from pallas_gemm.ladder import LADDER, contract, with_variants
-from tests.support import oldest, problems
+from tests.support import gpus, oldest, problems
 
 each_rung = pytest.mark.parametrize(
   "rung", with_variants(), ids=lambda r: r.name
@@ -89,6 +92,63 @@ def test_the_classics_blocks_lower():
     assert "mosaic_gpu" in _lower(rung, 16, 16, 16, "float32", config=config)
   config = contract.SimtConfig(block_m=4, block_n=4, block_k=4)
   assert "mosaic_gpu" in _lower(LADDER[2], 16, 16, 16, "float32", config=config)
+
+
+@pytest.mark.parametrize("gpu", (*gpus.OTHERS, hardware.lookup(GPU)), ids=_id)
+def test_a_kernel_is_lowered_for_the_gpu_that_is_assumed(gpu):
+  x = jax.ShapeDtypeStruct((128, 128), "float32")
+  with hardware.assume(gpu):
+    traced = jax.jit(LADDER[0].gemm).trace(x, x)
+    lowered = traced.lower(lowering_platforms=("cuda",))
+  assert gpus.target_of_kernel(lowered) == gpu.compute_capability
+
+
+# What a rung needs of a GPU; the first of them is the one that it names.
+NEEDS = {
+  **dict.fromkeys(("3", "4"), "mbarrier needs .* 8.0 or later"),
+  "8": "TMA needs .* 9.0 or later",
+  "9a": "mma .* needs .* 8.0 or later",
+  **dict.fromkeys(("9", "9b", "10", "10a", "11", "11a", "12"), "wgmma needs"),
+}
+
+
+@pytest.mark.parametrize("gpu", (gpus.V100, *gpus.OTHERS), ids=_id)
+@each_rung
+def test_what_other_gpus_lack(rung, gpu):
+  """Each config is refused for it, before its sizes; an error names it."""
+  least = {"3": (8, 0), "4": (8, 0), "8": (9, 0), "9a": (8, 0)}
+  reason = NEEDS.get(rung.label)
+  if reason and gpu.compute_capability >= least.get(rung.label, (99, 0)):
+    reason = None
+  if gpu.compute_capability < (7, 5):
+    reason = "ptxas needs .* 7.5 or later"
+  problem = contract.Problem(512, 512, 512, rung.dtypes[0])
+  x = jax.ShapeDtypeStruct((512, 512), rung.dtypes[0])
+  with hardware.assume(gpu):
+    found = rung.is_legal(rung.default_config(problem), problem)
+    if reason is None:  # but for room
+      assert found is None or "bytes of shared memory" in found
+      return
+    assert re.match(f"{reason}.*, the {gpu.name} has ", found), found
+    with pytest.raises(ValueError, match=reason):
+      jax.eval_shape(rung.gemm, x, x)
+
+
+@pytest.mark.parametrize("gpu", (gpus.T4, gpus.A100, gpus.B200), ids=_id)
+@each_rung
+def test_what_is_legal_lowers_on_other_gpus(rung, gpu):
+  dtype = rung.dtypes[0]
+  problem = contract.Problem(512, 512, 512, dtype)
+  # By copies of what no GPU before Hopper has.
+  asked = contract.SimtConfig(64, 128, 16, 8, 4, 4, stages=2, raster=8)
+  configs = [asked, *problems.candidate_configs(rung)]
+  x = jax.ShapeDtypeStruct((512, 512), dtype)
+  with hardware.assume(gpu):
+    legal = [c for c in configs if rung.is_legal(c, problem) is None]
+    for config in oldest.half(legal[:: max(1, len(legal) // 4)]):
+      traced = jax.jit(functools.partial(rung.gemm, config=config)).trace(x, x)
+      text = traced.lower(lowering_platforms=("cuda",)).as_text()
+      assert "mosaic_gpu" in text, config
 
 
 def test_names_of_kernels_are_the_rungs():

@@ -5,7 +5,6 @@ And Tier B: lowered for them, by eight devices of any kind.
 
 import collections
 import math
-import os
 from pathlib import Path
 import re
 import subprocess
@@ -13,6 +12,7 @@ import sys
 
 import pytest
 
+from experiments.harness import compiled
 from tests.support import mesh_compile
 
 # What a device has of M, N and K; of the groups it has all.
@@ -121,13 +121,7 @@ def _printed(example: str, mode: str, xla_flags: str = "") -> str:
   done = subprocess.run(
     [sys.executable, "-m", "tests.support.mesh_compile", example, mode],
     cwd=Path(__file__).parent.parent,
-    env=os.environ
-    | {
-      "JAX_PLATFORMS": "cpu",
-      "XLA_FLAGS": xla_flags,
-      # A program that comes out of a cache leaves no files.
-      "JAX_ENABLE_COMPILATION_CACHE": "false",
-    },
+    env=compiled.environment() | {"XLA_FLAGS": xla_flags},
     capture_output=True,
     text=True,
   )

@@ -8,11 +8,13 @@
 #
 # Needs python3 (3.12 or newer) or uv. A second call with the same arguments
 # does nothing until pyproject.toml changes. A directory that holds something
-# else is left alone.
+# else is left alone. JAX's CUDA plugin, which the extra `aot` compiles with,
+# goes to DIRECTORY/cuda-plugin: without the CUDA libraries JAX complains of it
+# in every program that finds it.
 set -eu
 
 if [ $# -lt 2 ]; then
-  sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,13s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 cd "$(dirname "$0")/.."
@@ -67,10 +69,36 @@ if ! "$venv/bin/python" -c "$new_enough" >/dev/null 2>&1; then
   $make_venv "$venv"
   : >"$stamp"
 fi
-if command -v uv >/dev/null 2>&1; then
-  uv pip install --quiet --python "$venv/bin/python" -e ".[$extras]" "$@"
-else
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-    -e ".[$extras]" "$@"
-fi
+pip() {
+  command=$1
+  shift
+  if command -v uv >/dev/null 2>&1; then
+    uv pip "$command" --quiet --python "$venv/bin/python" "$@"
+  else
+    case $command in uninstall) set -- --yes "$@" ;; esac
+    "$venv/bin/python" -m pip --quiet --disable-pip-version-check \
+      "$command" "$@"
+  fi
+}
+pip install -e ".[$extras]" "$@"
+
+# A plugin in the environment itself stays where its CUDA libraries are found.
+"$venv/bin/python" 2>/dev/null - <<'PYTHON' ||
+import importlib.util
+
+if importlib.util.find_spec("jax_cuda13_plugin"):
+  from jax_plugins import xla_cuda13
+
+  xla_cuda13.initialize()
+PYTHON
+  pip uninstall jax-cuda13-plugin jax-cuda13-pjrt
+case ",$extras," in
+*,aot,*)
+  version=$("$venv/bin/python" -c \
+    'from importlib import metadata; print(metadata.version("jaxlib"))')
+  rm -rf "$venv/cuda-plugin"
+  pip install --no-deps --target "$venv/cuda-plugin" \
+    "jax-cuda13-plugin==$version" "jax-cuda13-pjrt==$version"
+  ;;
+esac
 echo "$request" >>"$stamp"

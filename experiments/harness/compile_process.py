@@ -1,6 +1,9 @@
 """The process of one compilation, for a GPU that need not be there.
 
-python -m experiments.harness.compile_process MODULE:FUNCTION '{"word": 1}'
+python -m experiments.harness.compile_process MODULE:FUNCTION '{"word": 1}' GPU
+
+The last argument is a `hardware.Gpu` as JSON. A process compiles for one GPU:
+Mosaic GPU keeps the first one's target.
 """
 
 import importlib
@@ -22,6 +25,8 @@ def target_config(gpu: hardware.Gpu) -> str:
   Numbers that are not the GPU's are limits of CUDA.
   """
   major, minor = gpu.compute_capability
+  # Of sm_90a and later: wgmma, and what ptxas knows of one architecture alone.
+  extension = "ACCELERATED_FEATURES" if major >= 9 else "NONE"
   return f"""
     gpu_device_info {{
       threads_per_block_limit: 1024
@@ -42,7 +47,7 @@ def target_config(gpu: hardware.Gpu) -> str:
       cuda_compute_capability {{
         major: {major}
         minor: {minor}
-        feature_extension: ACCELERATED_FEATURES
+        feature_extension: {extension}
       }}
       registers_per_core_limit: {gpu.registers_per_sm}
       registers_per_block_limit: {gpu.registers_per_sm}
@@ -53,7 +58,7 @@ def target_config(gpu: hardware.Gpu) -> str:
   """
 
 
-def main(example: str, keywords: str) -> None:
+def main(example: str, keywords: str, gpu: str) -> None:
   """Compiles, and leaves what the compiler prints on stdout."""
   from jax.experimental.mosaic.gpu import core  # noqa: F401  (sets the next)
 
@@ -63,10 +68,12 @@ def main(example: str, keywords: str) -> None:
 
   module, _, name = example.partition(":")
   make = getattr(importlib.import_module(module), name)
-  with hardware.assume(compiled.GPU) as gpu:
+  fields = json.loads(gpu)
+  fields["compute_capability"] = tuple(fields["compute_capability"])
+  with hardware.assume(hardware.Gpu(**fields)) as target:
     function, shapes = make(**json.loads(keywords))
     topology = topologies.get_topology_desc(
-      platform="cuda", target_config=target_config(gpu), topology="1x1x1"
+      platform="cuda", target_config=target_config(target), topology="1x1x1"
     )
     mesh = jax.sharding.Mesh(np.array(topology.devices), ("x",))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())

@@ -2,9 +2,10 @@
 
 JAX's CUDA plugin compiles for a described GPU as well as for one that is
 there, so `compile_rung` and `compile_example` need no GPU: they compile for
-an NVIDIA H200, and give what ptxas says, what the kernel is launched with, and
-the machine code (SASS). Each compilation has a process of its own, since some
-failures end it. On a GPU `capture` listens while a kernel is compiled to run.
+an NVIDIA H200, or another, and give what ptxas says, what the kernel is
+launched with, and the machine code (SASS). Each compilation has a process of
+its own, since some failures end it. On a GPU `capture` listens while a kernel
+is compiled to run.
 """
 
 from collections.abc import Iterator
@@ -30,7 +31,9 @@ import jax
 from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract
 
-GPU = "NVIDIA H200"
+GPU = hardware.lookup("NVIDIA H200")
+# JAX's CUDA plugin, if tools/setup_env.sh put it there.
+_PLUGIN = Path(sys.prefix, "cuda-plugin")
 _TIMEOUT_S = 240
 _PROCESS = "experiments.harness.compile_process"
 _TOOLS = "ptxas", "nvdisasm"
@@ -113,12 +116,33 @@ class Compiled(Resources):
 
 def unavailable() -> str | None:
   """Why kernels can't be compiled to SASS here, or None."""
-  if importlib.util.find_spec("jax_cuda13_plugin") is None:
-    return "compiling without a GPU needs the extra `aot`: no CUDA plugin"
+  if not _has_plugin() and not _PLUGIN.is_dir():
+    return (
+      "compiling without a GPU needs what tools/setup_env.sh installs for the"
+      " extra `aot`: no CUDA plugin"
+    )
   for tool in _TOOLS:
     if _find(tool) is None:
       return f"compiling without a GPU needs the extra `aot`: no {tool}"
   return None
+
+
+def _has_plugin() -> bool:
+  """Whether this process finds JAX's CUDA plugin itself."""
+  return importlib.util.find_spec("jax_cuda13_plugin") is not None
+
+
+def environment() -> dict[str, str]:
+  """Of a process that compiles for a GPU that need not be there."""
+  found = os.environ | {
+    "JAX_PLATFORMS": "cpu",
+    # A compiled kernel that comes out of a cache reports nothing.
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+  }
+  if not _has_plugin():
+    paths = str(_PLUGIN), found.get("PYTHONPATH", "")
+    found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+  return found
 
 
 @contextlib.contextmanager
@@ -203,8 +227,9 @@ def describe(
 
   Or, in a line, why that can't be told here. Compiling takes seconds.
   """
-  if gpu.compute_capability != hardware.lookup(GPU).compute_capability:
-    return [f"machine code: compiled for GPUs like {GPU} alone, not {gpu.name}"]
+  if gpu.compute_capability != GPU.compute_capability:
+    like = GPU.name
+    return [f"machine code: compiled for GPUs like {like}, not {gpu.name}"]
   if reason := unavailable():
     return [f"machine code: not known here; {reason}"]
   try:
@@ -266,40 +291,38 @@ def rung_example(rung: int | str, problem, config):
   return gemm, [jax.ShapeDtypeStruct(shape, p.dtype) for shape in shapes]
 
 
-def compile_example(example: str, **keywords: Any) -> Compiled:
+def compile_example(
+  example: str, gpu: hardware.Gpu = GPU, **keywords: Any
+) -> Compiled:
   """The kernels of any function that can be jitted.
 
   Args:
     example: "module:name" of what makes the function: called with the
       keywords it returns the function and the shapes and dtypes of its
       arguments. It is called in another process.
+    gpu: what it is compiled for.
     **keywords: whatever JSON holds.
 
   Raises:
     RuntimeError: it does not compile, or the compiler reported nothing.
   """
-  return _compile(example, json.dumps(keywords))
+  return _compile(example, json.dumps(keywords), gpu)
 
 
 @functools.cache
-def _compile(example: str, keywords: str) -> Compiled:
+def _compile(example: str, keywords: str, gpu: hardware.Gpu) -> Compiled:
+  described = json.dumps(dataclasses.asdict(gpu))
   with tempfile.TemporaryDirectory() as folder:
     # Mosaic GPU looks for its tools in bin/ of one CUDA installation.
     tools = Path(folder, "bin")
     tools.mkdir()
     for tool in _TOOLS:
       (tools / tool).symlink_to(_find(tool))
-    environment = os.environ | {
-      "JAX_PLATFORMS": "cpu",
-      "PALLAS_GEMM_AOT_TOOLS": folder,
-      # A compiled kernel that comes out of a cache reports nothing.
-      "JAX_ENABLE_COMPILATION_CACHE": "false",
-    }
     try:
       done = subprocess.run(
-        [sys.executable, "-m", _PROCESS, example, keywords],
+        [sys.executable, "-m", _PROCESS, example, keywords, described],
         cwd=Path(__file__).resolve().parents[2],
-        env=environment,
+        env=environment() | {"PALLAS_GEMM_AOT_TOOLS": folder},
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_S,

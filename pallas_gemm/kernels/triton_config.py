@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from pallas_gemm import hardware
+from pallas_gemm import compat, hardware
 from pallas_gemm.problem import Problem
 
 ALIGNMENT_BYTES = 16  # of a row, for asynchronous copies of whole vectors
@@ -146,7 +146,6 @@ def programs(config: Config, problem: Problem) -> int:
 
 def current_gpu() -> hardware.Gpu | None:
   """The GPU in use, or None where only its driver knows (AMD, old NVIDIA)."""
-  try:
-    return hardware.current()
-  except ValueError:
-    return None
+  gpu = hardware.current()
+  is_old = gpu.compute_capability < (8, 0)
+  return None if is_old or compat.is_amd(compat.target_device()) else gpu

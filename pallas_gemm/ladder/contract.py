@@ -1,9 +1,8 @@
 """What every rung shares: the problem, the argument checks, the configs.
 
-A rung's file holds only its idea. Everything that is the same in all twelve
-lives here, once: which arguments are legal, what happens when a dimension is
-zero, how operands that a kernel can't mask are padded, and how `alpha`, `beta`
-and `C` enter the result.
+A rung's file holds only its idea. What is the same in all twelve lives here:
+which arguments are legal, what happens when a dimension is zero, how operands
+that a kernel can't mask are padded, and how `alpha`, `beta` and `C` enter.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from pallas_gemm import blas, hardware
 from pallas_gemm.ladder import blocks
 
 FLOAT32, FLOAT16S = blas.FLOAT32, blas.FLOAT16S
+LEAST = 7, 5  # the first compute capability that CUDA 13's ptxas compiles for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -433,7 +433,7 @@ def make_rung(
     if not isinstance(config, config_type):
       want, got = config_type.__name__, type(config).__name__
       return f"config must be a {want}, got {got}"
-    reason = check_fields(config, uses)
+    reason = check_fields(config, uses) or hardware.needs("ptxas", LEAST)
     return is_legal(config, problem) if reason is None else reason
 
   def whole_blocks(problem, config):

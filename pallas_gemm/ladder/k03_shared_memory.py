@@ -50,7 +50,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat
+from pallas_gemm import compat, hardware
 from pallas_gemm.ladder import contract, register_layouts
 from pallas_gemm.ladder.blocks import GMEM, Specs, rows_of, shared_bytes, window
 from pallas_gemm.ladder.register_layouts import LANE, load, outer
@@ -90,6 +90,7 @@ def is_legal(config, problem):
   # Each warpgroup copies rows of A and B; Mosaic has no arrays of one element.
   rows = max(warpgroups(config), 2)
   return contract.first(
+    hardware.needs("mbarrier", (8, 0)),
     contract.at_least("block_m", config.block_m, rows),
     contract.at_least("block_k", config.block_k, rows),
     contract.at_least("block_n", config.block_n, 2),

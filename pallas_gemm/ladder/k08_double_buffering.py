@@ -32,7 +32,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat
+from pallas_gemm import compat, hardware
 from pallas_gemm.ladder import blocks, contract
 from pallas_gemm.ladder import register_layouts as layouts
 from pallas_gemm.ladder.blocks import GMEM, SMEM, Specs, copy_in, window
@@ -69,7 +69,7 @@ def is_legal(config, problem):
   """None, or why `config` can't run."""
   (a, b, *_), c = specs(problem, config)
   need = blocks.shared_bytes((a, a, b), config.stages, 4)
-  return contract.first(
+  return hardware.needs("TMA", (9, 0)) or contract.first(
     contract.vectors_fit(config, CONSUMERS, least_depth=16),
     contract.at_most("columns of a TMA tile", config.block_n, 256),
     contract.fits(need + blocks.shared_bytes((c,), 1, 4)),

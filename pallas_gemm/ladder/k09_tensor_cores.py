@@ -53,7 +53,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat
+from pallas_gemm import compat, hardware
 from pallas_gemm.ladder import blocks, contract, register_layouts
 from pallas_gemm.ladder import tensor_core_common as common
 from pallas_gemm.ladder.blocks import GMEM, SMEM, Specs, along_k, window
@@ -148,7 +148,10 @@ def is_legal_mma(config, problem):
       "block_m and block_n must be 64 or 128, and block_k 32, got"
       f" {bm} x {bn} and {config.block_k}"
     )
-  return common.is_legal_grid(grid(problem, config))
+  return contract.first(
+    hardware.needs("mma of 16 x 8 x 16", (8, 0)),
+    common.is_legal_grid(grid(problem, config)),
+  )
 
 
 def kernel_by_mma(operands, problem, config):
@@ -175,7 +178,7 @@ def kernel_by_mma(operands, problem, config):
       b_tile = load(window(b_spec, b_ref, i, j, k), rows_of_vectors(bn, 8))
       a_s[...] = a_tile
       b_s[...] = b_tile
-      return compat.mma(acc, load(a_s, of_a), load(b_s, of_b))
+      return common.mma(acc, load(a_s, of_a), load(b_s, of_b))
 
     acc = lax.fori_loop(0, slabs, slab, zeros(bm, bn, own))
     c = [load(window(c_spec[0], ref, i, j, 0), own) for ref in c_ref]

@@ -11,12 +11,13 @@ far as they like.
 import itertools
 from typing import Any
 
+import jax
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import hardware
+from pallas_gemm import compat, hardware
 from pallas_gemm.ladder import blocks, contract
 
 # A swizzle atom: 8 rows of 64 16-bit elements, 128 bytes, the widest swizzle.
@@ -201,17 +202,22 @@ def staging(
   return swizzled(shape, dtype)
 
 
+def mma(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+  """`plgpu.mma`: acc + a @ b from registers, 16 x 8 x 16 at a time.
+
+  The interpreter has no rule for it; there it is a product in float32.
+  """
+  if compat.targets_gpu():
+    return plgpu.mma(acc, a, b)
+  return acc + jnp.dot(a.astype(acc.dtype), b.astype(acc.dtype))
+
+
 def is_legal_tile(
   config: contract.TensorCoreConfig, specs: blocks.Specs
 ) -> str | None:
   """None, or why no warpgroup can multiply the tiles of the specs."""
-  gpu = hardware.current()
-  if gpu.compute_capability != (9, 0):
-    major, minor = gpu.compute_capability
-    return (
-      "wgmma needs a GPU of compute capability 9.0 (Hopper),"
-      f" {gpu.name} has {major}.{minor}"
-    )
+  if reason := hardware.needs("wgmma", (9, 0), exactly=True):
+    return reason
   if config.consumers > 2:
     return f"consumers must be 1 or 2, got {config.consumers}"
   (block_m, block_n), depth = specs.out_specs.block_shape, config.block_k

@@ -88,6 +88,10 @@ def _first_of(x: Operands, spec: Spec) -> Sequence[jax.Array]:
     return spec_lib.without_product(x, spec)
   product, cuda = _in_words(x, spec), compat.targets_gpu()
   refusals: list[str] = []
+  target = compat.target_device()
+  if compat.is_amd(target) and not spec.implementation:
+    kernel = f"{HOPPER}: needs an NVIDIA GPU, this is for {target.device_kind}"
+    refusals.append(kernel)
   for name in names(spec, cuda):
     implementation = IMPLEMENTATIONS[name]
     try:

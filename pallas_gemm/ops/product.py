@@ -39,8 +39,10 @@ def product(x: Operands, spec: Spec) -> list[jax.Array]:
     spec: what is computed.
   """
   operands = x.present()
-  known = compat.is_mesh_known(operands)
-  primitive = product_p if known else product_on_unknown_mesh_p
+  meshes = [jax.typeof(v).sharding.mesh for v in operands]
+  meshes.append(jax.sharding.get_abstract_mesh())
+  is_unknown = all(mesh.empty for mesh in meshes)
+  primitive = product_on_unknown_mesh_p if is_unknown else product_p
   return primitive.bind(*compat.join_varying(*operands), spec=spec)
 
 

@@ -23,6 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import numpy as np
 
 from pallas_gemm import compat, hardware, report
+from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.ops import folding, implementations, xla
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.mesh_plan import Axes, Plan, plan_of
@@ -102,6 +103,17 @@ def _added_up(z: jax.Array, out: str, plan: Plan) -> jax.Array:
 
 # Lowering.
 
+
+def _lowered_for(cuda: bool):
+  """Context: what is lowered for CUDA, or not, is traced for such a device."""
+  targets_gpu, asked = compat.targets_gpu(), compat.abstract_device()
+  if not cuda and targets_gpu:
+    return compat.one_device("cpu")
+  if targets_gpu or not cuda or (asked is not None and compat.is_amd(asked)):
+    return compat.one_device()
+  return hardware.assume(hardware.DEFAULT_NAME)  # ahead of time
+
+
 _INTERPRETED = (
   "XLA can't partition an interpreted kernel, which runs on one device; leave"
   " implementation to its default on a mesh of CPUs"
@@ -113,7 +125,7 @@ def lower(ctx, *operands, spec: Spec, product: Product, cuda: bool):
   x = spec.named(ctx.avals_in)
   if not compat.is_partitioned(ctx.module_context.axis_context):
     run = functools.partial(implementations.run, spec=spec)
-    with hardware.lowered_for(cuda):
+    with _lowered_for(cuda):
       return compat.lowered(ctx, run, operands, typed=False)
   mesh = ctx.avals_out[0].sharding.mesh
   kernel = implementations.may_run_kernel(spec, x, cuda)
@@ -136,7 +148,8 @@ def _planned(
   """The plan, and the function of a device's operands that follows it."""
   todo = plan_of(spec, have, out, axes, size)
   if spec.batch_invariant and todo.psum:
-    if implementations.HOPPER in implementations.names(spec, cuda):
+    tried = implementations.HOPPER in implementations.names(spec, cuda)
+    if tried and not (cuda and legal.wrong_gpu()):
       raise NotImplementedError(
         f"batch_invariant() with sums over the mesh axes {todo.psum}: the order"
         " in which devices' sums are added is not known; gather K first"
@@ -264,7 +277,7 @@ def _whole(ctx, operands, spec: Spec, cuda: bool, mesh, reason: str):
     ]
 
   if not is_explicit:
-    with hardware.lowered_for(cuda):
+    with _lowered_for(cuda):
       return compat.lowered(ctx, run, operands, typed=False)
   with jax.sharding.use_abstract_mesh(mesh):
     return compat.lowered(ctx, run, operands, typed=True)

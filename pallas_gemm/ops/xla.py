@@ -8,7 +8,8 @@ from jax import lax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pallas_gemm import compat, hardware, report
+from pallas_gemm import compat, report
+from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.spec import Operands, Spec
 
@@ -21,7 +22,7 @@ def check_invariance(batch_invariant: bool, cuda: bool, why: str = "") -> None:
   """XLA promises none: refused on a Hopper GPU, said elsewhere."""
   if not batch_invariant:
     return
-  if cuda and hardware.current().compute_capability == (9, 0):
+  if cuda and not legal.wrong_gpu():
     raise NotImplementedError(NOT_INVARIANT + why)
   report.warn_once(
     f"batch_invariant() has no effect here: {NOT_INVARIANT}; on a Hopper GPU"

@@ -88,9 +88,8 @@ def _devices(mode: str) -> np.ndarray:
   from jax.experimental import topologies
 
   from experiments.harness import compile_process, compiled
-  from pallas_gemm import hardware
 
-  target = compile_process.target_config(hardware.lookup(compiled.GPU))
+  target = compile_process.target_config(compiled.GPU)
   topology = topologies.get_topology_desc(
     platform="cuda", target_config=target, topology="1x1x8"
   )

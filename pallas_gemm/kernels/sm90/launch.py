@@ -213,7 +213,7 @@ def grouped(
   made, cut = tables.make(plan, offsets, (a, *b))
   b_last = [weights.last_slab(x, plan) for x in b if plan.b_last_apart]
   if plan.b_by_threads:
-    b = [compat.read_past_rows(x, config.block_n) for x in b]
+    b = [weights.read_past_rows(x, config.block_n) for x in b]
   operands = Operands(made, a, b, cut, b_last)
   if bias is not None:
     step = 16 // bias.dtype.itemsize  # of strides that TMA takes
@@ -272,7 +272,7 @@ def _operand(
   k = plan.slabs * cfg.split_k * cfg.cluster_k * cfg.block_k - p.k
   along_k = operand.k_last and not plan.turned[side]
   rows, columns = (block, k) if along_k else (k, block)
-  return compat.read_past_rows(x, columns, rows)
+  return weights.read_past_rows(x, columns, rows)
 
 
 def _matrices(x: jax.Array, shape: tuple[int, int], batched: bool) -> jax.Array:

@@ -93,11 +93,7 @@ def refuses(a: str, b: str, out: str, precision: Any = None) -> str | None:
 
 def wrong_gpu(gpu: hardware.Gpu | None = None) -> str | None:
   """None, or why nothing is run on a GPU; on that of a trace made now."""
-  gpu = gpu or hardware.current()
-  if gpu.compute_capability == (9, 0):
-    return None
-  has = ".".join(map(str, gpu.compute_capability))
-  return f"needs a GPU of compute capability 9.0, the {gpu.name} has {has}"
+  return hardware.needs("the kernel", (9, 0), gpu, exactly=True)
 
 
 def may_not_swap(problem: Problem) -> str | None:

@@ -30,7 +30,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import ptx
+from pallas_gemm import compat, ptx
 from pallas_gemm.kernels.sm90.block import Block
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.schedule import WorkTile
@@ -60,6 +60,20 @@ def last_slab(b: jax.Array, plan: Plan) -> jax.Array:
     want - have for want, have in zip(plan.last_slab_shape, part.shape[1:])
   ]
   return jnp.pad(part, [(0, 0), *((0, size) for size in extra)])
+
+
+def read_past_rows(x: jax.Array, columns: int, rows: int = 0) -> jax.Array:
+  """Matrices of which a kernel may read windows that run on past a row's end.
+
+  What it finds there is the next row's, so all but the last rows have it. The
+  interpreter checks the end of each row: there, rows get that many columns
+  more, of NaN; and matrices that many rows more, of zeros.
+  """
+  if compat.targets_gpu():
+    return x
+  lead = [(0, 0)] * (x.ndim - 2)
+  x = jnp.pad(x, [*lead, (0, 0), (0, columns)], constant_values=jnp.nan)
+  return jnp.pad(x, [*lead, (0, rows), (0, 0)])
 
 
 def load_by_threads(

@@ -1,0 +1,103 @@
+"""Ctrl-C, which a program answers with a line and what it has finished."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from experiments.harness import rows
+from tests.support import programs
+
+# Of a loaded machine; below the time limit of a test.
+_TIMEOUT_S = 240
+# Two rungs, of which the second says that it is being interpreted. Where a
+# shell started the tests in the background, SIGINT is ignored.
+_LADDER = """
+import dataclasses, signal
+import jax
+from experiments import ladder
+from experiments.harness import cli
+from pallas_gemm import ladder as ladder_lib
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+first, second = ladder_lib.LADDER[:2]
+
+def kernel(*args):
+  jax.debug.callback(lambda: print("multiplies", flush=True))
+  return second.kernel(*args)
+
+ladder_lib.LADDER = first, dataclasses.replace(second, kernel=kernel)
+cli.run(ladder.main)
+"""
+
+
+def wait_for(text, process, stream):
+  """Reads lines up to one with that text; the process must not end before."""
+  said = []
+  for line in stream:
+    said.append(line)
+    if text in line:
+      return
+  others = process.stderr.read() if stream is process.stdout else ""
+  pytest.fail(f"no {text!r} in: {''.join(said)}{others}")
+
+
+def start(*args):
+  return subprocess.Popen(
+    [sys.executable, *args],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    cwd=programs.ROOT,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+  )
+
+
+def test_ctrl_c_leaves_a_line_and_the_finished_rows(tmp_path):
+  """In the interpreter, where JAX has words of its own for it."""
+  with start("-c", _LADDER, f"--output_dir={tmp_path}") as process:
+    wait_for("multiplies", process, process.stdout)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=_TIMEOUT_S)
+  assert (process.returncode, err) == (130, "")
+  count = len(rows.read(tmp_path / "ladder.jsonl"))
+  assert f"interrupted: {count} finished rows were kept" in out and count
+
+
+@pytest.mark.parametrize("disguise", ["KeyboardInterrupt", "RuntimeError"])
+def test_ctrl_c_outside_of_a_measurement(disguise):
+  program = f"""
+from experiments.harness import cli
+import logging, signal
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def main(argv):
+  try:
+    signal.raise_signal(signal.SIGINT)
+  except KeyboardInterrupt:
+    logging.getLogger("jax._src.callback").exception("a callback failed")
+    raise {disguise}
+
+cli.run(main)
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", program],
+    capture_output=True,
+    text=True,
+    cwd=programs.ROOT,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+  )
+  assert (done.returncode, done.stdout) == (130, "")
+  assert done.stderr == "interrupted\n"
+
+
+def test_ctrl_c_while_a_program_is_imported():
+  with start("-v", "-m", "experiments.ladder") as process:
+    wait_for("import 'jax._src", process, process.stderr)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=_TIMEOUT_S)
+  assert (process.returncode, out) == (130, "")
+  assert "interrupted\n" in err and "Traceback" not in err
