@@ -83,9 +83,10 @@ def matmul(
       "triton"; None takes the fastest one known.
     out_sharding: as of `jnp.matmul`, for Explicit mesh axes.
     reduce_dtype: where K is sharded over devices, what each rounds its part of
-      the sums to before they are added up, as `jnp.bfloat16`: half the bytes
-      that travel, and less precise. Of the operands' kind, 16 bits or more, and
-      no wider than the accumulation; None adds in float32.
+      the sums to before they are added up in it, as `jnp.bfloat16`: half the
+      bytes that travel, and a rounding more for each device. Of the operands'
+      kind, 16 bits or more, and no wider than the accumulation. None: float32,
+      where XLA computes the product what it takes.
 
   Returns:
     [..., M, N].
