@@ -56,6 +56,7 @@ def expected(
   beta: float = 1.0,
   activation: Callable[[jax.Array], jax.Array] | None = None,
   out_dtype: Any = None,
+  reduced: tuple[Any, int] | None = None,
 ) -> tuple[Expected, ...]:
   """What activation(alpha * A @ B + beta * C + bias) must be.
 
@@ -69,6 +70,7 @@ def expected(
     beta: factor of C.
     activation: an elementwise JAX function; None is none.
     out_dtype: dtype of the result; None is that of a.
+    reduced: see `numerics.error_bound`.
 
   Returns:
     Of the result, and of each sum that goes into it: a kernel may give those
@@ -89,7 +91,7 @@ def expected(
     False
   """
   sums = [
-    _sum(a, factor, bias, c, alpha, beta)
+    _sum(a, factor, bias, c, alpha, beta, reduced)
     for factor in (b, b_up)
     if factor is not None
   ]
@@ -99,8 +101,8 @@ def expected(
   return _activated(activation, sums, ACTIVATION_ERROR[dtype.name]), *sums
 
 
-def _sum(a, b, bias, c, alpha, beta) -> Expected:
-  """alpha * A @ B + beta * C + bias, and its bound in float32."""
+def _sum(a, b, bias, c, alpha, beta, reduced) -> Expected:
+  """alpha * A @ B + beta * C + bias, and its bound before it is rounded."""
   shape = a.shape[0], b.shape[1]
   added, size = np.zeros(shape), np.zeros(shape)
   for factor, term in ((beta, c), (1.0, bias)):
@@ -109,7 +111,8 @@ def _sum(a, b, bias, c, alpha, beta) -> Expected:
       added, size = added + term, size + np.abs(term)
   want = numerics.reference(a, b, added, alpha, 1.0)
   # Terms of different signs cancel in the sum, their errors do not.
-  return Expected(want, numerics.bound_of_sum(a, b, size, alpha, 1.0))
+  bound = numerics.bound_of_sum(a, b, size, alpha, 1.0, False, reduced)
+  return Expected(want, bound)
 
 
 def _activated(activation, sums, inexact: float) -> Expected:

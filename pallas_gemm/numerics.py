@@ -27,6 +27,9 @@ What enters beside gamma_K:
   beta * C and their sum is rounded. That is 3 more roundings on each path.
 * The result's dtype: round to nearest with p bits of significand has unit
   roundoff 2^-p: 2^-24 for float32, 2^-11 for float16, 2^-8 for bfloat16.
+* Sums over devices: where each rounds its part to a dtype of unit roundoff v
+  before they are added in it, a product passes through one more rounding for
+  each of the devices, of unit v.
 * Underflow, where relative bounds say nothing: results below the smallest
   normal number may be flushed to zero (XLA does so on CPUs), and so may
   subnormal operands.
@@ -131,6 +134,7 @@ def error_bound(
   out_dtype: Any = None,
   *,
   tf32: bool = False,
+  reduced: tuple[Any, int] | None = None,
 ) -> np.ndarray:
   """Largest |C - reference| that a correct kernel can show, elementwise.
 
@@ -143,6 +147,8 @@ def error_bound(
     out_dtype: dtype of the result; None is the dtype of a.
     tf32: the operands are float32 and may be cut to TF32, as `jnp.dot` does
       at default precision on GPUs.
+    reduced: the dtype that parts of the sums were rounded to before they were
+      added up over devices, and how many parts; None: no such rounding.
 
   Returns:
     [M, N], float64; NaN or inf where an operand is.
@@ -152,7 +158,7 @@ def error_bound(
     TypeError: out_dtype is none of the three.
   """
   dtype = jnp.dtype(a.dtype if out_dtype is None else out_dtype)
-  before = bound_of_sum(a, b, c, alpha, beta, tf32)
+  before = bound_of_sum(a, b, c, alpha, beta, tf32, reduced)
   return after_rounding(before, reference(a, b, c, alpha, beta), dtype)
 
 
@@ -167,6 +173,7 @@ def check(
   sample: int | None = None,
   seed: int = 0,
   tf32: bool = False,
+  reduced: tuple[Any, int] | None = None,
 ) -> Check:
   """Compares a result with the float64 reference, against the error bound.
 
@@ -190,7 +197,7 @@ def check(
     beta: factor of C.
     sample: rows and columns to check; None checks every element.
     seed: picks the sampled rows and columns.
-    tf32: see `error_bound`.
+    tf32, reduced: see `error_bound`.
 
   Raises:
     ValueError: shapes that do not fit, beta without c, or sample below 1.
@@ -226,7 +233,8 @@ def check(
     out, a, b = out[rows][:, columns], a[rows], b[:, columns]
     c = None if c is None or beta == 0 else c[rows][:, columns]
   want = reference(a, b, c, alpha, beta)
-  found = compare(out, want, bound_of_sum(a, b, c, alpha, beta, tf32))
+  before = bound_of_sum(a, b, c, alpha, beta, tf32, reduced)
+  found = compare(out, want, before)
   if found.worst:
     i, j = found.worst
     found = dataclasses.replace(found, worst=(int(rows[i]), int(columns[j])))
@@ -293,7 +301,7 @@ def gamma(roundings: int, unit: float) -> float:
 
 
 def bound_of_sum(
-  a: Any, b: Any, c: Any = None, alpha=1.0, beta=0.0, tf32=False
+  a: Any, b: Any, c: Any = None, alpha=1.0, beta=0.0, tf32=False, reduced=None
 ) -> np.ndarray:
   """`error_bound` of the float32 sum, before it is rounded to a dtype."""
   m, n, k = _check_shapes(a, b, c, beta)
@@ -302,16 +310,21 @@ def bound_of_sum(
   rounded = gamma(k + _EPILOGUE_ROUNDINGS, u)
   # The reference is rounded too, in float64.
   rounded += gamma(k + 2, 2.0**-53)
-  if tf32:
-    operands = (1 + _TF32_OPERAND) ** 2 - 1
-    rounded = rounded + operands + rounded * operands
+  further = [(1 + _TF32_OPERAND) ** 2 - 1] if tf32 else []
   tiny = float(jnp.finfo(jnp.float32).smallest_normal)
+  lost = (k + 1) * tiny
+  if reduced is not None:
+    dtype, parts = jnp.dtype(reduced[0]), reduced[1]
+    further.append(gamma(parts, _unit_roundoff(dtype)))
+    lost += 2 * parts * _flushed(dtype)
+  for more in further:
+    rounded = rounded + more + rounded * more
   before = np.zeros((m, n))
   with np.errstate(all="ignore"):
     if alpha != 0:
       x, y = np.abs(_float64(a)), np.abs(_float64(b))
       magnitude = x @ y
-      flushed = (k + 1) * tiny
+      flushed = lost
       small_x, small_y = _subnormal(x), _subnormal(y)
       if small_x.any() or small_y.any():
         flushed = flushed + small_x @ y + x @ small_y
@@ -331,12 +344,20 @@ def after_rounding(
   Raises:
     TypeError: the dtype is not float32, float16 or bfloat16.
   """
-  # float16 has gradual underflow on every device; half a unit of its
-  # smallest subnormal is lost. The others may be flushed.
-  flushed = float(jnp.finfo(dtype).smallest_normal)
-  floor = 2.0**-25 if dtype == jnp.float16 else flushed
   with np.errstate(all="ignore"):
-    return before + _unit_roundoff(dtype) * (np.abs(want) + before) + floor
+    rounded = _unit_roundoff(dtype) * (np.abs(want) + before)
+    return before + rounded + _flushed(dtype)
+
+
+def _flushed(dtype) -> float:
+  """What is lost of a number that is too small for a dtype.
+
+  float16 has gradual underflow on every device; half a unit of its smallest
+  subnormal is lost. The others may be flushed.
+  """
+  if dtype == jnp.float16:
+    return 2.0**-25
+  return float(jnp.finfo(dtype).smallest_normal)
 
 
 def _unit_roundoff(dtype) -> float:

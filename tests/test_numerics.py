@@ -102,6 +102,12 @@ def test_split_sums_pass(splits):
     for x, y in zip(np.split(a, splits, axis=1), np.split(b, splits))
   ]
   assert numerics.check(sum(parts), a, b).passed
+  for low in map(jnp.dtype, ("float16", "bfloat16")):
+    rounded = sum(part.astype(low) for part in parts)
+    assert rounded.dtype == low
+    out = rounded.astype(np.float32)
+    assert numerics.check(out, a, b, reduced=(low, splits)).passed
+    assert not numerics.check(out, a, b).passed
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -63,6 +63,13 @@ def test_activation_closes_over_a_traced_value(transform, op):
 # of its value.
 OPTIONS = {
   "out_dtype preferred_element_type": {"TypeError: {0} must be ": NO_DTYPES},
+  "reduce_dtype": {
+    "TypeError: {0} must be ": NO_DTYPES,
+    "TypeError: {0} must be floating, of 16 to 32 bits, for sums": [
+      *("int32", bool, "complex64", "float8_e4m3fn"),
+    ],
+    "TypeError: {0} float64 needs jax_enable_x64": ["float64"],
+  },
   "transpose_a transpose_b transpose_rhs": {
     "TypeError: {0} must be a bool, got {1}": ["yes", None, jnp.array(True)],
   },

@@ -12,7 +12,7 @@ import pytest
 import pallas_gemm
 from pallas_gemm import hardware, report, tuning
 from pallas_gemm.ops import implementations, invariance
-from tests.support import products
+from tests.support import mistakes, products
 from tests.support.products import normal
 
 A, B = normal(64, 64, dtype="bfloat16"), normal(64, 128, dtype="bfloat16")
@@ -216,6 +216,25 @@ def test_batch_invariance_is_the_threads_own():
     thread.start()
     thread.join()
   products.assert_product(outs[0], A, B)
+
+
+# Sums over devices.
+
+
+@pytest.mark.parametrize("op", mistakes.CALLS)
+def test_products_of_derivatives_are_reduced_alike(op):
+  """All that are derived from a call, of a vmap's too."""
+  call = {k: v for k, v in mistakes.CALLS[op].items() if k not in ("bias", "c")}
+  names = [k for k, v in call.items() if getattr(v, "ndim", 0) > 1]
+
+  def loss(x):
+    out = getattr(pallas_gemm, op)(**call | x, reduce_dtype="bfloat16")
+    return jnp.sum(out**2)
+
+  x = {name: jnp.stack([call[name]] * 2) for name in names}
+  text = str(jax.make_jaxpr(jax.vmap(jax.value_and_grad(loss)))(x))
+  assert text.count("reduce_dtype=dtype(bfloat16)") >= 1 + len(names)
+  assert "reduce_dtype=None" not in text
 
 
 # Nothing to multiply.

@@ -4,6 +4,7 @@ And Tier B: lowered for them, by eight devices of any kind.
 """
 
 import collections
+import itertools
 import math
 from pathlib import Path
 import re
@@ -76,6 +77,37 @@ def test_command_buffers_hold_kernels(commands, inside, tmp_path):
     for name in _custom_calls(_inside_command_buffers(file.read_text()))
   ]
   assert len(found) == inside
+
+
+@pytest.mark.aot
+def test_sums_over_devices_are_copied_no_more_than_by_xla():
+  """In bfloat16 XLA's steps and bytes; in float32 one conversion at the end.
+
+  That one also orders dimensions, where XLA has a last step for it.
+  """
+  programs = _printed("sums", "sums").split("HloModule ")[1:]
+  assert len(programs) == 3 * len(mesh_compile.SUMS)
+  for own, plain, low in itertools.batched(map(_steps, programs), 3):
+    assert [kind for kind, _ in own[:2]] == ["product", "sum"] and len(own) < 4
+    assert low == own
+    (product, summed), *rest = [size for _, size in plain[:2]], *plain[2:]
+    assert [product, summed] == [2 * size for _, size in own[:2]]
+    assert rest == [("fusion", own[-1][1])]
+
+
+def _steps(program: str) -> list[tuple[str, int]]:
+  """What a program runs: operations, and how many bytes each gives."""
+  names = {"custom-call": "product", "reduce-scatter": "sum"}
+  names |= {"all-reduce": "sum"}
+  found = []
+  for line in program[program.index("\nENTRY ") :].splitlines():
+    step = re.match(r" +(?:ROOT )?%?(\S+) = (\w+)\[(.*?)\]\S* ([\w-]+)\(", line)
+    if step is None or step[4] in ("parameter", "bitcast"):
+      continue
+    kind = "product" if "gemm_fusion" in step[1] else step[4]
+    size = math.prod(map(int, step[3].split(",")))
+    found.append((names.get(kind, kind), size * {"f32": 4, "bf16": 2}[step[2]]))
+  return found
 
 
 def _custom_calls(thunks: str) -> list[str]:

@@ -53,8 +53,9 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("reduce_dtype", (None, "bfloat16"))
 @pytest.mark.parametrize("name", CASES)
-def test_matmul(mesh, name):
+def test_matmul(mesh, name, reduce_dtype):
   at_a, at_b, out_sharding = CASES[name]
   a, b = normal(M, K, dtype="bfloat16"), normal(K, N, dtype="bfloat16", seed=1)
   bias = normal(N, seed=2)
@@ -63,7 +64,12 @@ def test_matmul(mesh, name):
 
   def f(a, b, bias):
     return pallas_gemm.matmul(
-      a, b, bias=bias, activation=jax.nn.relu, out_sharding=out_sharding
+      a,
+      b,
+      bias=bias,
+      activation=jax.nn.relu,
+      out_sharding=out_sharding,
+      reduce_dtype=reduce_dtype,
     )
 
   args = put(mesh, a, at_a), put(mesh, b, at_b), put(mesh, bias, P(None))
@@ -71,7 +77,9 @@ def test_matmul(mesh, name):
     args = *args[:2], put(mesh, bias, P("x"))
   runs_on_the_kernel(f, *args)
   out = jax.jit(f)(*args)
-  products.assert_product(out, a, b, bias=bias, activation=jax.nn.relu)
+  reduced = reduce_dtype and (reduce_dtype, jax.device_count())
+  how = {"bias": bias, "activation": jax.nn.relu, "reduced": reduced}
+  products.assert_product(out, a, b, **how)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -104,6 +104,7 @@ def test_fsdp_gathers_weights():
   a, b, plan = _dense(P("x"), P("x"), P("x"))
   assert (a, b) == (P("x", None), P(None, None))
   assert plan.psum == ()
+  assert str(plan) == "a P('x', None), b P(None, None) from [16, 32]"
 
 
 @pytest.mark.parametrize("other", (P("y"), P(("y", "x"))))
@@ -342,6 +343,7 @@ DIFFERENT = {
   "stages": lambda: _with(config=tuning.Config(stages=3)),
   "precision": lambda: _with(precision=lax.Precision.HIGHEST),
   "out_dtype": lambda: _with(out_dtype=jnp.bfloat16),
+  "reduce_dtype": lambda: _with(reduce_dtype=jnp.dtype("bfloat16")),
   "transposed": lambda: _with(words=Operands("km", "kn")),
   "bias": lambda: _with(words=Operands("mk", "kn", bias="n")),
   "save": lambda: _with(jax.nn.relu, save=True),

@@ -50,6 +50,7 @@ class Options:
   implementation: Any = None
   config: Any = None
   out_sharding: Any = None
+  reduce_dtype: Any = None
   transpose_a: bool = False
   transpose_b: bool = False
   without_product: bool = False
@@ -258,6 +259,27 @@ def dtype_of(
   return wanted
 
 
+def reduce_dtype(value: Any, x: Operands, out_dtype: Any) -> Any:
+  """What devices' parts are rounded to before they are added up; or None.
+
+  Sums of integers are exact, and would wrap around in fewer bits.
+  """
+  if (dtype := dtype_of(value, None, "reduce_dtype")) is None:
+    return None
+  wide = x.wide(out_dtype)
+  kind = dtypes.kind(wide)
+  is_exact = kind in ("integer", "bool")
+  least = wide.itemsize if is_exact else 2
+  check(
+    dtypes.kind(dtype) == kind and least <= dtype.itemsize <= wide.itemsize,
+    f"reduce_dtype must be {kind}, of {8 * least} to {8 * wide.itemsize} bits,"
+    f" for sums of {wide.name}",
+    dtype.name,
+    TypeError,
+  )
+  return None if is_exact else dtype
+
+
 def check_bool(name: str, value: Any) -> None:
   """A Python boolean: 0 and False are one key of a cache, not one argument."""
   if value is not True and value is not False:
@@ -266,7 +288,9 @@ def check_bool(name: str, value: Any) -> None:
     raise TypeError(f"{name} must be a bool, got {got}")
 
 
-def spec_of(options: Options, known: tuple[str, ...], **fields: Any) -> Spec:
+def spec_of(
+  options: Options, known: tuple[str, ...], x: Operands, **fields: Any
+) -> Spec:
   """The spec of a product, with what the options ask for, once checked."""
   names = implementation(options.implementation, known)
   _check_config(options.config, names, known)
@@ -275,6 +299,7 @@ def spec_of(options: Options, known: tuple[str, ...], **fields: Any) -> Spec:
     precision=precision(options.precision),
     implementation=names,
     config=options.config,
+    reduce_dtype=reduce_dtype(options.reduce_dtype, x, fields["out_dtype"]),
     batch_invariant=is_batch_invariant(),
     **fields,
   )

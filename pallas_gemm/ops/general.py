@@ -30,6 +30,7 @@ def dot_general(
   preferred_element_type: Any = None,
   *,
   out_sharding: Any = None,
+  reduce_dtype: Any = None,
 ) -> jax.Array:
   """`jax.lax.dot_general`, on the kernels of `matmul` where they take it.
 
@@ -49,6 +50,7 @@ def dot_general(
       batch)) dimensions; None for those of `jnp.dot`.
     precision, out_sharding: as of `jax.lax.dot_general`.
     preferred_element_type: the result's dtype.
+    reduce_dtype: as for `matmul`.
 
   Returns:
     [batch dimensions, lhs free dimensions, rhs free dimensions].
@@ -67,7 +69,7 @@ def dot_general(
   """
   lhs, rhs = arguments.array("lhs", lhs), arguments.array("rhs", rhs)
   how = None, preferred_element_type, precision, None, None, out_sharding
-  how = *how, *_NO_FLAGS, _canonical(dimension_numbers)
+  how = *how, reduce_dtype, *_NO_FLAGS, _canonical(dimension_numbers)
   options = arguments.options(how, _OPTIONS)
   return _dot_general(options, tuning.generation(), lhs, rhs)
 
@@ -119,12 +121,13 @@ def _dot_general(options, generation, lhs, rhs):
   words, out = _letters(lhs.ndim, rhs.ndim, eqn.params["dimension_numbers"])
   x, out_dtype = Operands(lhs, rhs), traced.out_avals[0].dtype
   spec = arguments.spec_of(
-    options, arguments.DENSE, words=words, out=out, out_dtype=out_dtype
+    options, arguments.DENSE, x, words=words, out=out, out_dtype=out_dtype
   )
   # What a GPU would try first, whatever this is lowered for. Whether XLA's own
   # product may run with `batch_invariant`, only the platform says.
   may_run_kernel = implementations.may_run_kernel(spec, x, cuda=True)
-  if not may_run_kernel and not spec.batch_invariant:
+  asked = spec.batch_invariant or spec.reduce_dtype is not None
+  if not may_run_kernel and not asked:
     report.log_once(f"dot_general of {lhs.dtype} and {rhs.dtype} runs on XLA")
     return reference(lhs, rhs)
   parts = arguments.parts_of(
@@ -159,6 +162,7 @@ def ragged_dot_general(
   out_sharding: Any = None,
   *,
   implementation: str | Sequence[str] | None = None,
+  reduce_dtype: Any = None,
 ) -> jax.Array:
   """`jax.lax.ragged_dot_general`, on the kernels of `ragged_dot` if possible.
 
@@ -178,7 +182,8 @@ def ragged_dot_general(
     ragged_dot_dimension_numbers: a `jax.lax.RaggedDotDimensionNumbers`.
     precision, preferred_element_type: as of `jax.lax.ragged_dot_general`.
     group_offset: as for `ragged_dot`, where `rhs` has a group dimension.
-    out_sharding, implementation: as for `ragged_dot`.
+    out_sharding, implementation, reduce_dtype: as for `ragged_dot`; what is
+      passed on is added up as `jax.lax` does.
 
   Returns:
     As `jax.lax.ragged_dot_general`.
@@ -213,7 +218,8 @@ def ragged_dot_general(
     )
   dtype = preferred_element_type
   how = None, dtype, precision, implementation, None, out_sharding
-  options = arguments.options((*how, *_NO_FLAGS, numbers), _OPTIONS)
+  how = *how, reduce_dtype, *_NO_FLAGS
+  options = arguments.options((*how, numbers), _OPTIONS)
   rest = group_sizes, group_offset
   return _ragged_dot_general(options, tuning.generation(), lhs, rhs, *rest)
 
@@ -248,7 +254,9 @@ def _ragged_dot_general(
   plain = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (lhs, rhs, sizes)]
   with compat.one_device():
     out = jax.eval_shape(reference, *plain)
+  x = Operands(lhs, rhs)
   if reason:
+    arguments.reduce_dtype(options.reduce_dtype, x, out.dtype)
     if "xla" not in (names or ("xla",)):
       raise NotImplementedError(
         f"implementation={names} does not take this product: {reason}"
@@ -262,12 +270,12 @@ def _ragged_dot_general(
   spec = arguments.spec_of(
     options,
     arguments.GROUPED,
+    x,
     words=words,
     out=result,
     ragged="k" if _is_contracted(numbers) else "m",
     out_dtype=out.dtype,
   )
-  x = Operands(lhs, rhs)
   return of_groups(x, spec, group_sizes, group_offset, options.out_sharding)
 
 

@@ -45,6 +45,7 @@ def ragged_dot(
   activation: Callable[[jax.Array], jax.Array] | None = None,
   implementation: str | Sequence[str] | None = None,
   config: Any = None,
+  reduce_dtype: Any = None,
 ) -> jax.Array:
   """activation(lhs[rows of g] @ rhs[g] + bias[g]) for each group of rows g.
 
@@ -61,7 +62,8 @@ def ragged_dot(
 
   On a mesh each device runs the kernel on its part of the rows, of N, of K or
   of the groups (expert parallel): where K or groups are sharded, parts are
-  summed in float32 before bias and activation are applied. The result is
+  summed in float32, or `reduce_dtype`, before bias and activation are applied.
+  The result is
   sharded as `lhs` along M and as `rhs` along N, or as `out_sharding` says.
 
   Rows in no group give zeros, whatever `lhs`, bias and activation are: those
@@ -88,6 +90,7 @@ def ragged_dot(
     activation: as for `matmul`.
     implementation: as for `matmul`; "triton" is none.
     config: a `tuning.Config` for "sm90"; None takes the fastest one known.
+    reduce_dtype: as for `matmul`, where K or groups are sharded.
 
   Returns:
     [M, N].
@@ -110,7 +113,7 @@ def ragged_dot(
     activation = activations.of(activation, lhs, rhs, preferred_element_type)
   dtype = preferred_element_type
   how = activation, dtype, precision, implementation, config, out_sharding
-  flags = False, transpose_rhs
+  flags = reduce_dtype, False, transpose_rhs
   return _call((lhs, rhs, None), group_sizes, group_offset, bias, how + flags)
 
 
@@ -126,6 +129,7 @@ def gated_ragged_dot(
   implementation: str | Sequence[str] | None = None,
   config: Any = None,
   out_sharding: Any = None,
+  reduce_dtype: Any = None,
 ) -> jax.Array:
   """activation(x @ w_gate[g]) * (x @ w_up[g]) for each group of rows g.
 
@@ -138,8 +142,8 @@ def gated_ragged_dot(
     w_gate, w_up: [G, K, N], of one shape and dtype.
     group_sizes: [G], integers; with `group_offset` [G or more].
     activation: as for `matmul`.
-    group_offset, preferred_element_type, implementation, config, out_sharding:
-      as for `ragged_dot`.
+    group_offset, preferred_element_type, implementation, config, out_sharding,
+      reduce_dtype: as for `ragged_dot`.
 
   Returns:
     [M, N].
@@ -157,6 +161,7 @@ def gated_ragged_dot(
   w_up, dtype = arguments.array("w_up", w_up), preferred_element_type
   activation = activations.of(activation, x, w_gate, dtype)
   how = activation, dtype, None, implementation, config, out_sharding
+  how = *how, reduce_dtype
   return _call((x, w_gate, w_up), group_sizes, group_offset, None, how)
 
 
@@ -196,6 +201,7 @@ def _ragged_dot(
   spec = arguments.spec_of(
     options,
     arguments.GROUPED,
+    x,
     words=words,
     out="mn",
     ragged="m",

@@ -44,6 +44,7 @@ def matmul(
   implementation: str | Sequence[str] | None = None,
   config: Any = None,
   out_sharding: Any = None,
+  reduce_dtype: Any = None,
 ) -> jax.Array:
   """activation(alpha * A @ B + beta * C + bias), in one kernel where possible.
 
@@ -81,6 +82,11 @@ def matmul(
     config: a `tuning.Config` for "sm90" or a `triton_dense.Config` for
       "triton"; None takes the fastest one known.
     out_sharding: as of `jnp.matmul`, for Explicit mesh axes.
+    reduce_dtype: where K is sharded over devices, what each rounds its part of
+      the sums to before they are added up in it, as `jnp.bfloat16`: half the
+      bytes that travel, and a rounding more for each device. Of the operands'
+      kind, 16 bits or more, and no wider than the accumulation. None: float32,
+      where XLA computes the product what it takes.
 
   Returns:
     [..., M, N].
@@ -113,7 +119,8 @@ def matmul(
     activation = activations.of(activation, a, b, out_dtype)
   alpha, beta, *without = _scaled(c, alpha, beta, a, b, out_dtype)
   how = activation, out_dtype, precision, implementation, config, out_sharding
-  options = arguments.options((*how, transpose_a, transpose_b, *without))
+  how = *how, reduce_dtype, transpose_a, transpose_b
+  options = arguments.options((*how, *without))
   if bias is None and c is None and alpha is None:
     return _matmul(options, tuning.generation(), a, b)
   return _matmul(options, tuning.generation(), a, b, None, bias, c, alpha, beta)
@@ -144,6 +151,7 @@ def gated_matmul(
   implementation: str | Sequence[str] | None = None,
   config: Any = None,
   out_sharding: Any = None,
+  reduce_dtype: Any = None,
 ) -> jax.Array:
   """activation(x @ w_gate) * (x @ w_up), in one kernel where possible.
 
@@ -154,8 +162,8 @@ def gated_matmul(
   Args:
     x: [..., M, K], or [K].
     w_gate, w_up: [..., K, N], of one shape and dtype.
-    activation, out_dtype, implementation, config, out_sharding: as for
-      `matmul`.
+    activation, out_dtype, implementation, config, out_sharding, reduce_dtype:
+      as for `matmul`.
 
   Returns:
     [..., M, N].
@@ -171,7 +179,7 @@ def gated_matmul(
   w_up = arguments.array("w_up", w_up)
   activation = activations.of(activation, x, w_gate, out_dtype)
   how = activation, out_dtype, None, implementation, config, out_sharding
-  options = arguments.options(how)
+  options = arguments.options((*how, reduce_dtype))
   return _matmul(options, tuning.generation(), x, w_gate, w_up)
 
 
@@ -190,6 +198,7 @@ def _matmul(options, generation, *operands):
   spec = arguments.spec_of(
     options,
     arguments.DENSE,
+    x,
     words=words,
     out=out,
     out_dtype=out_dtype,

@@ -23,6 +23,8 @@ class Plan(NamedTuple):
 
   Attributes:
     operands: a PartitionSpec of each operand that a device reads.
+    sent: of each, the shape of what the device has itself, if it reads other
+      parts too; else None.
     psum: the axes that sums are spread over.
     scatter: of those, by letter of the result, the axes over which a dimension
       of the sums is scattered.
@@ -32,6 +34,7 @@ class Plan(NamedTuple):
   """
 
   operands: Operands
+  sent: Operands
   psum: Axes
   scatter: Parts
   rows: tuple[Axes, Axes]
@@ -39,8 +42,8 @@ class Plan(NamedTuple):
 
   def __str__(self) -> str:
     words = [
-      f"{name} {spec}"
-      for name, spec in zip(self.operands._fields, self.operands)
+      f"{name} {spec}" + (f" from {list(sent)}" if sent else "")
+      for name, spec, sent in zip(Operands._fields, self.operands, self.sent)
       if spec is not None
     ]
     if self.scatter:
@@ -105,9 +108,19 @@ def plan_of(
     parts = product if name in ("a", "b", "b_up") else at
     return PartitionSpec(*[parts.get(c) or None for c in word])
 
+  def sent(word: str | None, has: PartitionSpec, reads: PartitionSpec):
+    if word is None:
+      return None
+    own, parts = sizes.parts(word, has), sizes.parts(word, reads)
+    if all(parts[c][: len(own[c])] == own[c] for c in word):
+      return None
+    return tuple(-(-size[c] // sizes.shards(own[c])) for c in word)
+
   ragged = spec.ragged or ""
+  reads = Operands(*itertools.starmap(to, spec.words._asdict().items()))
   return Plan(
-    Operands(*itertools.starmap(to, spec.words._asdict().items())),
+    reads,
+    Operands(*map(sent, spec.words, have, reads)),
     tuple(sorted(set(sum(summed.values(), ())))),
     scatter,
     (product.get(ragged, ()), at.get(ragged, ())),

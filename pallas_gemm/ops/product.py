@@ -169,6 +169,7 @@ def _rows_of_bias(x: Operands, bias: jax.Array, spec: Spec) -> jax.Array:
     # The Hopper kernel has one dtype for both operands.
     implementation=_or_xla(spec.implementation),
     precision=lax.Precision.HIGHEST,  # nothing of the bias is cut off
+    reduce_dtype=None,  # nor of its gradient, which is small
     batch_invariant=False,  # one term is no sum
   )
   bias = jnp.expand_dims(bias.astype(wide), at)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import hashlib
+import math
 
 import jax
 from jax import lax
@@ -37,10 +38,12 @@ def _on_shard(
   *operands: jax.Array, spec: Spec, plan: Plan, product: Product
 ) -> list[jax.Array]:
   """A device's part of the results, inside of a shard_map over all axes."""
+  reduce_dtype = spec.reduce_dtype
   spec = dataclasses.replace(
     spec,
     parts=PartitionSpec(),
     around=str(plan),
+    reduce_dtype=None,
     # Of the rows before a device's own groups.
     leading_rows=spec.leading_rows or bool(plan.groups),
   )
@@ -54,10 +57,15 @@ def _on_shard(
       x = x._replace(offsets=_clipped(offsets, rows, plan.rows[0]))
     if not plan.psum:
       return product(x, spec)
-    sums = []
-    for one, alone in spec.products(x, out_dtype=x.wide(spec.out_dtype)):
-      (z,) = product(one, alone)
-      z = _added_up(z, alone.out, plan)
+    sums, wide = [], x.wide(spec.out_dtype)
+    dtype = wide
+    if reduce_dtype is not None and jnp.can_cast(reduce_dtype, wide):
+      dtype = reduce_dtype
+    for one, alone in spec.products(x, out_dtype=dtype):
+      one, alone = _scattered_first(one, alone, plan)
+      said = f"{plan} of {dtype.name}{list(alone.shape(one))}"
+      (z,) = product(one, dataclasses.replace(alone, around=said))
+      z = _added_up(z, alone.out, plan).astype(wide)
       sums.append(spec_lib.lifted(z, alone.out, spec.out))
     if spec.ragged == "m":
       rows = sums[0].shape[spec.out.index("m")]
@@ -88,6 +96,30 @@ def _own_groups(offsets: jax.Array, axes: Axes) -> jax.Array:
   offsets = jnp.pad(offsets, (0, more), mode="edge")
   first = lax.axis_index(axes) * groups
   return lax.dynamic_slice(offsets, (first,), (groups + 1,))
+
+
+def _scattered_first(
+  x: Operands, spec: Spec, plan: Plan
+) -> tuple[Operands, Spec]:
+  """The product, with the dimension in front that is scattered.
+
+  XLA copies an array to scatter another dimension than the first. A result is
+  computed transposed for nothing; rows of a batch in another order cost a copy
+  of A, which is done if A is smaller.
+  """
+  first = next((c for c in plan.scatter if c in spec.out), "")
+  if spec.ragged or spec.out.startswith(first):
+    return x, spec
+  w, size, turned = spec.words, spec.letters(x), x
+  if first not in w.a:
+    turned, w = x._replace(a=x.b, b=x.a), w._replace(a=w.b, b=w.a)
+  free = [c for c in w.a if c in spec.out and size[c] != 1]
+  if free[:1] != [first]:
+    copied = turned.a.size, math.prod(spec.shape(x))
+    if not all(isinstance(n, int) for n in copied) or copied[0] > copied[1]:
+      return x, spec
+  out = first + spec.out.replace(first, "")
+  return turned, dataclasses.replace(spec, words=w, out=out)
 
 
 def _added_up(z: jax.Array, out: str, plan: Plan) -> jax.Array:
@@ -129,11 +161,15 @@ def lower(ctx, *operands, spec: Spec, product: Product, cuda: bool):
       return compat.lowered(ctx, run, operands, typed=False)
   mesh = ctx.avals_out[0].sharding.mesh
   kernel = implementations.may_run_kernel(spec, x, cuda)
-  if AxisType.Explicit in mesh.axis_types and (kernel or spec.ragged):
+  planned = kernel or spec.reduce_dtype is not None
+  if AxisType.Explicit in mesh.axis_types and (planned or spec.ragged):
     return _by_shard_map(ctx, operands, spec, cuda, mesh, product)
-  if not kernel:
+  if not planned:
     return _whole(ctx, operands, spec, cuda, mesh, "")
   reason = compat.why_not_partitionable(ctx)
+  if reason and not kernel:
+    report.warn_once(f"reduce_dtype has no effect: {reason}")
+    return _whole(ctx, operands, spec, cuda, mesh, "")
   if reason is None and not cuda and x.a.dtype.itemsize == 2:
     if implementations.HOPPER in implementations.names(spec, cuda):
       reason = _INTERPRETED

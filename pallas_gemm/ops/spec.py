@@ -80,6 +80,8 @@ class Spec:
     precision: as of `lax.dot_general`.
     implementation: the names to try, in order; None for the platform's.
     config: of the kernel; None leaves it to tuning.
+    reduce_dtype: what parts of sums that devices have are rounded to before
+      they are added up; None leaves them as they are.
     batch_invariant: a row's bits must not depend on how many others there are.
     leading_rows: there may be rows before the first group.
     rounds_cotangent: of a product whose results of 16 bits are wider than asked
@@ -97,6 +99,7 @@ class Spec:
   precision: Any = None
   implementation: tuple[str, ...] | None = None
   config: Any = None
+  reduce_dtype: Any = None
   batch_invariant: bool = False
   leading_rows: bool = True
   rounds_cotangent: bool = False

@@ -28,7 +28,8 @@ def main() -> None:
     for kind in _KINDS:
       for check in check_columns, check_sums, check_alike, check_left_to_xla:
         _with_mesh(kind, check)
-      _with_mesh(kind, check_what_was_asked)
+      for check in check_gathered, check_scattered, check_what_was_asked:
+        _with_mesh(kind, check)
     for kind, count in zip(_KINDS, (1, 0)):
       _with_mesh(kind, functools.partial(check_for_a_gpu, count=count))
     _with_mesh(AxisType.Auto, check_mesh_of_the_context)
@@ -52,14 +53,38 @@ def check_columns(mesh):
 
 
 def check_sums(mesh):
-  """K over devices: the collective is named."""
+  """K over devices: the collective is named, and what travels."""
   a, b = _shape(mesh, P("x", "y"), 64, 32), _shape(mesh, P("y"), 32, 16)
-  f = functools.partial(_kernel, out=P("x", None))
-  found = pallas_gemm.explain(f, a, b)
-  (ran,) = found.products
-  assert ran.shapes == ((1, 16, 16), (1, 16, 16)), ran.shapes
-  assert ran.around.endswith("psum ['y']"), ran.around
-  assert f"  shards: {ran.around}" in str(found).splitlines()
+  for dtype in "float32", "bfloat16":
+    f = functools.partial(_kernel, out=P("x", None), reduce_dtype=dtype)
+    found = pallas_gemm.explain(f, a, b)
+    (ran,) = found.products
+    assert ran.shapes == ((1, 16, 16), (1, 16, 16)), ran.shapes
+    assert ran.around.endswith(f"psum ['y'] of {dtype}[16, 16]"), ran.around
+    assert f"  shards: {ran.around}" in str(found).splitlines()
+
+
+def check_scattered(mesh):
+  """Along N: computed transposed, for XLA scatters what comes first."""
+  a, b = _shape(mesh, P(None, "x"), 64, 32), _shape(mesh, P("x"), 32, 16)
+  out = P(None, "x")
+
+  def f(a, b):
+    y = _kernel(a, b, out=out)
+    return y if _is_explicit(a) else jax.lax.with_sharding_constraint(y, out)
+
+  (ran,) = pallas_gemm.explain(f, a, b).products
+  wanted = "psum_scatter {'n': ('x',)} of float32[16, 64]"
+  assert ran.around.endswith(wanted), ran.around
+  assert ran.shapes == ((1, 8, 16), (1, 64, 8)), ran.shapes
+
+
+def check_gathered(mesh):
+  """A weight that is sharded over the axis of the rows: what a device has."""
+  a, b = _shape(mesh, P("x"), 64, 32), _shape(mesh, P("x", "y"), 32, 16)
+  (ran,) = pallas_gemm.explain(_kernel, a, b).products
+  wanted = "a P('x', None), b P(None, 'y') from [8, 8]"
+  assert ran.around == wanted, ran.around
 
 
 def check_alike(mesh):

@@ -4,10 +4,12 @@
 
 Prints the compiled program; MODE is "auto" or "explicit". With "lower" for MODE
 it prints what is lowered instead, under Explicit axes of eight devices that
-need not be GPUs.
+need not be GPUs. "sums" for both prints products whose K is sharded: for each
+of `SUMS` jnp's program, ours, and ours with parts in bfloat16.
 """
 
 from collections.abc import Callable
+import functools
 import sys
 
 import jax
@@ -68,9 +70,41 @@ EXAMPLES: dict[str, tuple[Callable, list]] = {
 def main(example: str, mode: str) -> None:
   """Prints a program."""
   kind = AxisType.Auto if mode == "auto" else AxisType.Explicit
-  mesh = Mesh(_devices(mode).reshape(4, 2), ("x", "y"), axis_types=(kind,) * 2)
+  devices = _devices(mode)
+  if example == "sums":
+    _print_sums(devices)
+    return
+  mesh = Mesh(devices.reshape(4, 2), ("x", "y"), axis_types=(kind,) * 2)
   function, arguments = EXAMPLES[example]
-  shapes = [
+  traced = jax.jit(function).trace(*_shapes(mesh, arguments))
+  lowered = traced.lower(lowering_platforms=("cuda",))
+  print((lowered if mode == "lower" else lowered.compile()).as_text())
+
+
+# What sums are scattered along: rows, columns, nothing.
+SUMS = (
+  (AxisType.Auto, P("x", None)),
+  (AxisType.Explicit, P(None, "x")),
+  (AxisType.Auto, P(None, None)),
+)
+
+
+def _print_sums(devices: np.ndarray) -> None:
+  low = functools.partial(pallas_gemm.matmul, reduce_dtype=jnp.bfloat16)
+  for kind, out in SUMS:
+    mesh = Mesh(devices, ("x",), axis_types=(kind,))
+    args = _shapes(mesh, [((2048, 8 * N), P(None, "x")), ((8 * N, K), P("x"))])
+    to = NamedSharding(mesh, out)
+    for product in jnp.matmul, pallas_gemm.matmul, low:
+      function = jax.jit(product, out_shardings=to)
+      if kind == AxisType.Explicit:
+        function = jax.jit(functools.partial(product, out_sharding=to))
+      lowered = function.trace(*args).lower(lowering_platforms=("cuda",))
+      print(lowered.compile().as_text())
+
+
+def _shapes(mesh: Mesh, arguments: list) -> list[jax.ShapeDtypeStruct]:
+  return [
     jax.ShapeDtypeStruct(
       shape,
       jnp.int32 if len(shape) == 1 else jnp.bfloat16,
@@ -78,8 +112,6 @@ def main(example: str, mode: str) -> None:
     )
     for shape, spec in arguments
   ]
-  lowered = jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",))
-  print((lowered if mode == "lower" else lowered.compile()).as_text())
 
 
 def _devices(mode: str) -> np.ndarray:

@@ -23,7 +23,7 @@ import traceback
 
 import jax
 
-from tests.support import mesh_calls, mesh_checks, mesh_errors
+from tests.support import mesh_calls, mesh_checks, mesh_reduce
 
 
 def main() -> int:
@@ -43,8 +43,8 @@ def main() -> int:
       for unit in units[index::count]
       if mesh_calls.needed(unit, name, flags.full)
     ]
-    errors = mesh_errors.checks(name)
-    found += [p for p in errors if flags.filter in p[0]][index::count]
+    others = mesh_reduce.checks(name)
+    found += [p for p in others if flags.filter in p[0]][index::count]
     arm = mesh_checks.Arm(name)
     with arm.installed():
       for key, run_check in found:
