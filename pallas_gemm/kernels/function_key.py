@@ -32,6 +32,7 @@ _PARTS = (
   | _WITH_RULES
   | _JITTED
 )
+_CONSTANTS = np.dtype | enum.Enum
 _PLAIN = (int, bool, str, bytes, type(None), type(...))
 # What they return depends on more than their arguments.
 _READERS = frozenset("__import__ eval exec getattr globals locals vars".split())
@@ -78,6 +79,8 @@ def key_of(function: Callable[..., Any]) -> Hashable | None:
 def _key(value: Any, inside: tuple[Any, ...]) -> Hashable:
   """The key of a value that a function reads; `inside`: functions around it."""
   kind = type(value)
+  if kind is types.FunctionType:  # most of all, so first
+    return value if _is_library(value.__module__) else _of_code(value, inside)
   if kind in _PLAIN:
     return kind, value
   if kind in (float, complex):
@@ -89,42 +92,53 @@ def _key(value: Any, inside: tuple[Any, ...]) -> Hashable:
     return kind, *[_key(v, inside) for v in parts]
   if isinstance(value, np.generic):
     return kind, value.tobytes()
-  if isinstance(value, np.dtype | enum.Enum):
+  if isinstance(value, _CONSTANTS):
     return kind, value
   if isinstance(value, _PARTS):
     name = value.__name__ if kind is types.ModuleType else value.__module__
-    if str(name).partition(".")[0] in _LIBRARIES:
+    if _is_library(name):
       return value
-  if kind is types.FunctionType or isinstance(value, _WITH_RULES):
-    around = [other is value for other in inside]
-    if any(around):  # it calls itself
-      return "the function around", around.index(True)
-    inside = *inside, value
-    if kind is types.FunctionType:
-      return _key_of_code(value, inside)
+  if isinstance(value, _WITH_RULES):
+    if (around := _place_of(value, inside)) is not None:
+      return around
     rules = [item for item in vars(value).items() if item[0][0] != "_"]
-    return kind, _key(tuple(rules), inside)
+    return kind, _key(tuple(rules), (*inside, value))
   if kind is _JITTED or (isinstance(value, jax.Array) and value.shape == ()):
     return Same(value)
   raise _NoKeyError
 
 
-def _key_of_code(function: Any, inside: tuple[Any, ...]) -> Hashable:
+@functools.cache
+def _is_library(module: str | None) -> bool:
+  return str(module).partition(".")[0] in _LIBRARIES
+
+
+def _place_of(function: Any, inside: tuple[Any, ...]) -> Hashable | None:
+  """The key of a function that calls itself, where it does."""
+  for i, other in enumerate(inside):
+    if other is function:
+      return "the function around", i
+  return None
+
+
+def _of_code(function: Any, inside: tuple[Any, ...]) -> Hashable:
+  if (around := _place_of(function, inside)) is not None:
+    return around
   names, attributes = _names(function.__code__)
-  if vars(function).keys() - {"__wrapped__"}:  # which its code may read
+  if function.__dict__.keys() - {"__wrapped__"}:  # which its code may read
     raise _NoKeyError
-  cells = [cell.cell_contents for cell in _full(function.__closure__)]
-  there = function.__globals__
-  values = *cells, *[there[name] for name in names if name in there]
-  found = [
-    _key_of_module(v, attributes, inside)
+  inside, there = (*inside, function), function.__globals__
+  values = [cell.cell_contents for cell in _full(function.__closure__)]
+  values += [there.get(name, ...) for name in names]  # ...: a builtin
+  if function.__defaults__ or function.__kwdefaults__:
+    keywords = tuple((function.__kwdefaults__ or {}).items())
+    values.append((function.__defaults__, keywords))
+  return function.__code__, *[
+    _of_module(v, attributes, inside)
     if type(v) is types.ModuleType
     else _key(v, inside)
     for v in values
   ]
-  keywords = tuple((function.__kwdefaults__ or {}).items())
-  defaults = function.__defaults__, keywords
-  return function.__code__, *found, _key(defaults, inside)
 
 
 def _full(cells: Any) -> Any:
@@ -136,17 +150,17 @@ def _full(cells: Any) -> Any:
   return cells or ()
 
 
-def _key_of_module(
+def _of_module(
   module: types.ModuleType, attributes: frozenset[str], inside: tuple[Any, ...]
 ) -> Hashable:
   """What of a module a function may read by these names."""
-  if module.__name__.partition(".")[0] in _LIBRARIES:
+  if _is_library(module.__name__):
     return module
   if any(module is other for other in inside):
     return "module", module.__name__
   inside = *inside, module
   return module, *[
-    _key_of_module(v, attributes, inside)
+    _of_module(v, attributes, inside)
     if type(v) is types.ModuleType
     else _key(v, inside)
     for name in sorted(attributes & vars(module).keys())
