@@ -74,7 +74,13 @@ def _clipped(offsets: jax.Array, rows: int, axes: Axes) -> jax.Array:
   """Where groups start in a device's own rows."""
   if not axes:
     return offsets
-  return jnp.clip(offsets - lax.axis_index(axes) * rows, 0, rows)
+  shard, most = lax.axis_index(axes), jnp.iinfo(offsets.dtype).max
+  if not isinstance(rows, int) or rows * lax.psum(1, axes) <= most:
+    return jnp.clip(offsets - shard * rows, 0, rows)
+  # Rows that offsets have no numbers for are in no group.
+  first = shard.astype(offsets.dtype) * min(rows, most)
+  first = jnp.where(shard > most // rows, most, first)
+  return jnp.clip(offsets - first, 0, min(rows, most))
 
 
 def _own_groups(offsets: jax.Array, axes: Axes) -> jax.Array:
@@ -102,6 +108,7 @@ def _added_up(z: jax.Array, out: str, plan: Plan) -> jax.Array:
 
 # Lowering.
 
+_ON_HOST = "operands lie in the host's memory; kernels have them on the device"
 _INTERPRETED = (
   "XLA can't partition an interpreted kernel, which runs on one device; leave"
   " implementation to its default on a mesh of CPUs"
@@ -110,12 +117,14 @@ _INTERPRETED = (
 
 def lower(ctx, *operands, spec: Spec, product: Product, cuda: bool):
   """The rule of the primitive; `product` binds it."""
-  x = spec.named(ctx.avals_in)
+  x, mesh = spec.named(ctx.avals_in), ctx.avals_out[0].sharding.mesh
+  if x.a.memory_space != jax.memory.Space.Device:
+    kernel = implementations.may_run_kernel(spec, x, cuda)
+    return _whole(ctx, operands, spec, cuda, mesh, _ON_HOST if kernel else "")
   if not compat.is_partitioned(ctx.module_context.axis_context):
     run = functools.partial(implementations.run, spec=spec)
-    with hardware.lowered_for(cuda):
+    with _device(ctx, cuda):
       return compat.lowered(ctx, run, operands, typed=False)
-  mesh = ctx.avals_out[0].sharding.mesh
   kernel = implementations.may_run_kernel(spec, x, cuda)
   if AxisType.Explicit in mesh.axis_types and (kernel or spec.ragged):
     return _by_shard_map(ctx, operands, spec, cuda, mesh, product)
@@ -128,6 +137,15 @@ def lower(ctx, *operands, spec: Spec, product: Product, cuda: bool):
   if reason is not None:
     return _whole(ctx, operands, spec, cuda, mesh, reason)
   return _by_xla(ctx, operands, spec, cuda, product)
+
+
+def _device(ctx, cuda: bool):
+  """Context: what is traced is for a device of the platform."""
+  platforms = ctx.platforms or ctx.module_context.platforms
+  others = [name for name in platforms if name != "cpu"]
+  if others and not cuda:
+    return compat.one_device(others[0])
+  return hardware.lowered_for(cuda)
 
 
 def _planned(
@@ -264,7 +282,7 @@ def _whole(ctx, operands, spec: Spec, cuda: bool, mesh, reason: str):
     ]
 
   if not is_explicit:
-    with hardware.lowered_for(cuda):
+    with _device(ctx, cuda):
       return compat.lowered(ctx, run, operands, typed=False)
   with jax.sharding.use_abstract_mesh(mesh):
     return compat.lowered(ctx, run, operands, typed=True)
