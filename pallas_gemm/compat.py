@@ -236,20 +236,17 @@ def shaped_like(
   """The type of what is made of `avals`, all of one mesh.
 
   Args:
-    avals: they vary over the same manual mesh axes, and so does the result.
-    shape: of the result.
-    dtype: of the result.
+    avals: they vary over the same manual mesh axes, and so does the result;
+      it lies in the memory of the first.
+    shape, dtype: of the result.
     parts: how it is sharded over Explicit mesh axes.
   """
   meshes = [aval.sharding.mesh for aval in avals]
   mesh = next((mesh for mesh in meshes if not mesh.empty), meshes[0])
-  parts = (*parts, *(None,) * (len(shape) - len(parts)))
-  return jax.core.ShapedArray(
-    shape,
-    dtype,
-    sharding=NamedSharding(mesh, PartitionSpec(*parts)),
-    manual_axis_type=avals[0].mat,
-  )
+  parts = PartitionSpec(*parts, *(None,) * (len(shape) - len(parts)))
+  first, sharding = avals[0], NamedSharding(mesh, parts)
+  kind = {"manual_axis_type": first.mat, "memory_space": first.memory_space}
+  return jax.core.ShapedArray(shape, dtype, sharding=sharding, **kind)
 
 
 def is_weak(*arrays: Any) -> bool:

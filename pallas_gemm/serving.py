@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import io
 import operator
+import reprlib
 from typing import Any
 import zipfile
 
@@ -62,11 +63,24 @@ class Buckets:
 
   @classmethod
   def deserialize(cls, data: bytes) -> "Buckets":
-    """What `serialize` gave."""
-    with zipfile.ZipFile(io.BytesIO(data)) as file:
-      sizes = tuple(map(int, file.namelist()))
-      artifacts = [bytearray(file.read(str(size))) for size in sizes]
-    return cls(sizes, tuple(map(export.deserialize, artifacts)))
+    """What `serialize` gave.
+
+    Raises:
+      TypeError: data are no bytes.
+      ValueError: they are others, or damaged, or JAX can't read them.
+    """
+    if not isinstance(data, bytes | bytearray | memoryview):
+      raise TypeError(f"data must be bytes, got {type(data).__name__}")
+    try:
+      with zipfile.ZipFile(io.BytesIO(data)) as file:
+        sizes = _sizes([int(name) for name in file.namelist()])
+        artifacts = [bytearray(file.read(str(size))) for size in sizes]
+      return cls(sizes, tuple(map(export.deserialize, artifacts)))
+    except Exception as error:  # of whatever reads what
+      raise ValueError(
+        "data must be what Buckets.serialize gave, got"
+        f" {memoryview(data).nbytes} bytes that are not: {error}"
+      ) from error
 
 
 def export_buckets(
@@ -82,7 +96,8 @@ def export_buckets(
   rest), as in a layer of a model: shorter inputs are padded with rows of zeros.
 
   Args:
-    fn: a function whose results all have M rows, as `x` has.
+    fn: a function whose results all have M rows, as `x` has, and nothing else
+      that depends on M.
     x: [M, ..]; only what follows M and the dtype count.
     *rest: its other arguments, or their shapes.
     sizes: the numbers of rows to export for.
@@ -94,7 +109,7 @@ def export_buckets(
   Raises:
     TypeError: x is no array; sizes are no integers.
     ValueError: sizes are not positive, or there are none; x is a scalar; a
-      result has not M rows.
+      result has not M rows, or depends on M otherwise.
 
   Example:
     >>> import jax, jax.numpy as jnp
@@ -117,17 +132,39 @@ def export_buckets(
   sizes = _sizes(sizes)
   jitted = jax.jit(lambda *args: fn(*args))
   shapes = jax.tree.map(_shape_of, rest)
-  exported = []
+  rows = lambda m: jax.ShapeDtypeStruct((m, *x.shape[1:]), x.dtype)  # noqa: E731
+  exported, found = [], {}
   for size in sizes:
-    rows = jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
-    exported.append(export.export(jitted, platforms=platforms)(rows, *shapes))
-    for out in exported[-1].out_avals:
+    one = export.export(jitted, platforms=platforms)(rows(size), *shapes)
+    for out in one.out_avals:
       if out.shape[:1] != (size,):
         raise ValueError(
           "results of fn must all have M rows, got one of shape"
           f" {out.shape} for M = {size}"
         )
+    exported.append(one)
+    found[size] = _without_rows(one.out_tree.unflatten(one.out_avals))
+  # Rows alone are cut off. A shape that is the same for the fewest and the most
+  # rows is so in between, unless it goes up and down.
+  for m in {1, sizes[-1] + 1}.difference(sizes):
+    try:
+      found[m] = _without_rows(jax.eval_shape(jitted, rows(m), *shapes))
+    except Exception:  # fn may take those sizes alone
+      continue
+  for m, types in found.items():
+    if types != found[sizes[0]]:
+      raise ValueError(
+        "results of fn must depend on M in their first dimension alone, got"
+        f" {reprlib.repr(found[sizes[0]][1])} behind it for M = {sizes[0]},"
+        f" {reprlib.repr(types[1])} for M = {m}"
+      )
   return Buckets(sizes, tuple(exported))
+
+
+def _without_rows(out: Any) -> tuple[Any, list[str]]:
+  """What results are, but for their first dimensions."""
+  leaves, tree = jax.tree.flatten(out)
+  return tree, [f"{v.dtype}{list(v.shape[1:])}" for v in leaves]
 
 
 def _sizes(sizes: Any) -> tuple[int, ...]:

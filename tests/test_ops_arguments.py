@@ -1,5 +1,7 @@
 """Mistakes in one argument, whatever the others are."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -248,3 +250,26 @@ def test_a_matrix_is_masked_nowhere():
   masked = np.ma.masked_array(np.asarray(A), np.asarray(A) > 0)
   out = pallas_gemm.matmul(masked.filled(0), B)
   np.testing.assert_array_equal(out, pallas_gemm.matmul(jnp.minimum(A, 0), B))
+
+
+# What an op calls otherwise than another one.
+OTHER_NAMES = {
+  "out_dtype": "preferred_element_type",
+  "transpose_b": "transpose_rhs",
+}
+OTHER_NAMES |= {theirs: ours for ours, theirs in OTHER_NAMES.items()}
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+@pytest.mark.parametrize("op", CALLS)
+def test_a_keyword_of_another_op(op, name):
+  """The error has the name that this one takes; no signature shows more."""
+  f, other = getattr(pallas_gemm, op), OTHER_NAMES[name]
+  kinds = {x.kind for x in inspect.signature(f).parameters.values()}
+  assert inspect.Parameter.VAR_KEYWORD not in kinds
+  if takes(op, name):
+    return
+  words = f"TypeError: {op}() got an unexpected keyword argument {name!r}; it"
+  words += f" takes {other}, not {name}" if takes(op, other) else " takes "
+  told(words, op, **{name: None})
+  told(words, op, **{name: "float32"})

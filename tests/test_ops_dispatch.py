@@ -183,6 +183,31 @@ def test_exports_for_both_platforms():
   products.assert_product(again.call(A, B), A, B)
 
 
+@pytest.mark.parametrize(
+  "platforms", (("tpu",), ("rocm",), ("cpu", "tpu"), ("cuda", "rocm"))
+)
+@pytest.mark.parametrize("op", ("matmul", "ragged_dot"))
+def test_exports_where_no_kernel_runs(op, platforms):
+  """XLA's product, if it is asked for too."""
+  sizes = jnp.array([A.shape[0]])
+  with_groups = lambda a, b, **how: pallas_gemm.ragged_dot(  # noqa: E731
+    a, b[None], sizes, **how
+  )
+  f = pallas_gemm.matmul if op == "matmul" else with_groups
+
+  def exported(names):
+    of = jax.jit(lambda a, b: f(a, b, implementation=names))
+    return export.export(of, platforms=platforms)(A, B)
+
+  other = next(x for x in platforms if x in ("tpu", "rocm"))
+  with pytest.raises(
+    NotImplementedError, match=f"runs on CUDA, .*not on {other}"
+  ):
+    exported("sm90")
+  assert exported(("sm90", "xla")).platforms == platforms
+  assert exported(None).platforms == platforms
+
+
 # Batch invariance.
 
 

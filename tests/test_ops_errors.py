@@ -11,9 +11,9 @@ import pytest
 import pallas_gemm
 from pallas_gemm import tuning
 from pallas_gemm.kernels import triton_dense
+from tests.support import products
 from tests.support.mistakes import (
   ACTIVATED,
-  BIAS,
   CALLS,
   INTS,
   LHS,
@@ -28,6 +28,7 @@ from tests.support.mistakes import (
   takes,
   told,
 )
+from tests.support.ops import dense, n64, plain
 
 CONFIG, TRITON = tuning.Config(), triton_dense.Config(16, 16, 16)
 INTEGERS = {"a": INTS, "b": INTS, "bias": None, "c": INTS}
@@ -53,15 +54,21 @@ MISTAKES = {
       "ValueError: transpose_b needs b of rank 2",
       {"b": jnp.ones(6), "transpose_b": True},
     ),
-    ("ValueError: bias must have shape [N] = (8,) or", {"bias": jnp.ones(4)}),
-    ("ValueError: bias must have shape", {"bias": jnp.ones((1, 8))}),
-    ("ValueError: bias must have shape", {"bias": jnp.ones(())}),
+    (
+      "ValueError: bias must broadcast to the result's shape (4, 8), got (4,)",
+      {"bias": jnp.ones(4)},
+    ),
+    ("ValueError: bias must broadcast", {"bias": jnp.ones((1, 1, 8))}),
+    (
+      "ValueError: bias must broadcast to the result's shape (4,), got (4, 2)",
+      {"b": jnp.ones(6), "bias": jnp.ones((4, 2)), "c": None},
+    ),
     ("TypeError: bias must have a dtype that fits", {"bias": jnp.arange(8)}),
     (
-      "ValueError: c must have the result's shape (4, 8), got (8, 4)",
+      "ValueError: c must broadcast to the result's shape (4, 8), got (8, 4)",
       {"c": jnp.ones((8, 4))},
     ),
-    ("ValueError: c must have the result's shape", {"c": jnp.ones((1, 8))}),
+    ("ValueError: c must broadcast", {"c": jnp.ones((2, 4, 8))}),
     ("TypeError: c must have a dtype that fits", {"c": C + 1j}),
     ("TypeError: c must have a dtype that fits", INTEGERS | {"c": SQUARE}),
     ("ValueError: beta is 0.5 but c is None; pass c", {"c": None, "beta": 0.5}),
@@ -173,8 +180,8 @@ MISTAKES = {
       {"group_sizes": SIZES[:2]},
     ),
     (
-      "ValueError: bias must have shape [G, N] = (3, 8), got (8,)",
-      {"bias": BIAS},
+      "ValueError: bias must broadcast to [G, N] = (3, 8), got (3,)",
+      {"bias": jnp.ones(3)},
     ),
     ("TypeError: bias must have a dtype", {"bias": jnp.ones((3, 8), int)}),
     *[
@@ -350,3 +357,59 @@ def test_what_is_no_mistake():
     LHS.astype("bfloat16"), RHS.astype("bfloat16"), SIZES, bias=RHS[:, 0]
   )
   pallas_gemm.ragged_dot(*INT_GROUPS, implementation=["sm90", "xla"])
+
+
+# What `jax.linear_transpose` is asked of, and what is said of that.
+NOT_LINEAR = {
+  "in a and b together": [
+    (pallas_gemm.matmul, (A, B)),
+    (
+      lambda a, b: pallas_gemm.dot_general(a, b, NUMBERS),
+      (A.astype("bfloat16"), B.astype("bfloat16")),
+    ),
+    (lambda a, b: pallas_gemm.ragged_dot(a, b, SIZES), (LHS, RHS)),
+    (jax.vmap(pallas_gemm.matmul), (A[None], B[None])),
+  ],
+  "in a and alpha together": [
+    (lambda a, x: pallas_gemm.matmul(a, B, alpha=x), (A, jnp.float32(2))),
+  ],
+  "in beta and c together": [
+    (lambda c, x: pallas_gemm.matmul(A, B, c=c, beta=x), (C, jnp.float32(2))),
+  ],
+  "in a and a together": [
+    (
+      lambda x: pallas_gemm.gated_matmul(x, B, B, activation=lambda v: v),
+      (A,),
+    ),
+  ],
+  "behind an activation that is not": [
+    (lambda b: pallas_gemm.matmul(A, b, activation=jnp.exp), (B,)),
+    (
+      lambda x: pallas_gemm.matmul(A, B, bias=x, activation=jax.nn.silu),
+      (B[0],),
+    ),
+    (lambda b: pallas_gemm.gated_matmul(A, b, B), (B,)),
+  ],
+}
+
+
+@pytest.mark.parametrize(
+  ("words", "f", "args"),
+  [(words, *case) for words, cases in NOT_LINEAR.items() for case in cases],
+)
+def test_linear_transpose_of_what_is_not_linear(words, f, args):
+  with pytest.raises(ValueError, match=f"needs what is linear, .*not {words}"):
+    jax.linear_transpose(f, *args)(f(*args))
+
+
+@pytest.mark.parametrize("names", (("b", "bias"), ("a", "c"), ("bias", "c")))
+def test_linear_transpose_over_sums(names):
+  """It is linear in one factor and in what is added, as in jnp."""
+  with jax.enable_x64(True):
+    x = {"a": n64(4, 6), "b": n64(6, 8), "bias": n64(8), "c": n64(4, 8)}
+    args = [x[name] for name in names]
+    ours, want = (
+      lambda *v, f=f: f(**x | dict(zip(names, v))) for f in (dense, plain)
+    )
+    got = jax.linear_transpose(ours, *args)(x["c"])
+    products.assert_same(got, jax.vjp(want, *args)[1](x["c"]))

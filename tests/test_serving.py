@@ -1,9 +1,11 @@
 """Exported functions of any number of rows, that keep their kernels."""
 
+import io
 import os
 from pathlib import Path
 import subprocess
 import sys
+import zipfile
 
 from absl import logging
 import jax
@@ -196,6 +198,33 @@ def test_results_have_rows(fn):
     pallas_gemm.export_buckets(fn, _shape(1, 4), sizes=(4, 8))
 
 
+@pytest.mark.parametrize("sizes", ((1,), (8,), (1, 8), (4, 16)))
+@pytest.mark.parametrize(
+  "fn",
+  (
+    lambda x: x @ x.T,
+    lambda x: (x, {"scores": x @ x.T}),
+    lambda x: jnp.zeros((x.shape[0], 2 * x.shape[0])),
+    lambda x: x[:, :1].repeat(x.shape[0] - 1, 1),
+    lambda x: x[:, : x.shape[0]],
+    lambda x: [x] * x.shape[0],
+  ),
+)
+def test_rows_are_in_one_dimension(fn, sizes):
+  """A call would cut the first alone."""
+  message = "depend on M in their first dimension alone, got"
+  with pytest.raises(ValueError, match=message):
+    pallas_gemm.export_buckets(fn, _shape(1, 12), sizes=sizes)
+
+
+def test_a_function_of_its_sizes_alone():
+  """It need not take other numbers of rows."""
+  fn = lambda x: x.reshape(-1, 4, 12).sum(2).reshape(-1)  # noqa: E731
+  x = normal(5, 12)
+  out = pallas_gemm.export_buckets(fn, x, sizes=(8, 16))(x)
+  np.testing.assert_array_equal(out, fn(jnp.pad(x, ((0, 3), (0, 0))))[:5])
+
+
 def test_the_rows_come_first():
   w = jnp.ones((4, 2))
   with pytest.raises(TypeError, match=r"x, the first argument .*, got dict"):
@@ -225,6 +254,43 @@ def test_serialized(served):
   for one, other in zip(again.exported, served.exported):
     assert one.mlir_module() == other.mlir_module()
     assert one.platforms == PLATFORMS
+
+
+def _zip(**files):
+  data = io.BytesIO()
+  with zipfile.ZipFile(data, "w") as file:
+    for name, text in files.items():
+      file.writestr(name, text)
+  return data.getvalue()
+
+
+@pytest.mark.parametrize(
+  "broken",
+  (
+    lambda data: b"junk",
+    lambda data: b"",
+    lambda data: bytearray(b"junk"),
+    lambda data: data[: len(data) // 2],
+    lambda data: data[:-3],
+    lambda data: data[3:],
+    lambda data: data[:60] + b"junk" + data[64:],
+    lambda data: _zip(),
+    lambda data: _zip(model="weights"),
+    lambda data: _zip(**{"8": "junk"}),
+    lambda data: _zip(**{"0": "junk"}),
+  ),
+)
+def test_bytes_that_are_something_else(served, broken):
+  message = r"data must be what Buckets.serialize gave, got \d+ bytes"
+  with pytest.raises(ValueError, match=message):
+    serving.Buckets.deserialize(broken(served.serialize()))
+
+
+@pytest.mark.parametrize("data", ("junk", 3, None, [b"junk"]))
+def test_no_bytes(data):
+  message = f"data must be bytes, got {type(data).__name__}"
+  with pytest.raises(TypeError, match=message):
+    serving.Buckets.deserialize(data)
 
 
 def test_another_process_reads_it(served, tmp_path):

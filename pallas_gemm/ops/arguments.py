@@ -124,6 +124,30 @@ def check_numbers(names: Sequence[str], arrays: Sequence[Any]) -> None:
       check(isinstance(dtype, np.dtype), wanted, f"dtype {dtype}", TypeError)
 
 
+def in_one_memory(
+  names: Sequence[str], arrays: Sequence[Any], on_device: bool = False
+) -> list[Any]:
+  """The arrays, in the memory of the first, or all on the device.
+
+  As in JAX only scalars may come from elsewhere.
+  """
+  (first, v), *_ = [(x, v) for x, v in zip(names, arrays) if v is not None]
+  want, like = jax.typeof(v).memory_space, f"like {first}"
+  if on_device:
+    want, like = jax.memory.Space.Device, "in a grouped product"
+  found = []
+  for name, v in zip(names, arrays):
+    have = want if v is None else jax.typeof(v).memory_space
+    wanted = f"{name} must lie in {_space(want)} memory {like}"
+    check(have == want or not v.ndim, wanted, _space(have))
+    found.append(v if have == want else jax.device_put(v, want))
+  return found
+
+
+def _space(space: Any) -> str:
+  return getattr(space, "name", str(space)).lower()
+
+
 def check_inner(names: Operands, x: Operands, k: int, k_b: int) -> None:
   """Both operands have the same K."""
   check(
@@ -133,12 +157,25 @@ def check_inner(names: Operands, x: Operands, k: int, k_b: int) -> None:
   )
 
 
-def check_added(
-  name: str, value: Any, wide: Any, wanted: str, *shapes: tuple[int, ...]
-) -> None:
-  """Bias or C, if there: a dtype that fits into that of sums, and a shape."""
+def added(
+  name: str, value: Any, wide: Any, of: str, shape: tuple[int, ...]
+) -> Any:
+  """Bias or C, checked: a dtype that fits into that of sums, and a shape.
+
+  Args:
+    name: the argument.
+    value: None: there is none.
+    wide: the dtype of sums.
+    of: what it is to be broadcast to, in words.
+    shape: the shape of that.
+
+  Returns:
+    The array; a Python number, which is weakly typed, in the dtype of sums.
+  """
   if value is None:
-    return
+    return None
+  if jax.typeof(value).weak_type and jnp.result_type(value, wide) == wide:
+    value = value.astype(wide)
   is_kind = dtypes.kind(value.dtype) == dtypes.kind(wide)
   check(
     is_kind and value.dtype.itemsize <= wide.itemsize,
@@ -146,7 +183,18 @@ def check_added(
     value.dtype.name,
     TypeError,
   )
-  check(value.shape in shapes, f"{name} must have {wanted}", value.shape)
+  wanted = f"{name} must broadcast to {of} {shape}"
+  check(broadcasts(value.shape, shape), wanted, value.shape)
+  return value
+
+
+def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+  """Whether an array of one shape can be broadcast to the other."""
+  pairs = zip(shape[::-1], to[::-1])
+  return len(shape) <= len(to) and all(
+    have == want or (isinstance(have, int) and have == 1)
+    for have, want in pairs
+  )
 
 
 def promoted(names: Operands, x: Operands) -> Operands:

@@ -35,25 +35,31 @@ def is_fused(spec: Spec) -> bool:
 
 def over_batch(run: Run, x: Operands, spec: Spec) -> Any:
   """A grouped product for each index of its batch dimensions, one by one."""
-  extra = next((c for c in spec.out if c not in _GROUPED), None)
-  if extra is None:
+  have = {c: [c in (w or "") for w in spec.words] for c in spec.out}
+  extra = [c for c in spec.out if c not in _GROUPED]
+  if not extra:
     return run(x, spec)
-  words = Operands(*[w and w.replace(extra, "") for w in spec.words])
-  one = dataclasses.replace(spec, words=words, out=spec.out.replace(extra, ""))
-  has = [extra in (w or "") for w in spec.words]
+  # Dimensions of the same operands are one loop.
+  has = have[extra[0]]
+  extra = "".join(c for c in extra if have[c] == has)
+  size = tuple(spec.letters(x)[c] for c in extra)
+  left = [w and "".join(c for c in w if c not in extra) for w in spec.words]
+  out = "".join(c for c in spec.out if c not in extra)
+  one = dataclasses.replace(spec, words=Operands(*left), out=out)
   batched = [
-    jnp.moveaxis(v, w.index(extra), 0)
-    for v, w, here in zip(x, spec.words, has)
+    spec_lib.in_order(v, w, extra + rest)
+    for v, w, rest, here in zip(x, spec.words, left, has)
     if here
   ]
+  batched = [v.reshape(math.prod(size), *v.shape[len(size) :]) for v in batched]
 
   def body(examples):
     rest = iter(examples)
     example = [next(rest) if here else v for v, here in zip(x, has)]
     return list(over_batch(run, Operands(*example), one))
 
-  outs = lax.map(body, batched)
-  return [jnp.moveaxis(v, 0, spec.out.index(extra)) for v in outs]
+  outs = [v.reshape(*size, *v.shape[1:]) for v in lax.map(body, batched)]
+  return [spec_lib.in_order(v, extra + out, spec.out) for v in outs]
 
 
 def grouped(run: Run, x: Operands, spec: Spec) -> list[jax.Array]:
@@ -106,6 +112,8 @@ def dense(run: Run, x: Operands, spec: Spec) -> list[jax.Array]:
   side, bias = _bias_side(w.bias, sides), None
   if side is not None:
     bias = x.bias.reshape(-1)
+    if not w.bias:  # one number
+      bias = jnp.broadcast_to(bias, _product(sides.columns, size))
     if side == "m" and (more := sides.rows[: -len(w.bias)]):
       bias = jnp.tile(bias, _product(more, size))
   c, beta, word_beta = x.c, x.beta, w.beta
@@ -216,9 +224,9 @@ def _matrices(
 
 def _bias_side(word: str | None, sides: _Sides) -> spec_lib.Side | None:
   """The side that a bias runs along, if it is one for all."""
-  if not word:
+  if word is None or not (word or sides.columns):
     return None
-  if word == sides.columns:
+  if word in ("", sides.columns):
     return "n"
   return "m" if sides.rows.endswith(word) else None
 

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import operator
-from typing import Any
+from typing import Any, Never
 
 import jax
 from jax import lax
 from jax.typing import ArrayLike
 
 from pallas_gemm import compat, dtypes, report, tuning
-from pallas_gemm.ops import arguments, implementations, xla
+from pallas_gemm.ops import arguments, implementations, keywords, xla
 from pallas_gemm.ops.grouped import check_sizes, of_groups
 from pallas_gemm.ops.invariance import is_batch_invariant
 from pallas_gemm.ops.product import product
@@ -22,6 +22,7 @@ _PREFERRED = "preferred_element_type"
 _OPTIONS, _NO_FLAGS = {"out_dtype": _PREFERRED}, (False,) * 4
 
 
+@keywords.without_others
 def dot_general(
   lhs: ArrayLike,
   rhs: ArrayLike,
@@ -31,6 +32,7 @@ def dot_general(
   *,
   out_sharding: Any = None,
   reduce_dtype: Any = None,
+  **others: Never,
 ) -> jax.Array:
   """`jax.lax.dot_general`, on the kernels of `matmul` where they take it.
 
@@ -67,6 +69,8 @@ def dot_general(
     >>> pallas_gemm.dot_general(x, w, (((2,), (1,)), ((), ()))).shape
     (2, 3, 5)
   """
+  if others:
+    raise keywords.unexpected(dot_general, others)
   lhs, rhs = arguments.array("lhs", lhs), arguments.array("rhs", rhs)
   how = None, preferred_element_type, precision, None, None, out_sharding
   how = *how, reduce_dtype, *_NO_FLAGS, _canonical(dimension_numbers)
@@ -101,6 +105,7 @@ def _dot_general(options, generation, lhs, rhs):
   del generation  # a key: the config may be another one now
   lhs, rhs = arguments.arrays(lhs, rhs)
   arguments.check_numbers(("lhs", "rhs"), (lhs, rhs))
+  arguments.in_one_memory(("lhs", "rhs"), (lhs, rhs))
   arguments.check_out_sharding(options.out_sharding)
   reference = functools.partial(
     lax.dot_general,
@@ -151,6 +156,7 @@ def _letters(rank_l: int, rank_r: int, numbers) -> tuple[Operands, str]:
   return Operands("".join(lhs), "".join(rhs)), "".join(out)
 
 
+@keywords.without_others
 def ragged_dot_general(
   lhs: ArrayLike,
   rhs: ArrayLike,
@@ -163,6 +169,7 @@ def ragged_dot_general(
   *,
   implementation: str | Sequence[str] | None = None,
   reduce_dtype: Any = None,
+  **others: Never,
 ) -> jax.Array:
   """`jax.lax.ragged_dot_general`, on the kernels of `ragged_dot` if possible.
 
@@ -207,6 +214,8 @@ def ragged_dot_general(
     ... ).tolist()
     [[[2.0], [2.0]], [[0.0], [0.0]], [[3.0], [3.0]]]
   """
+  if others:
+    raise keywords.unexpected(ragged_dot_general, others)
   lhs, rhs = arguments.array("lhs", lhs), arguments.array("rhs", rhs)
   group_sizes = arguments.array("group_sizes", group_sizes)
   group_offset = arguments.array("group_offset", group_offset, optional=True)
@@ -276,7 +285,9 @@ def _ragged_dot_general(
     ragged="k" if _is_contracted(numbers) else "m",
     out_dtype=out.dtype,
   )
-  return of_groups(x, spec, group_sizes, group_offset, options.out_sharding)
+  x, names = Operands(lhs, rhs), Operands("lhs", "rhs")
+  rest = group_sizes, group_offset, options.out_sharding
+  return of_groups(names, x, spec, *rest)
 
 
 def _left_to_lax(

@@ -7,7 +7,7 @@ the rest while it is traced.
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Never
 
 import jax
 from jax import lax
@@ -17,7 +17,7 @@ import numpy as np
 
 from pallas_gemm import dtypes, tuning
 from pallas_gemm.kernels import activations
-from pallas_gemm.ops import arguments
+from pallas_gemm.ops import arguments, keywords
 from pallas_gemm.ops.arguments import Options, check
 from pallas_gemm.ops.product import product
 from pallas_gemm.ops.spec import Operands, Spec
@@ -31,6 +31,7 @@ _OPTIONS = {
 }
 
 
+@keywords.without_others
 def ragged_dot(
   lhs: ArrayLike,
   rhs: ArrayLike,
@@ -46,6 +47,7 @@ def ragged_dot(
   implementation: str | Sequence[str] | None = None,
   config: Any = None,
   reduce_dtype: Any = None,
+  **others: Never,
 ) -> jax.Array:
   """activation(lhs[rows of g] @ rhs[g] + bias[g]) for each group of rows g.
 
@@ -86,7 +88,7 @@ def ragged_dot(
       where `rhs` has G groups left. None is 0.
     out_sharding: of the result, for Explicit mesh axes.
     transpose_rhs: `rhs` is stored [G, N, K] and read in place.
-    bias: [G, N]; no wider than the accumulation.
+    bias: [G, N], or what broadcasts to it; no wider than the accumulation.
     activation: as for `matmul`.
     implementation: as for `matmul`; "triton" is none.
     config: a `tuning.Config` for "sm90"; None takes the fastest one known.
@@ -106,6 +108,8 @@ def ragged_dot(
     >>> y.tolist()
     [[3.0, 3.0], [6.0, 6.0], [6.0, 6.0], [0.0, 0.0]]
   """
+  if others:
+    raise keywords.unexpected(ragged_dot, others)
   arguments.check_bool("transpose_rhs", transpose_rhs)
   lhs, rhs = arguments.array("lhs", lhs), arguments.array("rhs", rhs)
   bias = arguments.array("bias", bias, optional=True)
@@ -117,6 +121,7 @@ def ragged_dot(
   return _call((lhs, rhs, None), group_sizes, group_offset, bias, how + flags)
 
 
+@keywords.without_others
 def gated_ragged_dot(
   x: ArrayLike,
   w_gate: ArrayLike,
@@ -125,11 +130,13 @@ def gated_ragged_dot(
   *,
   activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
   group_offset: ArrayLike | None = None,
+  precision: Any = None,
   preferred_element_type: Any = None,
   implementation: str | Sequence[str] | None = None,
   config: Any = None,
   out_sharding: Any = None,
   reduce_dtype: Any = None,
+  **others: Never,
 ) -> jax.Array:
   """activation(x @ w_gate[g]) * (x @ w_up[g]) for each group of rows g.
 
@@ -142,8 +149,8 @@ def gated_ragged_dot(
     w_gate, w_up: [G, K, N], of one shape and dtype.
     group_sizes: [G], integers; with `group_offset` [G or more].
     activation: as for `matmul`.
-    group_offset, preferred_element_type, implementation, config, out_sharding,
-      reduce_dtype: as for `ragged_dot`.
+    group_offset, precision, preferred_element_type, implementation, config,
+      out_sharding, reduce_dtype: as for `ragged_dot`.
 
   Returns:
     [M, N].
@@ -157,10 +164,12 @@ def gated_ragged_dot(
     ... ).tolist()
     [[128.0, 128.0], [128.0, 128.0], [0.0, 0.0]]
   """
+  if others:
+    raise keywords.unexpected(gated_ragged_dot, others)
   x, w_gate = arguments.array("x", x), arguments.array("w_gate", w_gate)
   w_up, dtype = arguments.array("w_up", w_up), preferred_element_type
   activation = activations.of(activation, x, w_gate, dtype)
-  how = activation, dtype, None, implementation, config, out_sharding
+  how = activation, dtype, precision, implementation, config, out_sharding
   how = *how, reduce_dtype
   return _call((x, w_gate, w_up), group_sizes, group_offset, None, how)
 
@@ -193,8 +202,11 @@ def _ragged_dot(
   arguments.check_inner(names, x, x.a.shape[1], k)
   check_sizes(group_sizes, group_offset, groups, names.b)
   out_dtype, shape = _out_dtype(x, options), (groups, n)
-  wanted = f"shape [G, N] = {shape}"
-  arguments.check_added("bias", x.bias, x.wide(out_dtype), wanted, shape)
+  wide = x.wide(out_dtype)
+  bias = arguments.added("bias", x.bias, wide, "[G, N] =", shape)
+  if bias is not None and bias.shape != shape:  # its gradient's sums are wide
+    bias = jnp.broadcast_to(bias.astype(wide), shape)
+  x = x._replace(bias=bias)
   of_b = "gnk" if options.transpose_b else "gkn"
   words = zip(("mk", of_b, of_b, "gn"), x)
   words = Operands(*[None if v is None else word for word, v in words])
@@ -207,7 +219,8 @@ def _ragged_dot(
     ragged="m",
     out_dtype=out_dtype,
   )
-  return of_groups(x, spec, group_sizes, group_offset, options.out_sharding)
+  rest = group_sizes, group_offset, options.out_sharding
+  return of_groups(names, x, spec, *rest)
 
 
 def _out_dtype(x: Operands, options: Options) -> Any:
@@ -260,6 +273,7 @@ def check_sizes(
 
 
 def of_groups(
+  names: Operands,
   x: Operands,
   spec: Spec,
   group_sizes: jax.Array,
@@ -267,6 +281,12 @@ def of_groups(
   out_sharding: Any,
 ) -> jax.Array:
   """A grouped product, once its arguments are checked."""
+  *x, group_sizes, group_offset = arguments.in_one_memory(
+    (*names, "group_sizes", "group_offset"),
+    (*x, group_sizes, group_offset),
+    on_device=True,
+  )
+  x = Operands(*x)
   rows = x.a.shape[spec.words.a.index(spec.ragged)]
   (groups,), w = group_sizes.shape, spec.words
   if "g" in w.b:
@@ -300,7 +320,10 @@ def _reference(spec: Spec, out_sharding: Any, x: Operands) -> jax.Array:
 def bounds(
   group_sizes: jax.Array, group_offset: jax.Array | None, m: int, groups: int
 ) -> jax.Array:
-  """Where groups start and end: int32 [groups + 1], never falling, in [0, m].
+  """Where groups start and end: [groups + 1], never falling, in [0, m].
+
+  In int32; of 2^31 rows or more in JAX's int. If that is int32 too, rows past
+  2^31 - 1 are in no group.
 
   Args:
     group_sizes: [groups or more], integers of any value.
@@ -308,9 +331,13 @@ def bounds(
     m: rows.
     groups: how many.
   """
-  if group_sizes.dtype.itemsize < 4:  # it may have no room for m
-    group_sizes = group_sizes.astype(jnp.int32)
-  sizes = jnp.clip(group_sizes, 0, m).astype(jnp.int32)
+  is_long = isinstance(m, int) and m >= 2**31
+  dtype = jnp.result_type(int) if is_long else np.dtype(np.int32)
+  most = int(jnp.iinfo(dtype).max)
+  m = min(m, most) if is_long else m
+  if group_sizes.dtype.itemsize < dtype.itemsize:  # it may have no room for m
+    group_sizes = group_sizes.astype(dtype)
+  sizes = jnp.clip(group_sizes, 0, m).astype(dtype)
   numbers = lax.iota(jnp.int32, groups + 1)
   if group_offset is not None:
     last = group_sizes.shape[0] - groups
@@ -320,14 +347,14 @@ def bounds(
   is_before = lax.iota(jnp.int32, count)[None] < numbers[:, None]
   before = jnp.where(is_before, sizes[None], 0)
   are_numbers = isinstance(count, int) and isinstance(m, int)
-  if are_numbers and count * m < 2**31:
-    ends = jnp.sum(before, 1, dtype=jnp.int32)
+  if are_numbers and count * m <= most:
+    ends = jnp.sum(before, 1, dtype=dtype)
   else:  # which XLA can't do with sizes that are sharded
-    ends = lax.reduce(before, np.int32(0), _saturating_add, (1,))
-  return jnp.minimum(ends, m).astype(jnp.int32)
+    ends = lax.reduce(before, dtype.type(0), _saturating_add, (1,))
+  return jnp.minimum(ends, m).astype(dtype)
 
 
 def _saturating_add(x: jax.Array, y: jax.Array) -> jax.Array:
   """x + y, or the largest number there is; neither is negative."""
-  largest = np.int32(np.iinfo(np.int32).max)
+  largest = x.dtype.type(jnp.iinfo(x.dtype).max)
   return x + jnp.minimum(y, largest - x)

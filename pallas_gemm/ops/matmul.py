@@ -7,7 +7,7 @@ rest while it is traced.
 
 from collections.abc import Callable, Sequence
 import functools
-from typing import Any
+from typing import Any, Never
 
 import jax
 import jax.numpy as jnp
@@ -15,19 +15,20 @@ from jax.typing import ArrayLike
 
 from pallas_gemm import compat, tuning
 from pallas_gemm.kernels import activations
-from pallas_gemm.ops import arguments
+from pallas_gemm.ops import arguments, keywords
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.arguments import Options
 from pallas_gemm.ops.product import product
 from pallas_gemm.ops.spec import Operands
 
 # What users call the operands of `matmul` and of `gated_matmul`.
-_PLAIN_NAMES = Operands("a", "b", bias="bias", c="c")
+_PLAIN_NAMES = Operands("a", "b", None, "bias", "c", "alpha", "beta")
 _GATED_NAMES = Operands("x", "w_gate", "w_up")
 # What most calls have, who are told by its identity.
 _ONE = 1.0
 
 
+@keywords.without_others
 def matmul(
   a: ArrayLike,
   b: ArrayLike,
@@ -45,6 +46,7 @@ def matmul(
   config: Any = None,
   out_sharding: Any = None,
   reduce_dtype: Any = None,
+  **others: Never,
 ) -> jax.Array:
   """activation(alpha * A @ B + beta * C + bias), in one kernel where possible.
 
@@ -66,11 +68,14 @@ def matmul(
     a: [..., M, K], or [K]: a row. Mixed dtypes are promoted, and batch
       dimensions broadcast, as by `jnp.matmul`.
     b: [..., K, N], or [K]: a column.
-    bias: [N] or [M, 1], shared by the batch; no wider than the accumulation.
+    bias: what broadcasts to the result: [N], [M, 1], a number; of a vector also
+      [M, 1]. No wider than the accumulation. A kernel has [N] and [M, 1] for
+      all of a batch; others cost what C costs.
     activation: an elementwise JAX function of one array, without arrays or
       traced values of its own; it is compiled into the kernel, once for all
       functions that compute the same.
-    c: of the result's shape; no wider than the accumulation.
+    c: of the result's shape, or what broadcasts to it (XLA then makes it that
+      large); no wider than the accumulation.
     alpha, beta: numbers or arrays of shape (), of the operands' kind.
     transpose_a, transpose_b: the operand is stored [..., K, M], or [..., N, K],
       and read in place.
@@ -107,6 +112,8 @@ def matmul(
     >>> y.shape, y[0, 0].tolist()
     ((2, 3, 5), [2.0, 3.0, 4.0, 5.0, 6.0])
   """
+  if others:
+    raise keywords.unexpected(matmul, others)
   if not (isinstance(a, jax.Array) and isinstance(b, jax.Array)):
     a, b = arguments.array("a", a), arguments.array("b", b)
   if bias is not None or c is not None:
@@ -141,6 +148,7 @@ def _scaled(c: Any, alpha: Any, beta: Any, a: Any, b: Any, out_dtype: Any):
   return alpha, beta, no_product, no_c
 
 
+@keywords.without_others
 def gated_matmul(
   x: ArrayLike,
   w_gate: ArrayLike,
@@ -148,10 +156,12 @@ def gated_matmul(
   *,
   activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
   out_dtype: Any = None,
+  precision: Any = None,
   implementation: str | Sequence[str] | None = None,
   config: Any = None,
   out_sharding: Any = None,
   reduce_dtype: Any = None,
+  **others: Never,
 ) -> jax.Array:
   """activation(x @ w_gate) * (x @ w_up), in one kernel where possible.
 
@@ -162,8 +172,8 @@ def gated_matmul(
   Args:
     x: [..., M, K], or [K].
     w_gate, w_up: [..., K, N], of one shape and dtype.
-    activation, out_dtype, implementation, config, out_sharding, reduce_dtype:
-      as for `matmul`.
+    activation, out_dtype, precision, implementation, config, out_sharding,
+      reduce_dtype: as for `matmul`.
 
   Returns:
     [..., M, N].
@@ -175,10 +185,12 @@ def gated_matmul(
     >>> pallas_gemm.gated_matmul(x, w, 2 * w, activation=jnp.square).tolist()
     [[128.0, 128.0, 128.0], [128.0, 128.0, 128.0]]
   """
+  if others:
+    raise keywords.unexpected(gated_matmul, others)
   x, w_gate = arguments.array("x", x), arguments.array("w_gate", w_gate)
   w_up = arguments.array("w_up", w_up)
   activation = activations.of(activation, x, w_gate, out_dtype)
-  how = activation, out_dtype, None, implementation, config, out_sharding
+  how = activation, out_dtype, precision, implementation, config, out_sharding
   options = arguments.options((*how, reduce_dtype))
   return _matmul(options, tuning.generation(), x, w_gate, w_up)
 
@@ -189,6 +201,7 @@ def _matmul(options, generation, *operands):
   x = Operands(*arguments.arrays(*operands))
   names = _PLAIN_NAMES if x.b_up is None else _GATED_NAMES
   arguments.check_numbers(names, x)
+  x = Operands(*arguments.in_one_memory(names, x))
   passed, x = x, arguments.promoted(names, x)
   out_dtype = arguments.dtype_of(options.out_dtype, x.a.dtype, like=x.a.dtype)
   words, out, operands = _named(names, x, options, out_dtype)
@@ -241,27 +254,39 @@ def _named(names: Operands, x: Operands, options: Options, out_dtype: Any):
     ) from error
   letters = spec_lib.LETTERS[: len(batch)]
   out = (letters + a + b).replace("k", "")
-  size = size_a | size_b | dict(zip(letters, batch))
-  shape, m, n = tuple(size[c] for c in out), size.get("m", 1), size.get("n", 1)
-  wide, either = x.wide(out_dtype), f"shape [N] = ({n},) or [M, 1] = ({m}, 1)"
-  arguments.check_added("bias", x.bias, wide, either, (n,), (m, 1))
-  arguments.check_added("c", x.c, wide, f"the result's shape {shape}", shape)
-  if options.without_c:
-    x = x._replace(c=None)
-  words, arrays = {"c": out, "alpha": "", "beta": ""}, x._asdict()
+  size = {"m": 1, "n": 1} | size_a | size_b | dict(zip(letters, batch))
+  shape, wide = tuple(size[c] for c in out), x.wide(out_dtype)
+  bias, of_bias = _bias(x.bias, wide, out, size)
+  c = arguments.added("c", x.c, wide, "the result's shape", shape)
+  x = x._replace(bias=bias, c=None if options.without_c else c)
+  words, arrays = {"bias": of_bias, "alpha": "", "beta": ""}, x._asdict()
   for name, word in (("a", a), ("b", b), ("b_up", b)):
     if arrays[name] is not None:
       found = _without_ones(arrays[name], word, letters, batch)
       words[name], arrays[name] = found
-  if x.bias is not None:
-    side, bias = "n", x.bias
-    if bias.ndim == 2:
-      side, bias = "m", jax.lax.squeeze(bias, (1,))
-    if side not in out:  # of a vector, which has no such dimension
-      side, bias = "", jax.lax.squeeze(bias, (0,))
-    words["bias"], arrays["bias"] = side, bias
+  if x.c is not None:
+    words["c"], arrays["c"] = _without_ones(x.c, "", out, shape)
   there = [None if v is None else words[name] for name, v in arrays.items()]
   return Operands(*there), out, Operands(**arrays)
+
+
+def _bias(bias: Any, wide: Any, out: str, size: dict[str, int]):
+  """A bias without dimensions that broadcast, and its letters."""
+  if bias is None:
+    return None, None
+  # Beside a vector it may have the dimension that the result lacks: [M, 1].
+  whole = out.replace("m", "").replace("n", "") + "mn"
+  shape, of_whole = (tuple(size[c] for c in word) for word in (out, whole))
+  over, fits = out, arguments.broadcasts
+  if not fits(bias.shape, shape) and fits(bias.shape, of_whole):
+    over, shape = whole, of_whole
+  bias = arguments.added("bias", bias, wide, "the result's shape", shape)
+  word, bias = _without_ones(bias, "", over, shape)
+  for c in word[::-1]:
+    if size[c] == 1 and (len(word) > 1 or c not in out):
+      bias = jax.lax.squeeze(bias, (word.index(c),))
+      word = word.replace(c, "")
+  return bias, word
 
 
 def _without_ones(v: jax.Array, word: str, letters: str, batch):
@@ -291,5 +316,6 @@ def _reference(options: Options, x: Operands) -> jax.Array:
   out = outs[0] * outs[1] if len(outs) > 1 else outs[0]
   if options.out_sharding is None:  # what is added may shard the result
     for v in (x.c, x.bias):
-      out = out if v is None else out + v.astype(out.dtype)
+      if v is not None and arguments.broadcasts(v.shape, out.shape):
+        out = out + v.astype(out.dtype)
   return out

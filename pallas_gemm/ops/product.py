@@ -62,6 +62,7 @@ def _abstract_eval(*avals, spec: Spec):
   interpreted = (
     HOPPER in (spec.implementation or ())
     and avals[0].dtype.itemsize == 2
+    and avals[0].memory_space == jax.memory.Space.Device
     and not compat.targets_gpu()
   )
   effects = compat.interpreter_effects() if interpreted else frozenset()
@@ -198,8 +199,10 @@ def _activation_of_saved(x: Operands, spec: Spec):
 
 def _transpose(cotangents, *operands, spec: Spec):
   x = spec.named(operands)
-  of_a, of_b = map(ad.is_undefined_primal, (x.a, x.b))
-  if spec.gated or spec.activation is not None or not (of_a or of_b):
+  unknown = Operands(*map(ad.is_undefined_primal, x))
+  _check_linear(unknown, spec)
+  of_a, others = unknown.a, any(unknown._replace(a=False, b=False))
+  if spec.gated or spec.activation is not None or others:
     return _transpose_by_vjp(cotangents, operands, spec)
   # A product alone, which is linear in A and in B.
   (ct,) = cotangents
@@ -211,6 +214,25 @@ def _transpose(cotangents, *operands, spec: Spec):
     grad = rule(ct, x, of_a, aval, spec)
   found = Operands(grad if of_a else None, None if of_a else grad)
   return [g for g, word in zip(found, spec.words) if word is not None]
+
+
+def _check_linear(unknown: Operands, spec: Spec) -> None:
+  """What is transposed is linear, but where a user has it transposed."""
+  u = unknown
+  names = [name for name in ("a", "b", "b_up", "alpha") if getattr(u, name)]
+  names += ["a"] * (u.a and spec.gated)  # which both products have
+  names = names if len(names) > 1 else ["beta", "c"] * (u.beta and u.c)
+  reason = f"in {' and '.join(names)} together" if names else ""
+  if spec.activation is not None and any(u._replace(b_up=False)):
+    try:
+      one = jnp.ones(())
+      jax.linear_transpose(spec.activation, one)(one)
+    except Exception:  # as JAX's rules fail where there is none
+      reason = "behind an activation that is not"
+  if reason:
+    raise ValueError(
+      f"jax.linear_transpose needs what is linear, a product is not {reason}"
+    )
 
 
 def _transpose_by_vjp(cotangents, operands, spec: Spec):

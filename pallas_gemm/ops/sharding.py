@@ -83,7 +83,13 @@ def _clipped(offsets: jax.Array, rows: int, axes: Axes) -> jax.Array:
   """Where groups start in a device's own rows."""
   if not axes:
     return offsets
-  return jnp.clip(offsets - lax.axis_index(axes) * rows, 0, rows)
+  shard, most = lax.axis_index(axes), jnp.iinfo(offsets.dtype).max
+  if not isinstance(rows, int) or rows * lax.psum(1, axes) <= most:
+    return jnp.clip(offsets - shard * rows, 0, rows)
+  # Rows that offsets have no numbers for are in no group.
+  first = shard.astype(offsets.dtype) * min(rows, most)
+  first = jnp.where(shard > most // rows, most, first)
+  return jnp.clip(offsets - first, 0, min(rows, most))
 
 
 def _own_groups(offsets: jax.Array, axes: Axes) -> jax.Array:
@@ -135,17 +141,7 @@ def _added_up(z: jax.Array, out: str, plan: Plan) -> jax.Array:
 
 # Lowering.
 
-
-def _lowered_for(cuda: bool):
-  """Context: what is lowered for CUDA, or not, is traced for such a device."""
-  targets_gpu, asked = compat.targets_gpu(), compat.abstract_device()
-  if not cuda and targets_gpu:
-    return compat.one_device("cpu")
-  if targets_gpu or not cuda or (asked is not None and compat.is_amd(asked)):
-    return compat.one_device()
-  return hardware.assume(hardware.DEFAULT_NAME)  # ahead of time
-
-
+_ON_HOST = "operands lie in the host's memory; kernels have them on the device"
 _INTERPRETED = (
   "XLA can't partition an interpreted kernel, which runs on one device; leave"
   " implementation to its default on a mesh of CPUs"
@@ -154,12 +150,14 @@ _INTERPRETED = (
 
 def lower(ctx, *operands, spec: Spec, product: Product, cuda: bool):
   """The rule of the primitive; `product` binds it."""
-  x = spec.named(ctx.avals_in)
+  x, mesh = spec.named(ctx.avals_in), ctx.avals_out[0].sharding.mesh
+  if x.a.memory_space != jax.memory.Space.Device:
+    kernel = implementations.may_run_kernel(spec, x, cuda)
+    return _whole(ctx, operands, spec, cuda, mesh, _ON_HOST if kernel else "")
   if not compat.is_partitioned(ctx.module_context.axis_context):
     run = functools.partial(implementations.run, spec=spec)
-    with _lowered_for(cuda):
+    with _lowered_for(ctx, cuda):
       return compat.lowered(ctx, run, operands, typed=False)
-  mesh = ctx.avals_out[0].sharding.mesh
   kernel = implementations.may_run_kernel(spec, x, cuda)
   planned = kernel or spec.reduce_dtype is not None
   if AxisType.Explicit in mesh.axis_types and (planned or spec.ragged):
@@ -176,6 +174,20 @@ def lower(ctx, *operands, spec: Spec, product: Product, cuda: bool):
   if reason is not None:
     return _whole(ctx, operands, spec, cuda, mesh, reason)
   return _by_xla(ctx, operands, spec, cuda, product)
+
+
+def _lowered_for(ctx, cuda: bool):
+  """Context: what is traced is for a device of the platform."""
+  platforms = ctx.platforms or ctx.module_context.platforms
+  others = [name for name in platforms if name != "cpu"]
+  if others and not cuda:
+    return compat.one_device(others[0])
+  targets_gpu, asked = compat.targets_gpu(), compat.abstract_device()
+  if not cuda and targets_gpu:
+    return compat.one_device("cpu")
+  if targets_gpu or not cuda or (asked is not None and compat.is_amd(asked)):
+    return compat.one_device()
+  return hardware.assume(hardware.DEFAULT_NAME)  # ahead of time
 
 
 def _planned(
@@ -313,7 +325,7 @@ def _whole(ctx, operands, spec: Spec, cuda: bool, mesh, reason: str):
     ]
 
   if not is_explicit:
-    with _lowered_for(cuda):
+    with _lowered_for(ctx, cuda):
       return compat.lowered(ctx, run, operands, typed=False)
   with jax.sharding.use_abstract_mesh(mesh):
     return compat.lowered(ctx, run, operands, typed=True)

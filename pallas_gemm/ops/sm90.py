@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gemm import tuning
+from pallas_gemm import compat, tuning
 from pallas_gemm.kernels.sm90 import launch, legal
 from pallas_gemm.ops.spec import Operands, Spec
 
@@ -29,7 +29,11 @@ def chosen(x: Operands, spec: Spec) -> tuple[tuning.Config, str]:
     NotImplementedError: it can't be, or XLA's product comes first.
     ValueError: the user's config is not legal.
   """
-  problem = problem_of(x, spec)
+  problem, platform = problem_of(x, spec), compat.target_device().platform
+  if platform not in (*compat.CUDA_PLATFORMS, "cpu"):
+    raise NotImplementedError(
+      f"the kernel runs on CUDA, and interpreted on CPUs, not on {platform}"
+    )
   if reason := legal.wrong_gpu():
     raise NotImplementedError(reason)
   first = next(

@@ -18,8 +18,11 @@ from pallas_gemm.problem import Side
 
 _UNSHARDED = PartitionSpec()
 # For dimensions that have no letter of their own: those of a folded or grouped
-# product are b, m, n, k, g and o.
-LETTERS = "acdefhijlpqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+# product are b, m, n, k, g and o. JAX has no largest rank, so the last of these
+# are the 20902 letters that Unicode has in one piece.
+LETTERS = "acdefhijlpqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" + "".join(
+  map(chr, range(0x4E00, 0x9FA6))
+)
 
 
 class Operands(NamedTuple):
@@ -237,7 +240,7 @@ def epilogue(sums: Sequence[Any], x: Operands, spec: Spec) -> list[Any]:
     z = z + c
   if x.bias is not None and spec.ragged:
     # The groups that end at or before a row are those before its own.
-    before = x.offsets[None, 1:] <= _row_numbers(z)
+    before = x.offsets[None, 1:] <= _row_numbers(z, x.offsets.dtype)
     z = z + jnp.take(x.bias, before.sum(1), axis=0, mode="clip").astype(z.dtype)
   elif x.bias is not None:
     z = z + lifted(x.bias.astype(z.dtype), w.bias, spec.out)
@@ -257,10 +260,15 @@ def without_product(x: Operands, spec: Spec) -> list[jax.Array]:
   mesh = compat.explicit_mesh(x.present())
   to = mesh and NamedSharding(mesh, spec.parts)
   no_groups = spec.ragged and x.offsets.shape == (1,)
-  if 0 in shape or spec.ragged == "k" or no_groups:
-    return [jnp.zeros(shape, spec.out_dtype, out_sharding=to)] * spec.outputs
-  nothing = [jnp.zeros(shape, wide, out_sharding=to)] * (1 + spec.gated)
-  return epilogue(nothing, x._replace(alpha=None), spec)
+  is_result = 0 in shape or spec.ragged == "k" or no_groups
+  dtype = spec.out_dtype if is_result else wide
+  zeros = jnp.zeros(shape, dtype, out_sharding=to)
+  space = jax.typeof(x.a).memory_space
+  if space != jax.memory.Space.Device:
+    zeros = jax.device_put(zeros, space)
+  if is_result:
+    return [zeros] * spec.outputs
+  return epilogue([zeros] * (1 + spec.gated), x._replace(alpha=None), spec)
 
 
 def zero_outside(
@@ -272,12 +280,12 @@ def zero_outside(
     lifted(lax.index_in_dim(offsets, i, at, keepdims=False), word, out)
     for i in (0, -1)
   )
-  number = _row_numbers(rows, out.index("m"))
+  number = _row_numbers(rows, offsets.dtype, out.index("m"))
   inside = (first <= number) & (number < last)
   return jnp.where(inside, rows, jnp.zeros_like(rows))
 
 
-def _row_numbers(rows: jax.Array, axis: int = 0) -> jax.Array:
+def _row_numbers(rows: jax.Array, dtype: Any, axis: int = 0) -> jax.Array:
   shape = [1] * rows.ndim
   shape[axis] = rows.shape[axis]
-  return lax.broadcasted_iota(jnp.int32, shape, axis)
+  return lax.broadcasted_iota(dtype, shape, axis)

@@ -13,6 +13,7 @@ from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.spec import Operands, Spec
 
+_MOST_ROLLED = 2**31 - 1
 NOT_INVARIANT = (
   "XLA chooses the order of additions for M too, so it is not batch invariant"
 )
@@ -144,8 +145,8 @@ def _grouped_dot(x: Operands, spec: Spec) -> jax.Array:
   # XLA starts with the first row: rows are turned in a circle.
   turned = spec.leading_rows
   if turned:
-    a = jnp.roll(a, -first, axis=0)
-    b = jnp.roll(b, -first, axis=0) if spec.ragged == "k" else b
+    a = _rolled(a, -first)
+    b = _rolled(b, -first) if spec.ragged == "k" else b
   out = lax.ragged_dot_general(
     a.astype(both),
     b.astype(both),
@@ -155,4 +156,14 @@ def _grouped_dot(x: Operands, spec: Spec) -> jax.Array:
     preferred_element_type=spec.out_dtype,
   )
   turned = turned and spec.ragged == "m"
-  return jnp.roll(out, first, axis=0) if turned else out
+  return _rolled(out, first) if turned else out
+
+
+def _rolled(x: jax.Array, by: jax.Array) -> jax.Array:
+  """`jnp.roll` of rows, of which that takes no more than int32 has numbers."""
+  rows = x.shape[0]
+  if not isinstance(rows, int) or rows <= _MOST_ROLLED:
+    return jnp.roll(x, by, axis=0)
+  with jax.enable_x64(True):
+    first = -by.astype(jnp.int64) % rows
+    return lax.dynamic_slice_in_dim(jnp.concatenate([x, x]), first, rows)

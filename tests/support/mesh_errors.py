@@ -229,3 +229,64 @@ def _asked_of_auto_axes(arm: Arm) -> None:
 register(
   "matmul: out_sharding | auto", _asked_of_auto_axes, ("default", "reference")
 )
+
+
+# What is at an edge: of a mesh no other than of one device.
+
+_ONES = (1,) * 44
+
+
+# Our function, the same in jnp, shapes of what is sharded, and how it is.
+_EDGES = {
+  "bias and C broadcast": (
+    lambda a, b, bias, c: pallas_gemm.matmul(
+      a, b, bias=bias, c=c, activation=jnp.tanh
+    ),
+    lambda a, b, bias, c: jnp.tanh(jnp.matmul(a, b) + c + bias),
+    ((2, 8, 16), (16, 24), (1, 24), (2, 1, 1)),
+    (P(None, "x"), P(None, "y"), P(None, "y"), P()),
+  ),
+  "K sharded, C a row": (
+    lambda a, b, bias, c: pallas_gemm.matmul(a, b, bias=bias, c=c),
+    lambda a, b, bias, c: jnp.matmul(a, b) + c + bias,
+    ((8, 16), (16, 24), (), (24,)),
+    (P(None, "x"), P("x", None), P(), P()),
+  ),
+  "many dimensions": (
+    lambda a, b: pallas_gemm.dot_general(a, b, (((1,), (0,)), ((), ()))),
+    lambda a, b: jax.lax.dot_general(a, b, (((1,), (0,)), ((), ()))),
+    ((8, 16, *_ONES[:24]), (16, *_ONES[:24], 24)),
+    (P("x"), P(*[None] * 25, "y")),
+  ),
+}
+
+
+def _edge(name: str, mode: Mode, arm: Arm) -> None:
+  """Values, gradients and shardings, as of the same in jnp."""
+  ours, plain, shapes, specs = _EDGES[name]
+  if arm.kernel and name == "many dimensions":
+    return  # of float32, which no kernel takes
+  args = tuple(normal(*shape) for shape in shapes)
+
+  def step(f):
+    def both(*args):
+      out, vjp = jax.vjp(f, *args)
+      return out, vjp(out)
+
+    return both
+
+  call = mesh_calls.Call(lambda f: f, args, specs, None)
+  want = mesh_checks.run(mode, call, step(plain)).results
+  if not arm.reference:
+    got = mesh_checks.run(mode, call, step(ours)).results
+    mesh_checks.same_values(got, want)
+    if mode.explicit:
+      mesh_checks.same_shardings(got, want)
+
+
+for _name in _EDGES:
+  for _mode in (EXPLICIT, AUTO):
+    if _mode is AUTO or "K sharded" not in _name:  # else JAX asks how
+      register(
+        f"{_name} | {_mode.name}", functools.partial(_edge, _name, _mode)
+      )

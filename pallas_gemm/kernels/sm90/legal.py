@@ -16,6 +16,9 @@ DTYPES = ("bfloat16", "float16")
 # A thread has at most 255 registers: 160 accumulators leave room for all else,
 # 192 spill.
 _ACCUMULATORS = {1: 160, 2: 160, 3: 96}
+# Coordinates and numbers of work tiles have 32 bits and a sign, and count on a
+# little past the end.
+_MOST_COUNTED = 2**31 - 2**16
 # Rows, or columns, of a copy by TMA.
 _MOST_COPIED = 256
 
@@ -48,6 +51,7 @@ def reason(plan: Plan) -> str | None:
     or _cluster_k_reason(plan)
     or _subtiles_reason(plan)
     or _cluster_reason(plan)
+    or _size_reason(plan)
     or _groups_reason(plan)
     or _split_reason(plan)
     or _pingpong_reason(plan)
@@ -304,6 +308,19 @@ def _moves_reason(plan: Plan) -> str | None:
   if not any(plan.by_moves):
     return "moves is for operands whose rows TMA can't address, got none"
   return None
+
+
+def _size_reason(plan: Plan) -> str | None:
+  p, (rows, columns) = plan.problem, plan.grid
+  groups = p.groups.count if p.groups else 1
+  tiles = (rows + groups) * columns * plan.config.split_k
+  tiles *= groups if p.along == "k" else p.batch
+  if max(p.m, p.n, p.k, tiles) <= _MOST_COUNTED:
+    return None
+  return (
+    f"sizes and tiles must be at most {_MOST_COUNTED}, got {p.m} x {p.n} x"
+    f" {p.k} in {tiles} tiles"
+  )
 
 
 def _memory_reason(plan: Plan) -> str | None:
