@@ -53,6 +53,14 @@ def assert_product(
     assert found.passed, found
 
 
+def assert_product_of_xla(out, a, b) -> None:
+  """`out` is A @ B in float32, on a GPU by tensor cores that cut it to TF32."""
+  is_cut = jax.default_backend() == "gpu"
+  a, b = (np.asarray(x).astype(np.float32) for x in (a, b))
+  found = numerics.check(out, a, b, tf32=is_cut)
+  assert found.passed, found
+
+
 def assert_gated(out, x, w_gate, w_up, activation) -> None:
   """`out` is activation(x @ w_gate) * (x @ w_up), within its bound."""
   out, x = np.atleast_2d(out), np.atleast_2d(x)
