@@ -154,10 +154,16 @@ def test_mixed_dtypes_are_promoted():
   assert pallas_gemm.matmul(np.ones((4, 9), np.int8), b).dtype == "float32"
 
 
-def test_no_epilogue_is_one_dot_general():
+@pytest.mark.parametrize(
+  ("platform", "dtype"),
+  (*itertools.product(("cuda", "rocm"), FLOATS), ("cpu", "float32")),
+)
+def test_no_epilogue_is_one_dot_general(platform, dtype):
   """What runs is what jnp.dot would run, and nothing else."""
-  a, b = normal(64, 64, dtype="bfloat16"), normal(64, 64, dtype="bfloat16")
-  text = jax.jit(pallas_gemm.matmul).lower(a, b).as_text()
+  a, b = normal(64, 64, dtype=dtype), normal(64, 64, dtype=dtype)
+  f = lambda a, b: pallas_gemm.matmul(a, b, implementation="xla")  # noqa: E731
+  traced = jax.jit(f).trace(a, b)
+  text = traced.lower(lowering_platforms=(platform,)).as_text()
   assert text.count("stablehlo.dot_general") == 1
   for operation in ("transpose", "convert", "broadcast", "multiply"):
     assert f"stablehlo.{operation}" not in text
@@ -307,3 +313,32 @@ def test_gradients_of_a_matrix_times_a_vector():
   products.assert_product(out[:, None], a, b[:, None])
   products.assert_product(da, ct[:, None], b[None])
   products.assert_product(db[:, None], a.T, ct[:, None])
+
+
+@pytest.mark.parametrize(
+  ("m", "n", "batch"), ((1, 16, ()), (4, 16, ()), (16, 4, (3,)), (20, 16, ()))
+)
+@pytest.mark.parametrize("out_dtype", (None, "float32"))
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
+def test_transposed_results(dtype, out_dtype, m, n, batch, monkeypatch):
+  """XLA may transpose within a product: any, also of few rows and columns."""
+  monkeypatch.setattr(jax, "device_count", lambda: 8)
+  a, b = normal(*batch, m, 24, dtype=dtype), normal(*batch, 24, n, dtype=dtype)
+  ct = normal(*batch, n, m, dtype=dtype)
+  epilogue = {"bias": normal(n), "activation": jnp.tanh}
+
+  def turned(a, b, left, right, **how):
+    a, b = a.mT if left else a, b.mT if right else b
+    flags = {"transpose_a": left, "transpose_b": right}
+    return pallas_gemm.matmul(a, b, out_dtype=out_dtype, **flags, **how).mT
+
+  def every(a, b):
+    for sides in itertools.product(BOTH, BOTH):
+      out, vjp = jax.vjp(lambda a, b: turned(a, b, *sides), a, b)  # noqa: B023
+      yield out, turned(a, b, *sides, **epilogue), *vjp(ct.astype(out.dtype))
+
+  for out, after, d_a, d_b in jax.jit(lambda *x: list(every(*x)))(a, b):
+    products.assert_product(out.mT, a, b)
+    products.assert_product(after.mT, a, b, **epilogue)
+    products.assert_product(d_a, ct.mT, b.mT)
+    products.assert_product(d_b, a.mT, ct.mT)

@@ -314,7 +314,9 @@ for _primitive in PRIMITIVES:
   ad.primitive_transposes[_primitive] = _transpose
   batching.fancy_primitive_batchers[_primitive] = _batch
   compat.register_dce_rule(_primitive, _dce)
-  for _platform, _cuda in ((None, False), ("cuda", True)):
-    _rule = functools.partial(sharding.lower, product=product, cuda=_cuda)
+  for _platform in (None, "cpu", "cuda"):
+    _rule = functools.partial(
+      sharding.lower, product=product, platform=_platform
+    )
     mlir.register_lowering(_primitive, _rule, platform=_platform)
 compat.require_devices(product_on_unknown_mesh_p)

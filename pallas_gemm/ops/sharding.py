@@ -108,8 +108,13 @@ _INTERPRETED = (
 )
 
 
-def lower(ctx, *operands, spec: Spec, product: Product, cuda: bool):
+def lower(ctx, *operands, spec: Spec, product: Product, platform: str | None):
   """The rule of the primitive; `product` binds it."""
+  with xla.on_cpu(platform == "cpu"):
+    return _lower(ctx, operands, spec, platform == "cuda", product)
+
+
+def _lower(ctx, operands, spec: Spec, cuda: bool, product: Product):
   x = spec.named(ctx.avals_in)
   if not compat.is_partitioned(ctx.module_context.axis_context):
     run = functools.partial(implementations.run, spec=spec)
