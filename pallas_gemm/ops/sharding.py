@@ -110,7 +110,8 @@ _INTERPRETED = (
 
 def lower(ctx, *operands, spec: Spec, product: Product, platform: str | None):
   """The rule of the primitive; `product` binds it."""
-  with xla.on_cpu(platform == "cpu"):
+  # Pallas itself keeps tracers of any kernel.
+  with xla.on_cpu(platform == "cpu"), jax.check_tracer_leaks(False):
     return _lower(ctx, operands, spec, platform == "cuda", product)
 
 
