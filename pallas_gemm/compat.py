@@ -9,6 +9,7 @@ Supported: jax >= 0.11.2, < 0.13.
 from collections.abc import Callable, Hashable, Sequence, Set
 import contextlib
 import dataclasses
+import functools
 import os
 import re
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 from absl import logging
 import jax
 from jax import lax
+from jax._src import checkify as _checkify
 from jax._src import config as _config
 from jax._src import dispatch as _dispatch
 from jax._src import dtypes as _dtypes
@@ -261,19 +263,22 @@ def with_weak_type(x: jax.Array) -> jax.Array:
 
 def explicit_mesh(arrays: Sequence[Any]) -> Any:
   """The mesh with Explicit axes that arrays have, or that is set; or None."""
+  explicit = jax.sharding.AxisType.Explicit
+  return next((m for m in _meshes(arrays) if explicit in m.axis_types), None)
+
+
+def is_mesh_known(arrays: Sequence[Any]) -> bool:
+  """Whether types or `jax.set_mesh` tell the mesh of a product traced now."""
+  return not all(mesh.empty for mesh in _meshes(arrays))
+
+
+def _meshes(arrays: Sequence[Any]) -> list[Any]:
   meshes = [jax.typeof(x).sharding.mesh for x in arrays]
-  for mesh in (*meshes, jax.sharding.get_abstract_mesh()):
-    if jax.sharding.AxisType.Explicit in mesh.axis_types:
-      return mesh
-  return None
+  return [*meshes, jax.sharding.get_abstract_mesh()]
 
 
 def is_partitioned(axis_context: Any) -> bool:
-  """Whether XLA splits what is lowered in this context over devices.
-
-  Args:
-    axis_context: of the module that a lowering rule is called for.
-  """
+  """Whether XLA splits what is lowered in a module's context over devices."""
   mesh = getattr(axis_context, "mesh", None)
   if mesh is None:
     return getattr(axis_context, "num_devices", 1) > 1
@@ -282,11 +287,7 @@ def is_partitioned(axis_context: Any) -> bool:
 
 
 def why_not_partitionable(ctx: Any) -> str | None:
-  """None, or why XLA could not be given shards of a kernel.
-
-  Args:
-    ctx: of the lowering rule.
-  """
+  """None, or why XLA could not be given shards of a kernel; `ctx`: a rule's."""
   module = ctx.module_context
   context = module.axis_context
   if manual := getattr(context, "manual_axes", ()):
@@ -387,14 +388,19 @@ def without_compilation_cache():
   return _config.enable_compilation_cache(False)
 
 
-def register_dce_rule(
-  primitive: Any, rule: Callable[[Sequence[bool], Any], tuple[Any, Any]]
+def register_primitive(
+  primitive: Any, dce: Callable[[Sequence[bool], Any], tuple[Any, Any]]
 ) -> None:
-  """`rule(used outputs, equation)` gives used inputs and the new equation.
+  """A primitive runs, is checked for NaN and left out as JAX's own are.
 
-  JAX 0.12 hands over the live inputs between the two.
+  `dce(used outputs, equation)` gives used inputs and the new equation.
   """
-  pe.dce_rules[primitive] = lambda used, *rest: rule(used, rest[-1])
+  # Marked as a whole, inside of which `debug_nans` looks for no cause.
+  primitive.def_impl(functools.partial(_dispatch.apply_primitive, primitive))
+  # JAX 0.12 hands over the live inputs between the two.
+  pe.dce_rules[primitive] = lambda used, *rest: dce(used, rest[-1])
+  check = functools.partial(_checkify.nan_error_check, primitive)
+  _checkify.error_checks[primitive] = check
 
 
 @contextlib.contextmanager
@@ -408,9 +414,7 @@ def cupti_session():
     RuntimeError: this jaxlib has no CUPTI (no CUDA plugin).
   """
   try:
-    from jax._src.lib import (
-      mosaic_gpu as lib,  # pylint: disable=g-import-not-at-top
-    )
+    from jax._src.lib import mosaic_gpu as lib
 
     ext = getattr(lib, "_mosaic_gpu_ext", None)
   except ImportError:  # JAX 0.11 without the plugin

@@ -6,8 +6,6 @@ a call is traced, so that a compiled call does not pay for it.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import math
-import numbers
 from typing import Any
 import weakref
 
@@ -105,11 +103,11 @@ def array(name: str, value: Any, optional: bool = False) -> Any:
     raise TypeError(f"{name} must be an array, got {type(value).__name__}")
   info = jnp.iinfo(jnp.result_type(int))
   if isinstance(value, int) and not info.min <= value <= info.max:
-    raise ValueError(f"{name} must fit into {info.dtype}, got {_short(value)}")
+    raise ValueError(f"{name} must fit into {info.dtype}, got {short(value)}")
   return value
 
 
-def _short(value: int) -> str:
+def short(value: int) -> str:
   """An integer that may have more digits than anybody reads."""
   digits = value.bit_length() * 3 // 10
   return f"an integer of about {digits} digits" if digits > 30 else str(value)
@@ -220,65 +218,6 @@ def promoted(names: Operands, x: Operands) -> Operands:
 def arrays(*values: Any) -> list[jax.Array | None]:
   """JAX's own arrays, as `jit` makes them of all; not so `jax.disable_jit`."""
   return [None if v is None else jnp.asarray(v) for v in values]
-
-
-# Factors.
-
-
-def factor(
-  name: str, value: Any, a: Any, b: Any, out_dtype: Any
-) -> tuple[Any, bool]:
-  """alpha or beta of A @ B, checked at every call, whatever its value.
-
-  Returns:
-    A scalar in the dtype of sums, None for the number 1; whether it is the
-    number 0.
-  """
-  if type(value) in (float, int) and value == 1:
-    return None, False
-  if not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):
-    value = value.__jax_array__()  # a module's parameter, say
-  dtype = jnp.result_type(a, b)
-  wide = dtypes.accumulation_dtype(dtype, dtype, dtype_of(out_dtype, dtype))
-  if not isinstance(value, jax.Array | np.ndarray):
-    return _number(name, value, wide), value == 0
-  array(name, value)
-  if value.shape != ():
-    raise ValueError(f"{name} must be a scalar, got shape {value.shape}")
-  kinds = {"integer": 0, "floating": 1, "complex": 2}
-  have, want = (kinds.get(dtypes.kind(d)) for d in (value.dtype, wide))
-  if have is None or want is None or have > want:
-    wanted = _wanted(name, wide)
-    raise TypeError(f"{wanted}, got an array of {value.dtype}")
-  return jnp.asarray(value).astype(wide), False
-
-
-def _wanted(name: str, wide: Any) -> str:
-  words = {"floating": "real", "integer": "an integer", "bool": "the number 1"}
-  kind = words.get(dtypes.kind(wide), "a number")
-  return f"{name} must be {kind} for {wide.name}"
-
-
-def _number(name: str, value: Any, wide: Any) -> np.ndarray:
-  is_bool = isinstance(value, bool | np.bool_)
-  if is_bool or not isinstance(value, numbers.Number):
-    raise TypeError(
-      f"{name} must be a number or a scalar array, got {type(value).__name__}"
-    )
-  kind = dtypes.kind(wide)
-  is_complex = isinstance(value, complex | np.complexfloating)
-  ok = kind != "bool" and (kind == "complex" or not is_complex)
-  if ok and kind == "integer" and not isinstance(value, int):
-    ok = math.isfinite(value) and value == int(value)
-  if not ok:
-    raise TypeError(f"{_wanted(name, wide)}, got {value}")
-  convert = {"complex": complex, "floating": float, "integer": int}[kind]
-  try:
-    return np.asarray(convert(value), wide)
-  except OverflowError as error:
-    raise TypeError(
-      f"{name} must fit into {wide.name}, got {_short(int(value))}"
-    ) from error
 
 
 # Options.

@@ -331,6 +331,8 @@ def bounds(
     m: rows.
     groups: how many.
   """
+  # The same numbers, as ones that a Taylor series takes for constants.
+  group_sizes = group_sizes | 0
   is_long = isinstance(m, int) and m >= 2**31
   dtype = jnp.result_type(int) if is_long else np.dtype(np.int32)
   most = int(jnp.iinfo(dtype).max)
@@ -341,7 +343,7 @@ def bounds(
   numbers = lax.iota(jnp.int32, groups + 1)
   if group_offset is not None:
     last = group_sizes.shape[0] - groups
-    numbers += jnp.clip(group_offset.reshape(()), 0, last).astype(jnp.int32)
+    numbers += jnp.clip(group_offset.reshape(()) | 0, 0, last).astype(jnp.int32)
   # Each bound is a sum of its own, for then XLA makes one kernel of it all.
   count = sizes.shape[0]
   is_before = lax.iota(jnp.int32, count)[None] < numbers[:, None]

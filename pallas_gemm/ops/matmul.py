@@ -18,6 +18,7 @@ from pallas_gemm.kernels import activations
 from pallas_gemm.ops import arguments, keywords
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.arguments import Options
+from pallas_gemm.ops.factors import factor
 from pallas_gemm.ops.product import product
 from pallas_gemm.ops.spec import Operands
 
@@ -140,8 +141,8 @@ def _scaled(c: Any, alpha: Any, beta: Any, a: Any, b: Any, out_dtype: Any):
   """
   if alpha is _ONE and beta is _ONE:
     return None, None, False, False
-  alpha, no_product = arguments.factor("alpha", alpha, a, b, out_dtype)
-  beta, no_c = arguments.factor("beta", beta, a, b, out_dtype)
+  alpha, no_product = factor("alpha", alpha, a, b, out_dtype)
+  beta, no_c = factor("beta", beta, a, b, out_dtype)
   if c is None and beta is not None:
     raise ValueError(f"beta is {beta} but c is None; pass c")
   alpha, beta = None if no_product else alpha, None if no_c else beta

@@ -12,12 +12,13 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.experimental import jet
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from pallas_gemm import compat, dtypes
+from pallas_gemm import compat, dtypes, jaxprs
 from pallas_gemm.ops import sharding
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.implementations import HOPPER
@@ -39,21 +40,9 @@ def product(x: Operands, spec: Spec) -> list[jax.Array]:
     spec: what is computed.
   """
   operands = x.present()
-  meshes = [jax.typeof(v).sharding.mesh for v in operands]
-  meshes.append(jax.sharding.get_abstract_mesh())
-  is_unknown = all(mesh.empty for mesh in meshes)
-  primitive = product_on_unknown_mesh_p if is_unknown else product_p
+  known = compat.is_mesh_known(operands)
+  primitive = product_p if known else product_on_unknown_mesh_p
   return primitive.bind(*compat.join_varying(*operands), spec=spec)
-
-
-@functools.partial(jax.jit, static_argnames="spec")
-def _compiled(*operands, spec: Spec):
-  return product(spec.named(operands), spec)
-
-
-def _eagerly(*operands, spec: Spec):
-  with jax.disable_jit(False):  # as every primitive of JAX's own
-    return _compiled(*operands, spec=spec)
 
 
 def _abstract_eval(*avals, spec: Spec):
@@ -339,6 +328,40 @@ def _grouped_cotangent(ct, x: Operands, to_a: bool, aval, spec: Spec):
   return jnp.sum(grad, range(len(shared))).astype(aval.dtype)
 
 
+def _jet(primals, series, *, spec: Spec):
+  """Taylor series: of A @ B by Leibniz' rule, of the rest by JAX's rules."""
+  x, terms = spec.named(primals), spec.named(series)
+  if not spec.has_epilogue:
+    a, b = (x.a, *terms.a), (x.b, *terms.b)
+    of = lambda a, b: product(x._replace(a=a, b=b), spec)[0]  # noqa: E731
+    out, *rest = (
+      functools.reduce(jnp.add, map(of, a[: i + 1], b[i::-1]))
+      for i in range(len(a))
+    )
+    return [out], [rest]
+
+  # As JAX does, which has no rule for what has a derivative of its own.
+  plain = spec.activation and jaxprs.without_custom_derivatives(spec.activation)
+
+  def taken_apart(*operands):
+    x = spec.named([*operands, *offsets])
+    sums = [
+      spec_lib.lifted(product(*one)[0], one[1].out, spec.out)
+      for one in spec.products(x, out_dtype=x.wide(spec.out_dtype))
+    ]
+    outs = spec_lib.epilogue(
+      sums, x, dataclasses.replace(spec, activation=plain)
+    )
+    return [jnp.broadcast_to(out, spec.shape(x)) for out in outs]
+
+  # Integers, and the last, if they are there.
+  floating = len(primals) - (x.offsets is not None)
+  offsets = primals[floating:]
+  return jet.jet(
+    taken_apart, primals[:floating], series[:floating], factorial_scaled=False
+  )
+
+
 # Batching.
 
 
@@ -366,13 +389,15 @@ def _batch(axis_data, operands, dims, *, spec: Spec):
 
 for _primitive in PRIMITIVES:
   _primitive.multiple_results = True
-  _primitive.def_impl(_eagerly)
   _primitive.def_effectful_abstract_eval(_abstract_eval)
   ad.primitive_jvps[_primitive] = _jvp
   ad.primitive_transposes[_primitive] = _transpose
+  jet.jet_rules[_primitive] = _jet
   batching.fancy_primitive_batchers[_primitive] = _batch
-  compat.register_dce_rule(_primitive, _dce)
-  for _platform, _cuda in ((None, False), ("cuda", True)):
-    _rule = functools.partial(sharding.lower, product=product, cuda=_cuda)
+  compat.register_primitive(_primitive, _dce)
+  for _platform in (None, "cpu", "cuda"):
+    _rule = functools.partial(
+      sharding.lower, product=product, platform=_platform
+    )
     mlir.register_lowering(_primitive, _rule, platform=_platform)
 compat.require_devices(product_on_unknown_mesh_p)

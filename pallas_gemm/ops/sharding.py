@@ -148,8 +148,14 @@ _INTERPRETED = (
 )
 
 
-def lower(ctx, *operands, spec: Spec, product: Product, cuda: bool):
+def lower(ctx, *operands, spec: Spec, product: Product, platform: str | None):
   """The rule of the primitive; `product` binds it."""
+  # Pallas itself keeps tracers of any kernel.
+  with xla.on_cpu(platform == "cpu"), jax.check_tracer_leaks(False):
+    return _lower(ctx, operands, spec, platform == "cuda", product)
+
+
+def _lower(ctx, operands, spec: Spec, cuda: bool, product: Product):
   x, mesh = spec.named(ctx.avals_in), ctx.avals_out[0].sharding.mesh
   if x.a.memory_space != jax.memory.Space.Device:
     kernel = implementations.may_run_kernel(spec, x, cuda)

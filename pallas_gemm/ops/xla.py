@@ -8,7 +8,7 @@ from jax import lax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pallas_gemm import compat, report
+from pallas_gemm import compat, dtypes, report
 from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.spec import Operands, Spec
@@ -17,6 +17,9 @@ _MOST_ROLLED = 2**31 - 1
 NOT_INVARIANT = (
   "XLA chooses the order of additions for M too, so it is not batch invariant"
 )
+
+# Whether what is lowered is for CPUs; in the keys of JAX's caches.
+on_cpu = jax.make_user_context(False)
 
 
 def check_invariance(batch_invariant: bool, cuda: bool, why: str = "") -> None:
@@ -52,7 +55,7 @@ def run(
   alone = not spec.has_epilogue and (
     narrow == x.b.dtype or narrow.itemsize > x.b.dtype.itemsize
   )
-  alone = alone and not _is_of_a_vector(x, spec)
+  alone = alone and not (_is_of_a_vector(x, spec) or _needs_float32(x.a, x.b))
   dtype, sums = narrow if alone else x.wide(narrow), []
   for one, product in spec.products(x, out=spec.out, out_dtype=dtype):
     sums.append(
@@ -107,14 +110,30 @@ def _dot(x: Operands, spec: Spec, out_sharding: Any) -> jax.Array:
     spec_of = PartitionSpec(*[parts.get(c) for c in have])
     out_sharding = NamedSharding(out_sharding.mesh, spec_of)
   z = lax.dot_general(
-    a,
-    b,
+    *_that_xla_multiplies(a, b),
     numbers,
     precision=spec.precision,
     preferred_element_type=spec.out_dtype,
     out_sharding=out_sharding,
   )
   return spec_lib.lifted(z, "".join(have), out)
+
+
+def _needs_float32(a: jax.Array, b: jax.Array) -> bool:
+  """Whether XLA must be given, and asked for, float32.
+
+  If the result is transposed XLA may do so within the product. On CPUs it then
+  adds bfloat16 in bfloat16, and has no product that gives float32.
+  """
+  return on_cpu.value and all(
+    v.dtype.itemsize == 2 and dtypes.kind(v.dtype) == "floating" for v in (a, b)
+  )
+
+
+def _that_xla_multiplies(a: jax.Array, b: jax.Array) -> list[jax.Array]:
+  """The same numbers: products of 16 bits are exact in float32."""
+  wide = _needs_float32(a, b)
+  return [v.astype(jnp.float32) if wide else v for v in (a, b)]
 
 
 def _without_shared_batch(v: jax.Array, word: str) -> tuple[jax.Array, str]:
@@ -148,8 +167,7 @@ def _grouped_dot(x: Operands, spec: Spec) -> jax.Array:
     a = _rolled(a, -first)
     b = _rolled(b, -first) if spec.ragged == "k" else b
   out = lax.ragged_dot_general(
-    a.astype(both),
-    b.astype(both),
+    *_that_xla_multiplies(a.astype(both), b.astype(both)),
     jnp.diff(x.offsets),
     _DIMENSIONS[spec.words.b],
     precision=spec.precision,

@@ -6,6 +6,7 @@ import re
 
 import jax
 from jax import lax
+from jax.experimental import checkify
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
@@ -70,6 +71,45 @@ for _mode in (PARTIAL, MIXED):
         functools.partial(_left_to_xla, _key, _mode),
         ("kernel",),
       )
+
+
+# NaNs.
+
+
+def _nans_are_found(mode: Mode, arm: Arm) -> None:
+  """By `jax.debug_nans` and by checkify, of each op; nothing without one."""
+  for key in (
+    "matmul: M, N, bias, silu",
+    "gated_matmul: M, N",
+    "dot_general: M, N",
+    "ragged_dot: N",
+    "gated_ragged_dot: rows, N",
+    "ragged_dot_general: sums over rows; M, N",
+  ):
+    case = BY_KEY[key]
+    f = case.ours(mode.asked(case), **arm.how)
+    checked = checkify.checkify(jax.jit(f), checkify.float_checks)
+    place = functools.partial(jax.tree.map, mode.place)
+    right = place(case.arrays(), case.specs())
+    # Each in the first row, of which there is a group.
+    wrong = {name: v.at[0].set(jnp.nan) for name, v in case.arrays().items()}
+    wrong = place(wrong, case.specs())
+    with mode.context():
+      for call in (f, jax.jit(f)):
+        with jax.debug_nans(True):
+          jax.block_until_ready(call(right))
+          error = raised(call, (wrong,), {})
+        assert isinstance(error, FloatingPointError), (key, error)
+      assert checked(right)[0].get() is None, key
+      assert "nan generated" in checked(wrong)[0].get(), key
+
+
+for _mode in (EXPLICIT, AUTO):
+  register(
+    f"every op: NaNs | {_mode.name}",
+    functools.partial(_nans_are_found, _mode),
+    ("default",),
+  )
 
 
 # Errors.

@@ -247,7 +247,7 @@ def decoder(axes: str) -> Recipe:
       ((1, 20, 24), (1, 22, 24)),
     },
     whole={80, 32, 3 * 24, 56, 44},
-    main=lambda flags: transformer.main(["--layers=1", *flags]),
+    main=lambda flags: transformer.main(["--layers=1", "--time=9", *flags]),
   )
 
 
