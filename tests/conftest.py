@@ -4,8 +4,10 @@ Plugins beside pytest itself (pytest-timeout, pytest-xdist, hypothesis) are
 used where they are installed; the GPU tests run without them.
 """
 
+import contextlib
 import os
 from pathlib import Path
+import sys
 
 import pytest
 
@@ -34,6 +36,7 @@ def pytest_configure(config):
   if not _asks_for_gpu(config):
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ.setdefault("XLA_FLAGS", _XLA_FLAGS)
+    _import_for_triton()
   # A marker of its own where pytest-timeout, which declares it, is missing.
   config.addinivalue_line("markers", "timeout(seconds, method): time limit")
   try:
@@ -98,6 +101,18 @@ def fast_interpreter(pytestconfig):
 def repository() -> Path:
   """The root of the checkout."""
   return Path(__file__).resolve().parent.parent
+
+
+def _import_for_triton() -> None:
+  """What jax-triton needs of JAX's CUDA plugin, which is no start of it.
+
+  It is kept from other programs (tools/setup_env.sh).
+  """
+  plugin = str(Path(sys.prefix, "cuda-plugin"))
+  sys.path.append(plugin)
+  with contextlib.suppress(ImportError):
+    import jaxlib.gpu_triton  # noqa: F401
+  sys.path.remove(plugin)
 
 
 def _asks_for_gpu(config) -> bool:

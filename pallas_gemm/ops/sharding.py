@@ -184,10 +184,9 @@ def _lower(ctx, operands, spec: Spec, cuda: bool, product: Product):
 
 def _lowered_for(ctx, cuda: bool):
   """Context: what is traced is for a device of the platform."""
-  platforms = ctx.platforms or ctx.module_context.platforms
-  others = [name for name in platforms if name != "cpu"]
+  others = set(ctx.module_context.platforms) - {"cpu", "cuda"}
   if others and not cuda:
-    return compat.one_device(others[0])
+    return compat.one_device(min(others))
   targets_gpu, asked = compat.targets_gpu(), compat.abstract_device()
   if not cuda and targets_gpu:
     return compat.one_device("cpu")
