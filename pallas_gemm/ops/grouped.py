@@ -149,8 +149,8 @@ def gated_ragged_dot(
     w_gate, w_up: [G, K, N], of one shape and dtype.
     group_sizes: [G], integers; with `group_offset` [G or more].
     activation: as for `matmul`.
-    group_offset, precision, preferred_element_type, implementation, config,
-      out_sharding, reduce_dtype: as for `ragged_dot`.
+    group_offset, precision, preferred_element_type: as for `ragged_dot`.
+    implementation, config, out_sharding, reduce_dtype: as for `ragged_dot`.
 
   Returns:
     [M, N].

@@ -173,8 +173,8 @@ def gated_matmul(
   Args:
     x: [..., M, K], or [K].
     w_gate, w_up: [..., K, N], of one shape and dtype.
-    activation, out_dtype, precision, implementation, config, out_sharding,
-      reduce_dtype: as for `matmul`.
+    activation, out_dtype, precision, implementation: as for `matmul`.
+    config, out_sharding, reduce_dtype: as for `matmul`.
 
   Returns:
     [..., M, N].
