@@ -65,7 +65,8 @@ class Activation:
   def name(self) -> str:
     """Of what it computes, for whoever remembers measurements by it."""
     for name, known in _NAMED.items():
-      if self.text == _text(known, [_argument(self.dtype)]):
+      argument = _argument(self.dtype)
+      if self.text == _text(jax.make_jaxpr(known)(argument), [argument]):
         return name
     return "elementwise_" + hashlib.sha256(self.text.encode()).hexdigest()[:12]
 
@@ -84,6 +85,8 @@ _by_key: weakref.WeakValueDictionary[Any, Activation]
 _by_key = weakref.WeakValueDictionary()
 _by_meaning: weakref.WeakValueDictionary[Any, Activation]
 _by_meaning = weakref.WeakValueDictionary()
+_by_trace: weakref.WeakValueDictionary[Any, Activation]
+_by_trace = weakref.WeakValueDictionary()
 # Derivatives that are looked at for one that has no rule of its own.
 _MOST_ORDERS = 3
 
@@ -119,7 +122,15 @@ def _checked(function: Any, dtype: Any) -> Activation:
     raise TypeError(
       f"activation must be a function, got {type(function).__name__}"
     )
-  traced = [_traced(function, shape, dtype) for shape in _SHAPES]
+  first = _traced(function, _SHAPES[0], dtype)
+  # A method of an object comes here at each call: one trace, without rules.
+  code, printed = getattr(function, "__code__", None), _printed(first)
+  can_tell = code and _ADDRESS not in printed and not jaxprs.has_rules(first)
+  trace = code, dtype, printed
+  if can_tell and (known := _by_trace.get(trace)):
+    return known
+  others = [_traced(function, shape, dtype) for shape in _SHAPES[1:]]
+  traced = [first, *others]
   for jaxpr, shape in zip(traced, _SHAPES):
     _check_elementwise(jaxpr.jaxpr, len(shape))
   if len({_numbers(jaxpr.jaxpr, jaxpr.consts) for jaxpr in traced}) > 1:
@@ -127,27 +138,33 @@ def _checked(function: Any, dtype: Any) -> Activation:
       "activation must be elementwise, got one that depends on the shape of"
       " its argument"
     )
-  text = _text(core.jaxpr_as_fun(traced[0]), [_argument(dtype)])
+  text = _text(first, [_argument(dtype)])
   activation = Activation(function, dtype, text)
-  meaning = dtype, text, *_derivatives(function, traced[0], dtype)
+  meaning = dtype, text, *_derivatives(function, first, dtype)
   if None in meaning or _ADDRESS in text:  # what can't be told apart, is apart
     try:
       owner = getattr(function, "__self__", function)
       meaning += Same(owner), getattr(function, "__func__", None)
     except TypeError:  # no weak references
       return activation
-  return _by_meaning.setdefault(meaning, activation)
+  activation = _by_meaning.setdefault(meaning, activation)
+  if can_tell:
+    _by_trace[trace] = activation
+  return activation
 
 
 def _argument(dtype: Any) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(_SHAPES[0], dtype)
 
 
-def _text(function: Callable[..., Any], arguments: Sequence[Any]) -> str:
+def _text(jaxpr: core.ClosedJaxpr, arguments: Sequence[Any]) -> str:
   """What a function computes, whoever wrote it in how many functions."""
+  plain = jaxprs.without_custom_derivatives(core.jaxpr_as_fun(jaxpr))
   with compat.one_device():
-    plain = jaxprs.without_custom_derivatives(function)
-    jaxpr = jax.make_jaxpr(plain)(*arguments)
+    return _printed(jax.make_jaxpr(plain)(*arguments))
+
+
+def _printed(jaxpr: core.ClosedJaxpr) -> str:
   return f"{jaxpr} {[np.asarray(x).tobytes() for x in jaxpr.consts]}"
 
 
@@ -166,7 +183,7 @@ def _derivatives(function: Any, jaxpr: Any, dtype: Any) -> list[str | None]:
       arguments = [*arguments, *cotangents]
       with compat.one_device():
         jaxpr = jaxprs.live(function, arguments)
-      found.append(_text(core.jaxpr_as_fun(jaxpr), arguments))
+      found.append(_text(jaxpr, arguments))
     except Exception:  # it has none, or one that has rules without an end
       return [*found, None]
   return found
