@@ -17,7 +17,6 @@ import pytest
 from experiments.harness import modelled
 from pallas_gemm import compat, hardware, ladder, numerics
 from pallas_gemm.ladder import blocks, contract
-from pallas_gemm.ladder.contract import cdiv
 from tests.support import interpret, problems
 
 each_rung = pytest.mark.parametrize(
@@ -133,7 +132,7 @@ def test_a_grid_is_the_problem_in_blocks(rung, shape):
       sizes = config.block_m, config.block_n, config.block_k or 1
       assert out.block_shape == sizes[:2]
       assert (inputs[0].block_shape[1] or 1) == sizes[2]
-      assert rung.grid(problem, config) == tuple(map(cdiv, shape, sizes))
+      assert rung.grid(problem, config) == tuple(map(pl.cdiv, shape, sizes))
 
 
 @pytest.mark.any_jax

@@ -50,7 +50,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.ladder import contract
+from pallas_gemm.ladder import contract, legal
 from pallas_gemm.ladder import tensor_core_common as common
 from pallas_gemm.ladder.blocks import Specs, along_k, copy_in, ring, window
 
@@ -79,7 +79,7 @@ def specs(problem, config):
 
 def is_legal(config, problem):
   """None, or why `config` can't run."""
-  return contract.first(
+  return legal.first(
     common.is_legal_ring(config, specs(problem, config), buffers=1),
     common.is_legal_grid(grid(problem, config)),
   )

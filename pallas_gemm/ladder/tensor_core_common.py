@@ -18,7 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat, hardware
-from pallas_gemm.ladder import blocks, contract
+from pallas_gemm.ladder import blocks, contract, legal
 
 # A swizzle atom: 8 rows of 64 16-bit elements, 128 bytes, the widest swizzle.
 ATOM_ROWS = 8
@@ -244,7 +244,7 @@ def is_legal_grid(grid: tuple[int, int, int]) -> str | None:
 
   The first dimension of Pallas' grid is CUDA's y here, the second its x.
   """
-  return contract.at_most("tiles along M", grid[0], MOST_BLOCKS_Y)
+  return legal.at_most("tiles along M", grid[0], MOST_BLOCKS_Y)
 
 
 def is_legal_ring(
@@ -276,7 +276,7 @@ def is_legal_ring(
   buffers = buffers or staging_buffers(config)
   staged = 2 * config.consumers * buffers * WGMMA_ROWS * width
   barriers = BARRIER_BYTES * (2 * config.stages + config.consumers)
-  return contract.fits(ring + staged + barriers)
+  return legal.fits(ring + staged + barriers)
 
 
 def is_legal_cluster(config: contract.TensorCoreConfig) -> str | None:
