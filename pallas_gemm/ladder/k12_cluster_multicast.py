@@ -123,7 +123,8 @@ def clusters_along(problem, config):
 
 def launch(problem, config):
   """As many clusters as run at the same time; no more than have tiles."""
-  most = hardware.clusters_at_once(config.cluster_m * config.cluster_n)
+  cluster = config.cluster_m * config.cluster_n
+  most = hardware.clusters_at_once(cluster, hardware.sm_count())
   return (min(math.prod(clusters_along(problem, config)), most),)
 
 

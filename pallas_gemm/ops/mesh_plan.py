@@ -18,7 +18,7 @@ Axes = tuple[str, ...]
 Parts = dict[str, Axes]
 
 
-class Plan(NamedTuple):
+class MeshPlan(NamedTuple):
   """What a device does of a sharded product.
 
   Attributes:
@@ -85,7 +85,7 @@ def plan_of(
   out: PartitionSpec,
   mesh: Mapping[str, int],
   size: Mapping[str, int],
-) -> Plan:
+) -> MeshPlan:
   """Which parts a device multiplies, of operands and a result so sharded.
 
   A device computes its part of the result. What is summed over and sharded
@@ -118,7 +118,7 @@ def plan_of(
 
   ragged = spec.ragged or ""
   reads = Operands(*itertools.starmap(to, spec.words._asdict().items()))
-  return Plan(
+  return MeshPlan(
     reads,
     Operands(*map(sent, spec.words, have, reads)),
     tuple(sorted(set(sum(summed.values(), ())))),

@@ -27,7 +27,7 @@ from pallas_gemm import compat, hardware, report
 from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.ops import folding, implementations, xla
 from pallas_gemm.ops import spec as spec_lib
-from pallas_gemm.ops.mesh_plan import Axes, Plan, plan_of
+from pallas_gemm.ops.mesh_plan import Axes, MeshPlan, plan_of
 from pallas_gemm.ops.spec import Operands, Spec
 from pallas_gemm.version import __version__
 
@@ -35,7 +35,7 @@ Product = Callable[[Operands, Spec], list[jax.Array]]
 
 
 def _on_shard(
-  *operands: jax.Array, spec: Spec, plan: Plan, product: Product
+  *operands: jax.Array, spec: Spec, plan: MeshPlan, product: Product
 ) -> list[jax.Array]:
   """A device's part of the results, inside of a shard_map over all axes."""
   reduce_dtype = spec.reduce_dtype
@@ -105,7 +105,7 @@ def _own_groups(offsets: jax.Array, axes: Axes) -> jax.Array:
 
 
 def _scattered_first(
-  x: Operands, spec: Spec, plan: Plan
+  x: Operands, spec: Spec, plan: MeshPlan
 ) -> tuple[Operands, Spec]:
   """The product, with the dimension in front that is scattered.
 
@@ -128,7 +128,7 @@ def _scattered_first(
   return turned, dataclasses.replace(spec, words=w, out=out)
 
 
-def _added_up(z: jax.Array, out: str, plan: Plan) -> jax.Array:
+def _added_up(z: jax.Array, out: str, plan: MeshPlan) -> jax.Array:
   done: Axes = ()
   for letter, axes in plan.scatter.items():
     if letter in out:  # else C alone has it, say
