@@ -23,7 +23,7 @@ LEAST = 7, 5  # the first compute capability that CUDA 13's ptxas compiles for
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class Gemm:
   """alpha * A[m, k] @ B[k, n] + beta * C[m, n], all of one dtype.
 
   Attributes:
@@ -46,6 +46,9 @@ class Problem:
   def itemsize(self) -> int:
     """Bytes of one element."""
     return jnp.dtype(self.dtype).itemsize
+
+
+Problem = Gemm  # as users know it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,14 +157,14 @@ class Rung:
   dtypes: tuple[str, ...]
   config_type: type
   uses: tuple[str, ...]
-  default_config: Callable[[Problem], Config]
-  is_legal: Callable[[Any, Problem], str | None]
-  grid: Callable[[Problem, Any], tuple[int, int, int]]
-  specs: Callable[[Problem, Any], blocks.Specs]
-  launch: Callable[[Problem, Any], tuple[int, ...]]
+  default_config: Callable[[Gemm], Config]
+  is_legal: Callable[[Any, Gemm], str | None]
+  grid: Callable[[Gemm, Any], tuple[int, int, int]]
+  specs: Callable[[Gemm, Any], blocks.Specs]
+  launch: Callable[[Gemm, Any], tuple[int, ...]]
   layout: Callable[[Any], Any] | None
   warpgroups: Callable[[Any], int]
-  padding: Callable[[Problem, Any], tuple[int, int, int]]
+  padding: Callable[[Gemm, Any], tuple[int, int, int]]
   kernel: Callable[..., jax.Array]
   module: str
   variants: "tuple[Rung, ...]" = ()
@@ -234,7 +237,7 @@ class Rung:
     out = self.kernel(operands, padded, config)
     return out if padded == problem else out[: problem.m, : problem.n]
 
-  def padded(self, problem: Problem, config: Config) -> Problem:
+  def padded(self, problem: Gemm, config: Config) -> Gemm:
     """The problem with its sizes rounded up to what the kernel takes.
 
     XLA pads operands with zeros, and cuts the result: one read and one write
@@ -251,11 +254,11 @@ class Rung:
 
 def check_arguments(
   a, b, c, *, alpha, beta, dtypes: tuple[str, ...], rung: str
-) -> Problem:
+) -> Gemm:
   """Checks what a user passed, see `blas`; returns the problem it describes."""
   factors = {"alpha": alpha, "beta": beta}
   m, n, k = blas.sizes(a, b, c, **factors, dtypes=dtypes, kernel=rung)
-  return Problem(
+  return Gemm(
     m, n, k, jnp.dtype(a.dtype).name, alpha=float(alpha), beta=float(beta)
   )
 
@@ -289,7 +292,7 @@ def check_fields(config: Config, uses: Sequence[str]) -> str | None:
   return None
 
 
-def _without_product(c: jax.Array | None, problem: Problem) -> jax.Array:
+def _without_product(c: jax.Array | None, problem: Gemm) -> jax.Array:
   """beta * C, or zeros: no kernel has anything to multiply."""
   if c is None:
     return jnp.zeros((problem.m, problem.n), problem.dtype)
@@ -304,7 +307,7 @@ def _pad_to(x: jax.Array, rows: int, columns: int) -> jax.Array:
 
 
 def combine(
-  acc: jax.Array, c: jax.Array | None = None, *, problem: Problem
+  acc: jax.Array, c: jax.Array | None = None, *, problem: Gemm
 ) -> jax.Array:
   """alpha * acc + beta * C in float32; used inside kernels.
 

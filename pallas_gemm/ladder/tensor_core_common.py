@@ -64,7 +64,7 @@ def swizzled(shape: tuple[int, ...], dtype: Any) -> plgpu.SMEM:
 
 
 def padding(
-  problem: contract.Problem, config: contract.TensorCoreConfig | None
+  problem: contract.Gemm, config: contract.TensorCoreConfig | None
 ) -> tuple[int, int, int]:
   """M to a multiple of 8, N and K to multiples of 64, N to 128 at least."""
   del config
@@ -76,7 +76,7 @@ def padding(
   return ATOM_ROWS, columns, ATOM_COLUMNS
 
 
-def padded_columns(problem: contract.Problem) -> int:
+def padded_columns(problem: contract.Gemm) -> int:
   """N as XLA pads it."""
   columns = padding(problem, None)[1]
   return pl.cdiv(problem.n, columns) * columns

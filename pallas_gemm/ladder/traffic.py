@@ -92,7 +92,7 @@ class Traffic:
 
   number: int
   name: str
-  problem: contract.Problem
+  problem: contract.Gemm
   config: contract.Config
   gpu: hardware.Gpu
   global_load_bytes: int
@@ -133,7 +133,7 @@ class Traffic:
 def model(
   rung: contract.Rung | int | str,
   config: contract.Config,
-  problem: contract.Problem,
+  problem: contract.Gemm,
   gpu: hardware.Gpu | None = None,
 ) -> Traffic:
   """What a rung moves for a problem.
@@ -155,7 +155,7 @@ def model(
   Example:
     >>> from pallas_gemm.ladder import contract, traffic
     >>> block = contract.SimtConfig(block_m=4, block_n=4)
-    >>> t = traffic.model("naive", block, contract.Problem(16, 16, 16))
+    >>> t = traffic.model("naive", block, contract.Gemm(16, 16, 16))
     >>> t.block_reads, t.block_unique_reads, t.global_load_bytes, t.intensity
     (512, 128, 32768, 0.25)
   """
