@@ -324,53 +324,6 @@ def test_nothing_to_multiply_launches_nothing(shape, options):
 
 # Numbers.
 
-INTERPRET = """
-    import json
-
-    import numpy as np
-
-    from pallas_gemm import numerics
-    from pallas_gemm.kernels import triton_kernel
-
-
-    class Buffer:
-      '''A NumPy array, with as much of a tensor as Triton asks of it.'''
-
-      def __init__(self, array):
-        self.array = array
-
-      dtype = property(lambda self: self.array.dtype.name)
-      data_ptr = lambda self: self.array.ctypes.data
-      untyped_storage = cpu = lambda self: self
-      storage_offset = lambda self: 0
-      size = stride = lambda self: ()
-      new_empty = lambda self, *_, **__: Buffer(self.array)
-      set_ = copy_ = lambda self, *_: None
-
-
-    # Triton's interpreter finds functions among globals alone.
-    triton_kernel.raster = triton_kernel._raster()
-    rng = np.random.default_rng(0)
-    for case in CASES:
-      (m, n, k), dtype, tile, alpha, beta, wide = case
-      bm, bn, bk, group = tile
-      a, b, c = (
-          rng.standard_normal(shape).astype(dtype)
-          for shape in ((m, k), (k, n), (m, n))
-      )
-      if beta == 0:
-        c[:] = np.nan  # must not be read
-      out = np.full((m, n), np.nan, dtype)
-      grid = (-(-m // bm) * -(-n // bn),)
-      triton_kernel.device_code()[grid](
-          *map(Buffer, (a, b, c, out)), m=m, n=n, k=k, alpha=alpha, beta=beta,
-          block_m=bm, block_n=bn, block_k=bk, group_m=group,
-          precision="ieee", wide=wide,
-      )
-      found = numerics.check(out, a, b, c, alpha=alpha, beta=beta)
-      print(json.dumps([case, found.passed, found.worst_ratio]))
-"""
-
 
 def test_numbers_in_the_interpreter():
   pytest.importorskip("triton")
@@ -384,7 +337,7 @@ def test_numbers_in_the_interpreter():
       ("float16", 2, 1.0, 1.0, False),
     )
   ]
-  code = textwrap.dedent(INTERPRET).replace("CASES", repr(cases))
+  code = f"from tests.support import triton_numbers as x; x.run({cases})"
   printed = child(code, TRITON_INTERPRET="1").splitlines()
   assert len(printed) == len(cases)
   for line in printed:
