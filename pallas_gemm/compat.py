@@ -129,7 +129,7 @@ def kernel(
     grid: thread blocks (clusters, if `cluster` is given) along each axis.
     grid_names: names of the axes.
     num_threads: Pallas threads, which are warpgroups, of a block. Their axis is
-      named "warpgroup"; without it there is no such axis, and one thread.
+      named "warpgroup"; without it there is no axis, and one thread.
     **kwargs: passed on to `plgpu.kernel`.
   """
   interpret = None

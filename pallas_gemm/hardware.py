@@ -10,7 +10,7 @@ Where the numbers come from:
   of technical specifications in the CUDA C++ Programming Guide, and the table
   of arithmetic throughput there for the fp32 lanes.
 * Per product (SMs, clock, rates): NVIDIA's datasheets and architecture
-  whitepapers, each named beside its rows. Tensor-core rates are *dense*:
+  whitepapers, each named above its rows. Tensor-core rates are *dense*:
   where a datasheet prints rates with sparsity, half of them. The clock is the
   boost clock that those rates are computed with; a GPU under load usually
   runs below it.
@@ -38,7 +38,7 @@ VECTOR_BYTES = 16
 
 # How an SM deals out registers and shared memory: to a warp so many registers
 # at a time, from the quarter of the SM that the warp runs on; to a block so
-# many bytes, and one KiB besides for CUDA.
+# many bytes, and one KiB more for CUDA.
 WARP_THREADS = 32
 _QUARTERS = 4
 _REGISTER_UNIT = 256
@@ -62,7 +62,7 @@ class Gpu:
     dram_bytes_per_s: peak rate of device memory, reads and writes together.
     shared_bytes_per_block: most shared memory that one thread block can have.
     shared_bytes_per_sm: shared memory of one SM; each resident thread block
-      takes 1 KiB of it besides its own.
+      takes 1 KiB of it more than its own.
     registers_per_sm: 32-bit registers of one SM.
     max_threads_per_sm: threads that can be resident on one SM.
     max_blocks_per_sm: thread blocks that can be.
@@ -189,7 +189,7 @@ def lookup(name: str) -> Gpu:
       "GeForce" do not matter. "H100" is the one of 80 GB with HBM3.
 
   Raises:
-    ValueError: no such GPU in the table; the message lists the known names.
+    ValueError: it is not in the table; the message lists the known names.
 
   Example:
     >>> from pallas_gemm import hardware
@@ -343,7 +343,7 @@ def assume(name: str | Gpu):
       capability and number of SMs if it is not in the table.
 
   Raises:
-    ValueError: no such GPU in the table.
+    ValueError: a name that is not in the table.
 
   Example:
     >>> from pallas_gemm import hardware

@@ -241,7 +241,7 @@ class Rung:
     """The problem with its sizes rounded up to what the kernel takes.
 
     XLA pads operands with zeros, and cuts the result: one read and one write
-    of each that does not fit, O(MK + KN + MN) bytes beside O(MNK) work.
+    of each that does not fit, O(MK + KN + MN) bytes for O(MNK) work.
     """
     m, n, k = (
       pl.cdiv(size, multiple) * multiple

@@ -41,7 +41,7 @@ wide. The 128 accumulators leave room for two blocks on an SM; while one waits
 for its slab, the other computes. The slab is 8 deep: at 16 the unrolled loop
 is 35 KB of instructions.
 
-Source: S. Boehm (2022), kernel 10; such fragments after NVIDIA's CUTLASS
+Source: S. Boehm (2022), kernel 10; its fragments after NVIDIA's CUTLASS
 ("Efficient GEMM in CUDA") and S. Gray's maxas SGEMM.
 """
 

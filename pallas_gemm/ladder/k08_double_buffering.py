@@ -1,4 +1,4 @@
-"""Rung 8, double_buffering: copies run beside the arithmetic; the SIMT summit.
+"""Rung 8, double_buffering: copies overlap the arithmetic; the SIMT summit.
 
 **Bottleneck before.** Rung 7 loads a slab, waits, computes, waits. Other blocks
 fill the gaps in part, and copies by registers take issue slots from the FFMAs.
@@ -174,7 +174,7 @@ def kernel(operands, problem, config):
     grid_names=("block",),
     num_threads=CONSUMERS + 1,
     scratch_types=(
-      blocks.ring(a_spec, stages, jnp.float32),  # as TMA brings it
+      blocks.ring(a_spec, stages, jnp.float32),  # as TMA copies it
       plgpu.SMEM((stages, bk, bm), jnp.float32),  # transposed
       blocks.ring(b_spec, stages, jnp.float32),
       plgpu.SMEM((CONSUMERS, bm, own_n), jnp.float32),

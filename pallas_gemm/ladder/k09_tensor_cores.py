@@ -141,7 +141,7 @@ def kernel(operands, problem, config, name="tensor_cores"):
 
 
 def is_legal_mma(config, problem):
-  """None, or why 9a can't run: fragments of 32 terms fit beside `acc`."""
+  """None, or why 9a can't run: fragments of 32 terms fit with `acc`."""
   bm, bn = specs(problem, config).out_specs.block_shape
   if not {bm, bn} <= {64, 128} or config.block_k != 32:
     return (

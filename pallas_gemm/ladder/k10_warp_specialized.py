@@ -1,8 +1,8 @@
 """Rung 10: one warpgroup loads, two multiply, a ring of stages between them.
 
-**Bottleneck before.** Latency. In rung 9 loading and multiplying take turns:
+**Bottleneck before.** Latency. In rung 9 loading and multiplying alternate:
 each slab pays the way to L2 or device memory and back, several hundred clocks
-beside the 512 that its wgmmas take, and only neighbouring blocks fill the gap.
+to the 512 that its wgmmas take, and only neighbouring blocks fill the gap.
 
 **Idea.** Give loading to a warpgroup of its own, the producer. Shared memory is
 a ring of `stages` slots; slot s has two barriers. `full[s]`: both copies into

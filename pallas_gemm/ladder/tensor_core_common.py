@@ -252,7 +252,7 @@ def is_legal_ring(
   specs: blocks.Specs,
   buffers: int | None = None,
 ) -> str | None:
-  """None, or why a ring of such stages with such a staging can't run."""
+  """None, or why a ring of these stages with its staging can't run."""
   if reason := is_legal_tile(config, specs):
     return reason
   if config.stages < 2:
@@ -280,7 +280,7 @@ def is_legal_ring(
 
 
 def is_legal_cluster(config: contract.TensorCoreConfig) -> str | None:
-  """None, or why blocks can't share tiles in such a cluster."""
+  """None, or why blocks of the cluster can't share tiles."""
   cluster = config.cluster_m, config.cluster_n
   most = min(PORTABLE_CLUSTER, hardware.sm_count())
   if cluster[0] * cluster[1] > most:

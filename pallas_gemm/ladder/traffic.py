@@ -149,7 +149,7 @@ def model(
     kernel: nothing is read but C.
 
   Raises:
-    ValueError: no such rung.
+    ValueError: no rung of that name.
     TypeError: a config of the other kind.
 
   Example:

@@ -176,8 +176,8 @@ def _cut_for_nothing(c: str, a: Parts, b: Parts, out: Parts, mesh: _Mesh):
   """Axes over which one operand is sharded along K, and the other whole.
 
   That one is cut for nothing, unless it is sharded over them elsewhere. Then
-  results are added up if they are much smaller than what would be gathered, as
-  the gradient of weights is beside the activations.
+  results are added up if they are much smaller than what would be gathered: a
+  gradient of weights, where that is activations.
   """
   if bool(a[c]) == bool(b[c]):
     return ()

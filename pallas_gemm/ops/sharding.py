@@ -116,16 +116,16 @@ def _scattered_first(
   first = next((c for c in plan.scatter if c in spec.out), "")
   if spec.ragged or spec.out.startswith(first):
     return x, spec
-  w, size, turned = spec.words, spec.letters(x), x
+  w, size, swapped = spec.words, spec.letters(x), x
   if first not in w.a:
-    turned, w = x._replace(a=x.b, b=x.a), w._replace(a=w.b, b=w.a)
+    swapped, w = x._replace(a=x.b, b=x.a), w._replace(a=w.b, b=w.a)
   free = [c for c in w.a if c in spec.out and size[c] != 1]
   if free[:1] != [first]:
-    copied = turned.a.size, math.prod(spec.shape(x))
+    copied = swapped.a.size, math.prod(spec.shape(x))
     if not all(isinstance(n, int) for n in copied) or copied[0] > copied[1]:
       return x, spec
   out = first + spec.out.replace(first, "")
-  return turned, dataclasses.replace(spec, words=w, out=out)
+  return swapped, dataclasses.replace(spec, words=w, out=out)
 
 
 def _added_up(z: jax.Array, out: str, plan: MeshPlan) -> jax.Array:
