@@ -107,12 +107,6 @@ EXAMPLES = {
     None,
     160,
   ),
-  "split_last_wave": (
-    {"gated": True},
-    GATED | {"tail_columns": 1, "tail_split_k": 4},
-    "silu",
-    128,
-  ),
   "evicted": ({"m": 16384, "n": 8192, "k": 256}, DEFAULT, None, 256),
   "few_rows": (
     {"m": 16},

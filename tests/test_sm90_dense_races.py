@@ -22,7 +22,6 @@ from pallas_gemm.kernels.sm90 import (
   weights,
 )
 from pallas_gemm.kernels.sm90.config import Config
-from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from tests.support import (
   dense,
@@ -62,11 +61,6 @@ IN_PLACE = (WITH_C.changed(c_dtype="bfloat16"), SMALL)
 SWAPPED = (
   PLAIN.changed(n=130),
   dataclasses.replace(SMALL, swap_ab=True, epilogue_buffers=1),
-)
-# A whole tile, and one, the last wave, in parts of K.
-LAST_WAVE = (
-  PLAIN.changed(n=128, bias="n"),
-  dataclasses.replace(SMALL, tail_columns=1, tail_split_k=3),
 )
 # Parts of K in a cluster.
 CLUSTER_K = (
@@ -249,7 +243,6 @@ CLEAN = {
     SWAPPED[0].changed(c_dtype="bfloat16", bias="n"),
     dataclasses.replace(SMALL, swap_ab=True),
   ),
-  "split_last_wave": LAST_WAVE,
   "pingpong": PINGPONG,
   # As many slabs as stages, but one consumer has two of the three work tiles.
   "pingpong_of_three_work_tiles": (
@@ -314,13 +307,6 @@ def _grouped(problem: Problem, config: Config):
 @pytest.mark.parametrize("name", CLEAN)
 def test_free_of_races(name):
   assert _run(*CLEAN[name]) == (True, False)
-
-
-def test_a_last_wave_of_one_work_tile_a_block_is_free_of_races(monkeypatch):
-  problem, config = LAST_WAVE[0].changed(m=64), LAST_WAVE[1]
-  problems.assume_sms(monkeypatch, 4)
-  assert Plan.of(problem, config).work_tiles_of_a_block == 1
-  assert _run(problem, config) == (True, False)
 
 
 @pytest.mark.parametrize(

@@ -467,16 +467,6 @@ def test_a_batch_invariant_config_is_for_any_rows(n, k):
   assert config.cluster_m == config.cluster_n == 1
 
 
-def test_a_batch_invariant_config_is_for_any_batch():
-  """One product of these sizes has its last wave of tiles split."""
-  n, k = 19608, 3209
-  case = problem(100, n, k, batch=4, **BATCHED)
-  config = tuning.resolve(case, batch_invariant=True)
-  assert refusal(case, config) is None
-  alone = tuning.resolve(problem(100, n, k), batch_invariant=True)
-  assert alone == config
-
-
 def test_what_memory_answers_at_once_is_the_gpus():
   case = problem(64, 6144, 4096)
   with hardware.assume("H100 PCIe") as slower:
@@ -590,33 +580,6 @@ def test_clusters_whose_tiles_would_lie_outside_are_not_tried():
   assert all(c.cluster_n == 1 for c in few)
 
 
-def test_a_partial_last_round_is_split_where_that_gains():
-  """259 us measured, 276 with the best other config of the model."""
-  case = problem(768, 7168, 18432, transpose_a=True)
-  config = model.choose(case)
-  gpu = hardware.current()
-  rows, columns = Plan.of(case, config).grid
-  whole = rows * (columns - config.tail_columns)
-  parts = rows * config.tail_columns * config.tail_split_k
-  assert config.tail_columns
-  # Whole rounds of whole tiles, then no more than one part a block.
-  assert whole <= rows * columns // gpu.sm_count * gpu.sm_count
-  assert parts <= gpu.sm_count
-  # 3.88 rounds: nothing to gain.
-  assert model.choose(problem(4096, 4096, 4096)).tail_columns == 0
-
-
-def test_a_split_last_round_reads_a_again_where_l2_does_not_hold_it():
-  """530 us measured on an H100, predicted to take 434 without that."""
-  config = Config(
-    block_m=256, block_n=128, stages=4, tail_columns=1, tail_split_k=4
-  )
-  case = problem(8192, 640, 32768, transpose_a=True, activation="relu")
-  with hardware.assume("NVIDIA H100 80GB HBM3"):
-    assert 0.95 < model.predict(Plan.of(case, config)) / 530e-6 < 1.05
-    assert model.choose(case).tail_columns == 0
-
-
 def test_rows_of_a_swapped_tile_are_the_fewest_for_their_number_of_tiles():
   case = problem(200, 4096, 4096)
   heights = {
@@ -649,6 +612,8 @@ def test_the_model_agrees_with_what_was_measured():
     row = json.loads(line)
     if row["run"] in RUNS and "variant" not in row:
       key = row["run"], json.dumps(row["problem"])
+      if row["config"].keys() - vars(Config()).keys():
+        continue  # a field that is no longer there
       config, case = Config(**row["config"]), problem(**row["problem"])
       # What was slow may no longer be legal.
       if config.split == "pingpong" and refusal(case, config):

@@ -121,6 +121,9 @@ def _measured(
       skipped["variant"] += 1
       continue
     problem = Problem.flat(**_DTYPES | row["problem"])
+    if row["config"].keys() - vars(Config()).keys():
+      skipped["not legal"] += 1
+      continue
     plan = Plan(problem, Config(**row["config"]), gpu)
     if legal.reason(plan):
       skipped["not legal"] += 1

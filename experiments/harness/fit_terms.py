@@ -85,7 +85,7 @@ _FACTORS = {
   f"model.{name}": 1.0
   for name in (
       "mma", "third", "tall", "columns", "narrow_dram", "narrow_mma", "swapped",
-      "streams", "deep", "hidden", "even", "apart",
+      "streams", "deep", "hidden", "apart",
   )
 } | {
   "grouped.tall": 1.0,

@@ -78,19 +78,18 @@ class Bounds:
     self._problem, self._gpu, self._fit, self._odd = p, gpu, fit, odd
     self._by_threads = by_threads
     self._outputs = 1 + p.products * p.epilogue.save
-    even = self._even = min(1, fit.even)
     mma = fit.mma * min(1, fit.third) * min(1, fit.tall) * min(1, fit.columns)
     self._mma = mma * min(1, fit.swapped) * min(1, fit.narrow_mma) * p.products
-    self._clock = fit.clock / even
+    self._clock = fit.clock
     self._slabs = {block_k: cdiv(p.k, block_k) for block_k in (64, 128)}
     self._sums = p.products * p.results * 4 * min(1, odd.odd_sums)
     self._copies = odd_sizes.copies_at_least(p, odd)
     self._copied = self._copies.a + self._copies.b
     self._movable = movable
-    self._launch = fit.launch * even
+    self._launch = fit.launch
     self._slow = odd_sizes.loads_at_least(p, odd)
     self._may_wait = by_threads or max(self._slow.as_stored) > 1
-    rate = gpu.dram_bytes_per_s / 1e6 * fit.dram / even
+    rate = gpu.dram_bytes_per_s / 1e6 * fit.dram
     self._read = p.operand_bytes / rate
     result = bytes_of(p.results, p.out_dtype) / rate
     self._stores = self._outputs * result * min(1, odd.straddling_results)
@@ -166,12 +165,12 @@ class Bounds:
     slab = area * c.block_k / 2048 * self._mma
     slab *= 1 + fit.small * (1 - area * p.products / 2**15)
     # Rounding up in place: this is called for dozens of configs.
-    columns = -(-n // (c.block_n * c.cluster_n)) - c.tail_columns
+    columns = -(-n // (c.block_n * c.cluster_n))
     rows = -(-m // (c.block_m * c.cluster_m))
     work_tiles = rows * columns * p.batch * c.split_k
     sms = self._gpu.sm_count
     rounds = -(-work_tiles // hardware.clusters_at_once(c.blocks, sms))
-    busy = 1.0 if c.tail_columns else -(-work_tiles // rounds) * c.blocks / sms
+    busy = -(-work_tiles // rounds) * c.blocks / sms
     slabs = -(-self._slabs[c.block_k] // (c.split_k * c.cluster_k))
     if c.moves:
       p = p.transposed() if c.swap_ab else p
@@ -231,7 +230,7 @@ class Bounds:
       waits = fit.applied * applied + max(0, more * (words - 1))
       between = min(fit.packed + area * waits, epilogue * min(1, fit.hidden))
     alone = area * (fit.drain * words + fit.applied * applied)
-    return between * self._even, alone * self._even, epilogue * self._even
+    return between, alone, epilogue
 
 
 def exchange(config: Config, problem: Problem, fit: constants.Model) -> float:

@@ -105,7 +105,7 @@ def with_moves(
     moved = (
       _brought(m, rows, move_a) + _brought(n, c.block_n, move_b) * p.products
     )
-    if not moved or c.tail_columns:
+    if not moved:
       continue
     tiles = cdiv(m, rows) * cdiv(n, c.block_n) * p.batch * c.split_k
     room = hardware.clusters_at_once(c.blocks, gpu.sm_count)

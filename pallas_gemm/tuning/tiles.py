@@ -127,12 +127,7 @@ def _tiles(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
       yield config
     elif is_short or not _suits_pairs(config, p, tiles, sms):
       yield _in_one_strip(config, rows, columns)
-    if tall or wide:
-      continue
-    split_last = _with_split_last_wave(config, p, sms)
-    if split_last is not None:
-      yield split_last
-    if tiles > sms:
+    if tall or wide or tiles > sms:
       continue
     for split in _SPLITS:
       if tiles * split > 2 * sms or slabs < split * _FEWEST_SLABS:
@@ -185,29 +180,6 @@ def _in_one_strip(config: Config, rows: int, columns: int) -> Config:
 @functools.cache
 def _with_strips(config: Config, raster: int, raster_dim: Side) -> Config:
   return dataclasses.replace(config, raster=raster, raster_dim=raster_dim)
-
-
-def _with_split_last_wave(
-  config: Config, problem: Problem, sms: int
-) -> Config | None:
-  """The config with the tiles of a partial last wave cut along K.
-
-  Tiles of 64 rows gain little: 192 x 6144 x 6144 27.3 -> 26.5 us, 320 x 27648
-  x 5120 137.5 -> 139.6 (H200).
-  """
-  p, cfg = problem, config
-  rows, columns = cdiv(p.m, cfg.block_m), cdiv(p.n, cfg.block_n)
-  if rows * columns < sms or cfg.block_m < 128:
-    return None
-  if p.batch > 1 or p.along or p.epilogue.c_dtype or p.epilogue.save:
-    return None
-  split = cdiv(rows * columns % sms, rows)
-  slabs = cdiv(p.k, cfg.block_k)
-  parts = min(sms // (rows * split), slabs // _FEWEST_SLABS) if split else 0
-  if parts < 2:
-    return None
-  parts = cdiv(slabs, cdiv(slabs, parts))  # none of them is empty
-  return dataclasses.replace(cfg, tail_columns=split, tail_split_k=parts)
 
 
 def _are_too_many(

@@ -34,11 +34,6 @@ ladder take that apart step by step; what is here beyond them:
   with the best without (H100). 384 x 5760 x 2880 takes 20.3 us with tiles of 96
   rows by 192 columns, 24.0 with the best without; 200 x 4096 x 14336 35.0 and
   38.8 us (H200).
-* **A partial last wave** of tiles leaves SMs idle. Its tiles, columns of them
-  at the end of N, are cut along K (`Config.tail_split_k`): the last work tiles
-  of the same launch, whose partial sums a second kernel adds in order and puts
-  in place. 768 x 7168 x 18432 (TN): 276 -> 259 us, 2048 x 32000 x 4096: 672 ->
-  657, 500 x 4544 x 18176: 125 -> 115 (H200).
 * **Few tiles with a long sum** are cut along K in a cluster, whose blocks send
   each other their sums (`Config.cluster_k`, `exchange`): no second kernel.
 * **split_k** writes float32 partial sums of parts of K, which XLA adds in a
@@ -52,9 +47,8 @@ Tiles may hang over every edge: TMA fills with zeros and drops stores. Along
 rows that are no whole number of swizzle atoms they are moved back, to end with
 the matrix (`Plan.moved_back`).
 
-Sources: Osama et al., "Stream-K" (2023; whole tiles first, then those of
-the last wave in parts of K); CUTLASS (warp-specialised persistent kernels,
-ping-pong among them, tile order), DeepGEMM (block_n that is no power of two, to
+Sources: CUTLASS (warp-specialised persistent kernels, ping-pong among them,
+tile order), DeepGEMM (block_n that is no power of two, to
 cut the last wave), JAX's `hopper_matmul_mgpu` (idiom in Mosaic GPU).
 """
 
@@ -166,10 +160,7 @@ def dense(
   )
   is_approximate = epilogues.is_approximate(activation, p)
   results = _launch(plan, operands, epilogue, is_approximate)
-  outs = _dense_results(plan, results.out)
-  if config.tail_columns:
-    outs = [_with_last_wave(plan, *outs, results.parts, bias, epilogue)]
-  return tuple(outs)
+  return tuple(_dense_results(plan, results.out))
 
 
 def grouped(
@@ -376,10 +367,6 @@ def _result_types(plan: Plan) -> Results:
     jax.ShapeDtypeStruct((*lead, *shape), jnp.dtype(plan.stored_dtype))
     for shape in shapes
   ]
-  rows, columns = plan.grid[0] * cfg.block_m, cfg.tail_columns * cfg.block_n
-  part = jax.ShapeDtypeStruct((cfg.tail_split_k, rows, columns), jnp.float32)
-  if cfg.tail_columns:
-    return Results(out, [part] * plan.products)
   return Results(out, exchange.result_types(plan))
 
 
@@ -388,19 +375,6 @@ def _dense_results(plan: Plan, outs: Sequence[jax.Array]) -> list[jax.Array]:
   p, (m, n), splits = plan.problem, plan.result_shape, plan.config.split_k
   shape = (splits, p.batch, m, n) if splits > 1 else (p.batch, m, n)
   return [x[..., :m, :n].reshape(shape) for x in outs]
-
-
-def _with_last_wave(
-  plan: Plan, out: jax.Array, parts: Sequence[jax.Array], bias, epilogue
-) -> jax.Array:
-  """The result, with the last columns from the sums over parts of K."""
-  p, start = plan.problem, plan.last_wave_start
-  totals = [_sum(x[:, : p.m, : p.n - start]) for x in parts]
-  if p.epilogue.bias == "n":
-    bias = bias[start:]
-  (last,) = epilogue(totals, None, _bias_of(totals[0].shape, bias, p))
-  last = last.astype(p.out_dtype)[None]
-  return lax.dynamic_update_slice(out, last, (0, 0, start))
 
 
 def _sum(parts: jax.Array) -> jax.Array:

@@ -63,7 +63,6 @@ class Model:
       exchange_rate: bytes a microsecond that one sends.
     apart: loads from L2, as a multiple, where blocks of a cluster sum parts of
       K: those at the same rows of K are further apart.
-    even: what is lost in clock if no SM is idle in the last wave.
   """
 
   clock: float
@@ -116,7 +115,6 @@ class Model:
   exchange: float
   exchange_rate: float
   apart: float
-  even: float
 
 
 @dataclasses.dataclass(frozen=True)
