@@ -113,10 +113,6 @@ REPEATED = {
     Call(m=1000, n=1001, k=777, transpose_a=True, transpose_b=True),
     tuning.Config(block_m=128, block_n=128, stages=3, moves=True),
   ),
-  "turns": (
-    Call(m=5, n=1000, k=3001, transpose_a=True, bias="n"),
-    tuning.Config(**_SMALL, cluster_k=2, epilogue_n=32),
-  ),
   "cluster": (
     Call(m=2048, n=2048, k=1024, bias="n", c_dtype=BF16),
     tuning.Config(**_TILE, cluster_m=2),

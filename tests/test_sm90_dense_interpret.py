@@ -467,28 +467,6 @@ CASES = (
     c_dtype="bfloat16",
     bias="m",
   ),
-  # Threads turn short rows: of A, of B of a batch, of both, of two B, swapped.
-  case("turns_a_tn", (19, 72, 330), MOVES, **FP16),
-  case("turns_b_nn", (70, 13, 72), MOVES, batch=2, batched_b=True),
-  case(
-    "turns_both_tn",
-    (3, 5, 300),
-    changed(MOVES, cluster_k=4, epilogue_n=16),
-    dense.Epilogue(beta=2.0),
-    c_dtype="bfloat16",
-    bias="n",
-  ),
-  case(
-    "turns_two_nn",
-    (64, 9, 70),
-    MOVES,
-    dense.Epilogue(activation=jax.nn.silu),
-    gated=True,
-  ),
-  case(
-    "turns_swapped_tn", (20, 130, 330), changed(SWAPPED, moves=True, stages=3)
-  ),
-  case("turns_slabs_of_128_tt", (6, 64, 300), changed(MOVES, block_k=128)),
   # Few results that TMA can't address, of a batch, swapped, in a cluster.
   case("by_elements_nn", (70, 77, 64), SMALL, bias="n", out_dtype="float32"),
   case(

@@ -131,11 +131,6 @@ MOVES = (
   PLAIN.changed(m=70, n=70, k=150, transpose_b=True),
   dataclasses.replace(SMALL, stages=3, block_n=96, moves=True),
 )
-# They turn both.
-TURNS = (
-  PLAIN.changed(m=19, n=13, k=200, transpose_a=True),
-  dataclasses.replace(SMALL, block_n=32, moves=True),
-)
 
 CLEAN = {
   "two_consumers": (
@@ -194,11 +189,6 @@ CLEAN = {
   "moves_in_a_cluster": (
     PLAIN.changed(m=20, n=77, k=270),
     dataclasses.replace(SMALL, cluster_k=2, moves=True),
-  ),
-  "turns": TURNS,
-  "turns_swapped": (
-    PLAIN.changed(m=20, n=130, transpose_a=True, out_dtype="float32"),
-    dataclasses.replace(SMALL, block_n=32, swap_ab=True, moves=True),
   ),
   "slabs": (SLABS, SMALL),
   "slabs_by_rows": (

@@ -131,8 +131,6 @@ _ADDED = {
   "odd_sizes.short": 200.0,
   "odd_sizes.move": 100.0,
   "odd_sizes.move_row": 4.0,
-  "odd_sizes.turn": 200.0,
-  "odd_sizes.turn_row": 4.0,
 }
 
 

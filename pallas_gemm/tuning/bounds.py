@@ -61,7 +61,7 @@ class Bounds:
     gpu: hardware.Gpu,
     known: constants.Constants,
     by_threads: Callable[[Config], float] | None = None,
-    movable: moves.Movable = ((None, None), (None, None)),
+    movable: moves.Movable = ((False, False), (False, False)),
   ):
     """Computes what all configs share.
 
@@ -71,7 +71,7 @@ class Bounds:
       known: its constants.
       by_threads: loads of B, as a multiple, where threads load it beside TMA,
         which loads A; 0 where they don't, None if they never do.
-      movable: how threads bring A, and B, of a config that says so, with
+      movable: whether threads bring A, and B, of a config that says so, with
         operands as they are and swapped.
     """
     p, fit, odd = problem, known.model, known.odd_sizes

@@ -68,7 +68,6 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
   result = layout.bytes_of(plan.result_shape[1], p.out_dtype)
   piece = layout.bytes_of(plan.subtile_shape[1], plan.stored_dtype)
   straddles = result % 32 == 16 and not plan.by_rows
-  how = _moved(plan)
   return Costs(
     loads=(
       1.0 if move_a else slower(a, fit),
@@ -79,17 +78,8 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
     copies=copies,
     short=largest(0.0, *short),
     sums=fit.odd_sums if p.results % 2 else 1.0,
-    moves=moves.cycles(p, plan.config, how, fit) if any(how) else 0.0,
+    moves=moves.cycles(p, plan.config, plan.by_moves, fit),
   )
-
-
-def _moved(plan: Plan) -> tuple[moves.How, moves.How]:
-  """How threads bring the plan's A, and each B."""
-  a, b = (
-    ("turned" if is_turned else "rows") if by_moves else None
-    for by_moves, is_turned in zip(plan.by_moves, plan.turned)
-  )
-  return a, b
 
 
 def bytes_by_elements(plan: Plan) -> float:

@@ -134,12 +134,9 @@ def dense(
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
   stored = [x for x in (a, b, b_up) if x is not None]
   is_a, is_b = plan.transposed
-  by_threads, of_b = plan.turned
   a, *b = (
-    jnp.swapaxes(x, 1, 2) if is_transposed and not is_turned else x
-    for x, is_transposed, is_turned in zip(
-      stored, (is_a, is_b, is_b), (by_threads, of_b, of_b)
-    )
+    jnp.swapaxes(x, 1, 2) if is_transposed else x
+    for x, is_transposed in zip(stored, (is_a, is_b, is_b))
   )
   operands = Operands(
     tables=(),
@@ -255,14 +252,11 @@ def _operand(
   """A, or a B, as the kernel reads it."""
   p, cfg = plan.problem, plan.config
   operand, block = ((p.a, cfg.block_m), (p.b, cfg.block_n))[side]
-  if plan.turned[side]:
-    shape = shape[::-1]
   x = _matrices(x, shape, operand.batched)
   if not plan.by_moves[side]:
     return x
   k = plan.slabs * cfg.split_k * cfg.cluster_k * cfg.block_k - p.k
-  along_k = operand.k_last and not plan.turned[side]
-  rows, columns = (block, k) if along_k else (k, block)
+  rows, columns = (block, k) if operand.k_last else (k, block)
   return weights.read_past_rows(x, columns, rows)
 
 

@@ -189,10 +189,7 @@ class Matrices(Tiling):
     """Bytes read and written by each copy into, and out of, a padded matrix."""
     p, copied = self.problem, layout.copied_bytes
     (a, b), (a_pad, b_pad) = self.operand_shapes, self.operand_paddings
-    is_a, is_b = (
-      is_transposed and not is_turned
-      for is_transposed, is_turned in zip(self.transposed, self.turned)
-    )
+    is_a, is_b = self.transposed
     into = [copied(a, a_pad, p.matrices(p.a), p.a.dtype, is_a and p.m > 1)]
     of_b = copied(b, b_pad, p.matrices(p.b), p.b.dtype, is_b and p.n > 1)
     if last := self.last_slab_shape:

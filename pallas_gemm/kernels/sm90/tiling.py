@@ -123,38 +123,16 @@ class Tiling:
   def by_moves(self) -> tuple[bool, bool]:
     """Whether threads bring A, and each B, of a dense product (`moves`).
 
-    Those that TMA can't address, and those that they turn (`turned`).
+    Those that TMA can't address, if they are not transposed before.
     """
     p = self.problem
     if not self.config.moves:
       return False, False
-    shapes = layout.operand_shapes(p)
     a, b = (
-      is_turned
-      or (
-        not is_transposed and not layout.is_addressable(columns, operand.dtype)
+      not is_transposed and not layout.is_addressable(columns, operand.dtype)
+      for (_, columns), operand, is_transposed in zip(
+        layout.operand_shapes(p), (p.a, p.b), self.transposed
       )
-      for (_, columns), operand, is_transposed, is_turned in zip(
-        shapes, (p.a, p.b), self.transposed, self.turned
-      )
-    )
-    return a, b
-
-  @functools.cached_property
-  def turned(self) -> tuple[bool, bool]:
-    """Whether threads turn short rows of A, and of each B, along K.
-
-    Where one tile has all of them; else they are transposed before.
-    """
-    p, cfg = self.problem, self.config
-    if not cfg.moves:
-      return False, False
-    sides = (p.m, cfg.block_m, p.a), (p.n, cfg.block_n, p.b)
-    a, b = (
-      is_transposed
-      and 1 < size <= block
-      and layout.can_be_turned(p, operand, size)
-      for (size, block, operand), is_transposed in zip(sides, self.transposed)
     )
     return a, b
 
