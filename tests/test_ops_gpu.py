@@ -155,31 +155,11 @@ REPEATED = {
     Call(m=2048, n=3000, k=1024, out_dtype="float32"),
     tuning.Config(**_TILE, epilogue_n=32, cluster_m=2),
   ),
-  "cluster_of_four": (
-    Call(m=1000, n=1752, k=1016, bias="n", c_dtype=BF16),
-    tuning.Config(**_TILE, cluster_m=4),
-  ),
-  "swapped_in_a_cluster_of_four": (
-    Call(m=792, n=3512, k=1016),
-    tuning.Config(
-      block_n=208,
-      stages=5,
-      epilogue_n=32,
-      epilogue_buffers=2,
-      cluster_n=4,
-      swap_ab=True,
-    ),
-  ),
   "swapped_and_transposed": (
     Call(m=200, n=3000, k=1000, transpose_a=True, bias="n", c_dtype=BF16),
     tuning.Config(
       block_n=208, stages=3, epilogue_n=32, epilogue_buffers=1, swap_ab=True
     ),
-  ),
-  # A round of clusters is no whole number of rows of tiles.
-  "rows_of_four": (
-    Call(m=5000, n=1048, k=1032, transpose_b=True),
-    tuning.Config(**_TILE, cluster_n=4),
   ),
   "rows": (Call(m=1000, n=1001, k=512, activation=jax.nn.gelu), None),
   # Short sums: tiles end with columns that the next ones start with.

@@ -245,8 +245,6 @@ CASES = (
     bias="n",
   ),
   case("cluster_2x1_tt", (130, 64, 64), changed(SMALL, cluster_m=2), **FP16),
-  case("cluster_4x1_nn", (200, 72, 136), changed(SMALL, cluster_m=4)),
-  case("cluster_1x4_tt", (72, 248, 136), changed(SMALL, cluster_n=4)),
   case(
     "cluster_1x2_tn",
     (65, 136, 64),
@@ -378,7 +376,7 @@ CASES = (
   case(
     "swapped_c_batch_tn",
     (40, 72, 66),
-    changed(SWAPPED, block_n=64, epilogue_n=64, cluster_n=2),
+    changed(SWAPPED, block_n=64, epilogue_n=64),
     dense.Epilogue(activation=jnp.tanh),
     c_dtype="bfloat16",
     batch=2,
@@ -392,20 +390,6 @@ CASES = (
     changed(SWAPPED, block_m=128, consumers=2),
     dense.Epilogue(activation=jnp.tanh),
     save_preactivation=True,
-  ),
-  case(
-    "swapped_cluster_2x1_nt",
-    (100, 200, 130),
-    changed(SWAPPED, cluster_m=2),
-  ),
-  case(
-    "swapped_cluster_1x2_nn", (100, 130, 130), changed(SWAPPED, cluster_n=2)
-  ),
-  case(
-    "swapped_cluster_4x1_nn",
-    (72, 264, 136),
-    changed(SWAPPED, block_n=32, cluster_m=4),
-    c_dtype="bfloat16",
   ),
   case(
     "swapped_batch_of_b_nn",

@@ -111,7 +111,7 @@ def test_swapped_operands(shape, layout, epilogue):
   """The model's candidates, for each height of a tile."""
   problem = _problem(shape, layout, "bfloat16", epilogue)
   found = {
-    (c.block_n, c.cluster_m): c
+    c.block_n: c
     for c in model.candidates(problem)
     if c.swap_ab and legal.reason(Plan.of(problem, c)) is None
   }
@@ -123,7 +123,6 @@ def test_swapped_operands(shape, layout, epilogue):
 @pytest.mark.parametrize("cluster", fitted.CLUSTERS, ids=str)
 @pytest.mark.parametrize("layout", ("nt", "tn"))
 def test_clusters(cluster, layout):
-  # Clusters of four are for rows at no multiples of 128 bytes.
   problem = _problem((4104, 4104, 4104), layout, "bfloat16", {})
   config = next(
     c

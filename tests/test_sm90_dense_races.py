@@ -299,15 +299,6 @@ def test_free_of_races(name):
   assert _run(*CLEAN[name]) == (True, False)
 
 
-@pytest.mark.parametrize(
-  "cluster", ({"cluster_m": 4}, {"cluster_n": 4}), ids=str
-)
-def test_clusters_of_four_are_free_of_races(cluster, monkeypatch):
-  problems.assume_sms(monkeypatch, 4)
-  problem = PLAIN.changed(m=200, n=264)
-  assert _run(problem, dataclasses.replace(SMALL, **cluster)) == (True, False)
-
-
 def _parameter(bug: mutations.Bug):
   reason = UNSEEN.get((bug.module, *bug.key))
   marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []

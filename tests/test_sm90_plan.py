@@ -158,7 +158,9 @@ def test_what_is_loaded_of_a_tile():
       {},
       "no pre-activation beside results in float32",
     ),
-    ({}, {"split_k": 2}, "split_k"),
+    ({}, {"split_k": 2}, "no split_k and no cluster"),
+    ({}, {"cluster_m": 2}, "no split_k and no cluster"),
+    ({}, {"cluster_k": 2}, "no split_k and no cluster"),
   ),
 )
 def test_what_a_swap_does_not_do_is_said(fields, change, reason):
@@ -174,7 +176,6 @@ def test_what_a_swap_does_not_do_is_said(fields, change, reason):
     ({}, {"epilogue_n": 32}, "must divide 16"),
     ({}, {"cluster_m": 2}, "no other cluster"),
     ({}, {"split_k": 2}, "no other parts of K"),
-    ({"transpose_b": True}, {"swap_ab": True}, "no swap_ab"),
     ({"ragged": "m", "groups": 2}, {}, "no groups"),
   ),
 )
@@ -211,6 +212,12 @@ def test_parts_of_k_in_a_cluster():
 )
 def test_what_subtiles_a_tile_does_not_have_is_said(fields, change, reason):
   assert reason in refusal(64, 96, 256, NARROW, change, **fields)
+
+
+@pytest.mark.parametrize("cluster", ((2, 2), (4, 1), (1, 3)))
+def test_a_cluster_is_a_pair(cluster):
+  change = dict(zip(("cluster_m", "cluster_n"), cluster))
+  assert "1 or 2 blocks" in refusal(1000, 1000, 256, SMALL, change)
 
 
 @pytest.mark.parametrize(

@@ -353,15 +353,6 @@ def test_rows_that_tma_reads_slowly_are_shared():
   assert cluster(4384, 2496, 328) == 2  # an odd number of tiles
 
 
-def test_clusters_of_four_are_for_rows_that_tma_reads_slowly():
-  """1856 x 632 x 7544: 50.2 us without, 38.9 in 4 x 1 (H100)."""
-  assert _blocks_of_a_cluster(1856, 632, 7544) == {1, 2, 4}
-  assert _blocks_of_a_cluster(1856, 640, 7552) == {1, 2}
-  with hardware.assume("H100"):
-    config = model.choose(problem(1856, 632, 7544))
-  assert config.cluster_m * config.cluster_n == 4
-
-
 def test_few_odd_rows_of_a_that_xla_reads_as_they_are():
   """100 x 320 x 1536 TN: 5.4 us, 7.3 with the copy of A (H100).
 
@@ -395,11 +386,6 @@ def test_few_rows_that_are_stored_as_columns_are_transposed(
   with hardware.assume("H100"):
     config = model.choose(problem(m, n, k, transpose_a=True))
   assert config.swap_ab == is_swapped
-
-
-def _blocks_of_a_cluster(m, n, k):
-  found = tiles.worth_a_try(problem(m, n, k), hardware.current())
-  return {c.cluster_m * c.cluster_n for c in found}
 
 
 def test_results_that_straddle_sectors_are_written_slowly():

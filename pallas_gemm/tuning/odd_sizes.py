@@ -109,15 +109,6 @@ def straddles(p: Problem) -> bool:
   return layout.straddles(a, p.a.dtype) or layout.straddles(b, p.b.dtype)
 
 
-def misaligned(p: Problem) -> tuple[bool, bool]:
-  """Whether A's, and B's, rows start at no multiples of 128 bytes."""
-  a, b = (
-    layout.bytes_of(columns, operand.dtype) % layout.ATOM_BYTES > 0
-    for (_, columns), operand in zip(layout.operand_shapes(p), (p.a, p.b))
-  )
-  return a, b
-
-
 class Copies(NamedTuple):
   """Microseconds of copies of A, of all B, of C, and of results, at least."""
 
