@@ -1,5 +1,6 @@
 """What computes a problem: the order of the candidates."""
 
+import functools
 import json
 
 import jax
@@ -21,6 +22,7 @@ OTHER = PROBLEM.changed(m=1, activation="jax.nn.gelu", bias="n")
 MODELLED, MINE = Config(), Config(block_m=64, consumers=1, epilogue_n=32)
 MEASURED, SHIPPED = Config(block_n=128), Config(block_n=128, cluster_m=2)
 ILLEGAL = Config(stages=1)
+CHOOSE, REASON = model.choose, legal.reason
 
 
 @pytest.fixture(autouse=True)
@@ -130,6 +132,30 @@ def test_the_users_config_must_be_legal():
   with pytest.raises(ValueError, match=r"config can't compute .*stages"):
     order(config=ILLEGAL)
   assert tuning.resolve(PROBLEM, config=ILLEGAL) is ILLEGAL
+
+
+@pytest.mark.parametrize("source", ("user", "measured", "shipped", "model"))
+def test_a_config_that_is_chosen_is_asked_about_once(
+  monkeypatch, tmp_path, source
+):
+  asked = []
+  monkeypatch.setattr(model, "choose", CHOOSE)
+  monkeypatch.setattr(
+    legal, "reason", lambda plan: asked.append(plan.config) or REASON(plan)
+  )
+  problem = PROBLEM.changed(m=64, n=64, k=64)
+  if source == "measured":
+    cache.store(problem, Entry(MINE), persist=False)
+  if source == "shipped":
+    ship(tmp_path, (problem, Entry(MINE)))
+  how = {"implementation": "sm90"}
+  if source == "user":
+    how["config"] = MINE
+  x = jax.ShapeDtypeStruct((64, 64), "bfloat16")
+  jax.jit(functools.partial(pallas_gemm.matmul, **how)).lower(x, x)
+  chosen = asked[-1]
+  assert asked.count(chosen) == 1
+  assert (chosen == MINE) == (source != "model")
 
 
 def test_batch_invariant_is_one_config_for_all_rows(modelled):

@@ -92,8 +92,12 @@ def _for_any_rows(problem: Problem) -> Config:
     m=INVARIANT_M * groups, batch=1, batched_a=False, batched_b=False
   )
   if problem.groups:
-    return grouped.choose(nominal)
-  return model.choose(nominal, any_rows=True)
+    config = grouped.choose(nominal)
+  else:
+    config = model.choose(nominal, any_rows=True)
+  if reason := legal.reason(Plan.of(problem, config)):
+    raise NotImplementedError(reason)
+  return config
 
 
 def _of_entry(

@@ -107,14 +107,33 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
   known = _of(problem, config.block_m > 64, known or constants.of(gpu))
 
   def seconds(rows: int) -> float:
-    batch = Plan(_as_batch(problem, rows), config, gpu)
-    # Of groups alone, where B is all their weights.
-    batch.b_by_threads = plan.b_by_threads
-    batch.b_last_apart = plan.b_last_apart
-    batch.by_rows = plan.by_rows
+    batch = _Batch(_as_batch(problem, rows), config, gpu, plan)
     return model.predict(batch, known)
 
   return sum(share * seconds(rows) for rows, share in _sizes(problem, config))
+
+
+@dataclasses.dataclass(eq=False)
+class _Batch(Plan):
+  """A batch of dense products that loads weights, and stores, as groups do.
+
+  Attributes:
+    groups: the plan of these.
+  """
+
+  groups: Plan
+
+  @property
+  def b_by_threads(self) -> bool:
+    return self.groups.b_by_threads
+
+  @property
+  def b_last_apart(self) -> bool:
+    return self.groups.b_last_apart
+
+  @property
+  def by_rows(self) -> bool:
+    return self.groups.by_rows
 
 
 def _with_room_to_move(

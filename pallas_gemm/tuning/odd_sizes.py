@@ -113,21 +113,6 @@ def by_threads(plan: Plan, fit: constants.OddSizes) -> float:
   return fit.by_moves * columns / plan.config.block_n
 
 
-def straddles(p: Problem) -> bool:
-  """Whether an operand's rows start at odd multiples of 16 bytes."""
-  (_, a), (_, b) = layout.operand_shapes(p)
-  return layout.straddles(a, p.a.dtype) or layout.straddles(b, p.b.dtype)
-
-
-def misaligned(p: Problem) -> tuple[bool, bool]:
-  """Whether A's, and B's, rows start at no multiples of 128 bytes."""
-  a, b = (
-    layout.bytes_of(columns, operand.dtype) % layout.ATOM_BYTES > 0
-    for (_, columns), operand in zip(layout.operand_shapes(p), (p.a, p.b))
-  )
-  return a, b
-
-
 def straddling_results(piece: int, fit: constants.OddSizes) -> float:
   """Device memory's time for results that straddle sectors, as a multiple.
 

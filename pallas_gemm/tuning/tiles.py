@@ -5,12 +5,12 @@ import dataclasses
 import functools
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90 import layout, legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv
 from pallas_gemm.kernels.sm90.tiling import WGMMA_COLUMNS
 from pallas_gemm.problem import Problem, Side
-from pallas_gemm.tuning import fitted, odd_sizes, stages
+from pallas_gemm.tuning import fitted, stages
 
 # Tiles that may have C in buffers of its own; slabs with fewer of which it does
 # not come in time to where results are stored from.
@@ -50,7 +50,7 @@ def _swapped(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
   """Tiles with swapped operands."""
   p, sms = problem, kind.gpu.sm_count
   suits_deep = _suits_deep_slabs(p, kind.gpu)
-  misaligned = any(odd_sizes.misaligned(p))
+  misaligned = any(layout.misaligned(p))
   some_heights, heights = _heights(p.m, False), _heights(p.m, True)
   either = some_heights | heights
   for config in fitted.swapped(kind):
@@ -78,7 +78,7 @@ def _tiles(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
   slabs = cdiv(p.k, 64)
   suits_deep = _suits_deep_slabs(p, kind.gpu)
   deep_in_rounds = _suits_deep_rounds(p)
-  straddles, misaligned = odd_sizes.straddles(p), any(odd_sizes.misaligned(p))
+  straddles, misaligned = layout.operands_straddle(p), any(layout.misaligned(p))
   # Of 127 configs of so few slabs that were timed in a cluster and alone, those
   # in one take 3.5 % more in the mean, 4 % less at best; where rows straddle
   # sectors up to a quarter less (H100 and H200).
@@ -264,7 +264,7 @@ def _shares_most(
   c = config
   if rows < c.cluster_m or columns < c.cluster_n:
     return False
-  slow_a, slow_b = (3 * x + 1 for x in odd_sizes.misaligned(problem))
+  slow_a, slow_b = (3 * x + 1 for x in layout.misaligned(problem))
   if c.swap_ab:
     slow_a, slow_b = slow_b, slow_a
   a, b = c.block_m * slow_a, c.block_n * slow_b
