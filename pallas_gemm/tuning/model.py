@@ -34,7 +34,7 @@ from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import constants, moves, odd_sizes, stages, tiles
+from pallas_gemm.tuning import constants, odd_sizes, stages, tiles
 from pallas_gemm.tuning.elementwise import largest
 
 
@@ -71,11 +71,8 @@ def candidates(
   """
   gpu = hardware.current()
   known = constants.of(gpu)
-  read = layout.with_rows_along_k(problem)
-  movable = tuple(moves.movable(problem, swap) for swap in (False, True))
-  some = tiles.worth_a_try(read, gpu)
-  if any(map(any, movable)):
-    some = moves.with_moves(some, read, gpu, movable)
+  some = tiles.worth_a_try(layout.with_rows_along_k(problem), gpu)
+  some = odd_sizes.loaded_by_threads(some, problem, gpu)
   plans = [Plan(problem, config, gpu) for config in some]
   # Those that tie stay in order.
   yield from map(fit, sorted(plans, key=lambda plan: predict(plan, known)))

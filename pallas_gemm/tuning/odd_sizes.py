@@ -1,14 +1,26 @@
-"""What sizes that are no multiples of 64 cost a config; for the cost model."""
+"""What sizes that are no multiples of 64 cost a config; for the cost model.
 
+And the configs of which threads load the operands that TMA can't address.
+"""
+
+from collections.abc import Iterable, Iterator
+import dataclasses
+import functools
 import math
 from typing import NamedTuple
 
+from pallas_gemm import hardware
 from pallas_gemm.hardware import SECTOR_BYTES
 from pallas_gemm.kernels.sm90 import layout
+from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import constants, moves
+from pallas_gemm.tuning import constants
 from pallas_gemm.tuning.elementwise import largest
+
+# Slabs of all work tiles of a block, up to which threads may load operands, and
+# rows and columns of a tile; the addresses of more would spill.
+_MOST_SLABS, _MOST_ROWS = 12, 320
 
 
 class Costs(NamedTuple):
@@ -68,7 +80,6 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
   result = layout.bytes_of(plan.result_shape[1], p.out_dtype)
   piece = layout.bytes_of(plan.subtile_shape[1], plan.stored_dtype)
   straddles = result % 32 == 16 and not plan.by_rows
-  how = _moved(plan)
   return Costs(
     loads=(
       1.0 if move_a else slower(a, fit),
@@ -79,17 +90,66 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
     copies=copies,
     short=largest(0.0, *short),
     sums=fit.odd_sums if p.results % 2 else 1.0,
-    moves=moves.cycles(p, plan.config, how, fit) if any(how) else 0.0,
+    moves=_cycles_of_threads(plan, fit) if any(plan.by_moves) else 0.0,
   )
 
 
-def _moved(plan: Plan) -> tuple[moves.How, moves.How]:
-  """How threads bring the plan's A, and each B."""
-  a, b = (
-    ("turned" if is_turned else "rows") if by_moves else None
-    for by_moves, is_turned in zip(plan.by_moves, plan.turned)
-  )
-  return a, b
+def _cycles_of_threads(plan: Plan, fit: constants.OddSizes) -> float:
+  """Cycles that a slab takes longer where threads load A, each B, or all."""
+  p, cfg = plan.problem, plan.config
+  sides = (p.m, cfg.block_m, 1), (p.n, cfg.block_n, plan.products)
+  total = 0.0
+  for (size, block, count), by_threads, is_turned in zip(
+    sides, plan.by_moves, plan.turned
+  ):
+    if is_turned:
+      total += (fit.turn + fit.turn_row * size) * count
+    elif by_threads:
+      rows = min(block, layout.round_up(size, 8))
+      total += (fit.move + fit.move_row * rows) * count
+  return total * cfg.block_k / 64
+
+
+def loaded_by_threads(
+  configs: Iterable[Config], problem: Problem, gpu: hardware.Gpu
+) -> Iterator[Config]:
+  """The configs, and those of a few slabs with threads that load operands."""
+  p, shapes = problem, layout.operand_shapes(problem)
+  is_addressable = [
+    layout.is_addressable(columns, operand.dtype)
+    for (_, columns), operand in zip(shapes, (p.a, p.b))
+  ]
+  for config in configs:
+    yield config
+    c = config
+    rows, columns = c.block_m, c.block_n * p.products
+    if all(is_addressable) or rows + columns > _MOST_ROWS or c.consumers > 2:
+      continue
+    shares = c.cluster_m * c.cluster_n > 1
+    if shares or c.split == "pingpong" or c.tail_columns:
+      continue
+    plan = Plan(problem, _moving(c, c.stages), gpu)
+    loaded = 0
+    for by_threads, is_turned, count, size in zip(
+      plan.by_moves,
+      plan.turned,
+      (rows, columns),
+      (plan.problem.m, plan.problem.n * p.products),
+    ):
+      loaded += (size if is_turned else count) * by_threads
+    if not loaded:
+      continue
+    # A slab that threads load needs its room twice, and 16 bytes more a row.
+    stages = int(c.stages / (1 + 9 / 8 * loaded / (rows + columns)))
+    slabs = plan.slabs * plan.work_tiles_of_a_block
+    are_few = slabs <= _MOST_SLABS or plan.turned == plan.by_moves
+    if are_few and stages > 1:
+      yield _moving(c, min(max(slabs, 2), stages))
+
+
+@functools.cache
+def _moving(config: Config, stages: int) -> Config:
+  return dataclasses.replace(config, stages=stages, moves=True)
 
 
 def bytes_by_elements(plan: Plan) -> float:
