@@ -16,7 +16,6 @@ from pallas_gemm.kernels.sm90.layout import cdiv
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import (
-  bounds,
   constants,
   fitted,
   model,
@@ -123,36 +122,14 @@ def test_a_gpu_that_is_no_hopper_has_no_choice():
   assert less != fitted.kind_of(problem(1, 1, 1), hardware.current())
 
 
-@pytest.mark.parametrize("case", PROBLEMS, ids=str)
-def test_the_best_come_first_and_few_are_predicted(case):
-  gpu = hardware.current()
-  some = list(tiles.worth_a_try(case, gpu))
-  times = {config: model.predict(Plan.of(case, config)) for config in some}
-  bound = bounds.Bounds(case, gpu, constants.of(gpu))
-  assert all(bound.roughly(config) <= times[config] for config in some)
-  assert all(bound.closely(config) <= times[config] for config in some)
-
-  asked = []
-
-  def predict(config):
-    asked.append(config)
-    return times[config]
-
-  order = bounds.best_first(some, bound.roughly, bound.closely, predict)
-  best = next(order)
-  close = [c for c in some if bound.roughly(c) <= times[best]]
-  assert sum(bound.closely(c) <= times[best] for c in close) == len(asked)
-  assert [best, *order] == sorted(some, key=times.__getitem__)
-
-
 def test_a_choice_takes_little_time():
-  """A millisecond is the aim; a busy machine is given some slack."""
-  best = math.inf
-  for _ in range(5):
-    start = time.perf_counter()
-    model.choose(problem(2048, 8192, 4096))
-    best = min(best, time.perf_counter() - start)
-  assert best < 5e-3
+  """Of this thread's processor time, for sizes that were not seen before."""
+  times = []
+  for i in range(8):
+    start = time.thread_time()
+    model.choose(problem(2048, 8192 + 64 * i, 4096))
+    times.append(time.thread_time() - start)
+  assert min(times) < 3e-3
 
 
 @pytest.mark.parametrize(

@@ -33,14 +33,7 @@ from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import (
-  bounds,
-  constants,
-  moves,
-  odd_sizes,
-  stages,
-  tiles,
-)
+from pallas_gemm.tuning import constants, odd_sizes, stages, tiles
 from pallas_gemm.tuning.elementwise import largest
 
 
@@ -67,35 +60,21 @@ def choose(problem: Problem, *, any_rows: bool = False) -> Config:
 
 
 def candidates(
-  problem: Problem,
-  fit: Callable[[Plan], Config] = stages.suited,
-  below: float = math.inf,
+  problem: Problem, fit: Callable[[Plan], Config] = stages.suited
 ) -> Iterator[Config]:
   """Configs worth a try, legal or not, that with the least time first.
 
   Args:
     problem: what is computed.
     fit: the config with as many stages as it is to have.
-    below: seconds; those that surely take longer are left out.
   """
   gpu = hardware.current()
   known = constants.of(gpu)
-  read = layout.with_rows_along_k(problem)
-  movable = tuple(moves.movable(problem, swap) for swap in (False, True))
-  bound = bounds.Bounds(read, gpu, known, movable=movable)
-
-  def seconds(config: Config) -> float:
-    return predict(Plan(problem, config, gpu), known)
-
-  some = tiles.worth_a_try(read, gpu)
-  if any(map(any, movable)):
-    some = moves.with_moves(some, read, gpu, movable)
-  if below < math.inf:
-    some = (c for c in some if bound.roughly(c) < below)
-    some = (c for c in some if bound.closely(c) < below)
-  order = bounds.best_first(some, bound.roughly, bound.closely, seconds)
-  for config in order:
-    yield fit(Plan(problem, config, gpu))
+  some = tiles.worth_a_try(layout.with_rows_along_k(problem), gpu)
+  some = odd_sizes.loaded_by_threads(some, problem, gpu)
+  plans = [Plan(problem, config, gpu) for config in some]
+  # Those that tie stay in order.
+  yield from map(fit, sorted(plans, key=lambda plan: predict(plan, known)))
 
 
 def predict(plan: Plan, known: constants.Constants | None = None) -> float:
@@ -180,14 +159,16 @@ def _slab(
   loads *= _busy_sms(plan, rounds) / plan.gpu.sm_count
   loads *= fit.apart if cfg.cluster_k > 1 else 1
   slab = largest(multiply, shared, loads) + odd.short + odd.moves
-  return slab + bounds.barriers_of(cfg, fit)
+  shared_m = fit.share_m if cfg.cluster_m > 1 else 0
+  shared_n = fit.share_n if cfg.cluster_n > 1 else 0
+  return slab + fit.barrier + shared_m + shared_n
 
 
 def _busy(plan: Plan, fit: constants.Model, rounds: int, slab: float) -> float:
   """Microseconds in which a block is busy; `slab` cycles each."""
   cfg = plan.config
   product = plan.slabs * slab / fit.clock
-  product += bounds.exchange(cfg, plan.problem, fit)
+  product += _exchange(plan, fit)
   epilogue = _epilogue(plan, fit, rounds)
   area = cfg.block_m * cfg.block_n / 2**15
   words = _stored_bytes(plan) / 2
@@ -198,6 +179,17 @@ def _busy(plan: Plan, fit: constants.Model, rounds: int, slab: float) -> float:
   if rounds > 1:
     work_tile = largest(work_tile, least)
   return rounds * work_tile + epilogue - between
+
+
+def _exchange(plan: Plan, fit: constants.Model) -> float:
+  """Microseconds in which blocks send each other sums of parts of K."""
+  p, cfg = plan.problem, plan.config
+  if cfg.cluster_k == 1:
+    return 0.0
+  rows = min(cfg.block_m, round_up(p.m, 16))  # those of warps that send
+  sums = rows * cfg.block_n * plan.products * (1 - 1 / cfg.cluster_k)
+  waits = fit.exchange * (1 + math.log2(cfg.cluster_k)) / 2
+  return waits + 4 * sums / fit.exchange_rate
 
 
 def _stored_bytes(plan: Plan) -> int:

@@ -5,12 +5,12 @@ import dataclasses
 import functools
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90 import layout, legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv
 from pallas_gemm.kernels.sm90.tiling import WGMMA_COLUMNS
 from pallas_gemm.problem import Problem, Side
-from pallas_gemm.tuning import fitted, odd_sizes, stages
+from pallas_gemm.tuning import fitted, stages
 
 # Tiles that may have C in buffers of its own; slabs with fewer of which it does
 # not come in time to where results are stored from.
@@ -74,7 +74,7 @@ def _tiles(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
   slabs = cdiv(p.k, 64)
   suits_deep = _suits_deep_slabs(p, kind.gpu)
   deep_in_rounds = _suits_deep_rounds(p)
-  straddles = odd_sizes.straddles(p)
+  straddles = layout.operands_straddle(p)
   # Of 127 configs of so few slabs that were timed in a cluster and alone, those
   # in one take 3.5 % more in the mean, 4 % less at best; where rows straddle
   # sectors up to a quarter less (H100 and H200).

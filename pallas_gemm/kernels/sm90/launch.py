@@ -63,7 +63,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat, mosaic
 from pallas_gemm.kernels import epilogues
-from pallas_gemm.kernels.sm90 import exchange, legal, tables, weights
+from pallas_gemm.kernels.sm90 import exchange, tables, weights
 from pallas_gemm.kernels.sm90.block import Block, Operands, Results, Shared
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.consumer import consume
@@ -95,7 +95,7 @@ def dense(
     a: [batch or 1, M, K], stored [.., K, M] unless `problem.a.k_last`.
     b: [batch or 1, K, N], stored [.., N, K] if `problem.b.k_last`.
     problem: what is computed; must describe the arguments.
-    config: how.
+    config: how; one that `legal.reason` does not refuse.
     b_up: the second B of a gated product.
     bias: [N] or [M], as `problem.epilogue.bias` says.
     c: [batch, M, N].
@@ -111,8 +111,8 @@ def dense(
     activation was applied to (gated: the two products).
 
   Raises:
-    NotImplementedError: the config is not legal, or the activation contains
-      what a kernel can't compute; the reason.
+    NotImplementedError: the activation contains what a kernel can't compute;
+      the reason.
 
   Example:
     >>> import jax.numpy as jnp
@@ -128,7 +128,7 @@ def dense(
     >>> out.shape, float(out.max())
     ((1, 64, 64), 8.0)
   """
-  plan = _legal_plan(problem, config)
+  plan = Plan.of(problem, config)
   if config.swap_ab:
     a, b = b, a
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
@@ -180,7 +180,7 @@ def grouped(
     offsets: int32 [groups + 1], nondecreasing, within the rows of `a`: group g
       is rows offsets[g] to offsets[g + 1].
     problem: what is computed; must describe the arguments.
-    config: how.
+    config: how; one that `legal.reason` does not refuse.
     b_up: the second B of a gated product.
     bias: [groups, N].
     activation: elementwise, applied in float32.
@@ -191,10 +191,10 @@ def grouped(
     in no group are zero.
 
   Raises:
-    NotImplementedError: the config is not legal, or the activation contains
-      what a kernel can't compute; the reason.
+    NotImplementedError: the activation contains what a kernel can't compute;
+      the reason.
   """
-  plan = _legal_plan(problem, config)
+  plan = Plan.of(problem, config)
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
   a = _padded(a, a_shape)
   b = [_padded(x, b_shape) for x in (b, b_up) if x is not None]
@@ -211,13 +211,6 @@ def grouped(
   is_approximate = epilogues.is_approximate(activation, p)
   results = _launch(plan, operands, epilogue, is_approximate)
   return tuple(x[..., : p.m, : p.n] for x in results.out)
-
-
-def _legal_plan(problem: Problem, config: Config) -> Plan:
-  plan = Plan.of(problem, config)
-  if reason := legal.reason(plan):
-    raise NotImplementedError(reason)
-  return plan
 
 
 def _epilogue(

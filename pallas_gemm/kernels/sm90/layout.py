@@ -124,6 +124,12 @@ def operand_shapes(problem: Problem) -> tuple[Shape, Shape]:
   return a, b
 
 
+def operands_straddle(problem: Problem) -> bool:
+  """Whether an operand's rows start at odd multiples of 16 bytes."""
+  p, ((_, a), (_, b)) = problem, operand_shapes(problem)
+  return straddles(a, p.a.dtype) or straddles(b, p.b.dtype)
+
+
 @functools.lru_cache(maxsize=1024)
 def padding(shape: Shape, columns: int, box_columns: int, dtype: str) -> Shape:
   """Rows and columns of a stored matrix once TMA can address it.
