@@ -58,7 +58,6 @@ import functools
 import jax
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat, mosaic
@@ -271,38 +270,33 @@ def _launch(
   plan: Plan, operands: Operands, epilogue, is_approximate: bool
 ) -> Results:
   """Runs the kernel; the results are of the shapes that it writes."""
-  cfg, name = plan.config, _kernel_name(plan)
+  p, cfg = plan.problem, plan.config
   is_moved = any(plan.moved_back)
   starts_anywhere = plan.subtiles_overlap or plan.tiles_overlap or is_moved
-  copies_anywhere = plan.problem.groups or starts_anywhere
-  mosaic.allow_ragged_copies(
-    anywhere=name if copies_anywhere else None,
-    in_blocks=name if plan.problem.along == "k" else None,
-    of_ragged=name if plan.b_last_apart else None,
-    inside_rows=name if is_moved else None,
-    any_column=(name, plan.any_column) if plan.any_column else None,
-  )
-  mosaic.spread_barriers(name)
-  if plan.evicts_results:
-    mosaic.evict_results_first(name)
+  of_ragged = "column" if is_moved else None
   bias_dtype = None if operands.bias is None else operands.bias.dtype
   axes = {"cluster_m": cfg.cluster_m, "cluster_n": cfg.cluster_n}
   if cfg.cluster_k > 1:
     axes["cluster_k"] = cfg.cluster_k
   (results,) = compat.kernel(
     functools.partial(_body, plan=plan, epilogue=epilogue),
-    name=name,
+    name=_kernel_name(p),
     out_type=[_result_types(plan)],
     grid=(plan.clusters,),
     grid_names=("cluster",),
     cluster=tuple(axes.values()),
     cluster_names=tuple(axes),
     num_threads=cfg.consumers + 1,
-    compiler_params=plgpu.CompilerParams(
+    compiler_params=mosaic.CompilerParams(
       approx_math=is_approximate,
       # Mosaic GPU would put a barrier around every store to shared memory;
       # the kernel has those that are needed.
       unsafe_no_auto_barriers=True,
+      narrow_copies_anywhere=bool(p.groups) or starts_anywhere,
+      wide_copies_at_any_row=p.along == "k",
+      wide_copies_of_ragged="atom" if plan.b_last_apart else of_ragged,
+      at_any_column_of=plan.any_column,
+      evict_results_first=plan.evicts_results,
     ),
     scratch_types=plan.scratch_types(bias_dtype),
   )(operands)
@@ -324,20 +318,10 @@ def _body(operands: Operands, results: Results, *, plan, epilogue, **shared):
   pl.when(block.warpgroup < consumers)(lambda: consume(block, epilogue))
 
 
-def _kernel_name(plan: Plan) -> str:
-  """By which `compat` knows which copies a kernel may make; so it tells these.
-
-  Among them how long the rows are of a B of which tiles start at any column.
-  """
-  p = plan.problem
-  name = "sm90_gated" if p.epilogue.gated else "sm90_dense"
-  if p.groups:
-    name = f"sm90_ragged_{p.along}"
-  elif plan.subtiles_overlap or plan.tiles_overlap:
-    name += "_overlap"
-  name += "_moved" if any(plan.moved_back) else ""
-  name += f"_of_{plan.any_column}" if plan.any_column else ""
-  return name + ("_evict" if plan.evicts_results else "")
+def _kernel_name(problem: Problem) -> str:
+  if problem.groups:
+    return f"sm90_ragged_{problem.along}"
+  return "sm90_gated" if problem.epilogue.gated else "sm90_dense"
 
 
 def _result_types(plan: Plan) -> Results:

@@ -143,7 +143,7 @@ def padding(shape: Shape, columns: int, box_columns: int, dtype: str) -> Shape:
   rows, width = shape
   step = elements_in(_STRIDE_BYTES, dtype)
   columns = atom_columns(columns, dtype)
-  if box_columns != columns:  # see mosaic.allow_ragged_copies
+  if box_columns != columns:  # see mosaic.CompilerParams
     rows = rows if rows <= ATOM_ROWS else round_up(rows, ATOM_ROWS)
     step = columns if width > columns else step
   return rows, round_up(width, step)

@@ -163,7 +163,7 @@ def _subtiles_reason(plan: Plan) -> str | None:
   dtypes = filter(None, (plan.stored_dtype, plan.problem.epilogue.c_dtype))
   is_one_atom = max(layout.bytes_of(width, x) for x in dtypes) <= ATOM_BYTES
   if width < 16 or width > columns or (columns % width and not is_one_atom):
-    # Subtiles that overlap start anywhere, see `mosaic.allow_ragged_copies`.
+    # Subtiles that overlap start anywhere, see `mosaic.CompilerParams`.
     return (
       f"epilogue_n must divide {columns}, or be less and {ATOM_BYTES}"
       f" bytes of results and of C or less, got {width}"
@@ -212,7 +212,7 @@ def _groups_of_rows_reason(plan: Plan) -> str | None:
     # The next row tile may be another group's, and so need another B.
     return f"cluster_m must be 1 for groups of rows, got {cfg.cluster_m}"
   # Groups start at any row. TMA reaches that in copies that are one swizzle
-  # atom wide alone (see `mosaic.allow_ragged_copies`).
+  # atom wide alone (see `mosaic.CompilerParams`).
   atom = layout.elements_in(ATOM_BYTES, p.a.dtype)
   if cfg.block_k != atom:
     return f"block_k must be {atom} for groups of rows, got {cfg.block_k}"

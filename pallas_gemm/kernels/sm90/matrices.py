@@ -87,7 +87,7 @@ class Matrices(Tiling):
     """Columns of a B of which tiles start inside of swizzle atoms, if they do.
 
     As many as tiles reach, and none of A's: by that Mosaic GPU is told which
-    copies these are (`mosaic.allow_ragged_copies`). None where tiles start with
+    copies these are (`mosaic.CompilerParams`). None where tiles start with
     atoms, or B is stored along K.
     """
     if not self.tiles_overlap or self.problem.b.k_last or self.by_moves[1]:
