@@ -34,11 +34,6 @@ ladder take that apart step by step; what is here beyond them:
   with the best without (H100). 384 x 5760 x 2880 takes 20.3 us with tiles of 96
   rows by 192 columns, 24.0 with the best without; 200 x 4096 x 14336 35.0 and
   38.8 us (H200).
-* **A partial last wave** of tiles leaves SMs idle. Its tiles, columns of them
-  at the end of N, are cut along K (`Config.tail_split_k`): the last work tiles
-  of the same launch, whose partial sums a second kernel adds in order and puts
-  in place. 768 x 7168 x 18432 (TN): 276 -> 259 us, 2048 x 32000 x 4096: 672 ->
-  657, 500 x 4544 x 18176: 125 -> 115 (H200).
 * **Few tiles with a long sum** are cut along K in a cluster, whose blocks send
   each other their sums (`Config.cluster_k`, `exchange`): no second kernel.
 * **split_k** writes float32 partial sums of parts of K, which XLA adds in a
@@ -52,9 +47,8 @@ Tiles may hang over every edge: TMA fills with zeros and drops stores. Along
 rows that are no whole number of swizzle atoms they are moved back, to end with
 the matrix (`Plan.moved_back`).
 
-Sources: Osama et al., "Stream-K" (2023; whole tiles first, then those of
-the last wave in parts of K); CUTLASS (warp-specialised persistent kernels,
-ping-pong among them, tile order), DeepGEMM (block_n that is no power of two, to
+Sources: CUTLASS (warp-specialised persistent kernels, ping-pong among them,
+tile order), DeepGEMM (block_n that is no power of two, to
 cut the last wave), JAX's `hopper_matmul_mgpu` (idiom in Mosaic GPU).
 """
 
@@ -68,7 +62,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat, mosaic
 from pallas_gemm.kernels import epilogues
-from pallas_gemm.kernels.sm90 import exchange, legal, tables, weights
+from pallas_gemm.kernels.sm90 import exchange, tables, weights
 from pallas_gemm.kernels.sm90.block import Block, Operands, Results, Shared
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.consumer import consume
@@ -100,7 +94,7 @@ def dense(
     a: [batch or 1, M, K], stored [.., K, M] unless `problem.a.k_last`.
     b: [batch or 1, K, N], stored [.., N, K] if `problem.b.k_last`.
     problem: what is computed; must describe the arguments.
-    config: how.
+    config: how; one that `legal.reason` does not refuse.
     b_up: the second B of a gated product.
     bias: [N] or [M], as `problem.epilogue.bias` says.
     c: [batch, M, N].
@@ -116,8 +110,8 @@ def dense(
     activation was applied to (gated: the two products).
 
   Raises:
-    NotImplementedError: the config is not legal, or the activation contains
-      what a kernel can't compute; the reason.
+    NotImplementedError: the activation contains what a kernel can't compute;
+      the reason.
 
   Example:
     >>> import jax.numpy as jnp
@@ -133,18 +127,15 @@ def dense(
     >>> out.shape, float(out.max())
     ((1, 64, 64), 8.0)
   """
-  plan = _legal_plan(problem, config)
+  plan = Plan.of(problem, config)
   if config.swap_ab:
     a, b = b, a
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
   stored = [x for x in (a, b, b_up) if x is not None]
   is_a, is_b = plan.transposed
-  by_threads, of_b = plan.turned
   a, *b = (
-    jnp.swapaxes(x, 1, 2) if is_transposed and not is_turned else x
-    for x, is_transposed, is_turned in zip(
-      stored, (is_a, is_b, is_b), (by_threads, of_b, of_b)
-    )
+    jnp.swapaxes(x, 1, 2) if is_transposed else x
+    for x, is_transposed in zip(stored, (is_a, is_b, is_b))
   )
   operands = Operands(
     tables=(),
@@ -165,10 +156,7 @@ def dense(
   )
   is_approximate = epilogues.is_approximate(activation, p)
   results = _launch(plan, operands, epilogue, is_approximate)
-  outs = _dense_results(plan, results.out)
-  if config.tail_columns:
-    outs = [_with_last_wave(plan, *outs, results.parts, bias, epilogue)]
-  return tuple(outs)
+  return tuple(_dense_results(plan, results.out))
 
 
 def grouped(
@@ -191,7 +179,7 @@ def grouped(
     offsets: int32 [groups + 1], nondecreasing, within the rows of `a`: group g
       is rows offsets[g] to offsets[g + 1].
     problem: what is computed; must describe the arguments.
-    config: how.
+    config: how; one that `legal.reason` does not refuse.
     b_up: the second B of a gated product.
     bias: [groups, N].
     activation: elementwise, applied in float32.
@@ -202,10 +190,10 @@ def grouped(
     in no group are zero.
 
   Raises:
-    NotImplementedError: the config is not legal, or the activation contains
-      what a kernel can't compute; the reason.
+    NotImplementedError: the activation contains what a kernel can't compute;
+      the reason.
   """
-  plan = _legal_plan(problem, config)
+  plan = Plan.of(problem, config)
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
   a = _padded(a, a_shape)
   b = [_padded(x, b_shape) for x in (b, b_up) if x is not None]
@@ -222,13 +210,6 @@ def grouped(
   is_approximate = epilogues.is_approximate(activation, p)
   results = _launch(plan, operands, epilogue, is_approximate)
   return tuple(x[..., : p.m, : p.n] for x in results.out)
-
-
-def _legal_plan(problem: Problem, config: Config) -> Plan:
-  plan = Plan.of(problem, config)
-  if reason := legal.reason(plan):
-    raise NotImplementedError(reason)
-  return plan
 
 
 def _epilogue(
@@ -263,14 +244,11 @@ def _operand(
   """A, or a B, as the kernel reads it."""
   p, cfg = plan.problem, plan.config
   operand, block = ((p.a, cfg.block_m), (p.b, cfg.block_n))[side]
-  if plan.turned[side]:
-    shape = shape[::-1]
   x = _matrices(x, shape, operand.batched)
   if not plan.by_moves[side]:
     return x
   k = plan.slabs * cfg.split_k * cfg.cluster_k * cfg.block_k - p.k
-  along_k = operand.k_last and not plan.turned[side]
-  rows, columns = (block, k) if along_k else (k, block)
+  rows, columns = (block, k) if operand.k_last else (k, block)
   return weights.read_past_rows(x, columns, rows)
 
 
@@ -360,10 +338,6 @@ def _result_types(plan: Plan) -> Results:
     jax.ShapeDtypeStruct((*lead, *shape), jnp.dtype(plan.stored_dtype))
     for shape in shapes
   ]
-  rows, columns = plan.grid[0] * cfg.block_m, cfg.tail_columns * cfg.block_n
-  part = jax.ShapeDtypeStruct((cfg.tail_split_k, rows, columns), jnp.float32)
-  if cfg.tail_columns:
-    return Results(out, [part] * plan.products)
   return Results(out, exchange.result_types(plan))
 
 
@@ -372,19 +346,6 @@ def _dense_results(plan: Plan, outs: Sequence[jax.Array]) -> list[jax.Array]:
   p, (m, n), splits = plan.problem, plan.result_shape, plan.config.split_k
   shape = (splits, p.batch, m, n) if splits > 1 else (p.batch, m, n)
   return [x[..., :m, :n].reshape(shape) for x in outs]
-
-
-def _with_last_wave(
-  plan: Plan, out: jax.Array, parts: Sequence[jax.Array], bias, epilogue
-) -> jax.Array:
-  """The result, with the last columns from the sums over parts of K."""
-  p, start = plan.problem, plan.last_wave_start
-  totals = [_sum(x[:, : p.m, : p.n - start]) for x in parts]
-  if p.epilogue.bias == "n":
-    bias = bias[start:]
-  (last,) = epilogue(totals, None, _bias_of(totals[0].shape, bias, p))
-  last = last.astype(p.out_dtype)[None]
-  return lax.dynamic_update_slice(out, last, (0, 0, start))
 
 
 def _sum(parts: jax.Array) -> jax.Array:

@@ -64,17 +64,6 @@ def straddles(columns: int, dtype: str) -> bool:
   return bytes_of(columns, dtype) % _SHORT_BYTES == _STRIDE_BYTES
 
 
-def can_be_turned(problem: Problem, operand: Operand, size: int) -> bool:
-  """Whether threads can bring an operand stored [K, size] as [size, K].
-
-  Rows shorter than a swizzle atom, one after the other from a multiple of 16
-  bytes on.
-  """
-  matrix = bytes_of(problem.k * size, operand.dtype)
-  is_aligned = problem.matrices(operand) == 1 or matrix % _STRIDE_BYTES == 0
-  return bytes_of(size, operand.dtype) < ATOM_BYTES and is_aligned
-
-
 def is_soon_copied(problem: Problem, operand: Operand, shape: Shape) -> bool:
   """Whether a copy with rows that TMA reads fast costs less than it gains."""
   count = problem.matrices(operand) * math.prod(shape)
@@ -133,6 +122,12 @@ def operand_shapes(problem: Problem) -> tuple[Shape, Shape]:
   a = (p.m, p.k) if p.a.k_last else (p.k, p.m)
   b = (p.n, p.k) if p.b.k_last else (p.k, p.n)
   return a, b
+
+
+def operands_straddle(problem: Problem) -> bool:
+  """Whether an operand's rows start at odd multiples of 16 bytes."""
+  p, ((_, a), (_, b)) = problem, operand_shapes(problem)
+  return straddles(a, p.a.dtype) or straddles(b, p.b.dtype)
 
 
 @functools.lru_cache(maxsize=1024)
