@@ -9,11 +9,11 @@ import pytest
 
 from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import blocks, lanes, traffic
-from pallas_gemm.ladder.contract import Problem, SimtConfig, TensorCoreConfig
+from pallas_gemm.ladder.contract import Gemm, SimtConfig, TensorCoreConfig
 
 H200 = hardware.lookup("H200")
-SMALL = Problem(16, 16, 16)
-CUBE = Problem(4096, 4096, 4096)
+SMALL = Gemm(16, 16, 16)
+CUBE = Gemm(4096, 4096, 4096)
 BLOCK_4X4 = SimtConfig(block_m=4, block_n=4)
 # 8 x 8 a thread, as rung 6 has them by default; rung 7 can do so too.
 VECTORIZED = SimtConfig(64, 128, 16, 8, 8, vector=4)
@@ -23,7 +23,7 @@ with hardware.assume("H200"):
 
 
 def problem_for(label, m, n, k, **kwargs):
-  return Problem(m, n, k, dtype=RUNGS[label].dtypes[0], **kwargs)
+  return Gemm(m, n, k, dtype=RUNGS[label].dtypes[0], **kwargs)
 
 
 def model(rung, problem, config=None):
@@ -73,7 +73,7 @@ def test_the_gain_of_tiling_is_the_block_size():
 )
 def test_accesses_per_result(rung, config, from_global, from_shared):
   for k in (32, 256, 4096):
-    t = model(rung, Problem(4096, 4096, k), config)
+    t = model(rung, Gemm(4096, 4096, k), config)
     assert t.global_accesses_per_result == k * from_global
     assert t.shared_accesses_per_result == k * from_shared
     loaded, stored = t.shared_load_bytes, t.shared_store_bytes
@@ -189,13 +189,13 @@ def test_a_squarer_warp_reads_less_shared_memory():
 
 def test_reads_of_a_tile():
   # 128x128x64 in wgmmas of 64 x 128: A once, B for each 64 rows.
-  t = model(9, Problem(128, 128, 64, "bfloat16"))
+  t = model(9, Gemm(128, 128, 64, "bfloat16"))
   result = 128 * 128
   assert t.shared_load_bytes == (128 * 64 + 2 * 128 * 64 + result) * 2
   assert t.shared_store_bytes == (2 * 128 * 64 + result) * 2
   assert t.shared_accesses_per_result == 64 / 128 + 64 / 64
   # 2 x 2 warps of 64 x 64: A and B twice. The result leaves from registers.
-  t = model("9a", Problem(128, 128, 64, "bfloat16"))
+  t = model("9a", Gemm(128, 128, 64, "bfloat16"))
   assert t.shared_load_bytes == 2 * (128 + 128) * 64 * 2
   assert t.shared_store_bytes == (128 + 128) * 64 * 2
   assert t.shared_accesses_per_result == 64 / 64 + 64 / 64
@@ -203,7 +203,7 @@ def test_reads_of_a_tile():
 
 
 def test_consumers_that_split_columns_read_more_of_a():
-  problem = Problem(4096, 4096, 4096, "bfloat16")
+  problem = Gemm(4096, 4096, 4096, "bfloat16")
   by_m = CONFIGS["10"]
   by_n = dataclasses.replace(by_m, split="n")
   m, n = (model(10, problem, config) for config in (by_m, by_n))
@@ -225,7 +225,7 @@ def test_the_result_passes_through_shared_memory():
 
 @pytest.mark.parametrize(("cm", "cn"), [(1, 1), (2, 1), (1, 2), (4, 1), (1, 4)])
 def test_multicast_divides_the_shared_operand(cm, cn):
-  problem = Problem(4096, 8192, 4096, "bfloat16")
+  problem = Gemm(4096, 8192, 4096, "bfloat16")
   alone = TensorCoreConfig(128, 256, 64, stages=3, consumers=2, epilogue_n=64)
   config = dataclasses.replace(alone, cluster_m=cm, cluster_n=cn)
   t = model(12, problem, config)
@@ -368,7 +368,7 @@ def test_intensity_rises_along_the_ladder():
 
 
 def test_one_block_has_one_sm_to_itself():
-  t = model(9, Problem(128, 128, 4096, "bfloat16"))
+  t = model(9, Gemm(128, 128, 4096, "bfloat16"))
   assert t.blocks == 1
   even = t.flops / H200.bf16_flops
   assert t.floor.compute_seconds == pytest.approx(even * H200.sm_count)

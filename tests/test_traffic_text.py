@@ -6,17 +6,17 @@ import pytest
 
 from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import traffic_text
-from pallas_gemm.ladder.contract import Problem, SimtConfig
+from pallas_gemm.ladder.contract import Gemm, SimtConfig
 
 H200 = hardware.lookup("H200")
-SMALL = Problem(16, 16, 16)
+SMALL = Gemm(16, 16, 16)
 RUNGS = {rung.label: rung for rung in ladder.with_variants()}
 
 
 def explained(label, *sizes, gpu=H200, **factors) -> str:
   """Of the rung's default config."""
   rung = RUNGS[label]
-  problem = Problem(*sizes, rung.dtypes[0], **factors)
+  problem = Gemm(*sizes, rung.dtypes[0], **factors)
   with hardware.assume("H200"):
     config = rung.default_config(problem)
   return traffic_text.explain(label, config, problem, gpu)
