@@ -55,11 +55,11 @@ from experiments.harness import (
   ncu,
   provenance,
   report,
-  suites,
   tables,
 )
 from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
+from experiments.harness import shapes as shapes_lib
 from pallas_gemm import hardware
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract
@@ -88,7 +88,7 @@ _CHILD = flags.DEFINE_bool(
 
 
 def count(
-  rungs: Sequence[contract.Rung], shape: suites.Shape, asked: Sequence[str]
+  rungs: Sequence[contract.Rung], shape: shapes_lib.Shape, asked: Sequence[str]
 ) -> tuple[dict[str, ncu.Kernel], dict[str, dict[str, Any]]]:
   """Runs rungs under ncu: by label, their kernels, and what the child said.
 
@@ -165,7 +165,9 @@ def chosen() -> list[contract.Rung]:
   return found
 
 
-def problem_of(rung: contract.Rung, shape: suites.Shape) -> contract.Problem:
+def problem_of(
+  rung: contract.Rung, shape: shapes_lib.Shape
+) -> contract.Problem:
   """The product of that shape in the dtype of the flags, or the rung's."""
   return contract.Problem(*shape, cli.DTYPE.value or rung.dtypes[0])
 
@@ -181,7 +183,7 @@ def make_row(
   counted = ncu.read(kernel, ncu.COUNTERS)
   model = counter_model.predicted(modelled.of_rung(rung, problem, gpu))
   ratios, reasons = counter_model.compare(rung.name, counted, model)
-  if (problem.m, problem.n, problem.k) not in suites.suite("ladder"):
+  if (problem.m, problem.n, problem.k) not in shapes_lib.suite("ladder"):
     reasons = dict.fromkeys(reasons)  # Seen at other shapes, not at this one.
   return {
     "experiment": EXPERIMENT,
@@ -239,7 +241,7 @@ def unexplained(row: Mapping[str, Any]) -> list[str]:
 def measure(console: console_lib.Console) -> int:
   """Counts the rungs of the flags; returns the exit status."""
   rungs = chosen()
-  shapes = cli.parse_shapes(cli.SHAPES.value) or suites.suite("ladder")
+  shapes = cli.parse_shapes(cli.SHAPES.value) or shapes_lib.suite("ladder")
   if shutil.which(_NCU.value) is None:
     raise cli.FlagError(
       f"--ncu: there is no {_NCU.value}; counters need Nsight Compute"
@@ -282,7 +284,7 @@ def measure(console: console_lib.Console) -> int:
 def shape_rows(
   console: console_lib.Console,
   rungs: Sequence[contract.Rung],
-  shape: suites.Shape,
+  shape: shapes_lib.Shape,
   asked: Sequence[str],
   gpu: hardware.Gpu,
 ) -> list[dict[str, Any]]:

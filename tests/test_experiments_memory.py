@@ -39,7 +39,7 @@ def gpu(monkeypatch):
   monkeypatch.setattr(memory, "compat", fake)
   monkeypatch.setattr(memory, "probes", lambda gpu: memory.tiny_probes())
   load = provenance.Load(sm_clock_mhz=2000.0, power_w=300.0)
-  monkeypatch.setattr(provenance, "reader", lambda: lambda: load)
+  monkeypatch.setattr(provenance, "read_load", lambda: load)
 
 
 # The kernels, interpreted.
