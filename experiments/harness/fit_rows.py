@@ -233,6 +233,7 @@ class OrXla:
   whole number of 128 bytes (`tuning.xla`).
 
   Attributes:
+    problems: what they are.
     rows: their configs, and XLA's product as the last row of each.
   """
 
@@ -257,7 +258,7 @@ class OrXla:
         self._wholes.append(plan)
     rows = measured.of(which)
     self._plans, ends = rows.plans, rows.first + rows.counts
-    self._problems = [rows.plans[i].given for i in rows.first]
+    self.problems = [rows.plans[i].given for i in rows.first]
     self.rows = dataclasses.replace(
       rows,
       us=np.insert(rows.us, ends, rows.xla_us),
@@ -282,7 +283,7 @@ class OrXla:
     def of(candidates):
       most = [
         [self._most(p, whole, x.xla) for x in candidates]
-        for p, whole in zip(self._problems, wholes)
+        for p, whole in zip(self.problems, wholes)
       ]
       found = np.empty((len(self.rows.us), len(candidates)))
       found[self._at] = np.log(np.array(most).reshape(-1, len(candidates)))
