@@ -66,7 +66,7 @@ from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import cache, entries
+from pallas_gemm.tuning import cache
 
 flags.declare_key_flag("shapes")
 flags.declare_key_flag("dtype")
@@ -205,7 +205,7 @@ def configs_of(problem: Problem) -> list[Config]:
   found = autotuning.candidates(problem, _TOP.value)
   if _MORE.value:
     after = autotuning.candidates(problem, _TOP.value + _AFTER)[_TOP.value :]
-    rng = random.Random(entries.key_of(problem))
+    rng = random.Random(cache.key_of(problem))
     found += rng.sample(after, min(_MORE.value, len(after)))
   for path in _CONFIGS.value:
     for row in rows_lib.read(path):
@@ -258,7 +258,7 @@ def rows_of(
     common["group_sizes"] = sizes
   timed = [(config, s) for config, s, _ in tuned.tried if s is not None]
   for config, seconds in sorted(timed, key=lambda x: x[1]):
-    entry = entries.to_json(entries.Entry(config))
+    entry = cache.to_json(cache.Entry(config))
     found = common | {"config": entry["config"], "us": round(1e6 * seconds, 2)}
     if tuned.xla_seconds is not None:
       found["xla_us"] = round(1e6 * tuned.xla_seconds, 2)
@@ -268,7 +268,7 @@ def rows_of(
 
 def problem_row(problem: Problem) -> dict[str, Any]:
   """A problem's fields; what is no default, and bfloat16, goes unsaid."""
-  row, usual = entries.short_row(problem), {"dtype", "out_dtype"}
+  row, usual = cache.short_row(problem), {"dtype", "out_dtype"}
   return {k: x for k, x in row.items() if k not in usual or x != "bfloat16"}
 
 

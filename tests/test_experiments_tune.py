@@ -10,7 +10,7 @@ from experiments import tune
 from experiments.harness import cli, freeze, rows
 from pallas_gemm import autotuning, compat, tuning
 from pallas_gemm.kernels.sm90.config import Config
-from pallas_gemm.tuning import cache, model, table
+from pallas_gemm.tuning import cache, model
 from tests.support import programs
 
 CHOSEN, FASTER, THIRD = CONFIGS = [
@@ -267,15 +267,15 @@ def test_freeze(run, monkeypatch, tmp_path):
   monkeypatch.setattr(freeze, "table_of", lambda x: whole(x, suite="interpret"))
   path = tmp_path / "nvidia_h200.jsonl"
   assert run(f"--freeze={path}") == (0, "")
-  monkeypatch.setattr(table, "_FOLDER", tmp_path)
-  table._known.cache_clear()
-  known = table._known("NVIDIA H200")
+  monkeypatch.setattr(cache, "_SHIPPED", tmp_path)
+  cache._shipped.cache_clear()
+  known = cache._shipped("NVIDIA H200")
   assert len(known) == len(path.read_text().splitlines()) > 10
   assert {p.along for p in known} == {None, "m", "k"}
   for problem, entry in known.items():
     how = next(tuning.ranked(problem)).how
     assert entry.config == (None if how == "xla" else how)
-  table._known.cache_clear()
+  cache._shipped.cache_clear()
 
 
 def test_help_is_for_newcomers():

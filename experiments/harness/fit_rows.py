@@ -25,7 +25,7 @@ from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import constants, entries, model, xla
+from pallas_gemm.tuning import cache, constants, model, xla
 
 FILES = ("dense_tuning", "ragged_tuning")
 FOLDS = 5
@@ -222,7 +222,7 @@ def _told_apart(measured: list[_Row], known: constants.Constants) -> list[_Row]:
 
 def _number(problem: Problem) -> int:
   """A number that a problem's fields alone decide."""
-  digest = hashlib.sha256(entries.key_of(problem).encode())
+  digest = hashlib.sha256(cache.key_of(problem).encode())
   return int.from_bytes(digest.digest()[:8])
 
 

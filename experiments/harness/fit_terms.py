@@ -45,7 +45,7 @@ _SHARP = 32.0
 # 0; by where a search starts.
 _FACTORS = {
   1.0: "mma third tall columns narrow_dram narrow_mma swapped streams deep"
-  " hidden even apart grouped.tall",
+  " hidden apart grouped.tall",
   1.5: "odd_sizes.odd_sums odd_sizes.misaligned",
   2.0: "narrow activation with_c busy odd_sizes.by_copies odd_sizes.by_moves"
   " odd_sizes.straddling_results",
@@ -60,11 +60,11 @@ _ADDED = {
   1.0: "applied added ahead wide saved pingpong pingpong_applied pingpong_added"
   " reduce odd_sizes.copy",
   2.0: "awaited drain launch",
-  4.0: "odd_sizes.move_row odd_sizes.turn_row",
+  4.0: "odd_sizes.move_row",
   50.0: "barrier",
   80.0: "share_m share_n",
   100.0: "odd_sizes.move",
-  200.0: "odd_sizes.short odd_sizes.turn",
+  200.0: "odd_sizes.short",
   1000.0: "arrival",
 }
 
