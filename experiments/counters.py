@@ -2,7 +2,6 @@
 
   python -m experiments.counters                    all rungs, 4096^3
   python -m experiments.counters --kernels=1-3,8a --shapes=2048x2048x2048
-  python -m experiments.counters --update_readme    results/ladder.md of rows
 
 Needs Nsight Compute (`ncu`) and permission to read the counters. The rungs of
 a shape run in one process under ncu, each once; clocks are left alone, caches
@@ -20,10 +19,10 @@ A row says as well what warps wait for (`stalls`: warps that wait for a
 reason, for each instruction issued), and how many fit on an SM and why not
 more (`occupancy`).
 
-Rows go to experiments/results/<device>/counters.jsonl, one a rung; tables and
-plots are made of those of the newest commit. Where model and measurement
-differ by more than 20 %, the row says why, or the program lists the difference
-as unexplained.
+Rows go to experiments/results/<device>/counters.jsonl, one a rung; `python -m
+experiments.report` makes tables and plots of those of the newest commit. Where
+model and measurement differ by more than 20 %, the row says why, or the program
+lists the difference as unexplained.
 
 ncu and CUPTI can't both be on, so nothing is timed here. Exit status: 0; 1 if
 a rung could not be counted; 2 for a command that can't be carried out; 130
@@ -32,7 +31,6 @@ after Ctrl-C.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import functools
 import json
 import os
 import shutil
@@ -47,18 +45,14 @@ from experiments.harness import (
   cli,
   compiled,
   counter_model,
-  counter_plots,
-  counter_tables,
   inputs,
   ladder_tables,
-  modelled,
   ncu,
   provenance,
-  report,
+  rung_text,
   suites,
   tables,
 )
-from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
 from pallas_gemm import hardware
 from pallas_gemm import ladder as ladder_lib
@@ -68,7 +62,7 @@ EXPERIMENT = "counters"
 # How the lines of the child begin, among ncu's.
 _SAID = '{"label": '
 
-for _name in (*cli.COMMON, "plot", "update_readme", "from_rows", "readme"):
+for _name in cli.COMMON:
   flags.declare_key_flag(_name)
 _NCU = flags.DEFINE_string(
   "ncu", "ncu", "Nsight Compute's command line program, by name or path."
@@ -179,7 +173,7 @@ def make_row(
 ) -> dict[str, Any]:
   """The row of a rung: counts, the model's numbers, ratios, explanations."""
   counted = ncu.read(kernel, ncu.COUNTERS)
-  model = counter_model.predicted(modelled.of_rung(rung, problem, gpu))
+  model = counter_model.predicted(rung_text.traffic_of(rung, problem, gpu))
   ratios, reasons = counter_model.compare(rung.name, counted, model)
   if (problem.m, problem.n, problem.k) not in suites.suite("ladder"):
     reasons = dict.fromkeys(reasons)  # Seen at other shapes, not at this one.
@@ -203,7 +197,7 @@ def make_row(
   }
 
 
-def show(console: console_lib.Console, row: Mapping[str, Any]) -> None:
+def show(console: cli.Console, row: Mapping[str, Any]) -> None:
   """A rung's counts, in lines."""
   label = ladder_tables.label(row)
   console.line(f"{label:>3} {row['kernel']} ({row['kernel_name']})")
@@ -236,7 +230,7 @@ def unexplained(row: Mapping[str, Any]) -> list[str]:
   ]
 
 
-def measure(console: console_lib.Console) -> int:
+def measure(console: cli.Console) -> int:
   """Counts the rungs of the flags; returns the exit status."""
   rungs = chosen()
   shapes = cli.parse_shapes(cli.SHAPES.value) or suites.suite("ladder")
@@ -280,7 +274,7 @@ def measure(console: console_lib.Console) -> int:
 
 
 def shape_rows(
-  console: console_lib.Console,
+  console: cli.Console,
   rungs: Sequence[contract.Rung],
   shape: suites.Shape,
   asked: Sequence[str],
@@ -303,56 +297,12 @@ def shape_rows(
   return rows
 
 
-def from_rows(console: console_lib.Console) -> int:
-  """Tables and plots of rows counted before; the exit status.
-
-  Raises:
-    cli.FlagError: there are no rows, or no page to write to.
-  """
-  parts = []
-  given = report.files(EXPERIMENT)
-  paths = given
-  if given and cli.UPDATE_README.value:
-    paths = report.of_all_devices(given[0], EXPERIMENT)
-  for path in paths:
-    try:
-      rows = rows_lib.read(path)
-    except OSError as error:
-      raise cli.FlagError(f"can't read {path}: {error.strerror}") from None
-    report.check_rows(path, rows, EXPERIMENT)
-    if not rows:
-      raise cli.FlagError(
-        f"no rows of counters in {path}; count on a GPU first"
-      )
-    rows = counter_tables.newest(rows)
-    folder = report.folder_of(path) if path in given else path.parent
-    draws = counter_plots.FIGURES.items()
-    figures = {name: functools.partial(draw, rows) for name, draw in draws}
-    if cli.PLOT.value and path in given:
-      report.draw(console, folder, figures)
-    links = report.links(EXPERIMENT, [folder / name for name in figures])
-    parts.append(counter_tables.markdown(rows, {x.name: x for x in links}))
-  if not parts:
-    raise cli.FlagError(
-      f"--update_readme: no */{EXPERIMENT}.jsonl in {rows_lib.RESULTS}"
-    )
-  text = "\n\n".join(parts)
-  if cli.UPDATE_README.value:
-    report.update_page(console, EXPERIMENT, text)
-  else:
-    console.line(text)
-  return 0
-
-
 def main(argv: Sequence[str]) -> int:
   """Carries out the flags; returns the exit status."""
   del argv
   if _CHILD.value:
     return child()
-  console = console_lib.Console()
-  if cli.FROM_ROWS.value or cli.UPDATE_README.value:
-    return from_rows(console)
-  return measure(console)
+  return measure(cli.Console())
 
 
 if __name__ == "__main__":

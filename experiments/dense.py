@@ -5,12 +5,11 @@
   python -m experiments.dense --suite=square,epilogues --dtype=float16
   python -m experiments.dense --shapes=4096x8192x4096 --tuned
   python -m experiments.dense --unseen=60           random problems, by --seed
-  python -m experiments.dense --update_readme       README from measured rows
 
 A case is one expression on one shape. Under jax.jit it is computed by
 pallas_gemm with the config that it picks by itself, and by the same expression
 in jax.numpy. The first result is checked against float64 on sampled rows and
-columns; then both are timed in turns (CUPTI, every kernel that a call
+columns; then both are timed, interleaved (CUPTI, every kernel that a call
 launches, cold L2). One line a case is printed as the run goes:
 
   implementation, time, TFLOP/s, GB/s (operands and result once), speed
@@ -23,9 +22,9 @@ copy and a sum of 1 GiB tell the memory rate of this GPU, for the rows of small
 batches.
 
 Rows go to experiments/results/<device>/dense.jsonl as they are measured, those
-of random problems to dense_unseen.jsonl beside it, so an interrupted run keeps
-what it finished. Without an NVIDIA GPU a few tiny cases are checked, and timed
-by the host's clock, which says nothing of a GPU.
+of random problems to dense_unseen.jsonl there, so an interrupted run keeps what
+it finished. `python -m experiments.report` makes tables and plots of them.
+Without an NVIDIA GPU a few tiny cases are checked, and nothing is timed.
 
 Exit status: 0; 1 if a case FAILED or could not run; 2 for a command that can't
 be carried out; 130 after Ctrl-C.
@@ -45,36 +44,16 @@ from experiments.harness import (
   cli,
   dense_cases,
   dense_latency,
-  dense_plots,
   dense_tables,
   dense_unseen,
-  prepared,
 )
-from experiments.harness import console as console_lib
-from experiments.harness import report as report_lib
 from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
 from experiments.harness.case import Candidate
 from pallas_gemm import compat
 from pallas_gemm.tuning import autotune, cache
 
-EXPERIMENT = "dense"
-REPORT = report_lib.Report(
-  experiment=EXPERIMENT,
-  summary=dense_tables.summary,
-  timed=dense_tables.compared,
-  markdown=dense_tables.markdown,
-  figures={
-    "dense.png": dense_plots.ratios,
-    "dense_small_m.png": dense_plots.small_m,
-  },
-)
-# Random problems: no README section.
-UNSEEN = dataclasses.replace(
-  REPORT,
-  experiment="dense_unseen",
-  figures={"dense_unseen.png": dense_plots.ratios},
-)
+EXPERIMENT, UNSEEN = "dense", "dense_unseen"
 _NAMES = (*dense_cases.NAMES, dense_latency.SUITE)
 
 for _name in ("shapes", "dtype", "seed", "output_dir", *cli.TIMED):
@@ -104,11 +83,6 @@ _IMPLEMENTATION = flags.DEFINE_enum(
   ("sm90", "triton", "xla"),
   "Passed to the ops. Default: they choose.",
 )
-# Given any of these, --update_readme follows a measurement.
-_MEASURING = (
-    "suite", "shapes", "unseen", "dtype", "seed", "warmup", "repeats", "tuned",
-    "implementation",
-)  # fmt: skip
 
 
 def chosen(on_gpu: bool) -> tuple[list[dense_cases.Case], bool]:
@@ -149,11 +123,9 @@ def _check_unseen(on_gpu: bool, others: bool) -> None:
     raise cli.FlagError("--unseen: too large without an NVIDIA GPU")
   if others:
     raise cli.FlagError("--unseen: goes with no --suite and no --shapes")
-  if cli.UPDATE_README.value:
-    raise cli.FlagError("--update_readme: has no section for --unseen")
 
 
-def measure(bench: run_lib.Bench, case: prepared.Prepared) -> dict[str, Any]:
+def measure(bench: run_lib.Bench, case: run_lib.Prepared) -> dict[str, Any]:
   """The row of a case.
 
   Raises:
@@ -172,7 +144,7 @@ def tuned(case: dense_cases.Case) -> Candidate | None:
   """
   operands = case.operands()
   fn = dense_cases.ours(case, _IMPLEMENTATION.value)
-  if prepared.config_of(fn, operands)[0] is None:
+  if run_lib.config_of(fn, operands)[0] is None:
     return None
   before = os.environ.get(cache.FOLDER_VARIABLE)
   with tempfile.TemporaryDirectory() as folder:
@@ -182,8 +154,8 @@ def tuned(case: dense_cases.Case) -> Candidate | None:
       autotune.autotune(fn, **operands)
       lowered = jax.jit(fn).lower(**operands)
       compiled, config = lowered.compile(), None
-      if prepared.runs_kernel(lowered.as_text()):
-        config, _ = prepared.config_of(fn, operands)
+      if run_lib.runs_kernel(lowered.as_text()):
+        config, _ = run_lib.config_of(fn, operands)
     finally:
       del os.environ[cache.FOLDER_VARIABLE]
       if before is not None:
@@ -192,19 +164,21 @@ def tuned(case: dense_cases.Case) -> Candidate | None:
   return Candidate(lambda: compiled, config)
 
 
-def run(console: console_lib.Console) -> int:
-  """Measures what the flags say."""
-  on_gpu, report, how = compat.targets_gpu(), _report(), _IMPLEMENTATION.value
+def main(argv: Sequence[str]) -> int:
+  """Measures what the flags say; returns the exit status."""
+  del argv
+  on_gpu, how = compat.targets_gpu(), _IMPLEMENTATION.value
+  experiment = UNSEEN if _UNSEEN.value else EXPERIMENT
   cases, latency = chosen(on_gpu)
-  session = session_lib.start(console, report.experiment, on_gpu)
-  bench = session_lib.bench(report.experiment, on_gpu)
+  session = session_lib.start(cli.Console(), experiment, on_gpu)
+  bench = session_lib.bench(experiment, on_gpu)
   line = dense_tables.host_line
   with session.measuring(len(cases)):
     if on_gpu:
       session.host_rows("bandwidth", bench.measure_bandwidth, line)
     session.suites(
       cases,
-      functools.partial(prepared.prepare, implementation=how),
+      functools.partial(run_lib.prepare, implementation=how),
       functools.partial(measure, bench),
       dense_tables.label,
       dense_tables.measured_parts,
@@ -214,19 +188,8 @@ def run(console: console_lib.Console) -> int:
       rows = functools.partial(dense_latency.rows, bench, dtype, how)
       session.host_rows(dense_latency.SUITE, rows, line)
   title = f"The dense ops on {session.device}, relative to jnp"
-  report.table(console, title, session.rows)
-  folder = session.path.parent
-  return session.finish(lambda rows: report.show(console, rows, folder))
-
-
-def _report() -> report_lib.Report:
-  return UNSEEN if _UNSEEN.value else REPORT
-
-
-def main(argv: Sequence[str]) -> int:
-  """Carries out the flags; returns the exit status."""
-  del argv
-  return session_lib.main(_MEASURING, run, _report().from_rows)
+  session.table(title, dense_tables.summary(session.rows))
+  return session.finish()
 
 
 if __name__ == "__main__":

@@ -57,7 +57,6 @@ from experiments.harness import (
   fit_tables,
   fit_terms,
 )
-from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
 from experiments.harness.fit_search import Regret
 from pallas_gemm import hardware
@@ -185,7 +184,7 @@ def _started_from(gpu: hardware.Gpu) -> constants.Constants:
 
 
 def drop(
-  study: fit_study.Study, values: np.ndarray, console: console_lib.Console
+  study: fit_study.Study, values: np.ndarray, console: cli.Console
 ) -> np.ndarray:
   """A fit of fewer constants; says of each that goes what is left."""
   dropped: frozenset[str] = frozenset()
@@ -226,7 +225,7 @@ def main(argv: Sequence[str]) -> int:
     raise cli.FlagError("--ablate, --drop_to: want one of them")
   if _WRITE.value:
     cli.check_file("output", output_file())
-  console = console_lib.Console()
+  console = cli.Console()
   study = study_of_flags()
   rows = study.rows
   skipped = ", ".join(f"{n} {why}" for why, n in rows.skipped.items())

@@ -43,7 +43,6 @@ from experiments.harness import (
   suites,
   tables,
 )
-from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
 import pallas_gemm
 from pallas_gemm import compat, hardware, tuning
@@ -239,14 +238,14 @@ def main(argv: Sequence[str]) -> int:
     cli.check_file("freeze", path)
     path.write_text(freeze.table_of(hardware.current().name))
     return 0
-  console = console_lib.Console()
+  console = cli.Console()
   shapes = shapes_of_flags()
   path = None
   if cli.OUTPUT_DIR.value:
     device = provenance.device_name()
     path = rows_lib.results_file(device, EXPERIMENT, cli.OUTPUT_DIR.value)
   done: list[autotune.Tuned] = []
-  interrupt = console_lib.Interrupt()
+  interrupt = cli.Interrupt()
   try:
     with interrupt, console.progress(len(shapes)):
       for shape in shapes:
@@ -275,9 +274,7 @@ def main(argv: Sequence[str]) -> int:
   return int(any(map(failures, done)))
 
 
-def tune(
-  shape: suites.Shape, console: console_lib.Console
-) -> Iterator[autotune.Tuned]:
+def tune(shape: suites.Shape, console: cli.Console) -> Iterator[autotune.Tuned]:
   """Tunes one shape; what is left to XLA has nothing to tune, and is said so.
 
   Raises:

@@ -15,7 +15,7 @@ from matplotlib.text import Text
 
 from docs import figures
 from docs.figures import _facts, style
-from experiments.harness import dense_plots, ragged_suites
+from experiments.harness import dense_tables, ragged_suites
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract, register_layouts, traffic
 
@@ -331,7 +331,7 @@ def test_speeds_of_all_rungs():
 
 def test_histogram_holds_every_case():
   speeds = [0.7, 0.999, 1.0, 1.04, 1.06, 4.0]
-  edges = dense_plots.bins(speeds)
+  edges = dense_tables.bins(speeds)
   counts, _ = np.histogram(speeds, edges)
   assert counts.sum() == len(speeds)
   assert 1.0 in edges

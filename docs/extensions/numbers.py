@@ -7,8 +7,8 @@ from docs.extensions import lookup, results, show
 from experiments.harness import (
   counter_tables,
   ladder_tables,
-  modelled,
   published,
+  rung_text,
   suites,
   tables,
 )
@@ -103,7 +103,7 @@ def traffic_of(
   one = results.rung(name)
   device = results.gpu(gpu)
   with hardware.assume(device.name):
-    return modelled.of_rung(one, results.problem(one, shape), device)
+    return rung_text.traffic_of(one, results.problem(one, shape), device)
 
 
 def published_figure(text: str) -> str:

@@ -121,6 +121,16 @@ def factor(x: float | None) -> str:
   return f"{_digits(x)}x" if x >= 10 else f"{x:.3f}x"
 
 
+def size(count: float | None) -> str:
+  """Bytes with a prefix: "33.6 MB"."""
+  if count is None:
+    return EMPTY
+  for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+    if count >= scale:
+      return f"{count / scale:.3g} {unit}"
+  return f"{count:.0f} B"
+
+
 def formatted(spec: str) -> Text:
   """What writes numbers in one of Python's formats: ".1f", ".0%"."""
   return lambda x: EMPTY if x is None else format(x, spec)
