@@ -226,18 +226,6 @@ def draw(name: str, rows: Rows, folder: pathlib.Path) -> list[str]:
   return lines
 
 
-def _experiment_block(name: str) -> str:
-  """The text of an experiment, whose figures are drawn."""
-  # Newer GPUs have higher numbers.
-  folders = sorted((x for x in rows_lib.RESULTS.glob("*/")), reverse=True)
-  found = {x: rows for x in folders if (rows := rows_of(x, name))}
-  if not found:
-    raise cli.FlagError(f"no timed rows of {name} in {rows_lib.RESULTS}")
-  for folder, rows in found.items():
-    print(*draw(name, rows, folder), sep="\n", flush=True)
-  return EXPERIMENTS[name].block(found)
-
-
 def ladder_overview() -> str:
   """A line for each rung: what it adds, and its speed on each device."""
   rungs = {rung.name: rung for rung in ladder_lib.LADDER}
@@ -317,6 +305,27 @@ BLOCKS = {
 }
 
 
+def block(name: str) -> str:
+  """The text between a page's markers of that name; draws its plots.
+
+  Raises:
+    cli.FlagError: there is no such text, or no row for it.
+  """
+  if name in BLOCKS:
+    return BLOCKS[name]()
+  if name not in EXPERIMENTS or EXPERIMENTS[name].block is None:
+    raise cli.FlagError(f"no text is called {name}")
+  # Newer GPUs have higher numbers.
+  folders = sorted(rows_lib.RESULTS.glob("*/"), reverse=True)
+  found = {x: rows for x in folders if (rows := rows_of(x, name))}
+  if not found:
+    raise cli.FlagError(f"no timed rows of {name} in {rows_lib.RESULTS}")
+  for folder, rows in found.items():
+    for line in draw(name, rows, folder):
+      print(line, flush=True)
+  return EXPERIMENTS[name].block(found)
+
+
 def write_page(page: pathlib.Path) -> None:
   """Writes the blocks of a page, and draws its plots.
 
@@ -325,14 +334,8 @@ def write_page(page: pathlib.Path) -> None:
   """
   old = page.read_text()
   for name in re.findall(r"<!-- (\w+):begin -->", old):
-    if name in EXPERIMENTS:
-      text = _experiment_block(name)
-    elif name in BLOCKS:
-      text = BLOCKS[name]()
-    else:
-      raise cli.FlagError(f"{page}: no text is called {name}")
     try:
-      tables.update_file(page, name, text)
+      tables.update_file(page, name, block(name))
     except ValueError as error:
       raise cli.FlagError(str(error)) from None
   changed = page.read_text() != old

@@ -12,7 +12,7 @@ from experiments.harness.tables import RowDict
 UNALIGNED = "unaligned"
 WORST = 10
 # A histogram of fewer cases shows nothing.
-_ENOUGH = 40
+ENOUGH = 40
 # A bin of the histogram is so many times as wide as the one before.
 _BIN = 1.05
 _SMALL = 11
@@ -266,8 +266,8 @@ def _latency(rows: Sequence[RowDict]) -> str:
 @plots.drawn
 def draw_ratios(rows: Sequence[RowDict]):
   """How often an op is so much faster than its baseline, and the worst."""
-  if len(compared(rows)) < _ENOUGH:
-    raise ValueError(f"fewer than {_ENOUGH} cases; there is nothing to draw")
+  if len(compared(rows)) < ENOUGH:
+    raise ValueError(f"fewer than {ENOUGH} cases; there is nothing to draw")
   fig, axes = plots.panels(7.6, 7.0, nrows=2, height_ratios=(1, 0.86))
   histogram(*axes, rows, (plots.VERMILLION, plots.BLUE), "white", plots.INK)
   return fig
