@@ -32,8 +32,8 @@ import jax
 from experiments.harness import case as case_lib
 from experiments.harness import (
   cli,
-  contestants,
   dense_cases,
+  ladder_cases,
   provenance,
   ragged_cases,
   suites,
@@ -89,7 +89,7 @@ class Subject(NamedTuple):
 
 def _rung(rung: contract.Rung, shape: suites.Shape) -> list[case_lib.Case]:
   problem = contract.Problem(*shape, rung.dtypes[0], **FACTORS)
-  return [contestants.rung(rung, problem)]
+  return [ladder_cases.rung(rung, problem)]
 
 
 def _matmul(shape: suites.Shape) -> list[case_lib.Case]:

@@ -235,9 +235,9 @@ def test_an_impossible_flag_is_an_error_in_a_line(run, args, message):
 
 
 def test_flags_of_other_programs_are_refused():
-  status, out, err = programs.start("experiments.memory", "--from_rows=x")
+  status, out, err = programs.start("experiments.memory", "--kernels=x")
   assert (status, out) == (2, "")
-  assert err.startswith("error: --from_rows: not a flag of this program")
+  assert err.startswith("error: --kernels: not a flag of this program")
   assert len(err.splitlines()) == 1
 
 

@@ -128,11 +128,12 @@ def test_diff_on_the_command_line(capsys, monkeypatch):
   assert first.startswith("--- 6 vectorized: ")
   assert second.startswith("+++ 7 warptiling: ")
   assert "\x1b" not in plain and {x[0] for x in rest if x} == set("@ +-")
+  monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
   monkeypatch.setenv("FORCE_COLOR", "1")
   monkeypatch.setenv("TERM", "xterm")
   assert programs.call(program.main, ["--diff=7,8a"]) == 0
   assert "\x1b[92" in capsys.readouterr().out
-  monkeypatch.setattr(rung_text, "rich", None)
+  monkeypatch.setattr(cli, "rich", None)
   assert programs.call(program.main, ["--diff=6,7"]) == 0
   assert capsys.readouterr().out == plain
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 import functools
 import itertools
 
-from experiments.harness import published, tables
+from experiments.harness import published, suites, tables
 from experiments.harness import rows as rows_lib
 from experiments.harness.tables import RowDict
 from pallas_gemm import hardware, roofline
@@ -98,6 +98,12 @@ def newest(rows: Iterable[RowDict], failed: bool = False) -> list[RowDict]:
     if row["commit"] == commit
     and (row["ms_median"] is not None or (failed and row["passed"] is False))
   )
+
+
+def own(rows: Iterable[RowDict]) -> list[RowDict]:
+  """The rows of the ladder's own problems; others are somebody's."""
+  shapes = suites.suite("ladder") + suites.suite("large")
+  return [row for row in rows if (row["m"], row["n"], row["k"]) in shapes]
 
 
 def problem(row: RowDict) -> tuple:
