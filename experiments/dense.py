@@ -45,7 +45,6 @@ from experiments.harness import (
   dense_cases,
   dense_latency,
   dense_tables,
-  dense_unseen,
 )
 from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
@@ -98,7 +97,7 @@ def chosen(on_gpu: bool) -> tuple[list[dense_cases.Case], bool]:
   names = [name.strip() for name in _SUITE.value]
   if _UNSEEN.value:
     _check_unseen(on_gpu, bool(names or shapes))
-    drawn = dense_unseen.draw(cli.SEED.value, _UNSEEN.value, dtype)
+    drawn = dense_cases.draw(cli.SEED.value, _UNSEEN.value, dtype)
     return list(dict.fromkeys(drawn)), False
   if not names and not shapes:
     names = ["quick" if on_gpu else "interpret"]

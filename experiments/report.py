@@ -33,7 +33,6 @@ from experiments.harness import (
   ladder_tables,
   ragged_cases,
   ragged_tables,
-  suites,
   tables,
 )
 from experiments.harness import rows as rows_lib
@@ -82,17 +81,9 @@ def _pictures(folder: pathlib.Path, *names: str) -> list[str]:
 
 
 def _ladder(folders: Folders) -> str:
-  """The ladder's own problems; other rows are of the sweep, or somebody's."""
-  own = suites.suite("ladder") + suites.suite("large")
-  found = {
-    folder: [row for row in rows if (row["m"], row["n"], row["k"]) in own]
-    for folder, rows in folders.items()
-  }
-  found = {folder: rows for folder, rows in found.items() if rows}
+  found = {x: own for x in folders if (own := ladder_tables.own(folders[x]))}
   if not found:
-    raise cli.FlagError(
-      f"no row of the ladder is of {', '.join(map(str, own))}"
-    )
+    raise cli.FlagError("no row of the ladder is of its own problems")
   parts = [ladder_tables.markdown([*found.values()])]
   for folder in found:
     parts += _pictures(folder, "ladder.png", "roofline.png")

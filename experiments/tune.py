@@ -40,10 +40,10 @@ from experiments.harness import (
   dense_cases,
   freeze,
   provenance,
-  suites,
   tables,
 )
 from experiments.harness import rows as rows_lib
+from experiments.harness import shapes as shapes_lib
 import pallas_gemm
 from pallas_gemm import compat, hardware, tuning
 from pallas_gemm.kernels.sm90.plan import Plan
@@ -58,7 +58,7 @@ _SUITE = flags.DEFINE_list(
   "suite",
   [],
   "Named lists of shapes, separated by commas:"
-  f" {', '.join(suites.SUITES)}. Their shapes come after those of --shapes.",
+  f" {', '.join(shapes_lib.DENSE)}. Their shapes come after those of --shapes.",
   # experiments.dense has one of this name; the tests import both.
   allow_override=True,
 )
@@ -105,7 +105,7 @@ _HEADER = ("problem", "us", "model's us", "gain", "failed", "config")
 _NUMERIC = ("us", "model's us", "gain", "failed")
 
 
-def call_of(shape: suites.Shape) -> tuple[Any, dict[str, Any]]:
+def call_of(shape: shapes_lib.Shape) -> tuple[Any, dict[str, Any]]:
   """The function of the flags and its arguments, as shapes alone.
 
   Raises:
@@ -131,7 +131,7 @@ def call_of(shape: suites.Shape) -> tuple[Any, dict[str, Any]]:
 
 
 def _grouped_call(
-  shape: suites.Shape, groups: int, gated: bool, implementation: str | None
+  shape: shapes_lib.Shape, groups: int, gated: bool, implementation: str | None
 ) -> tuple[Any, dict[str, Any]]:
   """A grouped product with its derivatives, as `call_of`."""
   if not (gated or _EPILOGUE.value == "none") or _LAYOUT.value != "nn":
@@ -161,18 +161,18 @@ def _grouped_call(
   }
 
 
-def shapes_of_flags() -> tuple[suites.Shape, ...]:
+def shapes_of_flags() -> tuple[shapes_lib.Shape, ...]:
   """What to tune, each shape once."""
   shapes = list(cli.parse_shapes(cli.SHAPES.value))
   for name in _SUITE.value:
     try:
-      shapes += suites.suite(name)
+      shapes += shapes_lib.suite(name)
     except ValueError as error:
       raise cli.FlagError(f"--suite: {error}") from None
   if not shapes:
     if compat.targets_gpu():
       raise cli.FlagError("want --suite or --shapes")
-    shapes += suites.suite("interpret")
+    shapes += shapes_lib.suite("one")
   return tuple(dict.fromkeys(shapes))
 
 
@@ -274,7 +274,9 @@ def main(argv: Sequence[str]) -> int:
   return int(any(map(failures, done)))
 
 
-def tune(shape: suites.Shape, console: cli.Console) -> Iterator[autotune.Tuned]:
+def tune(
+  shape: shapes_lib.Shape, console: cli.Console
+) -> Iterator[autotune.Tuned]:
   """Tunes one shape; what is left to XLA has nothing to tune, and is said so.
 
   Raises:

@@ -15,7 +15,7 @@ from matplotlib.text import Text
 
 from docs import figures
 from docs.figures import _facts, style
-from experiments.harness import dense_tables, ragged_suites
+from experiments.harness import dense_tables, shapes
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract, register_layouts, traffic
 
@@ -345,4 +345,4 @@ def test_shares_of_the_roofline():
 
 def test_every_size_of_groups_is_drawn():
   found = picture("group_sizes").cases()
-  assert len(found) == len(ragged_suites.SIZES)
+  assert len(found) == len(shapes.GROUPED["sizes"].problems)

@@ -18,9 +18,8 @@ from experiments.harness import (
   dense_cases,
   dense_latency,
   dense_tables,
-  dense_unseen,
   rows,
-  suites,
+  shapes,
   timing,
 )
 from experiments.harness import run as run_lib
@@ -43,7 +42,7 @@ def case(**fields):
 @pytest.fixture
 def run(monkeypatch, tmp_path, capsys):
   """Runs the program in this process: (status, standard output)."""
-  monkeypatch.setitem(dense_cases.SPECIAL, "interpret", SMALL)
+  monkeypatch.setitem(shapes.DENSE, "interpret", shapes.Suite(SMALL, ()))
 
   def call(*args):
     flags = f"--output_dir={tmp_path}", "--implementation=xla", *args
@@ -60,12 +59,8 @@ def gpu(monkeypatch):
   fake = types.SimpleNamespace(targets_gpu=lambda: True)
   monkeypatch.setattr(dense, "compat", fake)
   monkeypatch.setattr(run_lib, "_BANDWIDTH_SHAPE", (64, 32))
-  monkeypatch.setattr(
-    dense_cases,
-    "SUITES",
-    {"square": [PLAIN], "llama_8b": [PLAIN, PLAIN | {"m": 8}]},
-  )
-  monkeypatch.setitem(dense_cases.SPECIAL, "quick", SMALL)
+  published = {"square": [PLAIN], "llama_8b": [PLAIN, PLAIN | {"m": 8}]}
+  programs.pretend_suites(monkeypatch, "DENSE", published, SMALL)
 
 
 def replaces_matmul(monkeypatch, wrong, when):
@@ -133,7 +128,7 @@ def test_a_timed_run_compares_with_jnp(run, gpu, tmp_path):
 
 
 def test_all_suites_and_latency(run, gpu, monkeypatch, tmp_path):
-  tiny = suites.Shape(16, 24, 32)
+  tiny = shapes.Shape(16, 24, 32)
   monkeypatch.setattr(dense_latency, "FIRST_CALLS", (tiny, tiny))
   monkeypatch.setattr(dense_latency, "EAGER_CALLS", 3)
   status, out = run("--suite=all,square")
@@ -166,10 +161,10 @@ def test_random_problems_have_a_file_of_their_own(
   run, gpu, monkeypatch, tmp_path
 ):
   drawn = [dataclasses.replace(case(), suite=name) for name in ("odd", "short")]
-  monkeypatch.setattr(dense_unseen, "draw", lambda seed, count, dtype: drawn)
+  monkeypatch.setattr(dense_cases, "draw", lambda seed, count, dtype: drawn)
   status, out = run("--unseen=2")
   assert status == 0, out
-  found = [r for r in rows.read(tmp_path / "dense_unseen.jsonl") if r["passed"]]
+  found = [r for r in rows.read(tmp_path / "dense_cases.jsonl") if r["passed"]]
   assert [row["suite"] for row in found] == ["odd", "short"]
   assert {row["experiment"] for row in found} == {"dense_unseen"}
   with pytest.raises(cli.FlagError, match="goes with no --suite and no --shap"):
@@ -239,7 +234,7 @@ def test_a_wrong_result_is_never_timed_and_the_run_goes_on(
 @pytest.mark.parametrize(
   "args, message",
   [
-    (["--suite=nope"], "--suite: no suite 'nope'; there are quick"),
+    (["--suite=nope"], "--suite: no suite 'nope'; there are square"),
     (["--suite=square,all"], "--suite=square,all: too large without"),
     (["--shapes=4x4"], "--shapes: want MxNxK"),
     (["--dtype=float32"], "--dtype: the ops are compared in 16 bits"),
@@ -266,14 +261,14 @@ def test_both_arms_of_every_case_give_the_same_arrays():
 
 
 def test_random_problems_are_those_of_their_seed():
-  drawn = dense_unseen.draw(77, 200, "float16")
-  assert drawn == dense_unseen.draw(77, 200, "float16")
-  assert set(dense_unseen.draw(77, 20, "float16")) < set(drawn)
-  assert drawn != dense_unseen.draw(78, 200, "float16")
+  drawn = dense_cases.draw(77, 200, "float16")
+  assert drawn == dense_cases.draw(77, 200, "float16")
+  assert set(dense_cases.draw(77, 20, "float16")) < set(drawn)
+  assert drawn != dense_cases.draw(78, 200, "float16")
   assert len(set(drawn)) > 190 and all(
     each.dtype == "float16" for each in drawn
   )
-  assert {each.suite for each in drawn} == set(dense_unseen._KINDS)
+  assert {each.suite for each in drawn} == set(dense_cases._KINDS)
   for each in drawn[::5]:
     operands = each.operands()
     mine = jax.eval_shape(dense_cases.ours(each), **operands)

@@ -13,7 +13,7 @@ from experiments.harness import (
   inputs,
   ladder_cases,
   rows,
-  suites,
+  shapes,
   timing,
 )
 from pallas_gemm import compat, hardware
@@ -100,7 +100,7 @@ def test_interpreter_run_checks_all_and_times_nothing(run, tmp_path):
     )
     assert row["passed"] is True
     assert row["max_error"] <= row["error_bound"]
-    assert (row["m"], row["n"], row["k"]) == suites.suite("interpret")[0]
+    assert (row["m"], row["n"], row["k"]) == shapes.suite("one")[0]
     for name in ("ms_median", "tflops", "gbytes_per_s", "ratio_to_jnp_dot"):
       assert row[name] is None
     problem = contract.Problem(row["m"], row["n"], row["k"], row["dtype"])

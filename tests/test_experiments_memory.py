@@ -39,20 +39,10 @@ def gpu(monkeypatch):
   monkeypatch.setattr(memory, "compat", fake)
   monkeypatch.setattr(memory, "probes", lambda gpu: memory.tiny_probes())
   load = provenance.Load(sm_clock_mhz=2000.0, power_w=300.0)
-  monkeypatch.setattr(provenance, "reader", lambda: lambda: load)
+  monkeypatch.setattr(provenance, "read_load", lambda: load)
 
 
 # The kernels, interpreted.
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_chase_ends_where_the_ring_leads(shared):
-  visits = kernels.order(12, seed=3)
-  links = kernels.ring(visits, 12)
-  for steps in (0, 1, 11, 12, 30):
-    count = jnp.asarray([steps], jnp.int32)
-    out = kernels.chase(links, count, shared=shared)
-    assert np.unique(out).tolist() == [kernels.end(visits, steps)]
 
 
 def test_a_ring_is_one_cycle_through_all_lines():
@@ -70,10 +60,15 @@ def test_a_ring_is_one_cycle_through_all_lines():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_sums_are_those_of_all_words_in_every_block(shared):
+def test_kernels_are_right(shared):
+  visits = kernels.order(12, seed=3)
+  links = kernels.ring(visits, 12)
+  for steps in (0, 1, 11, 12, 30):
+    out = kernels.chase(links, jnp.asarray([steps]), shared=shared)
+    assert np.unique(out).tolist() == [kernels.end(visits, steps)]
   rng = np.random.default_rng(0)
   words = rng.integers(-(2**31), 2**31, 2 * kernels.TILE, dtype=np.int32)
-  steps = jnp.asarray([4, 1], jnp.int32)
+  steps = jnp.asarray([4, 1])
   out = kernels.read(jnp.asarray(words), steps, blocks=2, shared=shared)
   assert out.shape == (2, kernels.VECTOR)
   np.testing.assert_array_equal(out, [kernels.sums(words, 4)] * 2)
@@ -141,7 +136,7 @@ def test_without_a_gpu_results_are_checked(run):
   for row in found:
     assert row.keys() == FIELDS
     assert row["passed"] and row["ms_median"] is None and row["ns"] is None
-  assert "not timed  PASSED" in out and "Memory of cpu" in out
+  assert "not timed  PASSED" in out
 
 
 def test_rows_of_a_gpu(run, gpu):
@@ -175,12 +170,7 @@ def test_rows_of_a_gpu(run, gpu):
 
 @pytest.mark.parametrize(
   ("kernel", "level"),
-  [
-    ("chase", "l1"),
-    ("read", "l2"),
-    ("read", "shared"),
-    ("copy", "dram"),
-  ],
+  [("chase", "l1"), ("read", "l2"), ("read", "shared"), ("copy", "dram")],
 )
 def test_a_wrong_result_fails_and_is_not_timed(
   run, gpu, monkeypatch, kernel, level
@@ -196,6 +186,7 @@ def test_a_wrong_result_fails_and_is_not_timed(
   assert status == 1
   assert "FAILED (1)" in out
   (row,) = found
+  assert (row["measure"], row["level"]) == (measure, level)
   assert row["passed"] is False and row["max_error"] > 0
   assert row["ms_median"] is None
 
@@ -203,21 +194,11 @@ def test_a_wrong_result_fails_and_is_not_timed(
 def test_more_steps_must_take_longer(run, gpu, monkeypatch):
   same = timing.Timing((1.0,) * 20, ("k",), 0)
   monkeypatch.setattr(
-    timing,
-    "measure",
-    lambda arms, **_: {arm.name: same for arm in arms},
+    timing, "measure", lambda arms, **_: {arm.name: same for arm in arms}
   )
   status, out, found = run("--measures=latency", "--levels=l1")
   assert (status, found) == (1, [])
   assert "4 more steps took 0 ms" in out
-
-
-def test_flags_choose(run):
-  _, _, found = run("--measures=rate", "--levels=l1, dram")
-  assert [(x["measure"], x["level"]) for x in found] == [
-    ("rate", "l1"),
-    ("rate", "dram"),
-  ]
 
 
 @pytest.mark.parametrize(
@@ -234,20 +215,10 @@ def test_an_impossible_flag_is_an_error_in_a_line(run, args, message):
   assert "\n" not in str(caught.value)
 
 
-def test_flags_of_other_programs_are_refused():
-  status, out, err = programs.start("experiments.memory", "--kernels=x")
-  assert (status, out) == (2, "")
-  assert err.startswith("error: --kernels: not a flag of this program")
-  assert len(err.splitlines()) == 1
-
-
 def test_help_is_for_newcomers():
   status, out, err = programs.start("experiments.memory", "--help")
   assert (status, err) == (0, "")
-  assert "python -m experiments.memory --measures=sweep" in out
-  for flag in (
-      "measures", "levels", "seed", "output_dir", "warmup", "repeats",
-  ):  # fmt: skip
+  for flag in "measures levels seed output_dir warmup repeats".split():
     assert re.search(rf"--\[?(no\])?{flag}:", out), flag
 
 

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from experiments import tune
-from experiments.harness import cli, freeze, rows, suites
+from experiments.harness import cli, freeze, rows, shapes
 from pallas_gemm import compat, tuning
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.tuning import autotune, cache, model
@@ -118,7 +118,7 @@ def test_the_models_choice_may_be_the_fastest():
 
 
 def test_shapes_and_suites_each_once(run, tuned):
-  run("--suite=interpret,textbook", "--shapes=16x16x16,9x8x7")
+  run("--suite=one,textbook", "--shapes=16x16x16,9x8x7")
   assert names(tuned) == [
     "16x16x16 bfloat16",
     "9x8x7 bfloat16",
@@ -128,7 +128,7 @@ def test_shapes_and_suites_each_once(run, tuned):
 
 def test_without_shapes_a_small_one_is_interpreted(run, tuned):
   run()
-  (shape,) = suites.suite("interpret")
+  (shape,) = shapes.suite("one")
   assert names(tuned) == [f"{shape} bfloat16"]
 
 

@@ -13,14 +13,14 @@ from experiments.harness import (
   ladder_tables,
   plots,
   published,
-  suites,
+  shapes,
   tables,
 )
 from pallas_gemm import ladder as ladder_lib
 from tests.support import result_rows
 from tests.support.result_rows import row as make_row
 
-SIZES = [shape.m for shape in suites.suite("sweep")]
+SIZES = [shape.m for shape in shapes.suite("sweep")]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.harness import inputs, suites
+from experiments.harness import inputs, shapes
 from pallas_gemm import numerics
 from pallas_gemm.ladder import LADDER, contract, with_variants
 from tests.support import problems
@@ -15,16 +15,7 @@ each_rung = pytest.mark.parametrize(
   "rung", with_variants(), ids=lambda r: r.name
 )
 SHAPES = (
-  suites.suite("edges")
-  + suites.suite("primes")
-  + (
-    suites.Shape(129, 257, 65),
-    suites.Shape(1023, 513, 257),
-    suites.Shape(1024, 1024, 1024),
-    suites.Shape(1, 4095, 511),
-    suites.Shape(200, 128, 72),  # as wide as a consumer of rung 8
-    suites.Shape(4095, 1, 511),
-  )
+  shapes.suite("edges") + shapes.suite("primes") + shapes.suite("past_tiles")
 )
 
 

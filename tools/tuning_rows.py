@@ -47,9 +47,8 @@ import numpy as np  # noqa: E402
 from experiments.harness import (  # noqa: E402
   cli,
   dense_cases,
-  dense_unseen,
-  group_sizes,
   provenance,
+  ragged_cases,
 )
 from pallas_gemm import autotuning, measure, tuning  # noqa: E402
 from pallas_gemm.kernels.sm90 import legal  # noqa: E402
@@ -61,7 +60,7 @@ from pallas_gemm.tuning import cache, trial  # noqa: E402
 _OUTPUT = flags.DEFINE_string("output", None, "Rows are added.", required=True)
 _RUN = flags.DEFINE_string("run", None, "Name of the run.", required=True)
 _UNSEEN = flags.DEFINE_list(
-  "unseen", [], "SEED:COUNT of random dense problems (dense_unseen)."
+  "unseen", [], "SEED:COUNT of random dense problems (dense_cases.draw)."
 )
 _SUITE = flags.DEFINE_list("suite", [], "Suites of experiments.dense.")
 _CASES = flags.DEFINE_list("cases", [], "Dense products, see above.")
@@ -93,7 +92,8 @@ class Work:
 
   Attributes:
     case: what is run.
-    sizes: of groups, how many rows each has, by a name of `group_sizes`.
+    sizes: of groups, how many rows each has: a name of `DISTRIBUTIONS` of
+      `ragged_cases`.
   """
 
   case: trial.Case
@@ -107,8 +107,7 @@ class Work:
       return None
     p = self.case.problem
     rows = p.m if p.along == "m" else p.k
-    rng = np.random.default_rng(0)
-    return group_sizes.DISTRIBUTIONS[self.sizes](rows, groups.count, rng)
+    return ragged_cases.group_sizes(self.sizes, rows, groups.count, seed=0)
 
 
 def all_work() -> Iterator[Work]:
@@ -138,7 +137,7 @@ def dense_of_flags() -> list[dense_cases.Case]:
     if not re.fullmatch(r"\d+:\d+", text):
       raise cli.FlagError(f"--unseen: want SEED:COUNT, got {text!r}")
     seed, count = map(int, text.split(":"))
-    cases += dense_unseen.draw(seed, count, "bfloat16")
+    cases += dense_cases.draw(seed, count, "bfloat16")
   return cases
 
 
@@ -179,10 +178,10 @@ def _groups(text: str) -> Work:
   found = re.fullmatch(
     r"((?:[1-9]\d*x){4})([a-z_]+)(?::(forward|dx|dw))?", text
   )
-  if not found or found[2] not in group_sizes.DISTRIBUTIONS:
+  if not found or found[2] not in ragged_cases.DISTRIBUTIONS:
     raise cli.FlagError(
       "--groups: want KxNxGROUPSxROWSxDISTRIBUTION[:forward|dx|dw], of"
-      f" {', '.join(group_sizes.DISTRIBUTIONS)}, got {text!r}"
+      f" {', '.join(ragged_cases.DISTRIBUTIONS)}, got {text!r}"
     )
   k, n, groups, rows = map(int, found[1].split("x")[:4])
   problem = _grouped(k, n, groups, rows * groups, found[3] or "forward")

@@ -9,7 +9,7 @@ from experiments.harness import (
   ladder_tables,
   published,
   rung_text,
-  suites,
+  shapes,
   tables,
 )
 from pallas_gemm import hardware, roofline
@@ -97,7 +97,7 @@ def model(text: str) -> str:
 
 
 def traffic_of(
-  name: str, shape: suites.Shape = results.CUBE, gpu: str = "h200"
+  name: str, shape: shapes.Shape = results.CUBE, gpu: str = "h200"
 ) -> traffic.Traffic:
   """The traffic model of a rung with its default config."""
   one = results.rung(name)
@@ -182,7 +182,7 @@ def _ridge(device: hardware.Gpu, dtype: str) -> str:
   return f"{roofline.ridge_point(device, dtype):.3g} FLOP/byte"
 
 
-def _parsed(text: str) -> tuple[str, str, suites.Shape, str]:
+def _parsed(text: str) -> tuple[str, str, shapes.Shape, str]:
   """Kernel, key, shape and GPU of "6 tflops 4096x8192x4096 h100"."""
   form = "a rung and a key, then perhaps MxNxK and a GPU"
   found = lookup.words(text, 2, form)
@@ -191,7 +191,7 @@ def _parsed(text: str) -> tuple[str, str, suites.Shape, str]:
     gpu_name = found.pop().lower()
   shape = results.CUBE
   try:
-    shape = suites.parse(found[-1])
+    shape = shapes.parse(found[-1])
   except ValueError:
     pass
   else:

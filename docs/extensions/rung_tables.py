@@ -152,14 +152,6 @@ def traffic(label: str) -> str:
     f" {tables.size(model.global_load_bytes)} of global memory,"
     f" {model.intensity:.3g} FLOP/byte.",
   ]
-  explained = [
-    (text, tables.short_name(row))
-    for key in keys
-    for row in rows
-    if (text := (row.get("explanation") or {}).get(key))
-  ]
-  for text, found in tables.grouped(explained, lambda pair: pair[0]).items():
-    parts.append(f"* {', '.join(gpu for _, gpu in found)}: {text}")
   return "\n\n".join(parts)
 
 

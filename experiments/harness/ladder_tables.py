@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 import functools
 import itertools
 
-from experiments.harness import published, suites, tables
+from experiments.harness import published, shapes, tables
 from experiments.harness import rows as rows_lib
 from experiments.harness.tables import RowDict
 from pallas_gemm import hardware, roofline
@@ -102,8 +102,8 @@ def newest(rows: Iterable[RowDict], failed: bool = False) -> list[RowDict]:
 
 def own(rows: Iterable[RowDict]) -> list[RowDict]:
   """The rows of the ladder's own problems; others are somebody's."""
-  shapes = suites.suite("ladder") + suites.suite("large")
-  return [row for row in rows if (row["m"], row["n"], row["k"]) in shapes]
+  known = shapes.suite("ladder") + shapes.suite("large")
+  return [row for row in rows if (row["m"], row["n"], row["k"]) in known]
 
 
 def problem(row: RowDict) -> tuple:

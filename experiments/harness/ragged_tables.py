@@ -5,7 +5,7 @@ import itertools
 import operator
 import statistics
 
-from experiments.harness import plots, ragged_cases, ragged_suites, tables
+from experiments.harness import plots, ragged_cases, shapes, tables
 from experiments.harness.case import OURS
 from experiments.harness.tables import RowDict
 
@@ -236,7 +236,7 @@ def _sizes(rows: Sequence[RowDict]) -> str:
   found = [row for row in timed(rows) if row["suite"] == SIZES]
   columns = [
     (f"{pass_} {how}", group, {"": lambda row: _percent(share(row))})
-    for pass_ in ragged_suites.TRAINING
+    for pass_ in shapes.TRAINING
     for how, group in tables.grouped(
       (row for row in found if row["pass"] == pass_),
       lambda row: row["group_sizes"],
@@ -262,7 +262,7 @@ def _distributions(rows: Sequence[RowDict]) -> str:
   ]
   passes = tables.grouped(found, lambda row: row["pass"])
   ratio = {"": tables.field("ratio_to_even", tables.factor)}
-  columns = [(x, passes[x], ratio) for x in ragged_suites.PASSES if x in passes]
+  columns = [(x, passes[x], ratio) for x in shapes.PASSES if x in passes]
   index = {"speed over even groups": tables.field("group_sizes")}
   table = tables.pivot(found, index, columns)
   return tables.markdown(*table) if found else ""
@@ -344,7 +344,7 @@ def draw_sizes(rows: Sequence[RowDict]):
   if len(devices := {row["device"] for row in found}) > 1:
     raise ValueError(f"want rows of one device, got {sorted(devices)}")
   by_pass = tables.grouped(found, lambda row: row["pass"])
-  passes = [x for x in ragged_suites.TRAINING if x in by_pass]
+  passes = [x for x in shapes.TRAINING if x in by_pass]
   fig, axes = plots.panels(12, 4.2, ncols=len(passes), sharey=True)
   for ax, pass_ in zip(axes, passes):
     group = by_pass[pass_]
