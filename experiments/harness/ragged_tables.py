@@ -1,6 +1,6 @@
 """Rows of grouped products as tables and figures: by suite, peer and sizes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import itertools
 import operator
 import statistics
@@ -17,9 +17,7 @@ OTHERS = (*ragged_cases.PEERS, ragged_cases.TWO, ragged_cases.DENSE)
 FLOOR_TFLOPS = 800
 _percent = tables.formatted(".0%")
 
-Rate = Callable[[RowDict, str], float | None]
-Groups = dict[str, Sequence[RowDict]]
-# Bars of a case, from the top; also told apart by their order.
+# Bars of a case, from the top.
 _COLOURS = {
   OURS: plots.BLUE,
   ragged_cases.TWO: plots.GREEN,
@@ -28,8 +26,6 @@ _COLOURS = {
   "tokamax triton": plots.ORANGE,
   ragged_cases.LAX: plots.GREY,
 }
-_THICKNESS = 0.84
-_COLUMNS = 2
 # Lines, told apart by markers too; what distributions are called beside them.
 _LINES = (plots.BLUE, "o"), (plots.GREEN, "s"), (plots.VERMILLION, "^")
 _CALLED = {"random": "multinomial", "zipf": "skewed (zipf)"}
@@ -312,10 +308,10 @@ def draw_throughput(rows: Sequence[RowDict]):
     if row["suite"] not in _BY_THEMSELVES and len(row["arms"]) > 1
   ]
 
-  def rate(row: RowDict, arm: str) -> float | None:
+  def tflops(row: RowDict, arm: str) -> float | None:
     return row["arms"].get(arm, {}).get("tflops")
 
-  return _figure(found, rate, "TFLOP/s of the rows in groups")
+  return _bars(found, tflops, "TFLOP/s of the rows in groups")
 
 
 @plots.drawn
@@ -327,8 +323,25 @@ def draw_decode(rows: Sequence[RowDict]):
     speed = speed_over(row, arm)
     return None if speed is None else row["gbytes_per_s"] / speed
 
-  rates = [r["copy_gbytes_per_s"] for r in found if "copy_gbytes_per_s" in r]
-  return _figure(found, rate, "GB/s: operands and result once / time", rates)
+  copies = [r["copy_gbytes_per_s"] for r in found if "copy_gbytes_per_s" in r]
+  return _bars(found, rate, "GB/s: operands and result once / time", copies)
+
+
+def _bars(
+  rows: Sequence[RowDict],
+  rate: Callable[[RowDict, str], float | None],
+  what: str,
+  copies: Sequence[float] = (),
+):
+  """Bars of a rate of each arm, below the name of their suite."""
+  if not rows:
+    raise ValueError("no such case was timed; there is nothing to draw")
+  dense = ragged_cases.DENSE
+  bars = plots.Bars(label, rate, _COLOURS, {dense: f"{dense}, dense"})
+  groups = tables.grouped(rows, tables.suite)
+  figure = bars.figure(groups, what, [(x, f"a copy: {x:.0f}") for x in copies])
+  plots.title(figure, f"Grouped products, {rows[0]['device']}")
+  return figure
 
 
 @plots.drawn
@@ -382,86 +395,3 @@ def _curves(ax, rows: Sequence[RowDict]) -> None:
   ax.set_xticks(named, [str(x) for x in named])
   ax.set_xticks(sorted(at - {*named}), [""] * len(at - {*named}), minor=True)
   ax.grid()
-
-
-def _figure(
-  rows: Sequence[RowDict], rate: Rate, what: str, copied: Sequence[float] = ()
-):
-  """Bars in columns of suites."""
-  if not rows:
-    raise ValueError("no such case was timed; there is nothing to draw")
-  columns = list(_columns(tables.grouped(rows, tables.suite)))
-  height = max(map(_lines, columns))
-  rates = (rate(row, arm) for row in rows for arm in row["arms"])
-  limit = 1.08 * max(x for x in rates if x is not None)
-  width = 6 * len(columns)
-  fig, axes = plots.panels(width, 1.8 + 0.32 * height, ncols=len(columns))
-  handles = {}
-  for ax, column in zip(axes, columns):
-    _bars(ax, column, rate)
-    ax.set(xlim=(0, max([limit, *copied])), ylim=(height - 0.5, -1))
-    ax.set_xlabel(what)
-    for x in copied[-1:]:
-      ax.axvline(x, color=plots.INK, linewidth=1, linestyle=":")
-      words = f"a copy: {x:.0f}"
-      plots.note(ax, words, (x, -1), (-3, 3), ha="right", fontsize=8)
-    # All arms of any column, each once, below the columns.
-    for handle, name in zip(*ax.get_legend_handles_labels()):
-      handles.setdefault(name, handle)
-  fig.legend(
-    handles.values(), handles, loc="outside lower center", ncols=5,
-  )  # fmt: skip
-  plots.title(fig, f"Grouped products, {rows[0]['device']}")
-  return fig
-
-
-def _columns(groups: Groups) -> Iterator[Groups]:
-  """Groups in order, cut into columns of about one height."""
-  enough = _lines(groups) / _COLUMNS
-  column: Groups = {}
-  for name, group in groups.items():
-    # A group that would mostly hang over begins the next column.
-    if column and _lines(column) + len(group) / 2 > enough:
-      yield column
-      column = {}
-    column[name] = group
-  yield column
-
-
-def _lines(groups: Groups) -> int:
-  """Lines of a column: a title and a gap for each group, and its rows."""
-  return sum(len(group) + 2 for group in groups.values())
-
-
-def _bars(ax, groups: Groups, rate: Rate) -> None:
-  """One column: the cases of each suite as measured, a bar for each arm."""
-  ticks: dict[int, str] = {}
-  at = 0
-  for name, group in groups.items():
-    plots.note(
-      ax, name, (0, at), (4, 0), xycoords=("axes fraction", "data"),
-      va="center", fontweight="bold", fontsize=9,
-    )  # fmt: skip
-    for line, row in enumerate(group, at + 1):
-      ticks[line] = label(row)
-      _case(ax, row, line, rate)
-    at += len(group) + 2
-  ax.set_yticks(list(ticks), list(ticks.values()), fontsize=7)
-  ax.tick_params(axis="y", length=0)
-  ax.grid(axis="x")
-
-
-def _case(ax, row: RowDict, line: int, rate: Rate) -> None:
-  arms = [arm for arm in _COLOURS if rate(row, arm) is not None]
-  thickness = _THICKNESS / len(arms)
-  top, bottom = line - _THICKNESS / 2, line + _THICKNESS / 2
-  for i, arm in enumerate(arms):
-    ax.barh(
-      top + (i + 0.5) * thickness, rate(row, arm), height=thickness,
-      color=_COLOURS[arm], label=arm,
-    )  # fmt: skip
-  if (ceiling := rate(row, ragged_cases.DENSE)) is not None:
-    ax.plot(
-      [ceiling] * 2, [top, bottom], color=plots.INK, linewidth=1.5,
-      label=f"{ragged_cases.DENSE}, dense",
-    )  # fmt: skip
