@@ -102,7 +102,7 @@ def chosen(on_gpu: bool) -> tuple[list[dense_cases.Case], bool]:
   if not names and not shapes:
     names = ["quick" if on_gpu else "interpret"]
   cases = dense_cases.plain(shapes, dtype)
-  cases += cli.parse_suites(
+  cases += session_lib.parse_suites(
     [name for name in names if name != dense_latency.SUITE],
     dense_cases.suite,
     None if on_gpu else ("interpret", dense_latency.SUITE),

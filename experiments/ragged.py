@@ -106,7 +106,7 @@ def chosen(on_gpu: bool) -> list[ragged_cases.Case]:
     )
   names = [name.strip() for name in _SUITE.value]
   names = names or ["quick" if on_gpu else "interpret"]
-  cases = cli.parse_suites(
+  cases = session_lib.parse_suites(
     names, ragged_cases.suite, None if on_gpu else ["interpret"]
   )
   # A suite that is named beside "all" is measured once.

@@ -284,9 +284,9 @@ def test_the_sweep_has_rows_of_its_own(run, gpu, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
   "args, message",
   [
-    (["--kernels=13"], "--kernels: no rung 13; there are 1 naive"),
-    (["--kernels=0-2"], "--kernels: no rung 0-2"),
-    (["--kernels=2-1"], "--kernels: no rung 2-1"),
+    (["--kernels=13"], "--kernels: no rung '13'; there are 1 naive"),
+    (["--kernels=0-2"], "--kernels: no rung '0-2'"),
+    (["--kernels=2-1"], "--kernels: no rung '2-1'"),
     (["--kernels=nave"], "--kernels: no rung 'nave'"),
     (["--kernels=9c"], "no rung '9c'; .* 9b tensor_cores_pipelined"),
     (["--kernels="], "--kernels: no rung ''"),
@@ -298,7 +298,7 @@ def test_the_sweep_has_rows_of_its_own(run, gpu, monkeypatch, tmp_path):
     (["--kernels=1", "--dtype=bfloat16"], "none of the rungs"),
     (["--alpha=nan"], "--alpha: want a number, got nan"),
     (["--beta=inf"], "--beta: want a number, got inf"),
-    (["--explain=42"], "--explain: no rung 42"),
+    (["--explain=42"], "--explain: no rung '42'"),
     (["--explain=1", "--dtype=bfloat16"], "rungs of --explain=1 takes it"),
     (["--explain=1", "--diff=1,2"], "--explain, --diff: want one of them"),
   ],

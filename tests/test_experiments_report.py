@@ -223,7 +223,7 @@ def test_help_is_for_newcomers(name):
 @pytest.mark.parametrize(
   "name, args, message",
   [
-    ("ladder", ["--kernels=99"], "error: --kernels: no rung 99"),
+    ("ladder", ["--kernels=99"], "error: --kernels: no rung '99'"),
     ("ladder", ["--repeats=3"], "error: flag --repeats=3: "),
     ("dense", ["extra"], "error: unexpected argument 'extra'"),
     ("report", ["--rows="], "error: flag --rows=: want a path, got nothing"),

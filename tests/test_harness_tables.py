@@ -12,7 +12,6 @@ from experiments.harness import (
   ladder_plots,
   ladder_tables,
   plots,
-  published,
   shapes,
   tables,
 )
@@ -204,18 +203,20 @@ def test_markers_that_are_not_a_pair(tmp_path, text, said):
 
 
 def test_published_figures():
-  boehm = published.beside(7)
+  boehm = ladder_tables.published(7)
   assert boehm.source == "S. Boehm"
   assert boehm.of_cublas(7) == pytest.approx(0.937, abs=1e-3)
   assert boehm.of_cublas(9) is None
-  assert published.beside(12).of_cublas(12) == pytest.approx(1.025, abs=1e-3)
-  assert published.beside(8) is None
-  by_gpu = {ladder.gpu: ladder for ladder in published.LADDERS}
+  assert ladder_tables.published(12).of_cublas(12) == pytest.approx(
+    1.025, abs=1e-3
+  )
+  assert ladder_tables.published(8) is None
+  by_gpu = {ladder.gpu: ladder for ladder in ladder_tables.PUBLISHED}
   assert by_gpu["RTX 5090"].of_cublas(1) == pytest.approx(0.045 / 3.94)
   assert by_gpu["H200 NVL"].of_cublas(9) == pytest.approx(0.737)
   assert by_gpu[None].of_cublas(1) is None  # no cuBLAS there
   numbers = {rung.number for rung in ladder_lib.LADDER}
-  for ladder in published.LADDERS:
+  for ladder in ladder_tables.PUBLISHED:
     assert ladder.url is None or ladder.url.startswith("https://")
     assert {rung for _, _, rung in ladder.steps} <= numbers | {None}
 

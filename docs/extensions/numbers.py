@@ -7,7 +7,6 @@ from docs.extensions import lookup, results, show
 from experiments.harness import (
   counter_tables,
   ladder_tables,
-  published,
   rung_text,
   shapes,
   tables,
@@ -115,9 +114,11 @@ def published_figure(text: str) -> str:
     UnknownError: there is no such ladder or step.
   """
   source, *step = lookup.words(text, 2, "a source and a step")
-  found = [x for x in published.LADDERS if source.lower() in x.source.lower()]
+  found = [
+    x for x in ladder_tables.PUBLISHED if source.lower() in x.source.lower()
+  ]
   if len(found) != 1:
-    names = lookup.listed(x.source for x in published.LADDERS)
+    names = lookup.listed(x.source for x in ladder_tables.PUBLISHED)
     raise lookup.UnknownError(f"no one source {source!r}; there is {names}")
   [ladder] = found
   ratio = step[-1] == "x" and len(step) > 1

@@ -7,7 +7,6 @@ from docs.extensions import numbers, results
 from experiments.harness import (
   counter_tables,
   ladder_tables,
-  published,
   rung_text,
   tables,
 )
@@ -59,14 +58,14 @@ def _resources(counted: Sequence[RowDict]) -> str:
 def _published(one: contract.Rung) -> str:
   """What published ladders got for the step; "" if none has it."""
   cells = []
-  for ladder in published.LADDERS:
+  for ladder in ladder_tables.PUBLISHED:
     for before, (name, figure, number) in zip(
       (None, *ladder.steps), ladder.steps
     ):
       if number != one.number:
         continue
       gain = figure / before[1] if before else None
-      if gain and ladder.unit == published.MS:
+      if gain and ladder.unit == ladder_tables.MS:
         gain = 1 / gain
       source = f"[{ladder.source}]({ladder.url})"
       cells.append(

@@ -112,23 +112,20 @@ def parse_rungs(
     FlagError: a number, range, label or name that no rung or variant has.
   """
   there = [x for rung in ladder for x in (rung, *rung.variants)]
-  numbers = {rung.number for rung in ladder}
+  numbers = {str(rung.number): rung.number for rung in ladder}
   chosen: set[str] = set()
   for part in (part.strip() for part in text.split(",")):
-    ends = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+    first, _, last = part.partition("-")
     if part == "all":
       found = {x.label for x in there}
-    elif ends:
-      first, last = int(ends[1]), int(ends[2] or ends[1])
-      whole = {first, last} <= numbers  # a range whose ends are rungs
-      found = {r.label for r in ladder if whole and first <= r.number <= last}
+    elif first in numbers and last in numbers:
+      ends = range(numbers[first], numbers[last] + 1)
+      found = {rung.label for rung in ladder if rung.number in ends}
     else:
       found = {x.label for x in there if part in (x.label, x.name)}
     if not found:
-      raise FlagError(
-        f"--{flag}: no rung {part if ends else repr(part)};"
-        f" there are {', '.join(f'{x.label} {x.name}' for x in there)}"
-      )
+      names = ", ".join(f"{x.label} {x.name}" for x in there)
+      raise FlagError(f"--{flag}: no rung {part!r}; there are {names}")
     chosen |= found
   return tuple(x for x in there if x.label in chosen)
 
@@ -163,36 +160,6 @@ def gpu() -> hardware.Gpu:
     return hardware.lookup(GPU.value) if GPU.value else hardware.current()
   except ValueError as error:
     raise FlagError(f"--gpu: {error}") from None
-
-
-def parse_suites(
-  names: Sequence[str],
-  suite: Callable[[str, str], list[Any]],
-  interpreted: Sequence[str] | None,
-) -> list[Any]:
-  """The cases of `--suite`, in 16 bits.
-
-  Args:
-    names: of the suites.
-    suite: gives the cases of a name and a dtype.
-    interpreted: without a GPU the names of small enough suites, else None.
-
-  Raises:
-    FlagError: no such suite, one that is too large, or float32.
-  """
-  if DTYPE.value == "float32":
-    raise FlagError("--dtype: the ops are compared in 16 bits")
-  try:
-    dtype = DTYPE.value or "bfloat16"
-    found = [case for name in names for case in suite(name, dtype)]
-  except ValueError as error:
-    raise FlagError(f"--suite: {error}") from None
-  if interpreted is not None and not set(names) <= set(interpreted):
-    raise FlagError(
-      f"--suite={','.join(names)}: too large without an NVIDIA GPU, where there"
-      f" is {' and '.join(interpreted)}"
-    )
-  return found
 
 
 def check_folder(folder: pathlib.Path) -> None:

@@ -177,6 +177,36 @@ class Session:
     return 1 if self.failures else 0
 
 
+def parse_suites(
+  names: Sequence[str],
+  suite: Callable[[str, str], list[Any]],
+  interpreted: Sequence[str] | None,
+) -> list[Any]:
+  """The cases of `--suite`, in 16 bits.
+
+  Args:
+    names: of the suites.
+    suite: gives the cases of a name and a dtype.
+    interpreted: without a GPU the names of small enough suites, else None.
+
+  Raises:
+    cli.FlagError: no such suite, one that is too large, or float32.
+  """
+  if cli.DTYPE.value == "float32":
+    raise cli.FlagError("--dtype: the ops are compared in 16 bits")
+  try:
+    dtype = cli.DTYPE.value or "bfloat16"
+    found = [case for name in names for case in suite(name, dtype)]
+  except ValueError as error:
+    raise cli.FlagError(f"--suite: {error}") from None
+  if interpreted is not None and not set(names) <= set(interpreted):
+    raise cli.FlagError(
+      f"--suite={','.join(names)}: too large without an NVIDIA GPU, where there"
+      f" is {' and '.join(interpreted)}"
+    )
+  return found
+
+
 def start(
   console: cli.Console, experiment: str, on_gpu: bool, **fields: Any
 ) -> Session:
