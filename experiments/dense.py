@@ -13,7 +13,7 @@ columns; then both are timed, interleaved (CUPTI, every kernel that a call
 launches, cold L2). One line a case is printed as the run goes:
 
   implementation, time, TFLOP/s, GB/s (operands and result once), speed
-  relative to jax.numpy, PASSED or FAILED, and the largest error beside the
+  relative to jax.numpy, PASSED or FAILED, and the largest error over the
   bound that correct arithmetic obeys.
 
 With --suite=all or --suite=latency it also takes what the host waits for: the
@@ -107,7 +107,7 @@ def chosen(on_gpu: bool) -> tuple[list[dense_cases.Case], bool]:
     dense_cases.suite,
     None if on_gpu else ("interpret", dense_latency.SUITE),
   )
-  # A suite that is named beside "all" is measured once.
+  # A suite that "all" has too is measured once.
   latency = "all" in names or dense_latency.SUITE in names
   return list(dict.fromkeys(cases)), latency
 

@@ -15,7 +15,7 @@ One line a kernel is printed as the run goes:
 
   time (w: untimed calls, r: timed calls), TFLOP/s, GB/s, speed relative to
   jnp.dot and to the rung before (of a variant, to the rung it belongs to),
-  PASSED or FAILED, and the largest error beside the bound that correct
+  PASSED or FAILED, and the largest error as a part of the bound that correct
   arithmetic obeys.
 
 Rows go to experiments/results/<device>/ladder.jsonl as they are measured, so
@@ -253,7 +253,7 @@ def rungs_of(flag: str, names: str) -> dict[str, list[contract.Rung]]:
   """The rungs that a flag names, by the dtype they run in.
 
   Raises:
-    cli.FlagError: there is no such rung, or none takes the dtype.
+    cli.FlagError: no rung has that name, or none takes the dtype.
   """
   rungs = cli.parse_rungs(names, ladder_lib.LADDER, flag)
   groups = by_dtype(rungs, cli.DTYPE.value)

@@ -4,7 +4,7 @@
   python -m experiments.ragged --suite=mixtral
   python -m experiments.ragged --suite=deepseek,qwen --passes=forward
   python -m experiments.ragged --suite=all          every suite, some minutes
-  python -m experiments.ragged --suite=sizes,odd,experts   beside all of them
+  python -m experiments.ragged --suite=sizes,odd,experts   with all peers
 
 A case is one pass (forward; dx and dw, the derivatives for rows and weights;
 gated; a whole mixture-of-experts layer) on one shape with one distribution of
@@ -21,8 +21,8 @@ One line a case is printed as the run goes:
 
   implementation, time, TFLOP/s of the rows in groups, share (the least time
   that arithmetic or memory allow, over the time), speed relative to each of the
-  others, PASSED or FAILED, and the largest error beside the bound that correct
-  arithmetic obeys; for the suite decode also GB/s, beside a copy's.
+  others, PASSED or FAILED, and the largest error over the bound that correct
+  arithmetic obeys; for the suite decode also GB/s, over a copy's.
 
 Rows go to experiments/results/<device>/ragged.jsonl as they are measured, so
 an interrupted run keeps what it finished. `python -m experiments.report` makes
@@ -81,7 +81,7 @@ _IMPLEMENTATION = flags.DEFINE_enum(
 _BESIDE = flags.DEFINE_list(
   "beside",
   ["all"],
-  "What is measured beside the op, separated by commas:"
+  "What the op is compared with, separated by commas:"
   f" {', '.join(ragged_cases.BESIDE)}; all or none.",
 )
 _TUNE_TOKAMAX = flags.DEFINE_boolean(
@@ -109,7 +109,7 @@ def chosen(on_gpu: bool) -> list[ragged_cases.Case]:
   cases = session_lib.parse_suites(
     names, ragged_cases.suite, None if on_gpu else ["interpret"]
   )
-  # A suite that is named beside "all" is measured once.
+  # A suite that "all" has too is measured once.
   found = [
     dataclasses.replace(x, tune_tokamax=_TUNE_TOKAMAX.value)
     for x in dict.fromkeys(cases)
@@ -123,10 +123,10 @@ def chosen(on_gpu: bool) -> list[ragged_cases.Case]:
 
 
 def arms() -> list[str] | None:
-  """The arms that the flags name beside the op; None for all.
+  """The arms, other than the op, that the flags name; None for all.
 
   Raises:
-    cli.FlagError: there is no such arm.
+    cli.FlagError: no arm has that name.
   """
   names = [name.strip() for name in _BESIDE.value]
   if names in (["all"], ["none"]):

@@ -8,10 +8,10 @@ Nothing is measured. Pages are README.md (readme) and those in
 experiments/results (dense, ladder, ragged). A block of a page stands between
 the lines `<!-- NAME:begin -->` and `<!-- NAME:end -->`, and is made of the rows
 in experiments/results/<device>; of a kernel and problem the last row counts.
-Plots lie beside the rows. A line is printed for each file that was written.
+Plots lie with the rows. A line is printed for each file that was written.
 
 With --rows, the folder that a program had as --output_dir, tables are printed,
-plots are drawn beside the rows, and no page changes.
+plots are drawn into it, and no page changes.
 
 Exit status: 0; 2 for a command that can't be carried out.
 """
@@ -53,6 +53,7 @@ _ROWS = flags.DEFINE_string(
 )
 cli.not_empty("rows")
 
+_BLOCK = re.compile(r"(?s)<!-- (\w+):begin -->.*?<!-- \1:end -->")
 Rows = Sequence[RowDict]
 Folders = Mapping[pathlib.Path, Rows]
 
@@ -300,7 +301,7 @@ def block(name: str) -> str:
   """The text between a page's markers of that name; draws its plots.
 
   Raises:
-    cli.FlagError: there is no such text, or no row for it.
+    cli.FlagError: no text has that name, or there is no row for it.
   """
   if name in BLOCKS:
     return BLOCKS[name]()
@@ -324,13 +325,20 @@ def write_page(page: pathlib.Path) -> None:
     cli.FlagError: no text belongs to a marker, or a marker has no end.
   """
   old = page.read_text()
-  for name in re.findall(r"<!-- (\w+):begin -->", old):
-    try:
-      tables.update_file(page, name, block(name))
-    except ValueError as error:
-      raise cli.FlagError(str(error)) from None
-  changed = page.read_text() != old
-  print("rewrote" if changed else "nothing new for", page, flush=True)
+  begins = re.findall(r"<!-- (\w+):begin -->", old)
+  if begins != [match[1] for match in _BLOCK.finditer(old)]:
+    raise cli.FlagError(
+      f"{page}: want a line <!-- NAME:end --> after each <!-- NAME:begin -->"
+    )
+
+  def text(match: re.Match[str]) -> str:
+    name = match[1]
+    return f"<!-- {name}:begin -->\n\n{block(name)}\n\n<!-- {name}:end -->"
+
+  new = _BLOCK.sub(text, old)
+  if new != old:
+    page.write_text(new)
+  print("nothing new for" if new == old else "rewrote", page, flush=True)
 
 
 def show_folder(folder: pathlib.Path) -> None:

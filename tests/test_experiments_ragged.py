@@ -1,6 +1,5 @@
 """The program that compares grouped products with XLA's. No GPU needed."""
 
-import sys
 import types
 
 import jax
@@ -11,9 +10,7 @@ import pytest
 from experiments import ragged
 from experiments.harness import (
   cli,
-  ladder_cases,
   ragged_cases,
-  ragged_peers,
   rows,
   shapes,
   timing,
@@ -28,11 +25,6 @@ SMALL = [
   SHAPE | {"pass_": "forward", "sizes": "one_hot"},
   SHAPE | {"pass_": "dw", "sizes": "odd"},
 ]
-# Kernels of the arms that have stand-ins.
-RAN = {
-  "jax_ragged_dot_mgpu": ("body_mosaic_gpu_kernel",),
-  "tokamax mosaic": ("ragged_dot_sm90_mosaic_gpu_kernel",),
-}
 
 
 def case(**fields):
@@ -54,7 +46,7 @@ def run(monkeypatch, tmp_path, capsys):
 @pytest.fixture
 def gpu(monkeypatch):
   """Pretends that there is a GPU, where calls take made-up times."""
-  programs.pretend_times(monkeypatch, RAN)
+  programs.pretend_times(monkeypatch)
   fake = types.SimpleNamespace(targets_gpu=lambda: True)
   monkeypatch.setattr(ragged, "compat", fake)
   monkeypatch.setattr(run_lib, "_BANDWIDTH_SHAPE", (64, 32))
@@ -181,84 +173,6 @@ def test_an_impossible_flag_is_an_error_in_a_line(run, args, message):
   with pytest.raises(cli.FlagError, match=message) as caught:
     run(*args)
   assert "\n" not in str(caught.value)
-
-
-# JAX's example kernel.
-
-
-@pytest.fixture
-def example(monkeypatch):
-  """A stand-in for the example; yields what each config is to give."""
-  by_config = {}
-
-  def ragged_dot(lhs, rhs, *, group_sizes, **config):
-    give = by_config.get(config["block_m"], jax.lax.ragged_dot)
-    return give(lhs, rhs, group_sizes)
-
-  # pylint: disable=g-import-not-at-top
-  from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu
-
-  monkeypatch.setattr(ragged_dot_mgpu, "ragged_dot", ragged_dot)
-  fake = types.SimpleNamespace(targets_gpu=lambda: True)
-  monkeypatch.setattr(ladder_cases, "compat", fake)
-  configs = ((128, 16, 4, 4, 1), (64, 8, 4, 4, 2), (64, 16, 4, 4, 2))
-  monkeypatch.setattr(ragged_peers, "_RAGGED_CONFIGS", configs)
-  return by_config
-
-
-def test_the_example_runs_with_its_fastest_config(run, gpu, example, tmp_path):
-  status, out = run("--suite=decode")
-  assert status == 0, out
-  row = stored(tmp_path)[-1]
-  found = row["arms"]["jax_ragged_dot_mgpu"]
-  # The fake takes least for the first.
-  assert found["config"]["block_m"] == 128 and found["config"]["block_k"] == 4
-  assert "jax_ragged_dot_mgpu" not in row["skipped"]
-
-
-def test_an_example_that_is_wrong_is_not_timed(run, gpu, example, tmp_path):
-  example[128] = lambda lhs, rhs, sizes: jax.lax.ragged_dot(-lhs, rhs, sizes)
-  run("--suite=decode")
-  row = stored(tmp_path)[-1]
-  assert row["passed"] is True
-  assert row["skipped"]["jax_ragged_dot_mgpu"].startswith("wrong: an error of")
-
-
-def test_an_example_that_ran_other_kernels_is_left_out(
-  run, gpu, example, monkeypatch, tmp_path
-):
-  dense = {"jax_ragged_dot_mgpu": ("nvjet_sm90_tst_256x128_64x4_NNT",)}
-  programs.pretend_times(monkeypatch, dense)
-  status, out = run("--suite=decode")
-  assert status == 0, out
-  row = stored(tmp_path)[-1]
-  assert list(row["arms"]) == ["pallas_gemm", "lax.ragged_dot", "jnp.dot"]
-  assert row["skipped"]["jax_ragged_dot_mgpu"] == (
-    "it is not what its name says: it ran nvjet_sm90_tst; it needs the kernel"
-    " that JAX calls body"
-  )
-  assert "no jax_ragged_dot_mgpu: it is not what its name says" in out
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_tokamax_is_held_to_the_bound(
-  run, gpu, example, monkeypatch, tmp_path, sign
-):
-  def ragged_dot(lhs, rhs, *, group_sizes, implementation):
-    if implementation == "triton":
-      raise TypeError("no such argument")
-    return jax.lax.ragged_dot(sign * lhs, rhs, group_sizes)
-
-  module = types.SimpleNamespace(ragged_dot=ragged_dot, __version__="1.2")
-  monkeypatch.setitem(sys.modules, "tokamax", module)
-  monkeypatch.setattr(ragged_peers, "triton_config", dict)
-  run("--suite=decode")
-  row = stored(tmp_path)[-1]
-  assert row["skipped"]["tokamax triton"] == "TypeError: no such argument"
-  if sign < 0:
-    assert row["skipped"]["tokamax mosaic"].startswith("wrong: an error of")
-  else:
-    assert row["arms"]["tokamax mosaic"]["config"] == {"tokamax": "1.2"}
 
 
 # Cases.

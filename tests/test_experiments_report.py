@@ -161,7 +161,9 @@ def test_files_that_hold_no_such_rows(run, tmp_path, content, message):
 @pytest.mark.parametrize(
   "text, message",
   [
-    ("<!-- dense:begin -->", "want one line <!-- dense:begin"),
+    ("<!-- dense:begin -->", "want a line <!-- NAME:end --> after each"),
+    ("<!-- dense:end --><!-- dense:begin -->", "dense.md: want a line"),
+    (2 * "<!-- dense:begin -->" + "<!-- dense:end -->", "want a line"),
     ("<!-- other:begin --><!-- other:end -->", "no text is called other"),
   ],
 )

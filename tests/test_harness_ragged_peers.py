@@ -179,6 +179,22 @@ def test_an_arm_that_ran_other_kernels_is_skipped(
       assert row["baseline_ms_median"] is None
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_arm_with_a_config_is_held_to_the_bound(monkeypatch, sign):
+  each, name = case(), "tokamax mosaic"
+  fn = jax.jit(ragged_cases.lax(each))
+  theirs = jax.jit(lambda **operands: sign * fn(**operands))
+  arms = {"pallas_gemm": [Candidate(lambda: fn)]}
+  arms[name] = [Candidate(lambda: theirs, {"tokamax": "1.2"})]
+  own = {name: ("ragged_dot_sm90_mosaic_gpu_kernel",)}
+  programs.pretend_times(monkeypatch, own)
+  row = run_lib.Bench("ragged").measure(run_lib.Prepared(each, arms, {}))
+  if sign < 0:
+    assert row["skipped"][name].startswith("wrong: an error of")
+  else:
+    assert row["arms"][name]["config"] == {"tokamax": "1.2"}
+
+
 def test_the_fusion_s_reason_names_the_versions_that_it_needs():
   claim = ragged_cases.CLAIMS["lax.ragged_dot fused"]
   said = claim.refuted(DENSE)

@@ -174,34 +174,6 @@ def test_problems_with_most_rungs_come_first():
   assert [len(group) for group in groups] == [2, 1]
 
 
-def test_blocks_between_markers(tmp_path):
-  path = tmp_path / "page.md"
-  path.write_text("a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb\n")
-  assert tables.update_file(path, "x", "\nnew\n")
-  new = "a\n<!-- x:begin -->\n\nnew\n\n<!-- x:end -->\nb\n"
-  assert path.read_text() == new
-  assert not tables.update_file(path, "x", "new")
-  assert path.read_text() == new
-
-
-@pytest.mark.parametrize(
-  "text, said",
-  [
-    (None, "there is no"),
-    ("", "want one line"),
-    ("<!-- x:begin -->", "want one line"),
-    ("<!-- x:end --><!-- x:begin -->", "must come after"),
-    ("<!-- x:begin --><!-- x:begin --><!-- x:end -->", "want one line"),
-  ],
-)
-def test_markers_that_are_not_a_pair(tmp_path, text, said):
-  path = tmp_path / "page.md"
-  if text is not None:
-    path.write_text(text)
-  with pytest.raises(ValueError, match=rf"page\.md.*{said}|{said}.*page\.md"):
-    tables.update_file(path, "x", "new")
-
-
 def test_published_figures():
   boehm = ladder_tables.published(7)
   assert boehm.source == "S. Boehm"

@@ -273,7 +273,7 @@ def draw_stalls(rows: Sequence[RowDict]):
   """What warps wait for: each rung's shares, and how much it is.
 
   Sums differ by a factor of a hundred, so they have a log axis of their own
-  beside the shares.
+  next to the shares.
   """
   shown = largest(rows)
   waits = [grouped(row, shown) for row in rows]

@@ -36,7 +36,7 @@ def label(fields: RowDict) -> str:
 
 
 def cases(rows: Iterable[RowDict]) -> list[RowDict]:
-  """The rows of an op beside its baseline."""
+  """The rows that compare an op with its baseline."""
   return [row for row in rows if "epilogue" in row]
 
 

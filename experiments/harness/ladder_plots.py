@@ -283,7 +283,7 @@ def _place(ax, x: float, y: float) -> tuple[float, float]:
 
 
 def _label(ax, text, point, offset, colour, **font) -> None:
-  """A text beside a point, and a thin line from one to the other."""
+  """A text next to a point, and a thin line from one to the other."""
   line = {
     "arrowstyle": "-", "color": colour, "lw": 0.6, "shrinkA": 0, "shrinkB": 0,
     "relpos": (0, 0.5),

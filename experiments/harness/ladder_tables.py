@@ -289,7 +289,7 @@ def published(number: int) -> Published | None:
 
 
 def _published_column(rows: Sequence[RowDict]) -> tables.Columns:
-  """A column of a published ladder, if one has such rungs."""
+  """A column of a published ladder, if one has these rungs."""
   numbers = [row["number"] for row in rows if row["number"] is not None]
   for ladder in filter(None, map(published, numbers)):
 

@@ -82,11 +82,11 @@ def title(figure, words: str) -> None:
 
 
 def note(
-  ax, words: str, at: tuple[Any, Any], beside: tuple[float, float], **font: Any
+  ax, words: str, at: tuple[Any, Any], offset: tuple[float, float], **font: Any
 ):
   """Writes words so many points right of and above a place in the data."""
-  offset = {"xytext": beside, "textcoords": "offset points"}
-  return ax.annotate(words, at, **offset, **font)
+  place = {"xytext": offset, "textcoords": "offset points"}
+  return ax.annotate(words, at, **place, **font)
 
 
 def lines(ax, names: Sequence[str], top: float = -0.6) -> None:

@@ -12,7 +12,7 @@ from experiments.harness.tables import RowDict
 DECODE, SIZES = "decode", "sizes"
 # What the op is compared with, in the order of columns.
 OTHERS = (*ragged_cases.PEERS, ragged_cases.TWO, ragged_cases.DENSE)
-# What arithmetic is taken to allow: near what dense products beside these do,
+# What arithmetic is taken to allow: near what dense products of that size do,
 # 715 to 844 in rows of an H200, not the datasheet's rate.
 FLOOR_TFLOPS = 800
 _percent = tables.formatted(".0%")
@@ -26,7 +26,7 @@ _COLOURS = {
   "tokamax triton": plots.ORANGE,
   ragged_cases.LAX: plots.GREY,
 }
-# Lines, told apart by markers too; what distributions are called beside them.
+# Lines, told apart by markers too; what distributions are called there.
 _LINES = (plots.BLUE, "o"), (plots.GREEN, "s"), (plots.VERMILLION, "^")
 _CALLED = {"random": "multinomial", "zipf": "skewed (zipf)"}
 _BY_THEMSELVES = (DECODE, SIZES)
@@ -173,7 +173,7 @@ def markdown(rows: Sequence[RowDict]) -> str:
 
 
 def against(rows: Iterable[RowDict]) -> tables.Table:
-  """Header and cells: each suite beside each peer, losses counted."""
+  """Header and cells: each suite against each peer, losses counted."""
 
   def speed(line: tuple[RowDict, str]) -> float | None:
     return speed_over(*line)

@@ -1,6 +1,6 @@
 """GPU kernel time of several functions, interleaved.
 
-The functions under comparison ("arms") run in turn, A B A B, inside one CUPTI
+The functions under comparison ("arms") are interleaved, A B A B, in one CUPTI
 session, so that a change of clock or temperature meets all of them alike.
 Before each call a flush evicts the L2 cache; the flush is kept out of the
 sums. A call's time is the sum over the kernels it launched: copies, pads and
