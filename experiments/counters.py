@@ -142,7 +142,7 @@ def chosen() -> list[contract.Rung]:
   rungs = cli.parse_rungs(cli.KERNELS.value, ladder_lib.LADDER)
   found = [rung for rung in rungs if dtype is None or dtype in rung.dtypes]
   if not found:
-    raise cli.FlagError(f"--dtype: no such rung takes {dtype}")
+    raise cli.FlagError(f"--dtype: none of these rungs takes {dtype}")
   return found
 
 

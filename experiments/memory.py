@@ -145,7 +145,7 @@ def chosen(found: Sequence[Probe]) -> list[Probe]:
   """Those of the probes that the flags name.
 
   Raises:
-    cli.FlagError: no such measure or level, or nothing is left.
+    cli.FlagError: an unknown measure or level, or nothing is left.
   """
   given = {}
   for flag, there in ((_MEASURES, MEASURES), (_LEVELS, LEVELS)):

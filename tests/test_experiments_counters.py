@@ -64,7 +64,7 @@ def test_counters_take_the_name_that_is_there_and_scale():
   }
 
 
-# What a child says of a rung, on an H200, and ncu beside it.
+# What a child says of a rung, on an H200, and ncu with it.
 SAID_OF_ONE = {
   "registers": 168,
   "spill_bytes": 0,
@@ -255,7 +255,7 @@ def test_what_ncu_refuses_is_said(run, tmp_path):
     (["--ncu=/no/such/ncu"], "--ncu: there is no /no/such/ncu"),
     (["--kernels=12"], "--kernels: no rung '12'"),
     (["--shapes=1x1"], "--shapes: want MxNxK"),
-    (["--dtype=float16"], "--dtype: no such rung takes float16"),
+    (["--dtype=float16"], "--dtype: none of these rungs takes float16"),
     (["--gpu=potato"], "--gpu: name must be a known GPU"),
     (["--output_dir=tests/conftest.py/below"], "--output_dir: want .*conftest"),
   ],

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from docs.sass import extract
 from experiments import memory
 from experiments.harness import cli, compiled, provenance, rows, timing
 from experiments.harness import memory_kernels as kernels
@@ -106,7 +107,7 @@ def test_probes_are_of_whole_rounds_and_fit(name):
 
 
 def test_blocks_of_an_sm_read_different_parts_of_the_l2():
-  """Else one would find in L1 what another has brought there."""
+  """Else one would find in L1 what another has loaded."""
   gpu = hardware.lookup("H200")
   (probe,) = (
     x for x in memory.probes(gpu) if (x.measure, x.level) == ("rate", "l2")
@@ -231,19 +232,9 @@ def _compile(name, words, **keywords):
 
 
 def loops(sass):
-  """Instructions of each loop, a backward branch and what it repeats."""
-  text, starts, found = [], {}, []
-  for line in sass.splitlines():
-    if label := re.match(r"(\.L_x_\d+):", line):
-      starts[label[1]] = len(text)
-    elif code := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", line):
-      text.append(code[1])
-      branch = re.search(r"BRA `\((\.L_x_\d+)\)", code[1])
-      if branch and branch[1] in starts:
-        body = text[starts[branch[1]] :]
-        if len(body) > 1:  # not the trap after a kernel's end
-          found.append(body)
-  return found
+  """Instructions of each loop, but for the trap after a kernel's end."""
+  found = (loop.instructions for loop in extract.loops(sass))
+  return [body for body in found if len(body) > 1]
 
 
 def count(body, instruction):
@@ -253,13 +244,10 @@ def count(body, instruction):
 # By whether the ring is in shared memory: the address, the load.
 CHASES = {
   False: (
-    r"IMAD\.WIDE (R\d+), (R\d+)(?:\.reuse)?, 0x4, R\d+",
-    r"LDG\.E (R\d+), desc\[UR\d+\]\[(R\d+)\.64\]",
+    r"IMAD\.WIDE (R\d+), (R\d+)(?:\.reuse)?, 0x4, R\d+"
+    r"|LDG\.E (R\d+), desc\[UR\d+\]\[(R\d+)\.64\]"
   ),
-  True: (
-    r"LEA (R\d+), (R\d+)(?:\.reuse)?, UR\d+, 0x2",
-    r"LDS (R\d+), \[(R\d+)\]",
-  ),
+  True: (r"LEA (R\d+), (R\d+)(?:\.reuse)?, UR\d+, 0x2|LDS (R\d+), \[(R\d+)\]"),
 }
 
 
@@ -269,14 +257,8 @@ def test_a_step_of_a_chase_is_an_address_and_a_load(shared, words):
   kernel = _compile("chase", words, shared=shared)
   assert kernel.spill_bytes == kernel.stack_bytes == 0
   found = loops(kernel.sass)
-  assert found
-  address, load = CHASES[shared]
   for body in found:
-    chain = [
-      match.groups()
-      for line in body
-      if (match := re.search(f"{address}|{load}", line))
-    ]
+    chain = [m.groups() for x in body if (m := re.search(CHASES[shared], x))]
     addresses = [x[:2] for x in chain if x[0]]
     loads = [x[2:] for x in chain if x[2]]
     assert len(addresses) == len(loads) > 0
@@ -294,9 +276,9 @@ def test_a_step_of_a_chase_is_an_address_and_a_load(shared, words):
 @pytest.mark.aot
 @pytest.mark.parametrize(
   ("words", "shared", "load"),
-  [
-    (2**13, False, r"LDG\.E\.128\S*"),  # L1
-    (2**22, False, r"LDG\.E\.128\S*"),  # L2
+  [  # L1, L2, shared
+    (2**13, False, r"LDG\.E\.128\S*"),
+    (2**22, False, r"LDG\.E\.128\S*"),
     (2**13, True, r"LDS\.128"),
   ],
 )

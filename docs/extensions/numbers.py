@@ -19,7 +19,7 @@ def rung(text: str) -> str:
   """A figure of a timed row: "6 tflops", "12 jnp 4096x8192x4096 h100".
 
   Raises:
-    UnknownError: there is no such rung, row or figure.
+    UnknownError: no rung, row or figure of that name.
   """
   name, field, shape, gpu = _parsed(text)
   try:
@@ -52,7 +52,7 @@ def counter(text: str) -> str:
   """A counter, a stall or a part of the occupancy: "6 dram_read_bytes".
 
   Raises:
-    UnknownError: there is no such rung or counter.
+    UnknownError: no rung or counter of that name.
   """
   name, key, shape, gpu = _parsed(text)
   if shape != results.CUBE:
@@ -72,7 +72,7 @@ def model(text: str) -> str:
   """What the traffic model says: "6 global_read_bytes", "6 floor h100".
 
   Raises:
-    UnknownError: there is no such rung or figure.
+    UnknownError: no rung or figure of that name.
   """
   name, key, shape, gpu = _parsed(text)
   t = traffic_of(name, shape, gpu)
@@ -111,7 +111,7 @@ def published_figure(text: str) -> str:
   A last "x" is the step's speed over cuBLAS on the same GPU.
 
   Raises:
-    UnknownError: there is no such ladder or step.
+    UnknownError: no ladder or step of that name.
   """
   source, *step = lookup.words(text, 2, "a source and a step")
   found = [
@@ -140,7 +140,7 @@ def gpu(text: str) -> str:
   """A fact of a GPU: "h200 sms", "rtx 3090 fp32", "h100 ridge_bf16".
 
   Raises:
-    UnknownError: there is no such GPU or fact.
+    UnknownError: no GPU or fact of that name.
   """
   *name, key = lookup.words(text, 2, "a GPU and a fact")
   device = results.gpu(" ".join(name))

@@ -100,7 +100,7 @@ def kernel(
     dtype: None: that of the only one there is.
 
   Raises:
-    UnknownError: there is no such row, or several.
+    UnknownError: no row matches, or several do.
   """
   wanted = {"kernel": name} | ({"dtype": dtype} if dtype else {})
   for experiment in ("ladder", "sweep"):

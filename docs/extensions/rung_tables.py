@@ -122,7 +122,7 @@ _QUANTITIES = {
 
 
 def traffic(label: str) -> str:
-  """The traffic model beside the bytes that were counted, at 4096^3."""
+  """The traffic model and the bytes that were counted, at 4096^3."""
   one = results.rung(label)
   rows = [results.counters(one, gpu) for gpu in results.MEASURED]
   models = [row.get("model") or {} for row in rows]
@@ -155,7 +155,7 @@ def traffic(label: str) -> str:
 
 
 def counters(label: str) -> str:
-  """A rung's counters and stalls beside those of the rung before."""
+  """A rung's counters and stalls, and those of the rung before."""
   one = results.rung(label)
   rungs = [x for x in (results.before(one), one) if x is not None]
   rows = [results.counters(x, gpu) for gpu in results.MEASURED for x in rungs]

@@ -1,4 +1,4 @@
-"""Grouped products beside what a JAX user writes instead: cases, by suite.
+"""Grouped products and what a JAX user writes instead: cases, by suite.
 
 A case is one pass (forward, a derivative, a gated product, a whole layer) on
 one shape with one distribution of group sizes. It is written several times:
@@ -44,7 +44,7 @@ CLAIMS = {
 }
 # What others have for grouped products.
 PEERS = (LAX, FUSED, EXAMPLE, EXAMPLE_DW, *TOKAMAX, *TUNED.values())
-# What can be measured beside an op; what is tuned, as an option.
+# What can be measured next to an op; what is tuned, as an option.
 BESIDE = (DENSE, TWO, LAX, FUSED, EXAMPLE, EXAMPLE_DW, *TOKAMAX)
 
 # 2*M*K*N FLOP, so many times.
