@@ -30,30 +30,46 @@ Exit status: 0; 1 if a case FAILED or could not run; 2 for a command that can't
 be carried out; 130 after Ctrl-C.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
+import inspect
 import os
+import statistics
 import tempfile
+import time
 from typing import Any
 
 from absl import flags
 import jax
+import jax.numpy as jnp
 
 from experiments.harness import (
   cli,
   dense_cases,
-  dense_latency,
   dense_tables,
 )
 from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
+from experiments.harness import shapes as shapes_lib
 from experiments.harness.case import Candidate
+import pallas_gemm
 from pallas_gemm import compat
-from pallas_gemm.tuning import autotune, cache
+from pallas_gemm.tuning import Problem, autotune, cache, model
 
 EXPERIMENT, UNSEEN = "dense", "dense_unseen"
-_NAMES = (*dense_cases.NAMES, dense_latency.SUITE)
+LATENCY = "latency"
+# Shapes that no suite has: nothing of them is compiled yet. The first is not
+# reported: it pays for what a process does once.
+FIRST_CALLS = (
+  shapes_lib.Shape(640, 768, 896),
+  shapes_lib.Shape(24, 5120, 3072),
+  shapes_lib.Shape(1280, 1536, 1792),
+  shapes_lib.Shape(3072, 5120, 2304),
+)
+TINY = shapes_lib.Shape(128, 128, 128)
+EAGER_CALLS = 200
+_NAMES = (*dense_cases.NAMES, LATENCY)
 
 for _name in ("shapes", "dtype", "seed", "output_dir", *cli.TIMED):
   flags.declare_key_flag(_name)
@@ -103,12 +119,12 @@ def chosen(on_gpu: bool) -> tuple[list[dense_cases.Case], bool]:
     names = ["quick" if on_gpu else "interpret"]
   cases = dense_cases.plain(shapes, dtype)
   cases += session_lib.parse_suites(
-    [name for name in names if name != dense_latency.SUITE],
+    [name for name in names if name != LATENCY],
     dense_cases.suite,
-    None if on_gpu else ("interpret", dense_latency.SUITE),
+    None if on_gpu else ("interpret", LATENCY),
   )
   # A suite that "all" has too is measured once.
-  latency = "all" in names or dense_latency.SUITE in names
+  latency = "all" in names or LATENCY in names
   return list(dict.fromkeys(cases)), latency
 
 
@@ -163,6 +179,77 @@ def tuned(case: dense_cases.Case) -> Candidate | None:
   return Candidate(lambda: compiled, config)
 
 
+def host_rows(
+  bench: run_lib.Bench, dtype: str, implementation: str | None
+) -> Iterator[dict[str, Any]]:
+  """Rows of what the host waits for: each as it is measured."""
+
+  def op(a, b):
+    return pallas_gemm.matmul(a, b, implementation=implementation)
+
+  def row(kernel: str, shape: shapes_lib.Shape, found, repeats: int):
+    fields = shape._asdict() | found
+    made = bench.row(suite=LATENCY, kernel=kernel, dtype=dtype, **fields)
+    return made | {"repeats": repeats}
+
+  def operands(shape: shapes_lib.Shape):
+    [case] = dense_cases.plain((shape,), dtype)
+    return jax.block_until_ready(case.draw(bench.seed))
+
+  first_calls(op, **operands(FIRST_CALLS[0]))
+  for shape in FIRST_CALLS[1:]:
+    found = first_calls(op, **operands(shape))
+    yield row("first_call", shape, found, 1)
+  found = eager_calls(op, **operands(TINY))
+  yield row("eager_call", TINY, found, EAGER_CALLS)
+  shapes = shapes_lib.suite("llama_70b")
+  found = {"choose_us": choosing(shapes, dtype)}
+  yield row("model.choose", shapes[0], found, len(shapes))
+
+
+def first_calls(op: Callable, a: jax.Array, b: jax.Array) -> dict[str, float]:
+  """ms until the first result of a jitted function: traced, compiled, run."""
+  found = {}
+  for name, fn in (
+    ("first_call_ms", op),
+    ("baseline_first_call_ms", lambda a, b: jnp.dot(a, b)),
+  ):
+    start = time.perf_counter()
+    jax.block_until_ready(jax.jit(fn)(a, b))
+    found[name] = (time.perf_counter() - start) * 1e3
+  return found
+
+
+def eager_calls(op: Callable, a: jax.Array, b: jax.Array) -> dict[str, float]:
+  """us until a call outside jit returns, its kernel perhaps still running."""
+  times: dict[str, list[float]] = {
+    "dispatch_us": [],
+    "baseline_dispatch_us": [],
+  }
+  arms = dict(zip(times, (op, jnp.dot)))
+  for fn in arms.values():
+    jax.block_until_ready(fn(a, b))
+  for _ in range(EAGER_CALLS):
+    for name, fn in arms.items():
+      start = time.perf_counter()
+      out = fn(a, b)
+      times[name].append((time.perf_counter() - start) * 1e6)
+      jax.block_until_ready(out)
+  return {name: statistics.median(values) for name, values in times.items()}
+
+
+def choosing(shapes: tuple[shapes_lib.Shape, ...], dtype: str) -> float:
+  """us that the cost model takes for a problem that it has not seen."""
+  choose = inspect.unwrap(model.choose)  # past its cache
+  found = []
+  for shape in shapes:
+    problem = Problem.flat(**shape._asdict(), dtype=dtype, out_dtype=dtype)
+    start = time.perf_counter()
+    choose(problem)
+    found.append((time.perf_counter() - start) * 1e6)
+  return statistics.median(found)
+
+
 def main(argv: Sequence[str]) -> int:
   """Measures what the flags say; returns the exit status."""
   del argv
@@ -184,8 +271,8 @@ def main(argv: Sequence[str]) -> int:
     )
     if latency:
       dtype = cli.DTYPE.value or "bfloat16"
-      rows = functools.partial(dense_latency.rows, bench, dtype, how)
-      session.host_rows(dense_latency.SUITE, rows, line)
+      rows = functools.partial(host_rows, bench, dtype, how)
+      session.host_rows(LATENCY, rows, line)
   title = f"The dense ops on {session.device}, relative to jnp"
   session.table(title, dense_tables.summary(session.rows))
   return session.finish()

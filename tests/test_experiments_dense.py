@@ -16,7 +16,6 @@ from experiments.harness import case as case_lib
 from experiments.harness import (
   cli,
   dense_cases,
-  dense_latency,
   dense_tables,
   rows,
   shapes,
@@ -117,8 +116,8 @@ def test_a_timed_run_compares_with_jnp(run, gpu, tmp_path):
 
 def test_all_suites_and_latency(run, gpu, monkeypatch, tmp_path):
   tiny = shapes.Shape(16, 24, 32)
-  monkeypatch.setattr(dense_latency, "FIRST_CALLS", (tiny, tiny))
-  monkeypatch.setattr(dense_latency, "EAGER_CALLS", 3)
+  monkeypatch.setattr(dense, "FIRST_CALLS", (tiny, tiny))
+  monkeypatch.setattr(dense, "EAGER_CALLS", 3)
   status, out = run("--suite=all,square")
   assert status == 0, out
   found = rows.latest(stored(tmp_path))
