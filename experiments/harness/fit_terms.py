@@ -37,7 +37,7 @@ _XLA = {
 }
 XLA = tuple(_XLA)
 NAMES = MODEL + XLA
-# At such a rate no time passes; JSON has no infinity.
+# At this rate no time passes; JSON has no infinity.
 _ENDLESS = 1e12
 # What overlaps with this exponent is as long as the longest part of it.
 _SHARP = 32.0
