@@ -39,7 +39,6 @@ from experiments.harness import (
   ncu,
   provenance,
 )
-from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
 from experiments.harness import shapes as shapes_lib
 from pallas_gemm import hardware
@@ -209,7 +208,7 @@ def make_row(
   }
 
 
-def show(console: console_lib.Console, row: Mapping[str, Any]) -> None:
+def show(console: cli.Console, row: Mapping[str, Any]) -> None:
   """A rung's counts, in lines."""
   label = ladder_tables.label(row)
   console.line(f"{label:>3} {row['kernel']} ({row['kernel_name']})")
@@ -229,7 +228,7 @@ def show(console: console_lib.Console, row: Mapping[str, Any]) -> None:
     console.line(f"   {field}: {', '.join(parts)}")
 
 
-def measure(console: console_lib.Console) -> int:
+def measure(console: cli.Console) -> int:
   """Counts the rungs of the flags; returns the exit status."""
   rungs = chosen()
   shapes = cli.parse_shapes(cli.SHAPES.value) or shapes_lib.suite("ladder")
@@ -267,7 +266,7 @@ def measure(console: console_lib.Console) -> int:
 
 
 def shape_rows(
-  console: console_lib.Console,
+  console: cli.Console,
   rungs: Sequence[contract.Rung],
   shape: shapes_lib.Shape,
   asked: Sequence[str],
@@ -295,7 +294,7 @@ def main(argv: Sequence[str]) -> int:
   del argv
   if _CHILD.value:
     return child()
-  return measure(console_lib.Console())
+  return measure(cli.Console())
 
 
 if __name__ == "__main__":

@@ -44,7 +44,6 @@ from absl import flags
 import numpy as np
 
 from experiments.harness import cli, fit_rows, fit_terms, provenance
-from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
 from experiments.harness.fit_rows import FOLDS, Rows
 from experiments.harness.fit_terms import MODEL, NAMES, XLA
@@ -351,7 +350,7 @@ def main(argv: Sequence[str]) -> int:
     cli.check_file("write", path)
   start = start_of_flags(gpu)
   folder = rows_lib.RESULTS / rows_lib.slug(gpu.name)
-  console = console_lib.Console()
+  console = cli.Console()
   study = Study(
     gpu, fit_rows.read(folder, gpu), start, cli.SEED.value, console.step
   )

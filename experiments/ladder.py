@@ -7,21 +7,21 @@
   python -m experiments.ladder --sweep              sizes from 128 to 8192
   python -m experiments.ladder --explain=7          what rung 7 is about
   python -m experiments.ladder --diff=6,7           what rung 7 changes of 6
-  python -m experiments.ladder --update_readme      pages of measured rows
 
 Every kernel is first checked against a float64 product, then timed on the GPU
-(CUPTI, every kernel that a call launches, cold L2) in turns with jnp.dot: in
-precision HIGHEST, which is exact fp32, for rungs 1-8; in 16 bits for 9-12.
+(CUPTI, every kernel that a call launches, cold L2), interleaved with jnp.dot:
+in precision HIGHEST, which is exact fp32, for rungs 1-8; in 16 bits for 9-12.
 One line a kernel is printed as the run goes:
 
   time (w: untimed calls, r: timed calls), TFLOP/s, GB/s, speed relative to
   jnp.dot and to the rung before (of a variant, to the rung it belongs to),
-  PASSED or FAILED, and the largest error beside the bound that correct
+  PASSED or FAILED, and the largest error as a part of the bound that correct
   arithmetic obeys.
 
 Rows go to experiments/results/<device>/ladder.jsonl as they are measured, so
 an interrupted run keeps what it finished (--resume goes on from there); those
-of --sweep to sweep.jsonl there. On a machine without an NVIDIA GPU the kernels
+of --sweep to sweep.jsonl there. `python -m experiments.report` makes tables and
+plots of them. On a machine without an NVIDIA GPU the kernels
 run in Pallas' GPU interpreter on a small problem: they are checked, their
 traffic is modelled, nothing is timed. A rung that another GPU than a Hopper
 can't run is skipped, and a line says why.
@@ -41,26 +41,23 @@ import jax
 
 from experiments.harness import (
   cli,
-  code_diff,
   compiled,
-  contestants,
-  ladder_pages,
+  ladder_cases,
   ladder_tables,
-  modelled,
-  prepared,
   provenance,
+  rung_text,
   tables,
 )
-from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
 from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
 from experiments.harness import shapes as shapes_lib
+from experiments.harness.ladder_cases import LadderCase
 from pallas_gemm import compat, hardware
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract
 
-EXPERIMENT, SWEEP = ladder_pages.EXPERIMENT, ladder_pages.SWEEP
+EXPERIMENT, SWEEP = "ladder", "sweep"
 # Of the sweep: by the model a call takes longer than this, in seconds, so it is
 # left out; or so long that fewer calls have to do.
 DOES_NOT_FIT_S, LONG_S, LONG_REPEATS = 1.0, 0.1, 5
@@ -111,34 +108,29 @@ _DIFF = flags.DEFINE_string(
   "Print what changes in the code from one rung to another, without docstrings"
   " and comments: --diff=6,7, --diff=7,8a; measure nothing.",
 )
-# Given any of these, --update_readme follows a measurement.
-_MEASURING = (
-    "kernels", "shapes", "sizes", "dtype", "alpha", "beta", "seed", "warmup",
-    "repeats", "peers", "resume", "sweep",
-)  # fmt: skip
 
 
-def contestants_of(
+def cases_of(
   problem: contract.Problem, rungs: Sequence[contract.Rung], on_gpu: bool
-) -> Iterator[contestants.Contestant]:
+) -> Iterator[LadderCase]:
   """Baselines, rungs and peers on one problem."""
   if on_gpu:
-    yield from contestants.baselines(problem)
+    yield from ladder_cases.baselines(problem)
   for rung in rungs:
-    yield contestants.rung(rung, problem)
+    yield ladder_cases.rung(rung, problem)
   if on_gpu and _PEERS.value and not _SWEEP.value:
-    for name in contestants.PEERS:
-      yield contestants.peer(name, problem)
+    for name in ladder_cases.PEERS:
+      yield ladder_cases.peer(name, problem)
 
 
 def compare(
-  case: contestants.Contestant,
+  case: LadderCase,
   session: session_lib.Session,
   bench: run_lib.Bench,
   gpu: hardware.Gpu,
   earlier: Sequence[dict[str, Any]],
 ) -> None:
-  """Measures a contestant: its line, its row, or why there is none.
+  """Measures a case: its line, its row, or why there is none.
 
   Args:
     case: what is measured.
@@ -154,7 +146,7 @@ def compare(
     session.console.line(f"{name}  skipped: {reason}")
     return
   if rung is not None and _SWEEP.value:
-    least_s = modelled.of_rung(rung, p, gpu).floor.seconds
+    least_s = rung_text.traffic_of(rung, p, gpu).floor.seconds
     if least_s > DOES_NOT_FIT_S:
       least = tables.duration(1e3 * least_s)
       session.console.line(f"{name}  does not fit: at least {least} (model)")
@@ -169,10 +161,10 @@ def compare(
     name,
     functools.partial(measure, bench, case),
     lambda row: measured_parts(row, session.rows),
-    may_fail=case.kernel in contestants.PEERS,
+    may_fail=case.kernel in ladder_cases.PEERS,
   )
   if rung is not None and not bench.timed:
-    session.console.line(f"   {modelled.line(rung, p, gpu)}")
+    session.console.line(f"   {rung_text.traffic_line(rung, p, gpu)}")
 
 
 def _why_skipped(rung: contract.Rung, problem: contract.Problem) -> str | None:
@@ -183,7 +175,7 @@ def _why_skipped(rung: contract.Rung, problem: contract.Problem) -> str | None:
 
 
 def _kept(
-  case: contestants.Contestant,
+  case: LadderCase,
   bench: run_lib.Bench,
   earlier: Sequence[dict[str, Any]],
 ) -> dict[str, Any] | None:
@@ -200,15 +192,13 @@ def _kept(
   return None if row is None or row["passed"] is False else row
 
 
-def measure(
-  bench: run_lib.Bench, case: contestants.Contestant
-) -> dict[str, Any]:
-  """The row of a contestant; of a rung, with what its kernel takes.
+def measure(bench: run_lib.Bench, case: LadderCase) -> dict[str, Any]:
+  """The row of a case; of a rung, with what its kernel takes.
 
   Raises:
     Exception: why it can't run here.
   """
-  ready = prepared.uncompiled(case)
+  ready = run_lib.uncompiled(case)
   if case.rung is not None and bench.timed:
     operands = case.draw(bench.seed)
     with compiled.capture() as facts:
@@ -263,7 +253,7 @@ def rungs_of(flag: str, names: str) -> dict[str, list[contract.Rung]]:
   """The rungs that a flag names, by the dtype they run in.
 
   Raises:
-    cli.FlagError: there is no such rung, or none takes the dtype.
+    cli.FlagError: no rung has that name, or none takes the dtype.
   """
   rungs = cli.parse_rungs(names, ladder_lib.LADDER, flag)
   groups = by_dtype(rungs, cli.DTYPE.value)
@@ -275,17 +265,17 @@ def rungs_of(flag: str, names: str) -> dict[str, list[contract.Rung]]:
   return groups
 
 
-def explain(name: str, console: console_lib.Console) -> int:
+def explain(name: str, console: cli.Console) -> int:
   """Prints a rung's page and the model's numbers."""
   groups = rungs_of("explain", name)
   gpu = cli.gpu()
   shapes = cli.parse_shapes(cli.SHAPES.value, _SIZES.value)
   for dtype, chosen in groups.items():
     for rung in chosen:
-      console.line(modelled.page(rung))
+      console.line(rung_text.page(rung))
       for shape in shapes or shapes_lib.suite("ladder"):
         problem = problem_of(shape, dtype)
-        console.line(modelled.explain(rung, problem, gpu))
+        console.line(rung_text.explain(rung, problem, gpu))
   return 0
 
 
@@ -295,13 +285,14 @@ def diff(text: str) -> int:
   if len(names) != 2:
     raise cli.FlagError(f"--diff: want two rungs, as in 6,7; got {text!r}")
   try:
-    code_diff.show(*map(ladder_lib.find, names))
+    older, newer = map(ladder_lib.find, names)
   except ValueError as error:
     raise cli.FlagError(f"--diff: {error}") from None
+  cli.Console().diff(rung_text.diff(older, newer))
   return 0
 
 
-def run(console: console_lib.Console) -> int:
+def run(console: cli.Console) -> int:
   """Measures what the flags say."""
   groups = rungs_of("kernels", cli.KERNELS.value)
   for flag in (_ALPHA, _BETA):
@@ -316,7 +307,7 @@ def run(console: console_lib.Console) -> int:
     case
     for shape in shapes
     for dtype, chosen in groups.items()
-    for case in contestants_of(problem_of(shape, dtype), chosen, on_gpu)
+    for case in cases_of(problem_of(shape, dtype), chosen, on_gpu)
   ]
   session = session_lib.start(console, experiment, on_gpu)
   if not on_gpu:
@@ -325,25 +316,16 @@ def run(console: console_lib.Console) -> int:
       f" {gpu.name}."
     )
   bench = session_lib.bench(experiment, on_gpu)
-  bench = dataclasses.replace(bench, host_calls=0)
   earlier = rows_lib.read(session.path) if _RESUME.value else []
   with session.measuring(len(cases)):
     for case in cases:
       compare(case, session, bench, gpu, earlier)
   title = f"The ladder on {session.device}"
-  ladder_pages.print_table(console, title, session.rows)
-  status = session.finish(lambda rows: _show(session))
+  session.table(title, ladder_tables.summary(session.rows))
+  status = session.finish()
   if session.interrupted:
     console.line("--resume goes on from there")
   return status
-
-
-def _show(session: session_lib.Session) -> None:
-  """Plots, and pages of this device's rows or of all."""
-  everything = cli.UPDATE_README.value
-  folders = ladder_pages.folders() if everything else [session.path.parent]
-  devices = [ladder_pages.Device.read(folder) for folder in folders]
-  ladder_pages.show(session.console, devices)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -352,10 +334,10 @@ def main(argv: Sequence[str]) -> int:
   if _EXPLAIN.value is not None and _DIFF.value is not None:
     raise cli.FlagError("--explain, --diff: want one of them")
   if _EXPLAIN.value is not None:
-    return explain(_EXPLAIN.value, console_lib.Console())
+    return explain(_EXPLAIN.value, cli.Console())
   if _DIFF.value is not None:
     return diff(_DIFF.value)
-  return session_lib.main(_MEASURING, run, ladder_pages.from_rows)
+  return run(cli.Console())
 
 
 if __name__ == "__main__":

@@ -42,7 +42,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.harness import cli, provenance, timing
-from experiments.harness import console as console_lib
 from experiments.harness import memory_kernels as kernels
 from experiments.harness import session as session_lib
 from pallas_gemm import compat, hardware
@@ -288,7 +287,7 @@ def parts(row: dict[str, Any]) -> list[str]:
 def main(argv: Sequence[str]) -> int:
   """Measures what the flags say; returns the exit status."""
   del argv
-  console = console_lib.Console()
+  console = cli.Console()
   on_gpu, gpu = compat.targets_gpu(), hardware.current()
   taken = chosen(probes(gpu) if on_gpu else tiny_probes())
   session = session_lib.start(

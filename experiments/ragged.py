@@ -4,8 +4,7 @@
   python -m experiments.ragged --suite=mixtral
   python -m experiments.ragged --suite=deepseek,qwen --passes=forward
   python -m experiments.ragged --suite=all          every suite, some minutes
-  python -m experiments.ragged --suite=sizes,odd,experts   beside all of them
-  python -m experiments.ragged --update_readme      README from measured rows
+  python -m experiments.ragged --suite=sizes,odd,experts   with all peers
 
 A case is one pass (forward; dx and dw, the derivatives for rows and weights;
 gated; a whole mixture-of-experts layer) on one shape with one distribution of
@@ -16,17 +15,19 @@ tokamax where it is installed, and by one jnp.dot of the same FLOPs, which no
 grouped product can be expected to beat. What can't run, is wrong, would take
 too long, or ran other kernels than its name says, is left out with its reason.
 The first result is checked against float64 on sampled groups, rows and columns;
-then all are timed in turns (CUPTI, every kernel that a call launches, cold L2).
+then all are timed, interleaved (CUPTI, every kernel that a call launches, cold
+L2).
 One line a case is printed as the run goes:
 
   implementation, time, TFLOP/s of the rows in groups, share (the least time
   that arithmetic or memory allow, over the time), speed relative to each of the
-  others, PASSED or FAILED, and the largest error beside the bound that correct
-  arithmetic obeys; for the suite decode also GB/s, beside a copy's.
+  others, PASSED or FAILED, and the largest error over the bound that correct
+  arithmetic obeys; for the suite decode also GB/s, over a copy's.
 
 Rows go to experiments/results/<device>/ragged.jsonl as they are measured, so
-an interrupted run keeps what it finished. Without an NVIDIA GPU a few tiny
-cases are checked, and timed by the host's clock, which says nothing of a GPU.
+an interrupted run keeps what it finished. `python -m experiments.report` makes
+tables and plots of them. Without an NVIDIA GPU a few tiny cases are checked,
+and nothing is timed.
 
 Exit status: 0; 1 if a case FAILED or could not run; 2 for a command that can't
 be carried out; 130 after Ctrl-C.
@@ -42,32 +43,17 @@ from absl import flags
 from experiments.harness import (
   cli,
   dense_tables,
-  prepared,
   ragged_cases,
-  ragged_plots,
+  ragged_peers,
   ragged_tables,
-  ragged_tokamax,
-  report,
   shapes,
 )
-from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
 from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
 from pallas_gemm import compat
 
 EXPERIMENT = "ragged"
-REPORT = report.Report(
-  experiment=EXPERIMENT,
-  summary=ragged_tables.summary,
-  timed=ragged_tables.timed,
-  markdown=ragged_tables.markdown,
-  figures={
-    "ragged.png": ragged_plots.throughput,
-    "ragged_decode.png": ragged_plots.decode,
-    "ragged_sizes.png": ragged_plots.sizes,
-  },
-)
 
 for _name in ("dtype", "seed", "output_dir", *cli.TIMED):
   flags.declare_key_flag(_name)
@@ -95,21 +81,16 @@ _IMPLEMENTATION = flags.DEFINE_enum(
 _BESIDE = flags.DEFINE_list(
   "beside",
   ["all"],
-  "What is measured beside the op, separated by commas:"
+  "What the op is compared with, separated by commas:"
   f" {', '.join(ragged_cases.BESIDE)}; all or none.",
 )
 _TUNE_TOKAMAX = flags.DEFINE_boolean(
   "tune_tokamax",
   False,
   "Whether tokamax, where it is measured, is so again with the config that its"
-  f" own tuner finds in about {ragged_tokamax.TUNING_S} s, for each shape and"
+  f" own tuner finds in about {ragged_peers.TUNING_S} s, for each shape and"
   " pass.",
 )
-# Given any of these, --update_readme follows a measurement.
-_MEASURING = (
-    "suite", "passes", "beside", "dtype", "seed", "warmup", "repeats",
-    "implementation", "tune_tokamax",
-)  # fmt: skip
 
 
 def chosen(on_gpu: bool) -> list[ragged_cases.Case]:
@@ -125,10 +106,10 @@ def chosen(on_gpu: bool) -> list[ragged_cases.Case]:
     )
   names = [name.strip() for name in _SUITE.value]
   names = names or ["quick" if on_gpu else "interpret"]
-  cases = cli.parse_suites(
+  cases = session_lib.parse_suites(
     names, ragged_cases.suite, None if on_gpu else ["interpret"]
   )
-  # A suite that is named beside "all" is measured once.
+  # A suite that "all" has too is measured once.
   found = [
     dataclasses.replace(x, tune_tokamax=_TUNE_TOKAMAX.value)
     for x in dict.fromkeys(cases)
@@ -141,11 +122,11 @@ def chosen(on_gpu: bool) -> list[ragged_cases.Case]:
   return found
 
 
-def beside() -> list[str] | None:
-  """The arms that the flags name beside the op; None for all.
+def arms() -> list[str] | None:
+  """The arms, other than the op, that the flags name; None for all.
 
   Raises:
-    cli.FlagError: there is no such arm.
+    cli.FlagError: no arm has that name.
   """
   names = [name.strip() for name in _BESIDE.value]
   if names in (["all"], ["none"]):
@@ -160,7 +141,7 @@ def beside() -> list[str] | None:
 
 
 def measure(
-  session: session_lib.Session, bench: run_lib.Bench, case: prepared.Prepared
+  session: session_lib.Session, bench: run_lib.Bench, case: run_lib.Prepared
 ) -> dict[str, Any]:
   """The row of a case, with its speed over that of groups of one size.
 
@@ -180,11 +161,12 @@ def measure(
   return row
 
 
-def run(console: console_lib.Console) -> int:
-  """Measures what the flags say."""
+def main(argv: Sequence[str]) -> int:
+  """Measures what the flags say; returns the exit status."""
+  del argv
   on_gpu, how = compat.targets_gpu(), _IMPLEMENTATION.value
-  cases, arms = chosen(on_gpu), beside()
-  session = session_lib.start(console, EXPERIMENT, on_gpu, name_width=66)
+  cases, peers = chosen(on_gpu), arms()
+  session = session_lib.start(cli.Console(), EXPERIMENT, on_gpu, name_width=66)
   bench = session_lib.bench(EXPERIMENT, on_gpu)
   with session.measuring(len(cases)):
     if on_gpu:
@@ -192,21 +174,14 @@ def run(console: console_lib.Console) -> int:
       session.host_rows("bandwidth", bench.measure_bandwidth, line)
     session.suites(
       cases,
-      functools.partial(prepared.prepare, implementation=how, peers=arms),
+      functools.partial(run_lib.prepare, implementation=how, peers=peers),
       functools.partial(measure, session, bench),
       ragged_tables.label,
       ragged_tables.measured_parts,
     )
   title = f"Grouped products on {session.device}"
-  REPORT.table(console, title, session.rows)
-  folder = session.path.parent
-  return session.finish(lambda rows: REPORT.show(console, rows, folder))
-
-
-def main(argv: Sequence[str]) -> int:
-  """Carries out the flags; returns the exit status."""
-  del argv
-  return session_lib.main(_MEASURING, run, REPORT.from_rows)
+  session.table(title, ragged_tables.summary(session.rows))
+  return session.finish()
 
 
 if __name__ == "__main__":

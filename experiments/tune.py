@@ -50,16 +50,9 @@ from typing import Any
 
 from absl import flags
 
-from experiments.harness import (
-  cli,
-  dense_cases,
-  freeze,
-  provenance,
-  ragged_cases,
-)
-from experiments.harness import console as console_lib
+from experiments.harness import cli, dense_cases, provenance, ragged_cases
 from experiments.harness import rows as rows_lib
-from pallas_gemm import autotuning, compat, hardware
+from pallas_gemm import autotuning, compat, hardware, tuning
 from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
@@ -340,18 +333,40 @@ def check_files() -> None:
     raise cli.FlagError("--resume: goes with --output")
 
 
+def shipped_table(device: str, suite: str = "all") -> str:
+  """The table of a GPU: what is chosen for each problem of the suites.
+
+  What was measured there, and is in the tuning cache, comes with its times; the
+  cost model's choices have none.
+  """
+  entries: dict[Problem, cache.Entry] = {}
+  with hardware.assume(device):
+    for cases in (dense_cases, ragged_cases):
+      for case in cases.suite(suite):
+        try:
+          found = autotuning.find(cases.ours(case), **case.operands())
+        except ValueError:  # nothing for the kernel
+          continue
+        for problem in (x.problem for x in found if x.problem not in entries):
+          if (entry := cache.lookup(problem) or cache.shipped(problem)) is None:
+            how = next(tuning.ranked(problem)).how
+            entry = cache.Entry(None if how == "xla" else how)
+          entries[problem] = entry
+    return cache.shipped_lines(entries.items())
+
+
 def main(argv: Sequence[str]) -> int:
   """Carries out the flags; returns the exit status."""
   del argv
   check_files()
   if _FREEZE.value is not None:
-    Path(_FREEZE.value).write_text(freeze.table_of(hardware.current().name))
+    Path(_FREEZE.value).write_text(shipped_table(hardware.current().name))
     return 0
   cases = cases_of_flags()
   if _SHARE.value is not None:
     work_alone(cases)
     return 0
-  console, interrupt = console_lib.Console(), console_lib.Interrupt()
+  console, interrupt = cli.Console(), cli.Interrupt()
   done, is_bad = 0, False
   alone = (measure() for measure in in_time(cases))
   try:

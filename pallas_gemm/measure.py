@@ -72,8 +72,6 @@ def kernels(
   calls: Mapping[Hashable, Call],
   repeats: int,
   flush: Call | None = None,
-  *,
-  tick: Callable[[], None] = lambda: None,
 ) -> dict[Hashable, list[list[Kernel]]]:
   """The kernels of each call, round by round, in the order they ran.
 
@@ -82,7 +80,6 @@ def kernels(
     repeats: rounds, in each of which every call has its turn.
     flush: runs before every call, its kernels left out; see `l2_flush`. None
       leaves the caches as the call before left them.
-    tick: called after each round.
 
   Raises:
     RuntimeError: a call launched no kernel, the kernels that were seen do not
@@ -104,7 +101,6 @@ def kernels(
         for name, call in (*before, turn):
           jax.block_until_ready(call())
           made.append(name)
-      tick()
   want = sum(len(names[name]) for name in made)
   if len(events) != want:
     raise RuntimeError(

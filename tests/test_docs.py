@@ -14,7 +14,7 @@ import pytest
 import docs.extensions
 import examples
 import experiments
-from experiments.harness import overview
+from experiments import report
 import pallas_gemm
 from tests.support import pages
 
@@ -149,11 +149,11 @@ def test_the_readme_ends():
 
 def test_the_readme_has_the_rows_of_today():
   for name, table in (
-    ("ladder_overview", overview.ladder()),
-    ("ops_overview", overview.ops()),
+    ("ladder_overview", report.ladder_overview()),
+    ("ops_overview", report.ops_overview()),
   ):
     assert f"<!-- {name}:begin -->\n\n{table}\n" in README, (
-      "run python -m experiments.ladder --update_readme"
+      "run python -m experiments.report readme"
     )
 
 

@@ -253,7 +253,7 @@ def test_what_ncu_refuses_is_said(run, tmp_path):
   "args, message",
   [
     (["--ncu=/no/such/ncu"], "--ncu: there is no /no/such/ncu"),
-    (["--kernels=12"], "--kernels: no rung 12"),
+    (["--kernels=12"], "--kernels: no rung '12'"),
     (["--shapes=1x1"], "--shapes: want MxNxK"),
     (["--dtype=float16"], "--dtype: none of these rungs takes float16"),
     (["--gpu=potato"], "--gpu: name must be a known GPU"),

@@ -1,7 +1,5 @@
 """The program that compares grouped products with XLA's. No GPU needed."""
 
-import re
-import sys
 import types
 
 import jax
@@ -12,10 +10,7 @@ import pytest
 from experiments import ragged
 from experiments.harness import (
   cli,
-  peers,
   ragged_cases,
-  ragged_peers,
-  ragged_tokamax,
   rows,
   shapes,
   timing,
@@ -30,11 +25,6 @@ SMALL = [
   SHAPE | {"pass_": "forward", "sizes": "one_hot"},
   SHAPE | {"pass_": "dw", "sizes": "odd"},
 ]
-# Kernels of the arms that have stand-ins.
-RAN = {
-  "jax_ragged_dot_mgpu": ("body_mosaic_gpu_kernel",),
-  "tokamax mosaic": ("ragged_dot_sm90_mosaic_gpu_kernel",),
-}
 
 
 def case(**fields):
@@ -44,12 +34,10 @@ def case(**fields):
 @pytest.fixture
 def run(monkeypatch, tmp_path, capsys):
   """Runs the program in this process: (status, standard output)."""
-  (tmp_path / "README.md").write_text(programs.readme("ragged"))
   monkeypatch.setitem(shapes.GROUPED, "interpret", shapes.Suite(SMALL, ()))
 
   def call(*args):
-    places = f"--output_dir={tmp_path}", f"--readme={tmp_path / 'README.md'}"
-    status = programs.call(ragged.main, [*places, *args])
+    status = programs.call(ragged.main, [f"--output_dir={tmp_path}", *args])
     return status, capsys.readouterr().out
 
   return call
@@ -58,7 +46,7 @@ def run(monkeypatch, tmp_path, capsys):
 @pytest.fixture
 def gpu(monkeypatch):
   """Pretends that there is a GPU, where calls take made-up times."""
-  programs.pretend_times(monkeypatch, RAN)
+  programs.pretend_times(monkeypatch)
   fake = types.SimpleNamespace(targets_gpu=lambda: True)
   monkeypatch.setattr(ragged, "compat", fake)
   monkeypatch.setattr(run_lib, "_BANDWIDTH_SHAPE", (64, 32))
@@ -92,7 +80,7 @@ def test_a_run_without_a_gpu_checks_all(run, tmp_path):
     assert row["passed"] is True and row["max_error"] <= row["error_bound"]
     assert row["implementation"] == "xla" and row["config"] is None
     assert row["ms_median"] is None and row["tflops"] is None
-    assert row["wall_ms_median"] > 0 and row["arms"] == {}
+    assert row["arms"] == {}
     assert (row["suite"], row["groups"]) == ("interpret", 3)
     assert row["kernel"] == "ragged_dot" and row["dtype"] == "bfloat16"
   forward, _, dw = (row["skipped"] for row in found)
@@ -103,7 +91,7 @@ def test_a_run_without_a_gpu_checks_all(run, tmp_path):
     assert skipped.pop("lax.ragged_dot fused") == "XLA has it for GPUs"
     missing = example, "tokamax mosaic", "tokamax triton"
     assert skipped == dict.fromkeys(missing, "it needs a Hopper GPU")
-  assert out.count("PASSED") == 3 and "nothing was timed on a GPU" in out
+  assert out.count("PASSED") == 3 and "checked, not timed" in out
 
 
 def test_passes_choose_among_the_cases(run, tmp_path):
@@ -114,7 +102,7 @@ def test_passes_choose_among_the_cases(run, tmp_path):
 
 
 def test_a_timed_run_compares_all_arms(run, gpu, tmp_path):
-  status, out = run("--suite=quick", "--noplot")
+  status, out = run("--suite=quick")
   assert status == 0, out
   copy, _, even, one_hot, dw = stored(tmp_path)
   for row in stored(tmp_path):
@@ -141,31 +129,6 @@ def test_a_timed_run_compares_all_arms(run, gpu, tmp_path):
   assert "2.000x of lax.ragged_dot" in out and "3.000x of jnp.dot" in out
 
 
-def test_all_suites_plots_and_readme(run, gpu, tmp_path):
-  status, out = run("--suite=all,decode", "--update_readme")
-  assert status == 0, out
-  suites = [row["suite"] for row in stored(tmp_path)]
-  assert suites == ["bandwidth"] * 2 + ["distributions"] * 2 + ["decode"]
-  assert (tmp_path / "ragged.png").stat().st_size > 10_000
-  assert (tmp_path / "ragged_decode.png").stat().st_size > 10_000
-  text = (tmp_path / "README.md").read_text()
-  assert text.startswith("# Title\n\n<!-- ragged:begin -->\n\n")
-  assert (
-    text.endswith("\n\n<!-- ragged:end -->\n\nEnd.\n") and "old" not in text
-  )
-  assert "| distributions | forward | 2 |" in text
-  assert "| one_hot | 1.000x |" in text
-  assert re.search(r"\| 12x16x8 in 3 random, forward \| .* \| \d+% \|", text)
-  assert "* `jax_ragged_dot_mgpu`, distributions, decode: it needs" in text
-  assert "![ragged](ragged.png)" in text
-  # Alone, it measures nothing and finds nothing new.
-  status, out = run("--update_readme")
-  assert status == 0 and "nothing new for" in out
-  (tmp_path / "README.md").write_text("no markers")
-  with pytest.raises(cli.FlagError, match="want one line <!-- ragged:begin"):
-    run("--update_readme")
-
-
 def test_what_can_not_run_costs_no_other(run, monkeypatch, tmp_path):
   def broken(real, lhs, rhs, group_sizes, **kwargs):
     if isinstance(rhs, jax.core.Tracer) and rhs.shape[0] == 3:
@@ -182,12 +145,12 @@ def test_what_can_not_run_costs_no_other(run, monkeypatch, tmp_path):
   assert "can't run here: RuntimeError: no such instruction\n" in out
 
 
-def test_an_arm_beside_the_op_may_fail(run, gpu, monkeypatch, tmp_path):
+def test_another_arm_than_the_op_may_fail(run, gpu, monkeypatch, tmp_path):
   def no_memory(*args):
     raise MemoryError("RESOURCE_EXHAUSTED: out of memory")
 
-  monkeypatch.setattr(run_lib.Bench, "_beside", no_memory)
-  status, out = run("--suite=decode", "--noplot")
+  monkeypatch.setattr(run_lib.Bench, "_checked", no_memory)
+  status, out = run("--suite=decode")
   assert status == 0, out
   row = stored(tmp_path)[-1]
   assert list(row["arms"]) == ["pallas_gemm"]
@@ -204,103 +167,12 @@ def test_an_arm_beside_the_op_may_fail(run, gpu, monkeypatch, tmp_path):
     (["--passes=dx"], "--passes=dx: interpret has no such case"),
     (["--beside=me"], "--beside: no 'me'; there are jnp.dot"),
     (["--dtype=float32"], "--dtype: the ops are compared in 16 bits"),
-    (["--from_rows=/no/such"], "--from_rows: there is no /no/such"),
-    (["--update_readme"], "no timed rows"),
   ],
 )
 def test_an_impossible_flag_is_an_error_in_a_line(run, args, message):
   with pytest.raises(cli.FlagError, match=message) as caught:
     run(*args)
   assert "\n" not in str(caught.value)
-
-
-def test_help_is_for_newcomers():
-  status, out, err = programs.start("experiments.ragged", "--help")
-  assert (status, err) == (0, "")
-  assert "python -m experiments.ragged --suite=all" in out
-  for flag in (
-      "suite", "passes", "dtype", "repeats", "warmup", "seed", "output_dir",
-      "implementation", "plot", "update_readme", "from_rows",
-  ):  # fmt: skip
-    assert re.search(rf"--\[?(no\])?{flag}:", out), flag
-
-
-# JAX's example kernel.
-
-
-@pytest.fixture
-def example(monkeypatch):
-  """A stand-in for the example; yields what each config is to give."""
-  by_config = {}
-
-  def ragged_dot(lhs, rhs, *, group_sizes, **config):
-    give = by_config.get(config["block_m"], jax.lax.ragged_dot)
-    return give(lhs, rhs, group_sizes)
-
-  # pylint: disable=g-import-not-at-top
-  from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu
-
-  monkeypatch.setattr(ragged_dot_mgpu, "ragged_dot", ragged_dot)
-  fake = types.SimpleNamespace(targets_gpu=lambda: True)
-  monkeypatch.setattr(peers, "compat", fake)
-  configs = ((128, 16, 4, 4, 1), (64, 8, 4, 4, 2), (64, 16, 4, 4, 2))
-  monkeypatch.setattr(ragged_peers, "_RAGGED_CONFIGS", configs)
-  return by_config
-
-
-def test_the_example_runs_with_its_fastest_config(run, gpu, example, tmp_path):
-  status, out = run("--suite=decode", "--noplot")
-  assert status == 0, out
-  row = stored(tmp_path)[-1]
-  found = row["arms"]["jax_ragged_dot_mgpu"]
-  # The fake takes least for the first.
-  assert found["config"]["block_m"] == 128 and found["config"]["block_k"] == 4
-  assert "jax_ragged_dot_mgpu" not in row["skipped"]
-
-
-def test_an_example_that_is_wrong_is_not_timed(run, gpu, example, tmp_path):
-  example[128] = lambda lhs, rhs, sizes: jax.lax.ragged_dot(-lhs, rhs, sizes)
-  run("--suite=decode", "--noplot")
-  row = stored(tmp_path)[-1]
-  assert row["passed"] is True
-  assert row["skipped"]["jax_ragged_dot_mgpu"].startswith("wrong: an error of")
-
-
-def test_an_example_that_ran_other_kernels_is_left_out(
-  run, gpu, example, monkeypatch, tmp_path
-):
-  dense = {"jax_ragged_dot_mgpu": ("nvjet_sm90_tst_256x128_64x4_NNT",)}
-  programs.pretend_times(monkeypatch, dense)
-  status, out = run("--suite=decode", "--noplot")
-  assert status == 0, out
-  row = stored(tmp_path)[-1]
-  assert list(row["arms"]) == ["pallas_gemm", "lax.ragged_dot", "jnp.dot"]
-  assert row["skipped"]["jax_ragged_dot_mgpu"] == (
-    "it is not what its name says: it ran nvjet_sm90_tst; it needs the kernel"
-    " that JAX calls body"
-  )
-  assert "no jax_ragged_dot_mgpu: it is not what its name says" in out
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_tokamax_is_held_to_the_bound(
-  run, gpu, example, monkeypatch, tmp_path, sign
-):
-  def ragged_dot(lhs, rhs, *, group_sizes, implementation):
-    if implementation == "triton":
-      raise TypeError("no such argument")
-    return jax.lax.ragged_dot(sign * lhs, rhs, group_sizes)
-
-  module = types.SimpleNamespace(ragged_dot=ragged_dot, __version__="1.2")
-  monkeypatch.setitem(sys.modules, "tokamax", module)
-  monkeypatch.setattr(ragged_tokamax, "triton_config", dict)
-  run("--suite=decode", "--noplot")
-  row = stored(tmp_path)[-1]
-  assert row["skipped"]["tokamax triton"] == "TypeError: no such argument"
-  if sign < 0:
-    assert row["skipped"]["tokamax mosaic"].startswith("wrong: an error of")
-  else:
-    assert row["arms"]["tokamax mosaic"]["config"] == {"tokamax": "1.2"}
 
 
 # Cases.

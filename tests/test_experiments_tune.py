@@ -1,5 +1,6 @@
 """The program that measures configs: flags, rows, status. No GPU needed."""
 
+import functools
 import json
 import signal
 
@@ -7,7 +8,7 @@ from absl import flags
 import pytest
 
 from experiments import tune
-from experiments.harness import cli, freeze, rows
+from experiments.harness import cli, rows
 from pallas_gemm import autotuning, compat, tuning
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.tuning import cache, model
@@ -226,8 +227,9 @@ def test_what_a_gpu_can_not_tune(run, monkeypatch):
 
 def test_freeze(run, monkeypatch, tmp_path):
   """A line a problem, which the shipped table reads."""
-  whole = freeze.table_of
-  monkeypatch.setattr(freeze, "table_of", lambda x: whole(x, suite="interpret"))
+  whole = tune.shipped_table
+  small = functools.partial(whole, suite="interpret")
+  monkeypatch.setattr(tune, "shipped_table", small)
   path = tmp_path / "nvidia_h200.jsonl"
   assert run(f"--freeze={path}") == (0, "")
   monkeypatch.setattr(cache, "_SHIPPED", tmp_path)

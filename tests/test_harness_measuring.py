@@ -1,4 +1,4 @@
-"""Inputs, shapes, provenance, contestants, and one comparison."""
+"""Inputs, shapes, provenance, cases of the ladder, and one comparison."""
 
 import re
 import subprocess
@@ -11,12 +11,10 @@ import pytest
 
 from experiments.harness import case as case_lib
 from experiments.harness import (
-  console,
-  contestants,
+  cli,
   dense_cases,
   inputs,
-  peers,
-  prepared,
+  ladder_cases,
   provenance,
   ragged_cases,
   rows,
@@ -162,7 +160,7 @@ def test_without_nvml_nothing_is_known(nvml, monkeypatch):
 def test_baselines_compute_the_expression(dtype, alpha, beta):
   problem = contract.Problem(8, 6, 4, dtype, alpha, beta)
   operands = inputs.operands(problem, 0)
-  for baseline in contestants.baselines(problem):
+  for baseline in ladder_cases.baselines(problem):
     [(dot, _)] = baseline.arm()
     out = dot(*operands)
     assert out.dtype == dtype
@@ -170,7 +168,7 @@ def test_baselines_compute_the_expression(dtype, alpha, beta):
     np.testing.assert_allclose(
       np.asarray(out, np.float64), want, atol=0.1, rtol=0.05
     )
-  names = [b.kernel for b in contestants.baselines(problem)]
+  names = [b.kernel for b in ladder_cases.baselines(problem)]
   if dtype == "float32":
     assert names == ["jnp.dot HIGHEST", "jnp.dot DEFAULT"]
   else:
@@ -179,7 +177,7 @@ def test_baselines_compute_the_expression(dtype, alpha, beta):
 
 def test_rates_count_the_least_work():
   problem = contract.Problem(1000, 2000, 500, "bfloat16", beta=1.0)
-  [case] = contestants.baselines(problem)
+  [case] = ladder_cases.baselines(problem)
   assert case.flops() == 2 * 1000 * 2000 * 500
   elements = 1000 * 500 + 500 * 2000 + 2 * 1000 * 2000
   assert case.least_bytes() == 2 * elements
@@ -198,7 +196,7 @@ def test_jax_s_kernel_says_why_not(dtype, alpha, reason):
     pytest.skip("there is a GPU")
   problem = contract.Problem(128, 128, 128, dtype, alpha)
   with pytest.raises(NotImplementedError, match=reason):
-    peers.jax_hopper(problem)
+    ladder_cases.jax_hopper(problem)
 
 
 def test_errors_are_cut_to_a_line():
@@ -226,9 +224,9 @@ def compare(monkeypatch):
     monkeypatch.setattr(timing, "measure", measure)
     arm = [case_lib.Candidate(fn, {"tile": i}) for i, fn in enumerate(fns)]
     problem = contract.Problem(16, 16, 16, dtype)
-    case = contestants.Contestant(name, problem, lambda: arm, **kwargs)
-    bench = run.Bench("test", timed=timed, host_calls=0)
-    return bench.measure(prepared.uncompiled(case)), measured
+    case = ladder_cases.LadderCase(name, problem, lambda: arm, **kwargs)
+    bench = run.Bench("test", timed=timed)
+    return bench.measure(run.uncompiled(case)), measured
 
   return row_of
 
@@ -294,11 +292,11 @@ def test_what_did_not_run_its_own_kernels_has_no_row(
 
 
 def test_all_that_is_from_elsewhere_claims_kernels():
-  assert contestants.PEERS.keys() < contestants.CLAIMS.keys()
+  assert ladder_cases.PEERS.keys() < ladder_cases.CLAIMS.keys()
   for dtype in ("float32", "bfloat16"):
     problem = contract.Problem(16, 16, 16, dtype)
-    for case in contestants.baselines(problem):
-      assert {case.kernel, case.baseline} <= contestants.CLAIMS.keys()
+    for case in ladder_cases.baselines(problem):
+      assert {case.kernel, case.baseline} <= ladder_cases.CLAIMS.keys()
   of_ragged = {*ragged_cases.PEERS, *ragged_cases.BESIDE}
   assert of_ragged - {ragged_cases.TWO} == ragged_cases.CLAIMS.keys()
   cases = [*dense_cases.suite("interpret")]
@@ -318,7 +316,7 @@ def test_without_a_gpu_results_are_checked(compare):
 
 def test_large_products_are_checked_on_a_sample(compare, monkeypatch):
   asked = []
-  monkeypatch.setattr(contestants, "CHECKED_IN_FULL", 16**3 - 1)
+  monkeypatch.setattr(ladder_cases, "CHECKED_IN_FULL", 16**3 - 1)
 
   def check(*args, sample, **kwargs):
     asked.append(sample)
@@ -326,11 +324,11 @@ def test_large_products_are_checked_on_a_sample(compare, monkeypatch):
 
   monkeypatch.setattr(numerics, "check", check)
   compare(exact)
-  assert asked == [contestants.SAMPLE]
+  assert asked == [ladder_cases.SAMPLE]
 
 
 def test_lines_and_tables_in_a_pipe_are_plain(capsys):
-  screen = console.Console()
+  screen = cli.Console()
   with screen.progress(2):
     screen.doing("x")
     screen.step()
@@ -348,7 +346,7 @@ def test_lines_and_tables_in_a_pipe_are_plain(capsys):
 
 def test_lines_and_tables_on_a_terminal(monkeypatch, capsys):
   monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-  screen = console.Console()
+  screen = cli.Console()
   with screen.progress(1):
     screen.doing("working")
     screen.line("[x] is no markup")

@@ -2,50 +2,14 @@
 
 import pytest
 
-from experiments import ragged
 from experiments.harness import (
   plots,
-  prepared,
   ragged_cases,
-  ragged_plots,
   ragged_tables,
   rows,
 )
-from tests import test_harness_rows
-from tests.support import programs
-
-
-def make_row(ms, **fields):
-  base = {"experiment": "ragged", "kernel": "ragged_dot", "number": None}
-  row = test_harness_rows.make_row(
-    **base, dtype="bfloat16", ms_median=ms, tflops=ms and 1 / ms
-  )
-  arms = {
-    "pallas_gemm": {"ms_median": ms},
-    "jnp.dot": {"ms_median": 1.0},
-  }
-  variant = {
-    "suite": "mixtral",
-    "pass": "forward",
-    "groups": 8,
-    "group_sizes": "even",
-    "arms": {} if ms is None else arms,
-    "skipped": {},
-  }
-  return row | variant | fields
-
-
-def sizes_rows(**fields):
-  """Rows of the suite "sizes": the share grows with rows a group."""
-  return [
-    make_row(1.0, suite="sizes", group_sizes=how, **fields)
-    | {"pass": pass_, "m": 32 * a_group, "n": 2048, "k": 4096, "groups": 32}
-    | {"tflops": 80.0 * i, "gbytes_per_s": 1.0, "copy_gbytes_per_s": 4000.0}
-    for i, a_group in enumerate((8, 96, 1024), start=1)
-    for how in ("even", "zipf")
-    for pass_ in ("forward", "dx", "dw")
-  ]
-
+from experiments.harness import run as run_lib
+from tests.support import result_rows
 
 # Suites.
 
@@ -91,10 +55,10 @@ def test_odd_sizes_stand_beside_the_next_multiple_of_64():
 
 def test_summary_gives_means_of_each_suite_and_pass():
   found = [
-    make_row(0.5),
-    make_row(2.0, group_sizes="zipf"),
-    make_row(None, group_sizes="odd", passed=False),
-    make_row(4.0, suite="qwen", **{"pass": "dx"}),
+    result_rows.ragged(0.5),
+    result_rows.ragged(2.0, group_sizes="zipf"),
+    result_rows.ragged(None, group_sizes="odd", passed=False),
+    result_rows.ragged(4.0, suite="qwen", **{"pass": "dx"}),
   ]
   found[1] |= {"tflops": 400.0, "copy_gbytes_per_s": 1e6}
   for row in found:
@@ -120,7 +84,7 @@ def test_share_by_hand():
   flops, least = case.flops(0), case.least_bytes(0)
   assert (flops, least) == (4194304, 180224)
   ms = 90.112e-6
-  row = make_row(ms, tflops=flops / ms / 1e9)
+  row = result_rows.ragged(ms, tflops=flops / ms / 1e9)
   row |= {"gbytes_per_s": least / ms / 1e6, "copy_gbytes_per_s": 4000.0}
   assert ragged_tables.share(row) == pytest.approx(0.5)
   assert "share 50%" in ragged_tables.measured_parts(
@@ -131,17 +95,19 @@ def test_share_by_hand():
   assert ragged_tables.share(row) == pytest.approx(5.24288 / 90.112)
   del row["copy_gbytes_per_s"]
   assert ragged_tables.share(row) is None
-  assert ragged_tables.share(make_row(None, gbytes_per_s=None)) is None
+  assert (
+    ragged_tables.share(result_rows.ragged(None, gbytes_per_s=None)) is None
+  )
 
 
 def test_losses_to_a_peer_are_counted():
   times = (("even", 3.0), ("zipf", 0.75), ("random", None))
-  found = [make_row(1.0, group_sizes=how) for how, _ in times]
+  found = [result_rows.ragged(1.0, group_sizes=how) for how, _ in times]
   for row, (_, ms) in zip(found, times):
     row["arms"] |= {"lax.ragged_dot": {"ms_median": 12.0}}
     if ms:
       row["arms"] |= {"tokamax mosaic": {"ms_median": ms}}
-  found.append(make_row(1.0, suite="qwen"))  # no peer ran there
+  found.append(result_rows.ragged(1.0, suite="qwen"))  # no peer ran there
   header, cells = ragged_tables.against(found)
   assert header == [
       "suite", "beside", "cases", "slower", "geomean", "worst", "worst case",
@@ -159,7 +125,7 @@ def test_losses_to_a_peer_are_counted():
 
 def test_the_page_says_which_tokamax_it_was():
   config = {"tokamax": "0.1", "triton": "3.6", "patched": "Triton patched"}
-  found = [make_row(1.0), make_row(2.0)]
+  found = [result_rows.ragged(1.0), result_rows.ragged(2.0)]
   for row in found:
     row["arms"]["tokamax triton"] = {"ms_median": 2.0, "config": config}
   found[0]["arms"]["tokamax mosaic tuned"] = {
@@ -173,7 +139,7 @@ def test_the_page_says_which_tokamax_it_was():
 
 
 def test_the_page_has_the_share_over_rows_a_group():
-  text = ragged_tables.markdown(sizes_rows()[::-1])
+  text = ragged_tables.markdown(result_rows.sizes()[::-1])
   lines = text.splitlines()
   at = next(i for i, x in enumerate(lines) if x.startswith("| rows a group"))
   columns = [
@@ -202,7 +168,7 @@ def drawn(monkeypatch):
 
 
 def test_a_panel_for_each_pass_and_a_line_for_each_distribution(drawn):
-  ragged_plots.sizes(sizes_rows(device="NVIDIA H200"), "")
+  ragged_tables.draw_sizes(result_rows.sizes(device="NVIDIA H200"), "")
   (fig,) = drawn
   assert [ax.get_title("left") for ax in fig.axes] == ["forward", "dx", "dw"]
   assert "NVIDIA H200" in fig.get_suptitle()
@@ -218,20 +184,18 @@ def test_a_panel_for_each_pass_and_a_line_for_each_distribution(drawn):
 
 def test_sizes_have_a_figure_of_their_own(drawn, tmp_path):
   with pytest.raises(ValueError, match="nothing to draw"):
-    ragged_plots.throughput(sizes_rows(), "")
+    ragged_tables.draw_throughput(result_rows.sizes(), "")
   with pytest.raises(ValueError, match="nothing to draw"):
-    ragged_plots.sizes([make_row(1.0)], "")
-  two = [*sizes_rows(device="NVIDIA H100"), *sizes_rows(device="NVIDIA H200")]
-  with pytest.raises(
-    ValueError, match=r"one device, got \['NVIDIA H100', 'NVI"
-  ):
-    ragged_plots.sizes(two, "")
+    ragged_tables.draw_sizes([result_rows.ragged(1.0)], "")
+  two = [x for gpu in "12" for x in result_rows.sizes(device=f"NVIDIA {gpu}")]
+  with pytest.raises(ValueError, match=r"one device, got \['NVIDIA 1', 'NV"):
+    ragged_tables.draw_sizes(two, "")
   assert not drawn
 
 
 def test_the_figure_is_the_same_each_time(tmp_path):
   for name in "ab":
-    ragged_plots.sizes(sizes_rows(), tmp_path / f"{name}.png")
+    ragged_tables.draw_sizes(result_rows.sizes(), tmp_path / f"{name}.png")
   first = (tmp_path / "a.png").read_bytes()
   assert first.startswith(b"\x89PNG")
   assert first == (tmp_path / "b.png").read_bytes()
@@ -240,26 +204,11 @@ def test_the_figure_is_the_same_each_time(tmp_path):
 # Pages.
 
 
-def test_a_page_has_the_tables_of_each_device(tmp_path, monkeypatch):
-  monkeypatch.setattr(rows, "RESULTS", tmp_path)
-  names = ("NVIDIA H200", "NVIDIA L4")
-  for name in names:
-    path = tmp_path / rows.slug(name) / "ragged.jsonl"
-    for row in sizes_rows(device=name):
-      rows.append(path, row)
-  page = tmp_path / "page.md"
-  page.write_text(programs.readme("ragged"))
-  asked = "--update_readme", "--noplot", f"--readme={page}"
-  assert programs.call(ragged.main, asked) == 0
-  first, second = (page.read_text().index(name) for name in names)
-  assert first < second
-
-
 def test_peers_are_left_out():
   case = ragged_cases.Case(suite="test", m=12, n=16, k=8, groups=3)
   name = ragged_cases.LAX
   for peers, expected in ((None, True), ((name,), True), ((), False)):
-    (found,) = prepared.prepare([case], peers=peers)
+    (found,) = run_lib.prepare([case], peers=peers)
     try:
       is_there = bool(found.arms[name][0].fn())
     except NotImplementedError as error:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.harness import peers, prepared, ragged_cases, ragged_peers
+from experiments.harness import ladder_cases, ragged_cases, ragged_peers
 from experiments.harness import run as run_lib
 from experiments.harness.case import Candidate
 from tests.support import programs
@@ -23,7 +23,7 @@ def case(pass_="forward", m=24, n=128, k=64, groups=3):
 def gpu(monkeypatch):
   """Pretends that there is a GPU to compile for."""
   fake = types.SimpleNamespace(targets_gpu=lambda: True)
-  for module in (peers, ragged_peers):
+  for module in (ladder_cases, ragged_peers):
     monkeypatch.setattr(module, "compat", fake)
 
 
@@ -110,7 +110,7 @@ def test_what_is_too_much_for_lax_says_why():
 
 
 def fused(each):
-  [ready] = prepared.prepare([each])
+  [ready] = run_lib.prepare([each])
   [(compiled, config)] = ready.arms["lax.ragged_dot fused"]
   return compiled, config
 
@@ -167,7 +167,7 @@ def test_an_arm_that_ran_other_kernels_is_skipped(
   arms = {name: [Candidate(lambda: fn)] for name in ("pallas_gemm", arm)}
   for kernels in (own, ("loop_add_fusion", foreign)):
     programs.pretend_times(monkeypatch, {arm: kernels})
-    row = run_lib.Bench("ragged").measure(prepared.Prepared(each, arms, {}))
+    row = run_lib.Bench("ragged").measure(run_lib.Prepared(each, arms, {}))
     assert row["passed"] and row["ms_median"]
     if kernels == own:
       assert row["arms"][arm]["kernel_names"] == list(own)
@@ -177,6 +177,22 @@ def test_an_arm_that_ran_other_kernels_is_skipped(
       assert foreign.split("_256x")[0] in row["skipped"][arm]
       assert ragged_cases.CLAIMS[arm].needs in row["skipped"][arm]
       assert row["baseline_ms_median"] is None
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_arm_with_a_config_is_held_to_the_bound(monkeypatch, sign):
+  each, name = case(), "tokamax mosaic"
+  fn = jax.jit(ragged_cases.lax(each))
+  theirs = jax.jit(lambda **operands: sign * fn(**operands))
+  arms = {"pallas_gemm": [Candidate(lambda: fn)]}
+  arms[name] = [Candidate(lambda: theirs, {"tokamax": "1.2"})]
+  own = {name: ("ragged_dot_sm90_mosaic_gpu_kernel",)}
+  programs.pretend_times(monkeypatch, own)
+  row = run_lib.Bench("ragged").measure(run_lib.Prepared(each, arms, {}))
+  if sign < 0:
+    assert row["skipped"][name].startswith("wrong: an error of")
+  else:
+    assert row["arms"][name]["config"] == {"tokamax": "1.2"}
 
 
 def test_the_fusion_s_reason_names_the_versions_that_it_needs():

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from experiments import ragged
-from experiments.harness import peers, ragged_cases, ragged_tokamax
+from experiments.harness import ladder_cases, ragged_cases, ragged_peers
 
 
 def case(pass_="forward"):
@@ -20,7 +20,7 @@ def test_tokamax_is_imported_without_xprof(monkeypatch, tmp_path):
   monkeypatch.syspath_prepend(tmp_path)
   text = "from xprof.cli.tools import get_kernel_stats_tool as found"
   (tmp_path / "tokamax.py").write_text(text)
-  assert ragged_tokamax.load().found is None
+  assert ragged_peers.load_tokamax().found is None
   assert "xprof" not in sys.modules
   del sys.modules["tokamax"]
 
@@ -49,9 +49,9 @@ def triton(monkeypatch):
   }
   for name, module in modules.items():
     monkeypatch.setitem(sys.modules, name, module)
-  ragged_tokamax._unpack_constants.cache_clear()
+  ragged_peers._unpack_constants.cache_clear()
   yield found
-  ragged_tokamax._unpack_constants.cache_clear()
+  ragged_peers._unpack_constants.cache_clear()
 
 
 def plain(x):
@@ -63,11 +63,11 @@ def plain(x):
 def test_triton_is_patched_to_unpack_constants(triton, version):
   triton.__version__ = version
   for _ in range(2):  # the second patches nothing
-    config = ragged_tokamax.triton_config()
+    config = ragged_peers.triton_config()
   assert config == {
     "jax_triton": "0.4",
     "triton": version,
-    "patched": ragged_tokamax.PATCHED,
+    "patched": ragged_peers.PATCHED,
   }
   values = triton.generator.ASTFunction().deserialize([1, (), (2, (3,)), None])
   assert [plain(x) for x in values] == [1, [], [2, [3]], None]
@@ -75,7 +75,7 @@ def test_triton_is_patched_to_unpack_constants(triton, version):
 
 def test_a_newer_triton_is_left_as_it_is(triton):
   triton.__version__ = "3.8.0"
-  assert "patched" not in ragged_tokamax.triton_config()
+  assert "patched" not in ragged_peers.triton_config()
   values = triton.generator.ASTFunction().deserialize([(1, 2)])
   assert [plain(x) for x in values] == [(1, 2)]
 
@@ -92,7 +92,7 @@ class Bound:
     return 7
 
   def autotune(self, configs, cache_results, timeout):
-    assert not cache_results and timeout == ragged_tokamax.TUNING_S
+    assert not cache_results and timeout == ragged_peers.TUNING_S
     self.tried.append(configs)
     return Times({x: (x - 40) ** 2 for x in configs})
 
@@ -110,7 +110,7 @@ class Times(dict):
 def tunable(monkeypatch):
   """A stand-in for tokamax with a tuner; yields its product."""
   fake = types.SimpleNamespace(targets_gpu=lambda: True)
-  monkeypatch.setattr(peers, "compat", fake)
+  monkeypatch.setattr(ladder_cases, "compat", fake)
   bound = Bound()
   bound.traced, bound.tried = [], []
 
@@ -151,7 +151,7 @@ def test_tokamax_is_tuned(tunable, pass_):
 
 
 def test_its_tuner_has_little_time(tunable, monkeypatch):
-  monkeypatch.setattr(ragged_tokamax, "TUNING_S", 0)
+  monkeypatch.setattr(ragged_peers, "TUNING_S", 0)
   _, config = tuned(case())
   assert len(tunable.tried) == 1 and 7 in tunable.tried[0]
   assert config["tuned"]["tried"] == len(tunable.tried[0]) < 100
@@ -168,7 +168,7 @@ def test_it_is_tuned_if_asked_to(monkeypatch):
     return types.SimpleNamespace(value=of)
 
   cases = ragged_cases.suite("odd")
-  monkeypatch.setattr(ragged.cli, "parse_suites", lambda *_: cases)
+  monkeypatch.setattr(ragged.session_lib, "parse_suites", lambda *_: cases)
   monkeypatch.setattr(ragged, "_SUITE", value(["odd"]))
   monkeypatch.setattr(ragged, "_PASSES", value(["dw"]))
   monkeypatch.setattr(ragged, "_BESIDE", value(["jnp.dot", "tokamax triton"]))
@@ -181,4 +181,4 @@ def test_it_is_tuned_if_asked_to(monkeypatch):
       assert ("tokamax triton tuned" in each.arms()) == tune
       assert "tune_tokamax" not in each.fields()
   asked = ["jnp.dot", "tokamax triton", "tokamax triton tuned"]
-  assert ragged.beside() == asked
+  assert ragged.arms() == asked

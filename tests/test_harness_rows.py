@@ -8,55 +8,12 @@ import pytest
 
 from experiments.harness import (
   cli,
-  contestants,
   dense_cases,
+  ladder_cases,
   ragged_cases,
   rows,
 )
-
-
-def make_row(**fields):
-  """A row with every field; `fields` replace some."""
-  base = {
-    "experiment": "ladder",
-    "kernel": "naive",
-    "number": 1,
-    "m": 48,
-    "n": 40,
-    "k": 24,
-    "dtype": "float32",
-    "alpha": 1.0,
-    "beta": 0.0,
-    "config": {"block_m": 32},
-    "ms_median": 1.0,
-    "ms_p25": 0.9,
-    "ms_p75": 1.1,
-    "tflops": 1.0,
-    "gbytes_per_s": 1.0,
-    "baseline_ms_median": 1.0,
-    "ratio_to_jnp_dot": 1.0,
-    "max_error": 1e-6,
-    "error_bound": 1e-5,
-    "passed": True,
-    "repeats": 25,
-    "warmup": 5,
-    "distribution": "normal(0,1)",
-    "seed": 0,
-    "device": "Test GPU",
-    "driver": None,
-    "cuda": None,
-    "jax": "0.0",
-    "jaxlib": "0.0",
-    "sm_clock_mhz": None,
-    "power_w": None,
-    "temperature_c": None,
-    "kernel_names": ["naive"],
-    "baseline_kernel_names": ["gemm"],
-    "commit": None,
-    "utc": "2026-01-01T00:00:00Z",
-  }
-  return rows.as_dict(rows.Row(**(base | fields)))
-
+from tests.support.result_rows import row as make_row
 
 # The order and the names that readers of the files rely on.
 FIXED = (
@@ -159,21 +116,14 @@ def test_rows_of_a_copy_that_is_no_checkout_go_to_the_current_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "folder, reason",
-  [
-    ("file", "Not a directory"),
-    ("file/below", "Not a directory"),
-    ("dangling/below", "No such file or directory"),
-    ("new/" + 300 * "x", "File name too long"),
-    ("taken", "Is a directory"),  # its results file is one
-  ],
+  "folder", ["file", "file/below", "dangling/below", "taken"]
 )
-def test_where_no_rows_can_be_written(folder, reason, tmp_path):
+def test_where_no_rows_can_be_written(folder, tmp_path):
   (tmp_path / "file").touch()
   (tmp_path / "dangling").symlink_to("nothing")
   (tmp_path / "taken" / "ladder.jsonl").mkdir(parents=True)
   before = sorted(tmp_path.rglob("*"))
-  with pytest.raises(cli.FlagError, match=f"--output_dir: .*{reason}"):
+  with pytest.raises(cli.FlagError, match="--output_dir: "):
     rows.results_file("x", "ladder", tmp_path / folder)
   assert sorted(tmp_path.rglob("*")) == before
 
@@ -195,8 +145,8 @@ def test_what_is_no_text_has_no_rows(tmp_path):
 # Rows that are committed.
 
 CLAIMS = {
-  "ladder": contestants.CLAIMS,
-  "sweep": contestants.CLAIMS,
+  "ladder": ladder_cases.CLAIMS,
+  "sweep": ladder_cases.CLAIMS,
   "dense": dense_cases.CLAIMS,
   "dense_unseen": dense_cases.CLAIMS,
   "ragged": ragged_cases.CLAIMS,
@@ -237,7 +187,7 @@ def test_arms_of_committed_rows_ran_what_they_claim(device):
   assert held >= {
     "jnp",
     "jnp.dot HIGHEST",
-    *contestants.PEERS,
+    *ladder_cases.PEERS,
     "jax_ragged_dot_mgpu",
     "tokamax triton",
   }

@@ -1,8 +1,9 @@
 """Tables, markers, published figures and plots, from made-up rows."""
 
+import functools
 import itertools
 import math
-import pathlib
+from unittest import mock
 
 from matplotlib import text
 import pytest
@@ -11,68 +12,14 @@ from experiments.harness import (
   ladder_plots,
   ladder_tables,
   plots,
-  published,
   shapes,
   tables,
 )
-from pallas_gemm import hardware
 from pallas_gemm import ladder as ladder_lib
-from tests.test_harness_rows import make_row
+from tests.support import result_rows
+from tests.support.result_rows import row as make_row
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-
-
-def ladder_rows(size=4096, device="NVIDIA H200"):
-  """Two fp32 rungs, one of 16 bits and a variant of it, with baselines."""
-  found = []
-  for kernel, number, tflops, dtype in (
-    ("jnp.dot HIGHEST", None, 50.0, "float32"),
-    ("jnp.dot DEFAULT", None, 400.0, "float32"),
-    ("naive", 1, 0.5, "float32"),
-    ("coalesced", 2, 5.0, "float32"),
-    ("jnp.dot", None, 800.0, "bfloat16"),
-    ("tensor_cores", 9, 320.0, "bfloat16"),
-    ("tensor_cores_pipelined", 9, 640.0, "bfloat16"),
-  ):
-    yardstick = 50.0 if dtype == "float32" else 800.0
-    row = make_row(
-      kernel=kernel,
-      number=number,
-      dtype=dtype,
-      m=size,
-      n=size,
-      k=size,
-      tflops=tflops,
-      ms_median=100 / tflops,
-      ratio_to_jnp_dot=tflops / yardstick,
-      device=device,
-    )
-    if kernel == "jnp.dot DEFAULT":
-      row["config"] = {"precision": "DEFAULT"}
-    if kernel == "tensor_cores_pipelined":
-      row["variant"] = "b"
-    found.append(row)
-  return found
-
-
-def sweep_rows():
-  """Every rung and variant over the sizes of the sweep; 1 not at the last."""
-  found = []
-  sizes = [shape.m for shape in shapes.suite("sweep")]
-  for rung in ladder_lib.with_variants():
-    for size in sizes[:-1] if rung.number == 1 else sizes:
-      tflops = rung.number * size / 128
-      row = make_row(
-        experiment="sweep",
-        kernel=rung.name,
-        number=rung.number,
-        dtype=rung.dtypes[0],
-        **dict.fromkeys("mnk", size),
-        tflops=tflops,
-        ms_median=2 * size**3 / tflops / 1e9,
-      )
-      found.append(row | ({"variant": rung.variant} if rung.variant else {}))
-  return found
+SIZES = [shape.m for shape in shapes.suite("sweep")]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +53,7 @@ def test_a_line_is_a_row_or_what_columns_say_of_an_index():
 
 
 def test_speed_over_the_rung_before_is_of_the_same_problem():
-  found = ladder_rows()
+  found = result_rows.ladder()
 
   def before(row, rows=found):
     return ladder_tables.relative(rows)["x before"](row)
@@ -122,7 +69,7 @@ def test_speed_over_the_rung_before_is_of_the_same_problem():
 
 
 def test_cumulative_speed_goes_on_from_float32_to_16_bits():
-  found = ladder_rows()
+  found = result_rows.ladder()
   starts = ladder_tables.starts()
   assert [rung.number for rung in starts] == [1, 9]
   assert ladder_tables.starts({"float32"}) == starts[:1]
@@ -140,17 +87,19 @@ def test_cumulative_speed_goes_on_from_float32_to_16_bits():
   [(0, "74.6"), (1, "80.9"), (2, "0.7"), (5, "32.3")],  # 1 is TF32
 )
 def test_share_of_the_peak_of_the_unit_used(index, share):
-  assert ladder_tables.of_peak(ladder_rows()[index]) == share
-  assert ladder_tables.of_peak(ladder_rows(device="Test GPU")[index]) == "-"
+  assert ladder_tables.of_peak(result_rows.ladder()[index]) == share
+  assert (
+    ladder_tables.of_peak(result_rows.ladder(device="Test GPU")[index]) == "-"
+  )
   assert (
     ladder_tables.of_peak(make_row(tflops=None, device="NVIDIA H200")) == "-"
   )
 
 
 def test_labels_have_the_letter_of_a_variant():
-  labels = [ladder_tables.label(row) for row in ladder_rows()]
+  labels = [ladder_tables.label(row) for row in result_rows.ladder()]
   assert labels == ["", "", "1", "2", "", "9", "9b"]
-  assert ladder_tables.ordered(ladder_rows()[::-1])[3]["variant"] == "b"
+  assert ladder_tables.ordered(result_rows.ladder()[::-1])[3]["variant"] == "b"
 
 
 def test_the_newest_commit_counts():
@@ -176,7 +125,7 @@ def test_of_bound_and_verdict():
 
 
 def test_readme_block_has_a_table_a_problem():
-  text = ladder_tables.markdown([ladder_rows()])
+  text = ladder_tables.markdown([result_rows.ladder()])
   assert text.count("| --: | --- |") == 2
   assert text.index("float32**") < text.index("bfloat16**")
   row = "| 2 | coalesced | 20.0 ms | 5.00 | 7.5 | 0.100x | 10.0x | 10.0x |"
@@ -195,8 +144,8 @@ def test_readme_block_has_a_table_a_problem():
 
 
 def test_readme_block_has_devices_side_by_side():
-  h100 = ladder_rows(device="NVIDIA H100 80GB HBM3")[:4]  # float32 alone
-  text = ladder_tables.markdown([ladder_rows(), h100])
+  h100 = result_rows.ladder(device="NVIDIA H100 80GB HBM3")[:4]  # float32 alone
+  text = ladder_tables.markdown([result_rows.ladder(), h100])
   assert (
     text.startswith("NVIDIA H200;") and "\n\nNVIDIA H100 80GB HBM3;" in text
   )
@@ -207,7 +156,7 @@ def test_readme_block_has_devices_side_by_side():
 
 
 def test_sweep_has_a_row_a_rung_and_a_column_a_size():
-  text = ladder_tables.sweep_markdown(sweep_rows())
+  text = ladder_tables.sweep_markdown(result_rows.sweep(SIZES))
   header = "| # | kernel | 128 | 256 | 512 | 1024 | 2048 | 4096 | 8192 |"
   assert text.count(header) == 2 * 4
   for quantity in ("time", "GFLOP/s", "GB/s", "speed over rung 1, naive"):
@@ -225,130 +174,81 @@ def test_problems_with_most_rungs_come_first():
   assert [len(group) for group in groups] == [2, 1]
 
 
-def test_blocks_between_markers(tmp_path):
-  path = tmp_path / "page.md"
-  path.write_text("a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb\n")
-  assert tables.update_file(path, "x", "\nnew\n")
-  new = "a\n<!-- x:begin -->\n\nnew\n\n<!-- x:end -->\nb\n"
-  assert path.read_text() == new
-  assert not tables.update_file(path, "x", "new")
-  assert path.read_text() == new
-
-
-@pytest.mark.parametrize(
-  "text, said",
-  [
-    (None, "there is no"),
-    ("", "want one line"),
-    ("<!-- x:begin -->", "want one line"),
-    ("<!-- x:end --><!-- x:begin -->", "must come after"),
-    ("<!-- x:begin --><!-- x:begin --><!-- x:end -->", "want one line"),
-  ],
-)
-def test_markers_that_are_not_a_pair(tmp_path, text, said):
-  path = tmp_path / "page.md"
-  if text is not None:
-    path.write_text(text)
-  with pytest.raises(ValueError, match=rf"page\.md.*{said}|{said}.*page\.md"):
-    tables.update_file(path, "x", "new")
-
-
 def test_published_figures():
-  boehm = published.beside(7)
+  boehm = ladder_tables.published(7)
   assert boehm.source == "S. Boehm"
   assert boehm.of_cublas(7) == pytest.approx(0.937, abs=1e-3)
   assert boehm.of_cublas(9) is None
-  assert published.beside(12).of_cublas(12) == pytest.approx(1.025, abs=1e-3)
-  assert published.beside(8) is None
-  by_gpu = {ladder.gpu: ladder for ladder in published.LADDERS}
+  assert ladder_tables.published(12).of_cublas(12) == pytest.approx(
+    1.025, abs=1e-3
+  )
+  assert ladder_tables.published(8) is None
+  by_gpu = {ladder.gpu: ladder for ladder in ladder_tables.PUBLISHED}
   assert by_gpu["RTX 5090"].of_cublas(1) == pytest.approx(0.045 / 3.94)
   assert by_gpu["H200 NVL"].of_cublas(9) == pytest.approx(0.737)
   assert by_gpu[None].of_cublas(1) is None  # no cuBLAS there
   numbers = {rung.number for rung in ladder_lib.LADDER}
-  for ladder in published.LADDERS:
+  for ladder in ladder_tables.PUBLISHED:
     assert ladder.url is None or ladder.url.startswith("https://")
     assert {rung for _, _, rung in ladder.steps} <= numbers | {None}
 
 
-def test_the_page_has_the_published_figures():
-  text = (ROOT / "experiments/results/ladder.md").read_text()
-  table = ladder_tables.published_markdown()
-  assert f"<!-- published:begin -->\n\n{table}\n\n<!-- published:end" in text
-  for said in ("naive 22.3", "DRAM-coalesced 0.518", "60.56x in all"):
-    assert said in table
+def roofline(rows, path, levels=("l2", "dram")):
+  """With made-up bytes: those from L2 are modelled, from DRAM counted."""
+
+  def bytes_read(row, level, *_):
+    if level not in levels:
+      return None, True
+    return 1e9 * (10 if level == "l2" else 1) / row["number"], level == "dram"
+
+  with mock.patch.object(ladder_plots, "bytes_read", bytes_read):
+    ladder_plots.roofline(rows, [], path)
 
 
-H200 = hardware.lookup("H200")
+def sweep(_, path):
+  ladder_plots.sweep(result_rows.sweep(SIZES), path)
 
 
-def bytes_read(row, level):
-  """Made up: what is read from L2 is modelled, from DRAM counted."""
-  return 1e9 * (10 if level == "l2" else 1) / row["number"], level == "dram"
+@pytest.mark.parametrize("draw", [ladder_plots.ladder, roofline, sweep])
+def test_plots_are_the_same_each_time(tmp_path, draw):
+  first, again = tmp_path / "first.png", tmp_path / "new" / "again.png"
+  for path in (first, again):
+    draw(result_rows.ladder(), path)
+  assert first.read_bytes().startswith(b"\x89PNG")
+  assert first.read_bytes() == again.read_bytes()
 
 
-def test_plots_are_written_and_the_same_each_time(tmp_path):
-  def draw(folder):
-    ladder_plots.ladder(ladder_rows(), H200, folder / "ladder.png")
-    ladder_plots.roofline(
-      ladder_rows(), H200, bytes_read, folder / "roofline.png"
-    )
-    ladder_plots.sweep(sweep_rows(), folder / "sweep.png")
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-  first = draw(tmp_path / "new")
-  assert len(first) == 3
-  assert all(data.startswith(b"\x89PNG") for data in first.values())
-  assert draw(tmp_path / "again") == first
-
-
-def test_plots_of_nothing_are_refused(tmp_path):
-  untimed, path = [make_row(tflops=None)], tmp_path / "x.png"
-  for draw in (
-    lambda: ladder_plots.ladder(untimed, H200, path),
-    lambda: ladder_plots.sweep(untimed, path),
-    lambda: ladder_plots.roofline(
-      ladder_rows(), H200, lambda *_: (None, True), path
-    ),
-  ):
+def test_plots_of_nothing_are_refused():
+  for draw in (ladder_plots.ladder, ladder_plots.sweep, roofline):
     with pytest.raises(ValueError, match="nothing to draw"):
-      draw()
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-  """Keeps figures: what was to be saved, laid out."""
-  figures = []
-
-  def save(fig, path):
-    fig.canvas.draw()
-    figures.append(fig)
-
-  monkeypatch.setattr(plots, "save", save)
-  return figures
+      draw([make_row(tflops=None)], "")
+  with pytest.raises(ValueError, match="nothing to draw"):
+    roofline(result_rows.ladder(), "", levels=())
 
 
 @pytest.mark.parametrize(
   "draw",
   [
-    lambda rows: ladder_plots.ladder(rows, H200, ""),
-    lambda rows: ladder_plots.roofline(rows, H200, bytes_read, ""),
-    lambda rows: ladder_plots.roofline(
-      rows,
-      H200,
-      lambda row, level: bytes_read(row, level) if level == "l2" else (None, 0),
-      "",
-    ),
-    lambda rows: ladder_plots.sweep(sweep_rows(), ""),
+    ladder_plots.ladder,
+    roofline,
+    functools.partial(roofline, levels=["l2"]),
+    sweep,
   ],
   ids=["ladder", "roofline", "roofline without counters", "sweep"],
 )
-def test_no_text_is_cut_and_no_labels_overlap(drawn, draw):
-  rows = [row for row in sweep_rows() if row["m"] == 4096] + ladder_rows()[:2]
+def test_no_text_is_cut_and_no_labels_overlap(monkeypatch, draw):
+  """Of a figure as it was to be saved, laid out."""
+  figures = []
+  monkeypatch.setattr(plots, "save", lambda fig, path: figures.append(fig))
+  rows = [row for row in result_rows.sweep(SIZES) if row["m"] == 4096]
+  rows += result_rows.ladder()[:2]
   for row in rows:
     below_its_roof = row["tflops"] / (8 if row["dtype"] == "float32" else 1)
     row |= {"ratio_to_jnp_dot": 0.5, "tflops": below_its_roof}
-  draw(rows)
-  (fig,) = drawn
+    row["device"] = "NVIDIA H200"
+  draw(rows, "")
+  (fig,) = figures
+  fig.canvas.draw()
   bounds = fig.bbox.padded(1)
   tight = fig.get_tightbbox().transformed(fig.dpi_scale_trans)
   assert bounds.count_contains([tight.min, tight.max]) == 2
@@ -375,6 +275,6 @@ def test_panels_are_of_one_size_where_a_size_has_both():
     make_row(number=n, kernel=str(n), dtype="bfloat16", m=1)
     for n in (9, 10, 11)
   ]
-  panels = ladder_plots.one_problem_each_kind([*other, *ladder_rows()])
+  panels = ladder_plots.one_problem_each_kind([*other, *result_rows.ladder()])
   assert [panel[0]["dtype"] for panel in panels] == ["float32", "bfloat16"]
   assert {panel[0]["m"] for panel in panels} == {4096}

@@ -102,13 +102,6 @@ def test_wall_time_stands_beside_short_calls_only(gpu):
   assert found["short"].wall_median >= 0
 
 
-def test_rounds_are_ticked(gpu):
-  ticks = []
-  arms = [gpu.arm("a", ("k", 1.0)), gpu.arm("b", ("k", 1.0))]
-  timing.measure(arms, repeats=3, tick=lambda: ticks.append(1))
-  assert len(ticks) == 3
-
-
 def test_kernels_of_one_call_may_come_in_either_order(gpu):
   orders = iter([[("x", 1.0), ("y", 2.0)], [("y", 2.0), ("x", 1.0)]] * 9)
   found = timing.measure([gpu.arm("a", lambda: next(orders))], repeats=5)
@@ -144,10 +137,10 @@ def test_an_arm_without_kernels_is_refused(gpu):
 @pytest.mark.parametrize(
   "arms, kwargs, message",
   [
-    ([], {}, "at least one arm"),
-    (["a", "a"], {}, "'a' twice"),
-    (["a"], {"warmup": -1}, "warmup must be >= 0, got -1"),
-    (["a"], {"repeats": 0}, "repeats must be >= 1, got 0"),
+    ([], {}, "different names, got \\[\\]"),
+    (["a", "a"], {}, "different names, got \\['a', 'a'\\]"),
+    (["a"], {"warmup": -1}, "want warmup >= 0 .*, got -1 and 25"),
+    (["a"], {"repeats": 0}, "want .* repeats >= 1, got 5 and 0"),
   ],
 )
 def test_bad_arguments(gpu, arms, kwargs, message):

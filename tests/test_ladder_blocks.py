@@ -11,7 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import numpy as np
 import pytest
 
-from experiments.harness import modelled
+from experiments.harness import rung_text
 from pallas_gemm import hardware, ladder, numerics
 from pallas_gemm.ladder import blocks, contract
 from tests.support import interpret, problems
@@ -139,19 +139,19 @@ def test_a_page_tells_of_grid_and_blocks(rung, shape):
   """`--explain` in print: a line for a dimension, a line for a matrix."""
   problem = _problem(rung, shape, beta=1.0)
   config = rung.default_config(problem)
-  dimensions = modelled.grid_lines(rung, problem, config)[1:4]
+  dimensions = rung_text.grid_lines(rung, problem, config)[1:4]
   padded = rung.padded(problem, config)
   counts = [int(line.split()[1].replace(",", "")) for line in dimensions]
   assert tuple(counts) == rung.grid(padded, config)
-  lines = modelled.block_lines(rung, problem, config)
+  lines = rung_text.block_lines(rung, problem, config)
   for line, at in zip(lines[1:], ("(i, k)", "(k, j)", "(i, j)", "(i, j)")):
     assert at in line
   assert lines[3].endswith("read once")
   assert lines[4].endswith("written once") and len(lines) == 5
-  both = modelled.grid_lines(rung, problem, config) + lines
+  both = rung_text.grid_lines(rung, problem, config) + lines
   assert max(map(len, both)) <= 80
   without = dataclasses.replace(problem, beta=0.0)
-  assert len(modelled.block_lines(rung, without, config)) == 4
+  assert len(rung_text.block_lines(rung, without, config)) == 4
 
 
 def test_a_page_tells_who_shares_a_block():
@@ -160,13 +160,13 @@ def test_a_page_tells_who_shares_a_block():
   config = contract.TensorCoreConfig(
     128, 256, 64, 3, 2, epilogue_n=64, cluster_m=2
   )
-  _, a, b, *_ = modelled.block_lines(rung, problem, config)
+  _, a, b, *_ = rung_text.block_lines(rung, problem, config)
   assert a.endswith("SMEM    16,384  read 16 times")
   assert b.endswith("SMEM    32,768  read 16 times, multicast")
-  *_, started = modelled.grid_lines(rung, problem, config)
+  *_, started = rung_text.grid_lines(rung, problem, config)
   assert "started: 66 clusters of 2 x 1 blocks" in started
   config = naive.default_config(problem)
-  *_, k = modelled.grid_lines(naive, problem, config)  # and nothing more
+  *_, k = rung_text.grid_lines(naive, problem, config)  # and nothing more
   assert k.split() == ["k", "4,096", "K"]
 
 

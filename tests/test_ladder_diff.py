@@ -1,7 +1,7 @@
 """One idea a step: each rung's file stands alone and says little that is new.
 
 A step's size is the number of lines of the newer rung's code that the older
-one's has not (`code_diff.new_lines`): of what its `make_rung` refers to in its
+one's has not (`rung_text.new_lines`): of what its `make_rung` refers to in its
 own file, without imports, docstrings and comments, a statement a line.
 """
 
@@ -14,7 +14,7 @@ import types
 import pytest
 
 from experiments import ladder as program
-from experiments.harness import cli, code_diff
+from experiments.harness import cli, rung_text
 from pallas_gemm import ladder
 from pallas_gemm.ladder import LADDER
 from tests.support import programs
@@ -33,7 +33,7 @@ LARGER = {
 
 
 def size(older, newer):
-  return len(code_diff.new_lines(older, newer))
+  return len(rung_text.new_lines(older, newer))
 
 
 def steps():
@@ -67,7 +67,7 @@ def module_of(rung):
 @pytest.mark.parametrize("older, newer", STEPS, **labelled)
 def test_a_step_is_one_idea(older, newer):
   most, reason = LARGER.get((older.label, newer.label), (MOST, "small"))
-  new = code_diff.new_lines(older, newer)
+  new = rung_text.new_lines(older, newer)
   assert len(new) <= most, "\n".join([reason, *new])
 
 
@@ -87,7 +87,7 @@ def test_every_rung_and_variant_is_reached():
   "rung", ladder.with_variants(), ids=lambda rung: rung.label
 )
 def test_code_is_the_files_without_its_prose(rung):
-  lines = code_diff.code(rung)
+  lines = rung_text.code(rung)
   tree = ast.parse("\n".join(lines))
   functions = [x for x in ast.walk(tree) if isinstance(x, ast.FunctionDef)]
   assert functions and not any(map(ast.get_docstring, functions))
@@ -102,7 +102,7 @@ def test_code_is_the_files_without_its_prose(rung):
 
 
 def test_rungs_of_one_file_are_told_apart():
-  rung, variant = ("\n".join(code_diff.code(ladder.find(x))) for x in (8, "8a"))
+  rung, variant = ("\n".join(rung_text.code(ladder.find(x))) for x in (8, "8a"))
   assert "def kernel(" in rung and "set_max_registers" in rung
   assert "def kernel_by_registers(" not in rung
   assert "def kernel_by_registers(" in variant
@@ -112,9 +112,9 @@ def test_rungs_of_one_file_are_told_apart():
 
 def test_statements_that_moved_are_not_new(monkeypatch):
   of = {"old": "x = 1\nif x:\n  y = 2\n", "new": "y = 2\nx = (\n  1)\nz = 3\n"}
-  monkeypatch.setattr(code_diff, "code", lambda name: of[name].splitlines())
-  assert code_diff.new_lines("old", "new") == ["z = 3"]
-  assert code_diff.new_lines("new", "old") == ["if x:"]
+  monkeypatch.setattr(rung_text, "code", lambda name: of[name].splitlines())
+  assert rung_text.new_lines("old", "new") == ["z = 3"]
+  assert rung_text.new_lines("new", "old") == ["if x:"]
 
 
 def test_diff_on_the_command_line(capsys, monkeypatch):
@@ -126,11 +126,12 @@ def test_diff_on_the_command_line(capsys, monkeypatch):
   assert first.startswith("--- 6 vectorized: ")
   assert second.startswith("+++ 7 warptiling: ")
   assert "\x1b" not in plain and {x[0] for x in rest if x} == set("@ +-")
+  monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
   monkeypatch.setenv("FORCE_COLOR", "1")
   monkeypatch.setenv("TERM", "xterm")
   assert programs.call(program.main, ["--diff=7,8a"]) == 0
   assert "\x1b[92" in capsys.readouterr().out
-  monkeypatch.setattr(code_diff, "rich", None)
+  monkeypatch.setattr(cli, "rich", None)
   assert programs.call(program.main, ["--diff=6,7"]) == 0
   assert capsys.readouterr().out == plain
 

@@ -7,8 +7,7 @@ from docs.extensions import lookup, results, show
 from experiments.harness import (
   counter_tables,
   ladder_tables,
-  modelled,
-  published,
+  rung_text,
   shapes,
   tables,
 )
@@ -103,7 +102,7 @@ def traffic_of(
   one = results.rung(name)
   device = results.gpu(gpu)
   with hardware.assume(device.name):
-    return modelled.of_rung(one, results.problem(one, shape), device)
+    return rung_text.traffic_of(one, results.problem(one, shape), device)
 
 
 def published_figure(text: str) -> str:
@@ -115,9 +114,11 @@ def published_figure(text: str) -> str:
     UnknownError: no ladder or step of that name.
   """
   source, *step = lookup.words(text, 2, "a source and a step")
-  found = [x for x in published.LADDERS if source.lower() in x.source.lower()]
+  found = [
+    x for x in ladder_tables.PUBLISHED if source.lower() in x.source.lower()
+  ]
   if len(found) != 1:
-    names = lookup.listed(x.source for x in published.LADDERS)
+    names = lookup.listed(x.source for x in ladder_tables.PUBLISHED)
     raise lookup.UnknownError(f"no one source {source!r}; there is {names}")
   [ladder] = found
   ratio = step[-1] == "x" and len(step) > 1

@@ -3,7 +3,6 @@
 from docs.extensions import lookup, results
 from experiments.harness import (
   dense_tables,
-  ladder_pages,
   ladder_tables,
   ragged_tables,
   tables,
@@ -19,9 +18,10 @@ def ladder(text: str) -> str:
   Raises:
     UnknownError: no row is of that problem.
   """
-  devices = ladder_pages.own_rows(
-    map(results.device, results.MEASURED)
-  ).values()
+  devices = [
+    ladder_tables.own(results.measured(name, "ladder"))
+    for name in results.MEASURED
+  ]
   wanted = text.split()
 
   def chosen(row) -> bool:

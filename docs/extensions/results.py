@@ -7,7 +7,6 @@ from typing import Any
 from docs.extensions import lookup
 from experiments.harness import (
   counter_tables,
-  ladder_pages,
   ladder_tables,
   shapes,
   tables,
@@ -28,10 +27,11 @@ MEASURED = ("h200", "h100")
 
 
 @functools.cache
-def device(name: str) -> ladder_pages.Device:
-  """The timed rows of a GPU's newest commit."""
+def measured(name: str, experiment: str) -> list[dict[str, Any]]:
+  """The timed rows of a GPU's newest commit, of "ladder" or "sweep"."""
   folder = rows_lib.RESULTS / rows_lib.slug(GPUS[name])
-  return ladder_pages.Device.read(folder)
+  rows = rows_lib.read(folder / f"{experiment}.jsonl")
+  return ladder_tables.newest(rows, failed=experiment == "sweep")
 
 
 @functools.cache
@@ -102,9 +102,9 @@ def kernel(
   Raises:
     UnknownError: no row matches, or several do.
   """
-  everything = device(gpu_name)
   wanted = {"kernel": name} | ({"dtype": dtype} if dtype else {})
-  for rows in (everything.ladder, everything.sweep):
+  for experiment in ("ladder", "sweep"):
+    rows = measured(gpu_name, experiment)
     mine = [row for row in rows if all(row[k] == wanted[k] for k in wanted)]
     found = [row for row in mine if tables.shape(row) == str(shape)]
     found = [row for row in found if row["ms_median"] is not None]
@@ -113,7 +113,7 @@ def kernel(
     if found:
       dtypes = lookup.listed(row["dtype"] for row in found)
       raise lookup.UnknownError(f"{name} was timed in {dtypes}: name a rung")
-  known = everything.ladder + everything.sweep
+  known = measured(gpu_name, "ladder") + measured(gpu_name, "sweep")
   if shapes := {tables.shape(x): 0 for x in known if x["kernel"] == name}:
     raise lookup.UnknownError(
       f"no timed row of {name} at {shape} on {gpu_name}; there is"
@@ -134,9 +134,7 @@ def relative(row: dict[str, Any], name: str) -> str:
 def _beside(row: dict[str, Any]) -> Sequence[dict[str, Any]]:
   """The rows that one may be compared with: of its GPU and experiment."""
   [gpu_name] = [x for x in MEASURED if GPUS[x] == row["device"]]
-  everything = device(gpu_name)
-  swept = row["experiment"] == ladder_pages.SWEEP
-  return everything.sweep if swept else everything.ladder
+  return measured(gpu_name, row["experiment"])
 
 
 def counters(one: contract.Rung, gpu_name: str) -> dict[str, Any]:

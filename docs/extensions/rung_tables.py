@@ -7,8 +7,7 @@ from docs.extensions import numbers, results
 from experiments.harness import (
   counter_tables,
   ladder_tables,
-  modelled,
-  published,
+  rung_text,
   tables,
 )
 from pallas_gemm import hardware
@@ -59,14 +58,14 @@ def _resources(counted: Sequence[RowDict]) -> str:
 def _published(one: contract.Rung) -> str:
   """What published ladders got for the step; "" if none has it."""
   cells = []
-  for ladder in published.LADDERS:
+  for ladder in ladder_tables.PUBLISHED:
     for before, (name, figure, number) in zip(
       (None, *ladder.steps), ladder.steps
     ):
       if number != one.number:
         continue
       gain = figure / before[1] if before else None
-      if gain and ladder.unit == published.MS:
+      if gain and ladder.unit == ladder_tables.MS:
         gain = 1 / gain
       source = f"[{ladder.source}]({ladder.url})"
       cells.append(
@@ -91,8 +90,8 @@ def grid(label: str) -> str:
   problem = results.problem(one)
   with hardware.assume(results.GPUS["h200"]):
     config = one.default_config(problem)
-    dimensions, started = modelled.grid_cells(one, problem, config)
-    specs = modelled.block_cells(one, problem, config)
+    dimensions, started = rung_text.grid_cells(one, problem, config)
+    specs = rung_text.block_cells(one, problem, config)
   size = " x ".join(str(getattr(problem, side)) for side in "mnk")
   parts = [
     f"M x N x K = {size}, {problem.dtype}:",
@@ -130,13 +129,13 @@ def traffic(label: str) -> str:
   keys = [key for key in _QUANTITIES if any(key in model for model in models)]
 
   def modelled_size(key: str) -> str:
-    return counter_tables.size(next(m[key] for m in models if key in m))
+    return tables.size(next(m[key] for m in models if key in m))
 
   columns = {"bytes": _QUANTITIES.get, "model": modelled_size}
   for row in rows:
 
     def counted(key: str, row=row) -> str:
-      return counter_tables.size(row["measured"].get(key))
+      return tables.size(row["measured"].get(key))
 
     def of_model(key: str, row=row) -> str:
       return tables.factor((row.get("ratio") or {}).get(key))
@@ -149,7 +148,7 @@ def traffic(label: str) -> str:
   parts = [
     tables.markdown(header, cells, header[1:]),
     f"Threads{'' if model.threads_load else ', or TMA,'} ask for"
-    f" {modelled.size(model.global_load_bytes)} of global memory,"
+    f" {tables.size(model.global_load_bytes)} of global memory,"
     f" {model.intensity:.3g} FLOP/byte.",
   ]
   return "\n\n".join(parts)

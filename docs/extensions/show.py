@@ -38,7 +38,7 @@ _ENDINGS = {
   "seconds": lambda x: tables.duration(x * 1e3),
   "tflops": lambda x: f"{tables.rate(x)} TFLOP/s",
   "gbytes_per_s": lambda x: f"{tables.rate(x)} GB/s",
-  "bytes": counter_tables.size,
+  "bytes": tables.size,
   "percent": lambda x: f"{counter_tables.percent(x)} %",
   "share": lambda x: f"{x:.1%}".replace("%", " %"),
   "intensity": lambda x: f"{x:.3g} FLOP/byte",

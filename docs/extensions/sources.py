@@ -8,7 +8,7 @@ import inspect
 import pathlib
 
 from docs.extensions import lookup, results
-from experiments.harness import code_diff
+from experiments.harness import rung_text
 from pallas_gemm.ladder import contract
 
 SASS = lookup.ROOT / "docs" / "sass"
@@ -61,8 +61,8 @@ def diff(text: str) -> tuple[str, str]:
     raise lookup.UnknownError(f"want a rung, or two as in 6,7; got {text!r}")
   before = older[0] if older else results.before(newer)
   if before is not None:
-    return code_diff.diff(before, newer), "diff"
-  return "\n".join(code_diff.code(newer)), "python"
+    return rung_text.diff(before, newer), "diff"
+  return "\n".join(rung_text.code(newer)), "python"
 
 
 def sass(text: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ much; 1 is as fast. The ten worst cases are named.
 from matplotlib.figure import Figure
 
 from docs.figures.style import Style, chart, drawn
-from experiments.harness import dense_plots
+from experiments.harness import dense_tables
 from experiments.harness import rows as rows_lib
 
 
@@ -18,5 +18,5 @@ def draw(style: Style) -> Figure:
   rows = rows_lib.latest(rows_lib.read(path))
   figure, (ax, names) = chart(64, nrows=2, height_ratios=(1, 0.86))
   colours = style.wait, style.c
-  dense_plots.histogram(ax, names, rows, colours, style.page, style.text)
+  dense_tables.histogram(ax, names, rows, colours, style.page, style.text)
   return figure

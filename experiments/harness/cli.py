@@ -1,22 +1,31 @@
-"""What the programs' command lines share: flags, and errors in one line."""
+"""What the programs' command lines share: flags, lines, Ctrl-C, errors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import functools
 import logging
 import os
 import pathlib
 import re
 import signal
 import sys
-import tempfile
+import threading
 from typing import Any
 
 from absl import app, flags
+from absl import logging as absl_logging
 
-from experiments.harness import console, timing
 from experiments.harness import shapes as shapes_lib
+from experiments.harness import timing
 from pallas_gemm import hardware
 from pallas_gemm.ladder import contract
+
+try:
+  import rich.console
+  import rich.progress
+  import rich.syntax
+except ImportError:  # the extra `bench` is not installed
+  rich = None
 
 DTYPES = contract.FLOAT32 + contract.FLOAT16S
 # Exit status after Ctrl-C.
@@ -49,7 +58,7 @@ SEED = flags.DEFINE_integer("seed", 0, "Seed of the inputs.", lower_bound=0)
 OUTPUT_DIR = flags.DEFINE_string(
   "output_dir",
   None,
-  "Where rows and plots go. Default: experiments/results/<device> in a"
+  "Where rows go. Default: experiments/results/<device> in a"
   " checkout, results/<device> in the current folder elsewhere.",
 )
 GPU = flags.DEFINE_string(
@@ -67,28 +76,8 @@ REPEATS = flags.DEFINE_integer(
   f"Timed calls, at least {timing.MIN_REPEATS}; the median is reported.",
   lower_bound=timing.MIN_REPEATS,
 )
-PLOT = flags.DEFINE_bool("plot", True, "Draw the plots, beside the rows.")
-UPDATE_README = flags.DEFINE_bool(
-  "update_readme",
-  False,
-  "Rewrite the tables in README and in the pages of experiments/results,"
-  " between markers such as ladder:begin and ladder:end. Without a flag that"
-  " says what to measure, nothing is measured: the tables and plots are made of"
-  " the rows in experiments/results.",
-)
-FROM_ROWS = flags.DEFINE_string(
-  "from_rows",
-  None,
-  "Measure nothing; print the table of this JSONL file, and draw its plots.",
-)
-README_FILE = flags.DEFINE_string(
-  "readme",
-  None,
-  "The one page that --update_readme rewrites. Default: README.md and those of"
-  " experiments/results.",
-)
 COMMON = ("kernels", "shapes", "dtype", "seed", "output_dir", "gpu")
-TIMED = ("warmup", "repeats", "plot", "update_readme", "from_rows", "readme")
+TIMED = ("warmup", "repeats")
 
 
 class FlagError(Exception):
@@ -106,7 +95,7 @@ def not_empty(*names: str) -> None:
     )
 
 
-not_empty("output_dir", "from_rows", "readme")
+not_empty("output_dir")
 
 
 def parse_rungs(
@@ -123,23 +112,20 @@ def parse_rungs(
     FlagError: a number, range, label or name that no rung or variant has.
   """
   there = [x for rung in ladder for x in (rung, *rung.variants)]
-  numbers = {rung.number for rung in ladder}
+  numbers = {str(rung.number): rung.number for rung in ladder}
   chosen: set[str] = set()
   for part in (part.strip() for part in text.split(",")):
-    ends = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+    first, _, last = part.partition("-")
     if part == "all":
       found = {x.label for x in there}
-    elif ends:
-      first, last = int(ends[1]), int(ends[2] or ends[1])
-      whole = {first, last} <= numbers  # a range whose ends are rungs
-      found = {r.label for r in ladder if whole and first <= r.number <= last}
+    elif first in numbers and last in numbers:
+      ends = range(numbers[first], numbers[last] + 1)
+      found = {rung.label for rung in ladder if rung.number in ends}
     else:
       found = {x.label for x in there if part in (x.label, x.name)}
     if not found:
-      raise FlagError(
-        f"--{flag}: no rung {part if ends else repr(part)};"
-        f" there are {', '.join(f'{x.label} {x.name}' for x in there)}"
-      )
+      names = ", ".join(f"{x.label} {x.name}" for x in there)
+      raise FlagError(f"--{flag}: no rung {part!r}; there are {names}")
     chosen |= found
   return tuple(x for x in there if x.label in chosen)
 
@@ -176,53 +162,18 @@ def gpu() -> hardware.Gpu:
     raise FlagError(f"--gpu: {error}") from None
 
 
-def parse_suites(
-  names: Sequence[str],
-  suite: Callable[[str, str], list[Any]],
-  interpreted: Sequence[str] | None,
-) -> list[Any]:
-  """The cases of `--suite`, in 16 bits.
-
-  Args:
-    names: of the suites.
-    suite: the cases of a name and a dtype.
-    interpreted: without a GPU, the names of what is small enough; else None.
-
-  Raises:
-    FlagError: no such suite, one that is too large, or float32.
-  """
-  if DTYPE.value == "float32":
-    raise FlagError("--dtype: the ops are compared in 16 bits")
-  try:
-    dtype = DTYPE.value or "bfloat16"
-    found = [case for name in names for case in suite(name, dtype)]
-  except ValueError as error:
-    raise FlagError(f"--suite: {error}") from None
-  if interpreted is not None and not set(names) <= set(interpreted):
-    raise FlagError(
-      f"--suite={','.join(names)}: too large without an NVIDIA GPU, where there"
-      f" is {' and '.join(interpreted)}"
-    )
-  return found
-
-
 def check_folder(folder: pathlib.Path) -> None:
-  """Tries whether files can be written to a folder; leaves nothing behind.
+  """Looks whether files can be written to a folder, or it can be made.
 
   Raises:
-    FlagError: it is none, can't be made, or can't be written to.
+    FlagError: neither.
   """
-  try:
-    there = next(x for x in (folder, *folder.parents) if os.path.lexists(x))
-    # The folders that are missing are made in a folder that goes away again.
-    with tempfile.TemporaryDirectory(dir=there) as probe:
-      made = pathlib.Path(probe, folder.relative_to(there))
-      made.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
+  there = next(x for x in (folder, *folder.parents) if os.path.lexists(x))
+  if not there.is_dir() or not os.access(there, os.W_OK):
     raise FlagError(
       "--output_dir: want a folder that can be written to, got"
-      f" {folder}: {error.strerror}"
-    ) from None
+      f" {folder}: {there} is none"
+    )
 
 
 def check_file(flag: str, path: pathlib.Path) -> None:
@@ -243,10 +194,7 @@ def check_file(flag: str, path: pathlib.Path) -> None:
 
 
 def check_flags(module: str) -> None:
-  """Looks for flags of the programs' modules that this program has no use for.
-
-  Args:
-    module: the program's.
+  """Refuses flags of other programs than that of `module`.
 
   Raises:
     FlagError: there is one.
@@ -258,22 +206,31 @@ def check_flags(module: str) -> None:
         raise FlagError(f"--{flag.name}: not a flag of this program")
 
 
-def run(main: Callable[[Sequence[str]], int]) -> None:
+def run(
+  main: Callable[[Sequence[str]], int], takes_arguments: bool = False
+) -> None:
   """`absl.app.run`, with what ends a program early told in one line.
 
   An error of the command line is exit status 2, Ctrl-C is 130.
+
+  Args:
+    main: the program.
+    takes_arguments: whether it takes words that are no flags.
   """
   # JAX and matplotlib say at level INFO what they looked for and did not find.
   for library in ("jax", "matplotlib"):
     logging.getLogger(library).setLevel(logging.WARNING)
 
   def guarded(argv: Sequence[str]) -> int:
-    if len(argv) > 1:
+    if len(argv) > 1 and not takes_arguments:
       return _refuse(f"unexpected argument {argv[1]!r}; flags begin with --")
     try:
       # absl knows the program that was started by its file.
       started = main.__module__ == "__main__"
       check_flags(sys.argv[0] if started else main.__module__)
+      if not flags.FLAGS["verbosity"].present:
+        # Each line says which implementation ran; the ops log it too.
+        absl_logging.set_verbosity(absl_logging.WARNING)
       if OUTPUT_DIR.value:  # before JAX says what it thinks of the devices
         check_folder(pathlib.Path(OUTPUT_DIR.value))
       return main(argv)
@@ -281,7 +238,7 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
       return _refuse(str(error))
 
   try:
-    with console.Interrupt():
+    with Interrupt():
       app.run(guarded, flags_parser=_parse)
   except KeyboardInterrupt:
     print("interrupted", file=sys.stderr)
@@ -321,3 +278,116 @@ def _refuse(message: str) -> int:
   line = " ".join(message.split())
   print(f"error: {line} (--help lists the flags)", file=sys.stderr)
   return 2
+
+
+class Console:
+  """Writes lines to standard output, a bar below them on a terminal.
+
+  In a pipe or a file nothing but the lines is written.
+  """
+
+  def __init__(self) -> None:
+    on_terminal = rich is not None and sys.stdout.isatty()
+    self._rich = rich.console.Console(highlight=False) if on_terminal else None
+    self._update: Callable[..., None] = lambda **_: None
+
+  def line(self, text: str = "", *, bad: bool = False) -> None:
+    """Writes one line; red if it tells of a failure."""
+    if self._rich is None:
+      print(text, flush=True)
+    else:
+      style = "bold red" if bad else None
+      self._rich.print(text, style=style, markup=False, soft_wrap=True)
+
+  def diff(self, text: str) -> None:
+    """Writes a unified diff, in colour on a terminal."""
+    if self._rich is None:
+      print(text, flush=True)
+      return
+    syntax = rich.syntax.Syntax(
+      "", "diff", theme="ansi_dark", background_color="default"
+    )
+    self._rich.print(syntax.highlight(text), end="", soft_wrap=True)
+
+  @contextlib.contextmanager
+  def progress(self, total: int) -> Iterator[None]:
+    """A bar of `total` steps; see `step` and `doing`."""
+    if self._rich is None:
+      yield
+      return
+    columns = (
+      rich.progress.TextColumn("{task.description}"),
+      rich.progress.BarColumn(),
+      rich.progress.MofNCompleteColumn(),
+      rich.progress.TimeElapsedColumn(),
+    )
+    before = self._update
+    with rich.progress.Progress(
+      *columns, console=self._rich, transient=True
+    ) as bar:
+      task = bar.add_task("", total=total)
+      self._update = functools.partial(bar.update, task)
+      try:
+        yield
+      finally:
+        self._update = before
+
+  def doing(self, text: str) -> None:
+    """Says on the bar what is under way."""
+    self._update(description=text)
+
+  def step(self) -> None:
+    """Moves the bar by one."""
+    self._update(advance=1)
+
+  def table(
+    self,
+    title: str,
+    header: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    numeric: Sequence[str] = (),
+  ) -> None:
+    """Writes a table; columns named in `numeric` are flush right."""
+    widths = [max(map(len, column)) for column in zip(header, *cells)]
+    self.line(title)
+    for row in (header, ["-" * width for width in widths], *cells):
+      justified = (
+        cell.rjust(width) if name in numeric else cell.ljust(width)
+        for name, cell, width in zip(header, row, widths, strict=True)
+      )
+      self.line("  ".join(justified).rstrip())
+
+
+class Interrupt:
+  """Context that remembers that Ctrl-C was pressed.
+
+  KeyboardInterrupt that is raised while a kernel calls back into Python may
+  come out of JAX as another exception; `pressed` tells. Out of the context it
+  comes as KeyboardInterrupt.
+  """
+
+  def __init__(self) -> None:
+    self.pressed = False
+    self._before: Any = None
+
+  def __enter__(self) -> "Interrupt":
+    # Only the main thread may set handlers, and only it gets the signal.
+    if threading.current_thread() is threading.main_thread():
+      self._before = signal.signal(signal.SIGINT, self._handle)
+    return self
+
+  def __exit__(self, _, error: BaseException | None, *__) -> None:
+    if self._before is not None:
+      signal.signal(signal.SIGINT, self._before)
+    logging.disable(logging.NOTSET)
+    if self.pressed and isinstance(error, Exception):
+      raise KeyboardInterrupt from None
+
+  def _handle(self, *_) -> None:
+    self.pressed = True
+    # JAX logs the traceback of whatever leaves a callback.
+    logging.disable()
+    outer = getattr(self._before, "__self__", None)
+    if isinstance(outer, Interrupt):
+      outer.pressed = True
+    raise KeyboardInterrupt

@@ -1,13 +1,16 @@
 """The figures of the ladder: bars of the rungs, the roofline, and the sweep."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import math
 
 from experiments.harness import ladder_tables, plots, tables
+from experiments.harness import rows as rows_lib
 from experiments.harness.plots import BLUE, GREY, INK, VERMILLION
 from experiments.harness.tables import RowDict
 from pallas_gemm import hardware
+from pallas_gemm import ladder as ladder_lib
 from pallas_gemm import roofline as roofline_lib
+from pallas_gemm.ladder import contract, traffic
 
 # A row, its FLOP per byte, and whether the bytes were counted.
 Point = tuple[RowDict, float, bool]
@@ -35,8 +38,8 @@ def one_problem_each_kind(rows: Sequence[RowDict]) -> list[list[RowDict]]:
 
 
 @plots.drawn
-def ladder(rows: Sequence[RowDict], gpu: hardware.Gpu):
-  """The rungs as bars, in per cent of the peak of a GPU; jnp.dot as a line.
+def ladder(rows: Sequence[RowDict]):
+  """The rungs as bars, in per cent of the GPU's peak; jnp.dot as a line.
 
   fp32 and 16-bit rungs have a panel each, one above the other on one axis:
   they compute on different units, and each is measured against its own.
@@ -52,6 +55,7 @@ def ladder(rows: Sequence[RowDict], gpu: hardware.Gpu):
     sharex=True,
     height_ratios=[count + 0.4 for count in counts],
   )
+  gpu = gpu_of(rows)
   for ax, group in zip(axes, groups):
     _bars(ax, group, gpu)
   axes[-1].set_xlabel("% of the peak of the unit that computes")
@@ -108,22 +112,52 @@ def _name(row: RowDict) -> str:
   return f"{ladder_tables.label(row)}  {row['kernel']}".strip()
 
 
+def gpu_of(rows: Sequence[RowDict]) -> hardware.Gpu:
+  """The GPU of some rows; of one that is not known, this machine's."""
+  try:
+    return hardware.lookup(rows[0]["device"] or "")
+  except ValueError:
+    return hardware.current()
+
+
+def bytes_read(
+  row: RowDict, level: str, counted: Sequence[RowDict], gpu: hardware.Gpu
+) -> tuple[float | None, bool]:
+  """Bytes that a row's kernel read, None if unknown, and whether counted.
+
+  Args:
+    row: of the ladder.
+    level: "l2" (by SMs) or "dram".
+    counted: rows of experiments.counters; one of the same kernel, problem and
+      config goes before the model, which knows of L2 alone, and there of rungs
+      whose operands pass through shared memory.
+    gpu: that the model is of.
+  """
+  same = {f: row[f] for f in (*rows_lib.PROBLEM_FIELDS, "config")}
+  if counter := rows_lib.find(counted, **same):
+    return counter["measured"].get(f"{level}_read_bytes"), True
+  problem = contract.Problem(*ladder_tables.problem(row))
+  try:
+    rung = ladder_lib.find(row["kernel"])
+    config = rung.config_type(**row["config"])
+    model = traffic.model(rung, config, problem, gpu)
+  except (TypeError, ValueError):  # of another version
+    return None, False
+  known = level == "l2" and model.slabs
+  return (model.global_load_bytes if known else None), False
+
+
 @plots.drawn
-def roofline(
-  rows: Sequence[RowDict],
-  gpu: hardware.Gpu,
-  bytes_read: Callable[[RowDict, str], tuple[float | None, bool]],
-):
+def roofline(rows: Sequence[RowDict], counted: Sequence[RowDict]):
   """Each rung's throughput over what it reads from L2, and from DRAM.
 
   A panel for each level of the memory, with the roof of that level.
 
   Args:
     rows: of one device.
-    gpu: whose roofs to draw.
-    bytes_read: (row, "l2" or "dram") -> bytes that the kernel read from there,
-      and whether they were counted (else modelled); None leaves the row out.
+    counted: its rows of experiments.counters; see `bytes_read`.
   """
+  gpu = gpu_of(rows)
   rungs = [
     row
     for group in one_problem_each_kind(rows)
@@ -136,7 +170,7 @@ def roofline(
     ("L2", "l2", l2 / 1e12),
     ("device memory", "dram", gpu.dram_bytes_per_s / 1e12),
   ):
-    moved = [(row, *bytes_read(row, level)) for row in rungs]
+    moved = [(row, *bytes_read(row, level, counted, gpu)) for row in rungs]
     if points := [
       (row, 2 * row["m"] * row["n"] * row["k"] / count, counted)
       for row, count, counted in moved
@@ -249,7 +283,7 @@ def _place(ax, x: float, y: float) -> tuple[float, float]:
 
 
 def _label(ax, text, point, offset, colour, **font) -> None:
-  """A text beside a point, and a thin line from one to the other."""
+  """A text next to a point, and a thin line from one to the other."""
   line = {
     "arrowstyle": "-", "color": colour, "lw": 0.6, "shrinkA": 0, "shrinkB": 0,
     "relpos": (0, 0.5),

@@ -1,17 +1,66 @@
 """Rows of the ladder as tables: of a run, of its problems, and over sizes."""
 
 from collections.abc import Iterable, Sequence
+import dataclasses
 import functools
 import itertools
+import json
+import pathlib
 
-from experiments.harness import published, tables
 from experiments.harness import rows as rows_lib
+from experiments.harness import shapes, tables
 from experiments.harness.tables import RowDict
 from pallas_gemm import hardware, roofline
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract
 
 PROBLEM = tuple(name for name in rows_lib.PROBLEM_FIELDS if name != "kernel")
+
+
+MS, PERCENT = "ms", "% of cuBLAS"
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+  """What somebody's ladder reached: figures, with their source.
+
+  A step is put with the rung whose idea it added last; those that have no rung
+  of their own (autotuning, a larger tile) have none here. GPUs, sizes and
+  clocks differ from ours, so what compares is the ratio to cuBLAS on one GPU.
+
+  Attributes:
+    source: who published it.
+    problem: dtype and sizes.
+    unit: of the figures.
+    url: where; None where there is no address to give.
+    gpu: what it was measured on; None if that is not said.
+    steps: (name, figure, the number of its rung).
+    cublas: cuBLAS on the same GPU, in the same unit; None if not given.
+    note: what else the source says.
+  """
+
+  source: str
+  problem: str
+  unit: str
+  url: str | None = None
+  gpu: str | None = None
+  steps: Sequence[tuple[str, float, int | None]] = ()
+  cublas: float | None = None
+  note: str = ""
+
+  def of_cublas(self, number: int) -> float | None:
+    """The rung's published speed as a part of cuBLAS's."""
+    found = [x for _, x, rung in self.steps if rung == number]
+    if found and self.unit == PERCENT:
+      return found[-1] / 100
+    if not found or self.cublas is None:
+      return None
+    ratio = found[-1] / self.cublas
+    return 1 / ratio if self.unit == MS else ratio
+
+
+_FIGURES = pathlib.Path(__file__).parents[1] / "results" / "published.json"
+PUBLISHED = [Published(**x) for x in json.loads(_FIGURES.read_text())]
 
 
 def label(row: RowDict) -> str:
@@ -98,6 +147,12 @@ def newest(rows: Iterable[RowDict], failed: bool = False) -> list[RowDict]:
     if row["commit"] == commit
     and (row["ms_median"] is not None or (failed and row["passed"] is False))
   )
+
+
+def own(rows: Iterable[RowDict]) -> list[RowDict]:
+  """The rows of the ladder's own problems; others are somebody's."""
+  known = shapes.suite("ladder") + shapes.suite("large")
+  return [row for row in rows if (row["m"], row["n"], row["k"]) in known]
 
 
 def problem(row: RowDict) -> tuple:
@@ -223,14 +278,20 @@ def _problem_table(
   columns = [(gpu, rows, measured) for gpu, rows in zip(gpus, same)]
   over = relative(devices[0], starts({group[0]["dtype"]}))
   columns.append((gpus[0], same[0], over))
-  columns.append(("", group, _published(group)))
+  columns.append(("", group, _published_column(group)))
   return tables.markdown(*tables.pivot(group, KERNEL, columns))
 
 
-def _published(rows: Sequence[RowDict]) -> tables.Columns:
-  """A column of a published ladder, if one has such rungs."""
+def published(number: int) -> Published | None:
+  """The ladder whose column is next to a rung's own numbers."""
+  found = (x for x in PUBLISHED if x.of_cublas(number) is not None)
+  return next(found, None)
+
+
+def _published_column(rows: Sequence[RowDict]) -> tables.Columns:
+  """A column of a published ladder, if one has these rungs."""
   numbers = [row["number"] for row in rows if row["number"] is not None]
-  for ladder in filter(None, map(published.beside, numbers)):
+  for ladder in filter(None, map(published, numbers)):
 
     def of_cublas(row: RowDict, ladder=ladder) -> str:
       rung = row["number"] is not None and not row.get("variant")
@@ -294,5 +355,12 @@ def _over_sizes(rows: Sequence[RowDict], text: tables.Text) -> tables.Table:
 
 def published_markdown() -> str:
   """The table of other people's ladders."""
-  header = ["source", "GPU, problem, unit", "steps"]
-  return tables.markdown(header, published.cells(), ())
+  cells = []
+  for x in PUBLISHED:
+    source = f"[{x.source}]({x.url})" if x.url else x.source
+    steps = ", ".join(f"{name} {figure:g}" for name, figure, _ in x.steps)
+    cublas = "" if x.cublas is None else f"cuBLAS {x.cublas:g}"
+    what = ", ".join([x.gpu or "GPU not named", x.problem, x.unit])
+    figures = "; ".join(filter(None, (steps, cublas, x.note)))
+    cells.append([source, what, figures])
+  return tables.markdown(["source", "GPU, problem, unit", "steps"], cells, ())

@@ -1,20 +1,28 @@
-"""A case that is ready to run: checked, timed in turns, and made a row."""
+"""Cases that run: arms compiled together, checked, interleaved, made rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterator,
+  Mapping,
+  Sequence,
+)
+from concurrent import futures
 import dataclasses
 import functools
-import statistics
-import time
+import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from experiments.harness import inputs, provenance, rows, timing
-from experiments.harness.case import Candidate, Case, reason
-from experiments.harness.prepared import Prepared
+from experiments.harness.case import Call, Candidate, Case, Config, reason
 from pallas_gemm import numerics
+from pallas_gemm.tuning import autotune, ranked, resolve
 
+# Compiling leaves Python for most of its time.
+_COMPILERS = min(16, os.cpu_count() or 1)
 # Enough to choose among configs; no row is made of it.
 _CHOOSING = {"warmup": 2, "repeats": 10}
 # Fields of a row that say nothing where they do not apply.
@@ -23,6 +31,150 @@ _EMPTY = {"alpha": 1.0, "beta": 0.0} | dict.fromkeys(
 )
 # Large enough that no cache holds a part of it worth mentioning.
 _BANDWIDTH_SHAPE = (16384, 16384)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+  """A case that is ready to run.
+
+  Attributes:
+    case: what it computes.
+    arms: by name, the first one first, candidates whose `fn` waits until the
+      function of the case's operands is compiled, and gives it or raises what
+      kept it from that.
+    facts: optional fields of the row.
+  """
+
+  case: Case
+  arms: Mapping[str, Sequence[Candidate]]
+  facts: Mapping[str, Any]
+
+
+def prepare(
+  cases: Sequence[Case],
+  implementation: str | None = None,
+  peers: Collection[str] | None = None,
+) -> Iterator[Prepared]:
+  """Compiles the arms of each case; yields when all of them are.
+
+  XLA picks its kernels by timing them, so whatever it compiles is compiled
+  while nothing else runs on the GPU. A Pallas kernel is not run to be
+  compiled: those are compiled meanwhile, in threads.
+
+  Args:
+    cases: what to compile.
+    implementation: passed to the ops.
+    peers: the arms to compile besides the first; None for all.
+  """
+  programs: dict[Any, Prepared] = {}
+  with futures.ThreadPoolExecutor(_COMPILERS) as pool:
+    for case in cases:
+      if case.program not in programs:
+        programs[case.program] = _prepare(case, implementation, peers, pool)
+  for case in cases:
+    yield dataclasses.replace(programs[case.program], case=case)
+
+
+def uncompiled(case: Case) -> Prepared:
+  """A case whose arms are compiled when they are first called.
+
+  Raises:
+    NotImplementedError: why an arm can't run.
+  """
+  arms = {
+    name: [
+      Candidate(functools.partial(_jitted, fn), config) for fn, config in arm()
+    ]
+    for name, arm in case.arms().items()
+  }
+  return Prepared(case, arms, {})
+
+
+def _prepare(
+  case: Case,
+  implementation: str | None,
+  peers: Collection[str] | None,
+  pool: futures.Executor,
+) -> Prepared:
+  operands = case.operands()
+  arms: dict[str, list[Candidate]] = {}
+  facts = {}
+  for name, arm in case.arms(implementation).items():
+    arms[name] = []
+    try:
+      if peers is not None and len(arms) > 1 and name not in peers:
+        raise NotImplementedError("left out by --beside")
+      candidates = arm()
+    except NotImplementedError as error:
+      arms[name].append(Candidate(functools.partial(_raise, error)))
+      continue
+    for fn, config in candidates:
+      text, compiled = _compiling(fn, operands, pool)
+      if text and len(arms) == 1:
+        ran, config, origin = _choice(fn, operands, text, implementation)
+        facts = {"implementation": ran, "config_origin": origin}
+      arms[name].append(Candidate(compiled, config))
+  return Prepared(case, arms, facts)
+
+
+def _compiling(
+  fn: Call, operands: dict[str, Any], pool: futures.Executor
+) -> tuple[str, Callable[[], Call]]:
+  """A function as XLA gets it, "" if it can't be; and what waits for it."""
+  try:
+    lowered = _jitted(fn).lower(**operands)
+  except Exception as error:  # pylint: disable=broad-exception-caught
+    return "", functools.partial(_raise, error)  # it must not cost the others
+  text = lowered.as_text()
+  future = pool.submit(lowered.compile)
+  if not runs_kernel(text) or "dot_general" in text:
+    future.exception()  # XLA's: nothing else may run until it is done
+  return text, future.result
+
+
+def runs_kernel(text: str) -> bool:
+  """Whether a function that is lowered runs one of the Hopper kernels."""
+  return "mosaic_gpu" in text
+
+
+def _jitted(fn: Call) -> Call:
+  """A function under jit; one that is already keeps its compiler options."""
+  return fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(fn)
+
+
+def _raise(error: Exception) -> Any:
+  raise error
+
+
+def _choice(
+  fn: Call, operands: dict[str, Any], text: str, implementation: str | None
+) -> tuple[str, Config, str | None]:
+  """What a lowered function runs: implementation, config, and its origin."""
+  if runs_kernel(text) or implementation == "sm90":
+    return "sm90", *config_of(fn, operands)
+  return "triton" if "triton" in text else "xla", None, None
+
+
+def config_of(fn: Call, operands: dict[str, Any]) -> tuple[Config, str | None]:
+  """A function's config, and where it is from: "cache", "shipped" or "model".
+
+  Of several products, the config is one for each. None where it has no product
+  that `autotune` knows.
+  """
+  try:
+    problems = [case.problem for case in autotune.find(fn, **operands)]
+  except ValueError:
+    return None, None
+  configs = {
+    autotune.describe(problem): dataclasses.asdict(resolve(problem))
+    for problem in problems
+  }
+  best = (next(ranked(problem, xla_too=False)) for problem in problems)
+  sources = {candidate.source for candidate in best}
+  config = configs if len(configs) > 1 else next(iter(configs.values()))
+  if "measured" in sources:
+    return config, "cache"
+  return config, "shipped" if "shipped" in sources else "model"
 
 
 @dataclasses.dataclass
@@ -37,7 +189,6 @@ class Bench:
     flush: evicts the L2 before each timed call; None where nothing is timed
       (no GPU), or to measure with warm caches.
     timed: whether there is a GPU to time; without one results are checked.
-    host_calls: calls timed by the host's clock where there is no GPU.
     rates: GB/s of this GPU by `measure_bandwidth`, for every row.
   """
 
@@ -47,63 +198,65 @@ class Bench:
   repeats: int = timing.DEFAULT_REPEATS
   flush: timing.Arm | None = None
   timed: bool = True
-  host_calls: int = 3
   rates: dict[str, float] = dataclasses.field(default_factory=dict)
 
   def times(
-    self, arms: Sequence[timing.Arm], **how: int
+    self, arms: Mapping[str, Call], operands: dict[str, Any], **how: int
   ) -> dict[str, timing.Timing]:
-    """Times arms side by side as this run does, but for what `how` says."""
+    """Times arms, interleaved, as this run does but for what `how` says."""
     how = {"warmup": self.warmup, "repeats": self.repeats} | how
-    return timing.measure(arms, flush=self.flush, **how)
+    calls = [
+      timing.Arm(name, functools.partial(fn, **operands))
+      for name, fn in arms.items()
+    ]
+    return timing.measure(calls, flush=self.flush, **how)
 
   def measure(self, prepared: Prepared) -> dict[str, Any]:
-    """Checks a case, times its arms side by side, and makes its row.
+    """Checks a case, times its arms, and makes its row.
 
     A result that is wrong is not timed, and the time of an arm that did not
     run what it claims is not kept.
 
     Raises:
       Exception: what kept an arm from being compiled or run, or what it ran
-        instead; of one beside the first only where the case may not skip it.
+        instead; of another than the first only where the case may not skip it.
     """
     case = prepared.case
     operands = jax.block_until_ready(case.draw(self.seed))
     first, *others = prepared.arms
     arms = {first: self._fastest(prepared.arms[first], operands)}
     check = case.check(arms[first].fn(**operands), operands, self.seed)
-    skipped, times, load, wall = {}, {}, None, {}
+    reasons, times, load = {}, {}, None
     if check.passed is not False:
       for name in others:
         try:
-          arms[name] = self._beside(case, prepared.arms[name], operands)
+          arms[name] = self._checked(case, prepared.arms[name], operands)
         except Exception as error:  # pylint: disable=broad-exception-caught
           if not case.may_skip:
             raise
-          skipped[name] = reason(error)  # most likely no memory
+          reasons[name] = reason(error)  # most likely no memory
       if self.timed:
         with provenance.Monitor() as monitor:
-          times = self.times(_timed(arms, operands))
+          fns = {name: arm.fn for name, arm in arms.items()}
+          times = self.times(fns, operands)
         load = monitor.load
         for name, why in _refuted(case, times).items():
           if not case.may_skip:
             raise NotImplementedError(f"{name}: {why}")
-          skipped[name] = why
+          reasons[name] = why
           del times[name]
-      else:
-        wall = self._wall(arms, case.baseline, operands)
     flops = case.flops(self.seed)
-    mine, beside = times.get(first), {}
+    mine, of_arms = times.get(first), {}
     if case.may_skip:
-      said = {name: _said(x, flops) for name, x in times.items()}
-      for name in said.keys() - {first}:
+      fields = {name: _arm_fields(x, flops) for name, x in times.items()}
+      for name in fields.keys() - {first}:
         if (config := arms[name].config) is not None:
-          said[name]["config"] = config
-      beside = {"arms": said, "skipped": skipped}
+          fields[name]["config"] = config
+      of_arms = {"arms": fields, "skipped": reasons}
     else:
       for name in times.keys() - {first, case.baseline}:
-        beside[f"{name}_ms_median"] = times[name].median
-        beside[f"{name}_config"] = arms[name].config
+        of_arms[f"{name}_ms_median"] = times[name].median
+        of_arms[f"{name}_config"] = arms[name].config
     return self.row(
       check=check,
       mine=mine,
@@ -113,7 +266,7 @@ class Bench:
       tflops=mine and flops / mine.median / 1e9,
       gbytes_per_s=mine and case.least_bytes(self.seed) / mine.median / 1e6,
       passed=check.passed,
-      **case.fields() | wall | self.rates | dict(prepared.facts) | beside,
+      **case.fields() | self.rates | dict(prepared.facts) | of_arms,
     )
 
   def _fastest(
@@ -138,13 +291,14 @@ class Bench:
         found[str(config)] = Candidate(fn, config)
     if not found:
       raise NotImplementedError(f"no config runs: {reason(refused)}")
-    times = self.times(_timed(found, operands), **_CHOOSING)
+    fns = {name: candidate.fn for name, candidate in found.items()}
+    times = self.times(fns, operands, **_CHOOSING)
     return found[min(times, key=lambda name: times[name].median)]
 
-  def _beside(
+  def _checked(
     self, case: Case, candidates: Sequence[Candidate], operands: dict[str, Any]
   ) -> Candidate:
-    """An arm beside the first, after a call of it.
+    """An arm after the first, once it was called.
 
     Raises:
       NotImplementedError: of what was chosen among several, or may be left out
@@ -160,21 +314,6 @@ class Bench:
           f"wrong: an error of {found.worst_ratio:.2g} times its bound"
         )
     return arm
-
-  def _wall(
-    self, arms: dict[str, Candidate], baseline: str, operands: dict[str, Any]
-  ) -> dict[str, float]:
-    """Host times of the first arm and its baseline, in ms: medians."""
-    found = {}
-    for name, prefix in ((next(iter(arms)), ""), (baseline, "baseline_")):
-      calls = []
-      for _ in range(self.host_calls if name in arms else 0):
-        start = time.perf_counter()
-        jax.block_until_ready(arms[name].fn(**operands))
-        calls.append((time.perf_counter() - start) * 1e3)
-      if calls:
-        found[f"{prefix}wall_ms_median"] = statistics.median(calls)
-    return found
 
   def row(
     self,
@@ -228,9 +367,9 @@ class Bench:
     m, n = _BANDWIDTH_SHAPE
     x = jax.block_until_ready(inputs.normal(self.seed, 0, (m, n), "float32"))
     # Negated, for XLA copies an array as it is without a kernel to time.
-    copy = timing.Arm("copy", jax.jit(jnp.negative), (x,))
-    read = timing.Arm("read", jax.jit(jnp.sum), (x,))
-    times = self.times([copy, read])
+    arms = {"copy": jax.jit(jnp.negative), "read": jax.jit(jnp.sum)}
+    calls = {name: functools.partial(fn, x) for name, fn in arms.items()}
+    times = self.times(calls, {})
     for name, passes in (("copy", 2), ("read", 1)):
       rate = passes * x.nbytes / times[name].median / 1e6
       self.rates[f"{name}_gbytes_per_s"] = rate
@@ -249,7 +388,7 @@ def _refuted(case: Case, times: dict[str, timing.Timing]) -> dict[str, str]:
   return {name: why for name, why in found.items() if why}
 
 
-def _said(times: timing.Timing, flops: int) -> dict[str, Any]:
+def _arm_fields(times: timing.Timing, flops: int) -> dict[str, Any]:
   """What a row says of an arm's times."""
   return {
     "ms_median": times.median,
@@ -258,12 +397,3 @@ def _said(times: timing.Timing, flops: int) -> dict[str, Any]:
     "tflops": flops / times.median / 1e9,
     "kernel_names": list(times.kernel_names),
   }
-
-
-def _timed(
-  arms: dict[str, Candidate], operands: dict[str, Any]
-) -> list[timing.Arm]:
-  return [
-    timing.Arm(name, functools.partial(arm.fn, **operands))
-    for name, arm in arms.items()
-  ]

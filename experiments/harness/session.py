@@ -8,11 +8,8 @@ import itertools
 import pathlib
 from typing import Any
 
-from absl import flags, logging
-
 from experiments.harness import case as case_lib
 from experiments.harness import cli, provenance, tables, timing
-from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
 from experiments.harness import run as run_lib
 from pallas_gemm import hardware
@@ -37,27 +34,21 @@ class Session:
     interrupted: Ctrl-C ended the run.
   """
 
-  console: console_lib.Console
+  console: cli.Console
   path: pathlib.Path
   device: str
   on_gpu: bool
   name_width: int = 46
   caches: str = "L2 flushed"
-  interrupt: console_lib.Interrupt = dataclasses.field(
-    default_factory=console_lib.Interrupt
-  )
+  interrupt: cli.Interrupt = dataclasses.field(default_factory=cli.Interrupt)
   rows: list[RowDict] = dataclasses.field(default_factory=list)
   failures: list[str] = dataclasses.field(default_factory=list)
   interrupted: bool = False
 
   def __post_init__(self) -> None:
-    if self.on_gpu:
-      line = f"{self.device}; times are GPU kernel times, {self.caches}"
-    else:
-      line = (
-        f"No NVIDIA GPU here ({self.device}): results are checked; wall times"
-        " are the host's and say nothing of a GPU"
-      )
+    line = f"{self.device}; times are GPU kernel times, {self.caches}"
+    if not self.on_gpu:
+      line = f"No NVIDIA GPU ({self.device}): results are checked, not timed"
     self.console.line(line)
 
   @contextlib.contextmanager
@@ -114,7 +105,7 @@ class Session:
       cases: in the order of their suites.
       prepare: compiles cases; each that it gives has its `case`.
       measure: gives the row of a prepared case.
-      label: what a case is called beside its suite, by the row's fields.
+      label: what a case is called in its suite, by the row's fields.
       parts: what was measured, as parts of a line.
     """
     for name, suite in itertools.groupby(cases, lambda case: case.suite):
@@ -144,6 +135,12 @@ class Session:
     self.console.doing(name)
     self._guarded(name, take)
 
+  def table(self, title: str, table: tables.Table) -> None:
+    """Prints a table, after an empty line."""
+    header, cells = table
+    self.console.line()
+    self.console.table(title, header, cells, tables.numeric(header))
+
   def _guarded(
     self, name: str, work: Callable[[], Any], may_fail: bool = False
   ) -> Any:
@@ -166,37 +163,52 @@ class Session:
     rows_lib.append(self.path, row)
     self.rows.append(row)
 
-  def finish(self, show: Callable[[list[RowDict]], None] | None = None) -> int:
-    """Plots and README; the exit status.
-
-    Args:
-      show: draws and writes what the flags say, from all rows of the file;
-        None for a program that has no plots and no table in a page.
-    """
-    console = self.console
+  def finish(self) -> int:
+    """Says where the rows are and what failed; the exit status."""
     if self.rows:
-      console.line(f"rows: {self.path}")
+      self.console.line(f"rows: {self.path}")
     if self.interrupted:
-      console.line(f"interrupted: {len(self.rows)} finished rows were kept")
-      return 130
-    if show is None:
-      pass
-    elif self.on_gpu:
-      show(rows_lib.read(self.path))
-    elif cli.UPDATE_README.value or cli.PLOT.value:
-      console.line("no plots and no README table: nothing was timed on a GPU")
+      kept = len(self.rows)
+      self.console.line(f"interrupted: {kept} finished rows were kept")
+      return cli.INTERRUPTED
     if self.failures:
       count, names = len(self.failures), "; ".join(self.failures)
-      console.line(f"FAILED ({count}): {names}", bad=True)
-      return 1
-    return 0
+      self.console.line(f"FAILED ({count}): {names}", bad=True)
+    return 1 if self.failures else 0
+
+
+def parse_suites(
+  names: Sequence[str],
+  suite: Callable[[str, str], list[Any]],
+  interpreted: Sequence[str] | None,
+) -> list[Any]:
+  """The cases of `--suite`, in 16 bits.
+
+  Args:
+    names: of the suites.
+    suite: gives the cases of a name and a dtype.
+    interpreted: without a GPU the names of small enough suites, else None.
+
+  Raises:
+    cli.FlagError: no such suite, one that is too large, or float32.
+  """
+  if cli.DTYPE.value == "float32":
+    raise cli.FlagError("--dtype: the ops are compared in 16 bits")
+  try:
+    dtype = cli.DTYPE.value or "bfloat16"
+    found = [case for name in names for case in suite(name, dtype)]
+  except ValueError as error:
+    raise cli.FlagError(f"--suite: {error}") from None
+  if interpreted is not None and not set(names) <= set(interpreted):
+    raise cli.FlagError(
+      f"--suite={','.join(names)}: too large without an NVIDIA GPU, where there"
+      f" is {' and '.join(interpreted)}"
+    )
+  return found
 
 
 def start(
-  console: console_lib.Console,
-  experiment: str,
-  on_gpu: bool,
-  **fields: Any,
+  console: cli.Console, experiment: str, on_gpu: bool, **fields: Any
 ) -> Session:
   """A session whose rows go where the flags say; `fields` are of `Session`."""
   device = provenance.device_name()
@@ -214,25 +226,3 @@ def bench(experiment: str, on_gpu: bool) -> run_lib.Bench:
     timed=on_gpu,
     flush=timing.l2_flush(hardware.current().l2_bytes) if on_gpu else None,
   )
-
-
-def main(
-  measuring: Iterable[str],
-  run: Callable[[console_lib.Console], int],
-  from_rows: Callable[[console_lib.Console], int],
-) -> int:
-  """Carries out the flags; returns the exit status.
-
-  Args:
-    measuring: given one of these flags, --update_readme follows a measurement.
-    run: measures.
-    from_rows: makes tables and plots of rows measured before.
-  """
-  if not flags.FLAGS["verbosity"].present:
-    # Each line says which implementation ran; the ops log it too.
-    logging.set_verbosity(logging.WARNING)
-  console = console_lib.Console()
-  told = any(flags.FLAGS[name].present for name in measuring)
-  if cli.FROM_ROWS.value or (cli.UPDATE_README.value and not told):
-    return from_rows(console)
-  return run(console)

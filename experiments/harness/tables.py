@@ -1,7 +1,6 @@
-"""Rows as tables: numbers in words, the pivot, and blocks of pages."""
+"""Rows as tables: numbers in words, and the pivot."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-import pathlib
 import statistics
 from typing import Any
 
@@ -33,7 +32,7 @@ def pivot(
     rows: whose lines there are, in order; each has one of its own, unless
       there are columns.
     index: what a line begins with.
-    columns: what stands beside it, from left to right: the columns' heading,
+    columns: what stands right of it, from left to right: a heading,
       rows, and what is shown of one. A line has the last of the rows that the
       index says the same of, and "-" where there is none.
 
@@ -53,8 +52,8 @@ def pivot(
   lines, header = [list(named(row)) for row in rows], [*index]
   if columns := list(columns):
     lines = [list(line) for line in dict.fromkeys(map(tuple, lines))]
-  for heading, beside, values in columns:
-    found = {named(row): row for row in beside}
+  for heading, compared, values in columns:
+    found = {named(row): row for row in compared}
     header += [f"{heading} {name}".strip() for name in values]
     for line in lines:
       row = found.get(tuple(line[: len(index)]))
@@ -119,6 +118,16 @@ def factor(x: float | None) -> str:
   if x is None:
     return EMPTY
   return f"{_digits(x)}x" if x >= 10 else f"{x:.3f}x"
+
+
+def size(count: float | None) -> str:
+  """Bytes with a prefix: "33.6 MB"."""
+  if count is None:
+    return EMPTY
+  for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+    if count >= scale:
+      return f"{count / scale:.3g} {unit}"
+  return f"{count:.0f} B"
 
 
 def formatted(spec: str) -> Text:
@@ -208,27 +217,3 @@ def provenance_line(rows: Sequence[RowDict]) -> str:
     f" Inputs {values('distribution')}, seed {values('seed')}; median of"
     f" {values('repeats')} calls after {values('warmup')}, L2 flushed."
   )
-
-
-def update_file(path: pathlib.Path, name: str, block: str) -> bool:
-  """Rewrites what stands between two lines of a page; whether it changed.
-
-  The lines are `<!-- name:begin -->` and `<!-- name:end -->`; they stay.
-
-  Raises:
-    ValueError: there is no such file, or not one such pair of lines in it.
-  """
-  begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-  if not path.exists():
-    raise ValueError(f"there is no {path}")
-  old = path.read_text()
-  if old.count(begin) != 1 or old.count(end) != 1:
-    raise ValueError(f"{path}: want one line {begin} and one line {end}")
-  head, _, rest = old.partition(begin)
-  if end not in rest:
-    raise ValueError(f"{path}: {end} must come after {begin}")
-  tail = rest[rest.index(end) :]
-  new = f"{head}{begin}\n\n{block.strip()}\n\n{tail}"
-  if new != old:
-    path.write_text(new)
-  return new != old

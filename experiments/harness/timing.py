@@ -1,13 +1,12 @@
-"""GPU kernel time of several functions, measured side by side.
+"""GPU kernel time of several functions, interleaved.
 
-The functions under comparison ("arms") run in turn, A B A B, inside one CUPTI
+The functions under comparison ("arms") are interleaved, A B A B, in one CUPTI
 session, so that a change of clock or temperature meets all of them alike.
 Before each call a flush evicts the L2 cache; the flush is kept out of the
 sums. A call's time is the sum over the kernels it launched: copies, pads and
 layout changes count. See `pallas_gemm.measure`, which tells them apart.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
@@ -98,7 +97,6 @@ def measure(
   warmup: int = DEFAULT_WARMUP,
   repeats: int = DEFAULT_REPEATS,
   flush: Arm | None = None,
-  tick: Callable[[], None] = lambda: None,
 ) -> dict[str, Timing]:
   """Times the arms, interleaved.
 
@@ -108,7 +106,6 @@ def measure(
     repeats: timed calls of each arm.
     flush: called before every timed call, its time kept out; see `l2_flush`.
       None leaves the caches as the call before left them.
-    tick: called after each round of arms, for a progress bar.
 
   Returns:
     A Timing for each arm, by name.
@@ -122,13 +119,19 @@ def measure(
                       flush=l2_flush(gpu.l2_bytes))
     ratio = timings["theirs"].median / timings["mine"].median
   """
-  _check(arms, warmup, repeats)
+  names = [arm.name for arm in arms]
+  if not names or len({*names}) < len(names):
+    raise ValueError(f"arms must have different names, got {names}")
+  if warmup < 0 or repeats < 1:
+    raise ValueError(
+      f"want warmup >= 0 and repeats >= 1, got {warmup} and {repeats}"
+    )
   for _ in range(max(warmup, 1)):
     for arm in filter(None, (flush, *arms)):
       arm.call()
   calls = {arm.name: arm.call for arm in arms}
   flush_call = flush and flush.call
-  launched = measure_lib.kernels(calls, repeats, flush_call, tick=tick)
+  launched = measure_lib.kernels(calls, repeats, flush_call)
   found = [
     Timing(
       ms=tuple(sum(ms for _, ms in kernels) for kernels in rounds),
@@ -144,15 +147,3 @@ def measure(
       for timing, seconds in zip(found, wall)
     ]
   return dict(zip(calls, found))
-
-
-def _check(arms: Sequence[Arm], warmup: int, repeats: int) -> None:
-  if not arms:
-    raise ValueError("arms must hold at least one arm, got none")
-  for name, count in Counter(arm.name for arm in arms).items():
-    if count > 1:
-      raise ValueError(f"arms must have different names, got {name!r} twice")
-  if warmup < 0:
-    raise ValueError(f"warmup must be >= 0, got {warmup}")
-  if repeats < 1:
-    raise ValueError(f"repeats must be >= 1, got {repeats}")

@@ -29,8 +29,7 @@ def call(main: Callable[[list[str]], int], args: Sequence[str]) -> int:
     flags.FLAGS.unparse_flags()
     for name in flags.FLAGS:
       flags.FLAGS[name].present = 0
-    flags.FLAGS(["program", *args])
-    return main([])
+    return main(flags.FLAGS(["program", *args]))
 
 
 def pretend_times(
