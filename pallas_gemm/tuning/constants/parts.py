@@ -219,12 +219,6 @@ class Xla:
     vector_launch, vector_rate: its reduction for a vector times a matrix stored
       along K. Within 23 % of 18 products of 0.5 to 50 MB, 7 % in the mean;
       along N it takes up to five times as long.
-    fewest_wide_slabs, most_wide_slabs, wide_work_tiles, wide_results: slabs of
-      64, the fewest work tiles a block, and more results than so many, with
-      which its kernels, whose consumers ping-pong at sums of any length, are
-      faster if results are float32: only half of those find room to wait in
-      registers here. 20 of 23 such products took XLA 0.2 to 15 % less, the
-      others up to 4 % more.
   """
 
   least_gain: float
@@ -252,10 +246,6 @@ class Xla:
   few_short_results: float
   vector_launch: float
   vector_rate: float
-  fewest_wide_slabs: float
-  most_wide_slabs: float
-  wide_work_tiles: float
-  wide_results: float
 
 
 @dataclasses.dataclass(frozen=True)
