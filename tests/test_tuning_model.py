@@ -435,8 +435,8 @@ def test_a_batch_invariant_config_is_for_any_batch():
 def test_what_memory_answers_at_once_is_the_gpus():
   case = problem(64, 6144, 4096)
   with hardware.assume("H100 PCIe") as slower:
-    few = stages.in_one_answer(case, 128, slower)
-  assert few < stages.in_one_answer(case, 128, hardware.current())
+    few = stages.for_latency(case, 128, slower)
+  assert few < stages.for_latency(case, 128, hardware.current())
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def pingpong(
 
 
 @functools.cache
-def with_c_ahead(config: Config, kind: Kind) -> Config | None:
+def with_c_buffers(config: Config, kind: Kind) -> Config | None:
   """The tile with C in buffers of its own."""
   return _fitted(config, kind, ((1, 3),))
 

@@ -14,7 +14,7 @@ from pallas_gemm.tuning import fitted, stages
 
 # Tiles that may have C in buffers of its own; slabs with fewer of which it does
 # not come in time to where results are stored from.
-AHEAD = {(128, 128): 8, (128, 192): 8, (128, 256): 4}
+C_BUFFERED = {(128, 128): 8, (128, 192): 8, (128, 256): 4}
 _SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 # Slabs that a part of K must have to be worth a work tile of its own.
 _FEWEST_SLABS = 4
@@ -118,11 +118,11 @@ def _tiles(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
       if not ((suits_deep and is_one_round) or in_rounds or is_deep_sum):
         continue
     alone = not (tall or wide or p.along)
-    least = AHEAD.get((config.block_m, config.block_n), 0)
+    least = C_BUFFERED.get((config.block_m, config.block_n), 0)
     if alone and p.epilogue.c_dtype == p.out_dtype and slabs < least:
-      ahead = fitted.with_c_ahead(config, kind)
-      if ahead is not None:
-        yield _in_one_strip(ahead, rows, columns)
+      buffered = fitted.with_c_buffers(config, kind)
+      if buffered is not None:
+        yield _in_one_strip(buffered, rows, columns)
     if not alone:
       yield config
     elif is_short or not _suits_pairs(config, p, tiles, sms):
@@ -301,7 +301,7 @@ def _suits_deep_slabs(problem: Problem, gpu: hardware.Gpu) -> bool:
   p = problem
   if p.m > 64 or p.k < _LEAST_DEEP_K or p.along:
     return False
-  return stages.in_one_answer(p, 128, gpu) >= stages.FEWEST
+  return stages.for_latency(p, 128, gpu) >= stages.FEWEST
 
 
 def _suits_deep_rounds(problem: Problem) -> bool:

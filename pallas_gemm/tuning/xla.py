@@ -80,8 +80,8 @@ def _of_rows_of_no_whole_atoms(
   if (whole := with_whole_rows(p)) is None:
     return None
   least = model.predict(Plan.of(whole, model.choose(whole)))
-  apart = epilogue(p, fit, gpu) + padding(p, fit, gpu)
-  if time <= fit.most * least + fit.most_beside + apart:
+  others = epilogue(p, fit, gpu) + padding(p, fit, gpu)
+  if time <= fit.most * least + fit.most_added_s + others:
     return None
   return Faster(
     f"with rows that are no multiples of 128 bytes it would take"
@@ -183,18 +183,18 @@ def of_odd_rows(
     return None
   flops = 2.0 * p.batch * p.m * p.n * p.k * p.products
   is_alone = p.k <= 64 and _is_one_kernel(p)
-  apart = 0.0 if is_alone else epilogue(p, fit, gpu)
+  others = 0.0 if is_alone else epilogue(p, fit, gpu)
   rate = fit.short_rate * gpu.dram_bytes_per_s
   if p.k <= 64:
-    return fit.short_launch + 2 * _elements(p) / rate + apart
+    return fit.short_launch + 2 * _elements(p) / rate + others
   a, b, n = widths
   if p.m <= fit.few_rows and not (p.a.k_last or a % 2 or b % 8 or n % 8):
     longer = max(2 * _elements(p) / rate, flops / fit.few_flops)
     theirs = fit.short_launch + _steps_of_short_rows(p, fit) + longer
-    return fit.few_odd_rows * theirs + apart
+    return fit.few_odd_rows * theirs + others
   theirs = fit.launch + fit.per_k * p.k + flops / fit.flops
   words = 1.0 if any(width % 2 for width in widths) else fit.words
-  return words * theirs + apart
+  return words * theirs + others
 
 
 def of_short_rows(
