@@ -80,15 +80,11 @@ def test_candidates_are_predicted_together_as_one_by_one(few):
 
 def test_what_is_dropped_has_its_neutral_value():
   at = NAMES.index
-  dropped = (
-    "odd_sizes.uneven",
-    "odd_sizes.short",
-    "model.mma_three_consumers",
-    "grouped.l2",
-  )
+  three = "model.mma_three_consumers"
+  dropped = "odd_sizes.uneven", "odd_sizes.short", three, "grouped.l2"
   found = fit_terms.without(TODAY, dropped, H200)
   assert found[at("odd_sizes.uneven")] == found[at("odd_sizes.short")] == 0
-  assert found[at("model.mma_three_consumers")] == 1
+  assert found[at(three)] == 1
   assert found[at("grouped.l2")] == TODAY[at("model.l2")]
   assert sum(found != TODAY) == 4
 

@@ -147,10 +147,10 @@ def _slab(
   multiply = bm * bn * bk / 2048 * fit.mma
   multiply *= 1 + fit.small * (1 - bm * bn / 2**15)
   multiply *= fit.mma_three_consumers if cfg.consumers == 3 else 1
-  multiply *= (
-    fit.mma_many_rows if cfg.split == "m" and bm > 64 * cfg.consumers else 1
-  )
-  multiply *= fit.columns if cfg.split == "n" else 1
+  if cfg.split == "n":
+    multiply *= fit.columns
+  elif cfg.split == "m" and bm > 64 * cfg.consumers:
+    multiply *= fit.mma_many_rows
   multiply *= fit.swapped if cfg.swap_ab else 1
   multiply *= fit.narrow_mma if narrow else 1
   # wgmma reads A for each share of the columns, B for each 64 rows.

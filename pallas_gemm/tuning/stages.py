@@ -58,7 +58,7 @@ def for_any_rows(plan: Plan) -> Config:
 
 
 def for_latency(problem: Problem, block_k: int, gpu: hardware.Gpu) -> float:
-  """Stages with which a round of tiles asks for what memory gives in its latency.
+  """Stages with which a round of tiles has as much on its way as memory hides.
 
   One slab is multiplied meanwhile.
   """
