@@ -117,9 +117,9 @@ def test_a_gpu_that_is_no_hopper_has_no_choice():
   with hardware.assume("A100-SXM4-80GB"):
     with pytest.raises(NotImplementedError, match=r"9\.0"):
       model.choose(problem(256, 256, 256))
-    less = fitted.kind_of(problem(1, 1, 1), hardware.current())
+    less = fitted.resources_of(problem(1, 1, 1), hardware.current())
   # What is cached for its shared memory is not what has room here.
-  assert less != fitted.kind_of(problem(1, 1, 1), hardware.current())
+  assert less != fitted.resources_of(problem(1, 1, 1), hardware.current())
 
 
 def test_a_choice_takes_little_time():
