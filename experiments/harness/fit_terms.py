@@ -45,7 +45,7 @@ _SHARP = 32.0
 # 0; by where a search starts.
 _FACTORS = {
   1.0: "mma mma_three_consumers mma_many_rows columns narrow_dram narrow_mma"
-  " swapped streams deep hidden even l2_cluster_k grouped.dram_many_rows",
+  " swapped streams deep hidden l2_cluster_k grouped.dram_many_rows",
   1.5: "odd_sizes.odd_sums odd_sizes.misaligned",
   2.0: "narrow activation with_c busy odd_sizes.by_copies odd_sizes.by_moves"
   " odd_sizes.straddling_results",
@@ -60,11 +60,11 @@ _ADDED = {
   1.0: "applied added c_buffered_us wide saved pingpong pingpong_applied"
   " pingpong_added reduce odd_sizes.copy",
   2.0: "c_latency_us drain launch",
-  4.0: "odd_sizes.threads_row_cycles odd_sizes.turn_row",
+  4.0: "odd_sizes.threads_row_cycles",
   50.0: "barrier",
   80.0: "share_m share_n",
   100.0: "odd_sizes.threads_cycles",
-  200.0: "odd_sizes.short odd_sizes.turn",
+  200.0: "odd_sizes.short",
   1000.0: "arrival",
 }
 

@@ -12,8 +12,7 @@ works on one after the other. The time has these parts:
   rounds, so a tile that leaves half of the SMs idle in the last wave pays for
   it.
 * **Device memory** must be read once and written once.
-* **Split K**, of all tiles or the last, adds a kernel that reads sums back. The
-  parts of the last tiles read A again, which takes time if L2 does not hold it.
+* **Split K** adds a kernel that reads sums back.
 * **Parts of K in a cluster** take an exchange of sums.
 * **Padding** adds copies of operands that TMA can't read, or threads that bring
   them take cycles of each slab.
@@ -100,16 +99,11 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
   if cfg.split_k > 1:
     summed = p.results * plan.products * cfg.split_k * 4 / fit.reduce_rate
     time += fit.reduce + summed * odd.sums
-  if cfg.tail_columns:
-    columns = cfg.tail_columns * cfg.block_n * plan.products
-    in_parts = p.m * columns * cfg.tail_split_k * 4
-    time = time * fit.even + fit.reduce + in_parts / fit.reduce_rate
-    time += _read_again(plan, fit, slab)
   return (time + odd.copies) * 1e-6
 
 
 def _rounds(plan: Plan) -> int:
-  """Rounds of work tiles, none of them cut for the last wave."""
+  """Rounds of work tiles."""
   return cdiv(_work_tiles(plan), plan.clusters_at_once)
 
 
@@ -120,10 +114,7 @@ def _work_tiles(plan: Plan) -> int:
 
 def _busy_sms(plan: Plan, rounds: int) -> int:
   """SMs that have a work tile in each round."""
-  cfg = plan.config
-  if cfg.tail_columns:
-    return plan.gpu.sm_count
-  return cdiv(_work_tiles(plan), rounds) * cfg.blocks
+  return cdiv(_work_tiles(plan), rounds) * plan.config.blocks
 
 
 def _is_narrow(plan: Plan) -> bool:
@@ -189,10 +180,7 @@ def _busy(plan: Plan, fit: constants.Model, rounds: int, slab: float) -> float:
   work_tile = product + between
   if rounds > 1:
     work_tile = largest(work_tile, least)
-  if not cfg.tail_columns:
-    return rounds * work_tile + epilogue - between
-  partial = cfg.block_m * cfg.block_n * plan.products * 4 / fit.store
-  return _longest(plan, work_tile, product) - between + partial + 2 * epilogue
+  return rounds * work_tile + epilogue - between
 
 
 def _exchange(plan: Plan, fit: constants.Model) -> float:
@@ -284,37 +272,6 @@ def _between(
   elif has_c:
     between += largest(fit.c_buffered_us * area, fit.c_latency_us - product)
   return between
-
-
-def _longest(plan: Plan, work_tile: float, product: float) -> float:
-  """Microseconds of the slowest block; `product` is of a whole `work_tile`."""
-  cfg, sms = plan.config, plan.gpu.sm_count
-  rows, columns = plan.grid
-  whole = rows * (columns - cfg.tail_columns)
-  work_tiles = whole + rows * cfg.tail_columns * cfg.tail_split_k
-  times = []
-  # Of the blocks with as many whole tiles the first has the most work tiles.
-  for block in {0, whole % sms}:
-    first = cdiv(whole - block, sms)
-    parts = cdiv(work_tiles - block, sms) - first
-    times.append(first * work_tile + parts * product / cfg.tail_split_k)
-  return largest(*times)
-
-
-def _read_again(plan: Plan, fit: constants.Model, slab: float) -> float:
-  """Microseconds in which a split last wave waits for all of A once more.
-
-  The parts of K are multiplied at the same time. 8192 x 640 x 32768 TN: A of
-  537 MB, 530 us (H100), predicted without this to take 434.
-  """
-  p, cfg = plan.problem, plan.config
-  a = bytes_of(p.m * p.k, p.a.dtype)
-  if a <= plan.gpu.l2_bytes:
-    return 0.0
-  columns = cfg.tail_columns * cfg.block_n * plan.products
-  moved = a + bytes_of(p.k * columns, p.b.dtype)
-  product = plan.slabs * slab / fit.clock / cfg.tail_split_k
-  return largest(0.0, moved / _dram(plan, fit) - product)
 
 
 def _dram(plan: Plan, fit: constants.Model) -> float:

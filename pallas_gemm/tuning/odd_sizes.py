@@ -99,12 +99,8 @@ def _cycles_of_threads(plan: Plan, fit: constants.OddSizes) -> float:
   p, cfg = plan.problem, plan.config
   sides = (p.m, cfg.block_m, 1), (p.n, cfg.block_n, plan.products)
   total = 0.0
-  for (size, block, count), by_threads, is_turned in zip(
-    sides, plan.by_moves, plan.turned
-  ):
-    if is_turned:
-      total += (fit.turn + fit.turn_row * size) * count
-    elif by_threads:
+  for (size, block, count), by_threads in zip(sides, plan.by_moves):
+    if by_threads:
       rows = min(block, layout.round_up(size, 8))
       total += (fit.threads_cycles + fit.threads_row_cycles * rows) * count
   return total * cfg.block_k / 64
@@ -114,36 +110,26 @@ def loaded_by_threads(
   configs: Iterable[Config], problem: Problem, gpu: hardware.Gpu
 ) -> Iterator[Config]:
   """The configs, and those of a few slabs with threads that load operands."""
-  p, shapes = problem, layout.operand_shapes(problem)
-  is_addressable = [
-    layout.is_addressable(columns, operand.dtype)
-    for (_, columns), operand in zip(shapes, (p.a, p.b))
-  ]
+  p, ((_, a), (_, b)) = problem, layout.operand_shapes(problem)
+  both_by_tma = layout.is_addressable(a, p.a.dtype)
+  both_by_tma &= layout.is_addressable(b, p.b.dtype)
   for config in configs:
     yield config
     c = config
     rows, columns = c.block_m, c.block_n * p.products
-    if all(is_addressable) or rows + columns > _MOST_ROWS or c.consumers > 2:
+    if both_by_tma or rows + columns > _MOST_ROWS or c.consumers > 2:
       continue
-    shares = c.cluster_m * c.cluster_n > 1
-    if shares or c.split == "pingpong" or c.tail_columns:
+    if c.cluster_m * c.cluster_n > 1 or c.split == "pingpong":
       continue
     plan = Plan(problem, _moving(c, c.stages), gpu)
-    loaded = 0
-    for by_threads, is_turned, count, size in zip(
-      plan.by_moves,
-      plan.turned,
-      (rows, columns),
-      (plan.problem.m, plan.problem.n * p.products),
-    ):
-      loaded += (size if is_turned else count) * by_threads
+    by_a, by_b = plan.by_moves
+    loaded = rows * by_a + columns * by_b
     if not loaded:
       continue
     # A slab that threads load needs its room twice, and 16 bytes more a row.
     stages = int(c.stages / (1 + 9 / 8 * loaded / (rows + columns)))
     slabs = plan.slabs * plan.work_tiles_of_a_block
-    are_few = slabs <= _MOST_SLABS or plan.turned == plan.by_moves
-    if are_few and stages > 1:
+    if slabs <= _MOST_SLABS and stages > 1:
       yield _moving(c, min(max(slabs, 2), stages))
 
 

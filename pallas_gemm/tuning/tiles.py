@@ -50,7 +50,6 @@ def _swapped(problem: Problem, resources: fitted.Resources) -> Iterator[Config]:
   """Tiles with swapped operands."""
   p, sms = problem, resources.gpu.sm_count
   suits_deep = _suits_deep_slabs(p, resources.gpu)
-  misaligned = any(layout.misaligned(p))
   some_heights, heights = _heights(p.m, False), _heights(p.m, True)
   either = some_heights | heights
   for config in fitted.swapped(resources):
@@ -61,9 +60,6 @@ def _swapped(problem: Problem, resources: fitted.Resources) -> Iterator[Config]:
     is_one_round = config.block_m == 64 and tiles <= sms
     if config.block_n not in (heights if is_one_round else some_heights):
       continue
-    if config.blocks > 1:
-      if not (misaligned and _shares_most(config, p, columns, rows)):
-        continue
     is_narrow = config.block_m == 64 and config.block_n <= 32
     deep = suits_deep and is_narrow and rows == 1 and tiles <= sms
     if (config.block_k == 128) != deep:
@@ -135,11 +131,9 @@ def _alone(
 def _in_parts(
   config: Config, problem: Problem, resources: fitted.Resources
 ) -> Iterator[Config]:
-  """The tile with K cut in parts: of the last wave, of all, in a cluster."""
+  """The tile with K cut in parts, and in parts that a cluster adds up."""
   p, cfg, sms = problem, config, resources.gpu.sm_count
   tiles = cdiv(p.m, cfg.block_m) * cdiv(p.n, cfg.block_n) * p.batch
-  if split_last := _with_split_last_wave(cfg, p, sms):
-    yield split_last
   if tiles > sms:
     return
   slabs = cdiv(p.k, 64)
@@ -196,29 +190,6 @@ def _with_strips(config: Config, raster: int, raster_dim: Side) -> Config:
   return dataclasses.replace(config, raster=raster, raster_dim=raster_dim)
 
 
-def _with_split_last_wave(
-  config: Config, problem: Problem, sms: int
-) -> Config | None:
-  """The config with the tiles of a partial last wave cut along K.
-
-  Tiles of 64 rows gain little: 192 x 6144 x 6144 27.3 -> 26.5 us, 320 x 27648
-  x 5120 137.5 -> 139.6 (H200).
-  """
-  p, cfg = problem, config
-  rows, columns = cdiv(p.m, cfg.block_m), cdiv(p.n, cfg.block_n)
-  if rows * columns < sms or cfg.block_m < 128:
-    return None
-  if p.batch > 1 or p.along or p.epilogue.c_dtype or p.epilogue.save:
-    return None
-  split = cdiv(rows * columns % sms, rows)
-  slabs = cdiv(p.k, cfg.block_k)
-  parts = min(sms // (rows * split), slabs // _FEWEST_SLABS) if split else 0
-  if parts < 2:
-    return None
-  parts = cdiv(slabs, cdiv(slabs, parts))  # none of them is empty
-  return dataclasses.replace(cfg, tail_columns=split, tail_split_k=parts)
-
-
 def _are_too_many(
   tiles: int, config: Config, problem: Problem, sms: int
 ) -> bool:
@@ -256,9 +227,6 @@ def _suits_cluster(
   328 NT 20.1 -> 16.5 us (H200).
   """
   p, cfg = problem, config
-  if cfg.blocks > 2:
-    is_slow = any(layout.misaligned(p))
-    return is_slow and _shares_most(cfg, p, rows, columns)
   if straddles and min(rows, columns) >= _STRIP:
     return True
   if cfg.cluster_m > 1:
@@ -266,25 +234,6 @@ def _suits_cluster(
     return not hangs_over and rows % cfg.cluster_m == 0
   hangs_over = p.a.k_last and p.m % cfg.block_m
   return not hangs_over and columns % cfg.cluster_n == 0
-
-
-def _shares_most(
-  config: Config, problem: Problem, rows: int, columns: int
-) -> bool:
-  """Whether a cluster has that many tiles, and shares what takes longer.
-
-  Rows that start at no multiples of 128 bytes take about four times as long:
-  704 x 9232 x 3432 TT, with B's such, 86.5 -> 81.9 us with 192 x 160 tiles in
-  4 x 1, 5368 x 312 x 1432 NT 16.7 with 128 x 160 in 1 x 4, 13.2 in 4 x 1.
-  """
-  c = config
-  if rows < c.cluster_m or columns < c.cluster_n:
-    return False
-  slow_a, slow_b = (3 * x + 1 for x in layout.misaligned(problem))
-  if c.swap_ab:
-    slow_a, slow_b = slow_b, slow_a
-  a, b = c.block_m * slow_a, c.block_n * slow_b
-  return a >= b if c.cluster_n > 1 else b >= a
 
 
 def _suits_pairs(

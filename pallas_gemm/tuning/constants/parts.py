@@ -67,7 +67,6 @@ class Model:
     exchange_rate: bytes a microsecond that one sends.
     l2_cluster_k: loads from L2, as a multiple, where blocks of a cluster sum
       parts of K: those at the same rows of K are further from each other.
-    even: what is lost in clock if no SM is idle in the last wave.
   """
 
   clock: float
@@ -120,7 +119,6 @@ class Model:
   exchange: float
   exchange_rate: float
   l2_cluster_k: float
-  even: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +148,6 @@ class OddSizes:
     uneven: and no multiples of 32.
     threads_cycles, threads_row_cycles: cycles that a slab takes longer for an
       operand that threads load, and for each 128 bytes of a row of it.
-    turn, turn_row: the same of rows that they transpose.
     element_rate: bytes a microsecond of results that threads store from
       registers, in runs of 16 bytes.
   """
@@ -171,8 +168,6 @@ class OddSizes:
   uneven: float
   threads_cycles: float
   threads_row_cycles: float
-  turn: float
-  turn_row: float
   element_rate: float
 
 
