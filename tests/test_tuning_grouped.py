@@ -168,10 +168,11 @@ def test_a_right_result_passes_and_a_wrong_one_does_not(name):
   problem, has_activation = TRIALS[name]
   activation = jax.nn.silu if has_activation else None
   attempt = trial.Trial(trial.Case(problem, activation))
-  results = attempt.compile(SMALL)()
-  assert attempt.error(results) is None
   by_xla = autotuning.compiled_xla(attempt.case, attempt.operands)
   assert attempt.error(attempt.call(by_xla)()) is None
+  kernel = trial.compiled(attempt.case, SMALL, attempt.operands)
+  results = attempt.call(kernel)()
+  assert attempt.error(results) is None
   last = results[-1]
   wrong = last.at[(-1,) * last.ndim].add(jnp.asarray(64, last.dtype))
   assert "wrong result" in attempt.error((*results[:-1], wrong))
