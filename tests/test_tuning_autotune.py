@@ -173,10 +173,8 @@ def fails(outs):
 WRONG = {
   "one element": lambda o: (o[0].at[0, -1, -1].add(1.0),),
   "not a number": lambda o: (o[0].at[0, 7, 11].set(jnp.nan),),
-  "infinite": lambda o: (o[0].at[0, 7, 11].set(jnp.inf),),
   "not written": lambda o: (o[0].at[:, 64:].set(0),),
   "shifted": lambda o: (jnp.roll(o[0], 1, axis=1),),
-  "negative": lambda o: (-o[0],),
   "does not compile": fails,
 }
 
@@ -329,9 +327,7 @@ def loss(a, b):
 
 FUNCTIONS = {
   "itself": product,
-  "jit": jax.jit(product),
   "twice": lambda a, b: product(a, b) + product(a, 2 * b),
-  "remat": jax.checkpoint(product),
   "scan": lambda a, b: lax.scan(
     lambda c, _: (c + product(a, b), None),
     jnp.zeros((48, 40), a.dtype),

@@ -67,7 +67,7 @@ BATCHED = {"batched_a": True, "batched_b": True}
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
 
 PROBLEMS = (
-  # Rows at odd multiples of 16 bytes, which are moved back or padded.
+  # Rows at odd multiples of 16 bytes, where tiles shift inward or are padded.
   problem(792, 3512, 7016),
   problem(376, 136, 856, transpose_b=True),
   problem(1000, 4096, 4096, transpose_a=True),
