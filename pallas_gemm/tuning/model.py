@@ -200,7 +200,7 @@ def _stored_bytes(plan: Plan) -> int:
 
 
 def _subtiles(plan: Plan) -> float:
-  """Subtiles of a consumer, which divide the tile."""
+  """Subtiles of one consumer; all of them divide the tile."""
   cfg = plan.config
   across = cdiv(cfg.block_n, cfg.epilogue_n * cfg.cluster_k)
   return across * cfg.block_m / (cfg.consumers * 64)
