@@ -1,7 +1,6 @@
 """Measures configs of the Hopper kernels; the fastest is remembered.
 
-  python -m experiments.tune --suite=llama_70b
-  python -m experiments.tune --suite=square,unaligned --dtype=float16 --top=16
+  python -m experiments.tune --suite=llama_70b --dtype=float16 --top=16
   python -m experiments.tune \\
       --shapes=4096x14336x4096:NN:bias+gelu,8x192x196x256:NT:none:float32
   python -m experiments.tune --groups=4096x14336x8x1024xeven:dw
@@ -105,12 +104,10 @@ _SHARE = flags.DEFINE_integer(
 _FREEZE = flags.DEFINE_string(
   "freeze",
   None,
-  "Measures nothing: writes to this file what is chosen today for the problems"
-  " of all published suites, as pallas_gemm/tuning/table has it.",
+  "Measures nothing: writes what is chosen today for the problems of all"
+  " published suites, as pallas_gemm/tuning/table has it.",
 )
 cli.not_empty("output", "freeze")
-_AFTER = 40
-_READY = "ready"
 _EPILOGUES = {"none", "bias", "residual", *dense_cases.ACTIVATIONS}
 _PASSES = "forward", "dx", "dw", "gated"
 
@@ -154,7 +151,7 @@ def _shape(text: str, dtype: str) -> dense_cases.Case:
     r"((?:[1-9]\d*x){2,3}[1-9]\d*)(?::([NT]{2})(?::([^:]+)(?::([^:]+))?)?)?",
     text.strip(),
   )
-  sizes, *how = found.groups() if found else ("", None, None, None)
+  sizes, *how = found.groups() if found else ("",)
   names = "layout", "epilogue", "out_dtype"
   fields = {name: x for name, x in zip(names, how) if x is not None}
   if fields.get("epilogue") == "gated" and fields["layout"] == "NN":
@@ -204,7 +201,7 @@ def configs_of(problem: Problem) -> list[Config]:
   """The model's first, the remembered one, some after them, and given ones."""
   found = autotuning.candidates(problem, _TOP.value)
   if _MORE.value:
-    after = autotuning.candidates(problem, _TOP.value + _AFTER)[_TOP.value :]
+    after = autotuning.candidates(problem, _TOP.value + 40)[_TOP.value :]
     rng = random.Random(cache.key_of(problem))
     found += rng.sample(after, min(_MORE.value, len(after)))
   for path in _CONFIGS.value:
@@ -284,7 +281,7 @@ def in_time(cases: Sequence[Case]) -> Iterator[Callable[[], Found]]:
   known = {
     key_of(row["problem"], row.get("group_sizes"))
     for row in rows
-    if row["run"] == _RUN.value
+    if row.get("run") == _RUN.value
   }
   for case in cases:
     if _SECONDS.value and time.monotonic() - start > _SECONDS.value:
@@ -296,7 +293,7 @@ def in_time(cases: Sequence[Case]) -> Iterator[Callable[[], Found]]:
 def work_alone(cases: Sequence[Case]) -> None:
   """One of several processes; says what it found, a line of JSON a case."""
   ready = list(in_time(cases[_SHARE.value :: _PROCESSES.value]))
-  print(_READY, flush=True)
+  print("ready", flush=True)
   sys.stdin.read()  # until it is closed
   for measure in ready:
     print(json.dumps(measure()), flush=True)
@@ -319,8 +316,7 @@ def shared() -> Iterator[Found]:
       processes.append(stack.enter_context(process))
       stack.callback(process.kill)
     for process in processes:
-      while (line := process.stdout.readline()) and line.strip() != _READY:
-        pass
+      process.stdout.readline()  # it is ready, or has ended
     for process in processes:
       process.stdin.close()  # it waits for that
       for line in process.stdout:
