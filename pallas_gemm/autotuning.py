@@ -177,7 +177,7 @@ def autotune(
     raise ValueError(f"top must be a positive integer, got {top!r}")
   cases = find(fn, *args, **kwargs)
   problems = []
-  with _progress(len(cases)) as (doing, step), compat.on_one_device():
+  with _progress(len(cases)) as (doing, step), on_one_device():
     for case in cases:
       problems.append(tune(case, top=top, doing=doing))
       step()
@@ -315,6 +315,13 @@ def compiled_xla(
 def _first_line(error: BaseException) -> str:
   lines = str(error).strip().splitlines()
   return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+
+
+def on_one_device() -> contextlib.AbstractContextManager[Any]:
+  """Context: arrays are made on one device, whichever mesh is set."""
+  if jax.sharding.get_abstract_mesh().empty:
+    return contextlib.nullcontext()
+  return jax.set_mesh(jax.sharding.Mesh(jax.local_devices()[0], ()))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from matplotlib.text import Text
 from docs import figures
 from docs.figures import _facts, style
 from experiments.harness import dense_plots, ragged_suites
-from pallas_gemm import ladder
+from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract, register_layouts, traffic
 
 # Names that pages refer to.
@@ -143,7 +143,7 @@ def test_lines_that_a_warp_touches():
     for operand in "AB":
       addresses = [getattr(lane, operand.lower()) for lane in warp]
       assert len(touched[operand]) == traffic.units_touched(
-        addresses, a_and_b.PROBLEM.k, unit=traffic.LINE_BYTES
+        addresses, a_and_b.PROBLEM.k, unit=hardware.LINE_BYTES
       )
 
 
