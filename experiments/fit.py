@@ -3,7 +3,7 @@
   python -m experiments.fit --device=nvidia_h200
   python -m experiments.fit --device=nvidia_h200 --write --keep
   python -m experiments.fit --device=nvidia_h200 --ablate
-  python -m experiments.fit --device=nvidia_h200 --terms=grouped.l2,grouped.tall
+  python -m experiments.fit --device=nvidia_h200 --terms=grouped.l2,model.l2
 
 Rows are those of dense_tuning.jsonl and ragged_tuning.jsonl in
 experiments/results/<device>: configs that were timed on a problem. Those count

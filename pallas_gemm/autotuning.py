@@ -234,7 +234,7 @@ class Prepared:
 
   case: trial.Case
   configs: list[Config]
-  functions: dict[How, Callable[..., trial.Results]]
+  functions: dict[How, Callable[..., trial.Outs]]
   reasons: dict[How, str]
   sizes: np.ndarray | None = None
 
@@ -300,7 +300,7 @@ def measured(prepared: Prepared) -> Tuned:
 
 def compiled_xla(
   case: trial.Case, arrays: dict[str, jax.Array]
-) -> Callable[..., trial.Results]:
+) -> Callable[..., trial.Outs]:
   """What the op runs where a case is left to XLA, as `trial.compiled`."""
   factors = {"alpha": case.alpha, "beta": case.beta}
   factors = {k: jnp.float32(v) for k, v in factors.items() if v != 1}

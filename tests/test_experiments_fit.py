@@ -80,10 +80,11 @@ def test_candidates_are_predicted_together_as_one_by_one(few):
 
 def test_what_is_dropped_has_its_neutral_value():
   at = NAMES.index
-  dropped = "odd_sizes.uneven", "odd_sizes.short", "model.third", "grouped.l2"
+  three = "model.mma_three_consumers"
+  dropped = "odd_sizes.uneven", "odd_sizes.short", three, "grouped.l2"
   found = fit_terms.without(TODAY, dropped, H200)
   assert found[at("odd_sizes.uneven")] == found[at("odd_sizes.short")] == 0
-  assert found[at("model.third")] == 1
+  assert found[at(three)] == 1
   assert found[at("grouped.l2")] == TODAY[at("model.l2")]
   assert sum(found != TODAY) == 4
 
@@ -145,9 +146,8 @@ def test_xla_is_chosen_where_the_package_chooses_it(few):
   limits = np.exp(or_xla.predictor(KNOWN)([KNOWN])[last, 0])
   with hardware.assume(H200.name):
     for problem, limit in zip(or_xla.problems, limits):
-      config = tuning.model_of(problem).choose(problem)
-      assert xla.faster(config, problem, 1.001 * limit)
-      found = xla.faster(config, problem, 0.999 * limit)
+      assert xla.faster(problem, 1.001 * limit)
+      found = xla.faster(problem, 0.999 * limit)
       assert found is None or " us" not in found.why
 
 

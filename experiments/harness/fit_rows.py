@@ -294,4 +294,4 @@ class OrXla:
     if theirs is not None:
       return fit.least_gain * theirs
     apart = xla.epilogue(p, fit, self._gpu) + xla.padding(p, fit, self._gpu)
-    return fit.most * whole + fit.most_beside + apart
+    return fit.most * whole + fit.most_added_s + apart

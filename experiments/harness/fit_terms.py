@@ -23,7 +23,7 @@ MODEL = tuple(
 # that part say for which problems these are asked.
 _XLA = {
   "xla.most": 1.0,
-  "xla.most_beside": 2e-6,
+  "xla.most_added_s": 2e-6,
   "xla.launch": 3e-6,
   "xla.per_k": 5e-9,
   "xla.flops": 1e14,
@@ -44,8 +44,8 @@ _SHARP = 32.0
 # Multiples, without which the term is 1, and what is added, without which it is
 # 0; by where a search starts.
 _FACTORS = {
-  1.0: "mma third tall columns narrow_dram narrow_mma swapped streams deep"
-  " hidden apart grouped.tall",
+  1.0: "mma mma_three_consumers mma_many_rows columns narrow_dram narrow_mma"
+  " swapped streams deep hidden l2_cluster_k grouped.dram_many_rows",
   1.5: "odd_sizes.odd_sums odd_sizes.misaligned",
   2.0: "narrow activation with_c busy odd_sizes.by_copies odd_sizes.by_moves"
   " odd_sizes.straddling_results",
@@ -54,16 +54,16 @@ _FACTORS = {
 _ADDED = {
   0.01: "small cut",
   0.05: "subtile",
-  0.1: "writes scattered epilogue slivers",
-  0.2: "odd_sizes.beside",
-  0.5: "packed exchange",
-  1.0: "applied added ahead wide saved pingpong pingpong_applied pingpong_added"
-  " reduce odd_sizes.copy",
-  2.0: "awaited drain launch",
-  4.0: "odd_sizes.move_row",
+  0.1: "writes scattered epilogue narrow_subtile_us",
+  0.2: "odd_sizes.shorter_loads",
+  0.5: "deferred_us exchange",
+  1.0: "applied added c_buffered_us wide saved pingpong pingpong_applied"
+  " pingpong_added reduce odd_sizes.copy",
+  2.0: "c_latency_us drain launch",
+  4.0: "odd_sizes.threads_row_cycles",
   50.0: "barrier",
   80.0: "share_m share_n",
-  100.0: "odd_sizes.move",
+  100.0: "odd_sizes.threads_cycles",
   200.0: "odd_sizes.short",
   1000.0: "arrival",
 }
