@@ -20,8 +20,8 @@ ORDERS = {
   """,
   "ptx": "__init__ clusters stores moves copies threads mlir",
   "kernels/sm90": """
-    launch tables legal producer moves weights consumer exchange stores epilogue
-    mainloops block groups schedule plan matrices tiling layout config
+    launch tables legal producer by_threads consumer exchange stores epilogue
+    mainloops block groups schedule plan matrices loaders tiling layout config
   """,
 }
 

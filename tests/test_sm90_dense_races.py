@@ -13,13 +13,12 @@ import pytest
 
 from pallas_gemm.kernels.sm90 import (
   block,
+  by_threads,
   consumer,
   epilogue,
   exchange,
-  moves,
   producer,
   stores,
-  weights,
 )
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.problem import Problem
@@ -32,7 +31,7 @@ from tests.support import (
 )
 
 MODULES = (
-  block, producer, consumer, stores, epilogue, exchange, moves, weights
+  block, producer, consumer, stores, epilogue, exchange, by_threads
 )  # fmt: skip
 BUGS = [bug for module in MODULES for bug in mutations.bugs_of(module.__name__)]
 
@@ -334,10 +333,8 @@ COMES_TO = {
   (producer.__name__, "plgpu.barrier_wait", 1): IN_PAIRS,
   (producer.__name__, "plgpu.barrier_wait", 2): IN_PAIRS,
   (producer.__name__, "plgpu.barrier_wait", 3): BY_THREADS,
-  (weights.__name__, "plgpu.barrier_arrive", 0): BY_THREADS,
-  (weights.__name__, "plgpu.commit_smem", 0): BY_THREADS,
-  (moves.__name__, "plgpu.barrier_arrive", 0): MOVES,
-  (moves.__name__, "plgpu.commit_smem", 0): MOVES,
+  (by_threads.__name__, "plgpu.barrier_arrive", 0): MOVES,
+  (by_threads.__name__, "plgpu.commit_smem", 0): MOVES,
   (exchange.__name__, "plgpu.barrier_arrive", 0): CLUSTER_K,
   (exchange.__name__, "plgpu.barrier_wait", 0): CLUSTER_K,
   (stores.__name__, "plgpu.wait_smem_to_gmem", 0): EXAMPLES[4],

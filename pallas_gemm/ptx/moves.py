@@ -14,7 +14,7 @@ from pallas_gemm.hardware import VECTOR_BYTES
 from pallas_gemm.ptx import mlir
 
 
-def move_rows(
+def shift_rows(
   matrix: Any,
   corner: tuple[jax.Array, jax.Array],
   raw: Any,
@@ -71,7 +71,9 @@ def move_rows(
     start = mlir.multiply_add(row, pitch, mlir.truncated(mlir.address(corner)))
     here = mlir.less(nth, row_bytes // piece)
     mlir.asm(
-      _move_piece(piece // VECTOR_BYTES, math.gcd(pitch, VECTOR_BYTES), is_cut),
+      _shift_piece(
+        piece // VECTOR_BYTES, math.gcd(pitch, VECTOR_BYTES), is_cut
+      ),
       "r,r,r,b,r",
       arith.addi(source, column),
       arith.addi(mlir.shared_address(slot), target),
@@ -86,8 +88,8 @@ def move_rows(
   _(at, raw, slot, jnp.int32(first), left)
 
 
-def _move_piece(vectors: int, size: int, is_cut: bool) -> str:
-  """What a thread of `move_rows` does: so many vectors, put together of more.
+def _shift_piece(vectors: int, size: int, is_cut: bool) -> str:
+  """What a thread of `shift_rows` does: so many vectors, put together of more.
 
   Operands: $0 the first one, $1 where it goes, $2 the bytes of it that are not
   the row's, $3 whether there are any vectors, $4 the bytes that are moved.
@@ -121,7 +123,7 @@ def _move_piece(vectors: int, size: int, is_cut: bool) -> str:
   )
   return f"""{{
     .reg .pred is; .reg .b32 w<{words + 4}>, bits, order, to;
-    bar.warp.sync 0xffffffff;{loads}{moved_by("$2", words, size)}{cut}{stores}
+    bar.warp.sync 0xffffffff;{loads}{shifted_by("$2", words, size)}{cut}{stores}
     bar.warp.sync 0xffffffff;
   }}"""
 
@@ -130,7 +132,7 @@ def _words(first: int) -> str:
   return "{" + ", ".join(f"w{first + i}" for i in range(4)) + "}"
 
 
-def moved_by(by: str, words: int, size: int) -> str:
+def shifted_by(by: str, words: int, size: int) -> str:
   """The first words, and what is behind them, by so many bytes, up to 15.
 
   Args:

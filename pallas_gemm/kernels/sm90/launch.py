@@ -62,7 +62,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat, mosaic
 from pallas_gemm.kernels import epilogues
-from pallas_gemm.kernels.sm90 import exchange, tables, weights
+from pallas_gemm.kernels.sm90 import by_threads, exchange, tables
 from pallas_gemm.kernels.sm90.block import Block, Operands, Results, Shared
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.consumer import consume
@@ -198,9 +198,9 @@ def grouped(
   a = _padded(a, a_shape)
   b = [_padded(x, b_shape) for x in (b, b_up) if x is not None]
   made, cut = tables.make(plan, offsets, (a, *b))
-  b_last = [weights.last_slab(x, plan) for x in b if plan.b_last_apart]
-  if plan.b_by_threads:
-    b = [weights.read_past_rows(x, config.block_n) for x in b]
+  b_last = [by_threads.last_slab(x, plan) for x in b if plan.b_last_apart]
+  if plan.loader.operands[1]:
+    b = [by_threads.read_past_rows(x, config.block_n) for x in b]
   operands = Operands(made, a, b, cut, b_last)
   if bias is not None:
     step = 16 // bias.dtype.itemsize  # of strides that TMA takes
@@ -245,11 +245,11 @@ def _operand(
   p, cfg = plan.problem, plan.config
   operand, block = ((p.a, cfg.block_m), (p.b, cfg.block_n))[side]
   x = _matrices(x, shape, operand.batched)
-  if not plan.by_moves[side]:
+  if not plan.loader.operands[side]:
     return x
   k = plan.slabs * cfg.split_k * cfg.cluster_k * cfg.block_k - p.k
   rows, columns = (block, k) if operand.k_last else (k, block)
-  return weights.read_past_rows(x, columns, rows)
+  return by_threads.read_past_rows(x, columns, rows)
 
 
 def _matrices(x: jax.Array, shape: tuple[int, int], batched: bool) -> jax.Array:

@@ -55,7 +55,7 @@ def reason(plan: Plan) -> str | None:
     or _groups_reason(plan)
     or _split_reason(plan)
     or _pingpong_reason(plan)
-    or _moves_reason(plan)
+    or plan.loader.why_not
     or _memory_reason(plan)
   )
 
@@ -127,7 +127,7 @@ def _tile_reason(plan: Plan) -> str | None:
   if cfg.block_k not in (64, 128):
     return f"block_k must be 64 or 128, got {cfg.block_k}"
   splits = ("m", "n", "pingpong")
-  if cfg.consumers not in tiling.REGISTERS or cfg.split not in splits:
+  if cfg.consumers not in plan.loader.registers or cfg.split not in splits:
     return (
       "consumers must be 1, 2 or 3 and split m, n or pingpong, got"
       f" {cfg.consumers} and {cfg.split!r}"
@@ -279,18 +279,6 @@ def _pingpong_reason(plan: Plan) -> str | None:
   fewest = cfg.consumers * plan.slabs
   if cfg.stages < fewest:
     return f"with pingpong stages must be {fewest} or more, got {cfg.stages}"
-  return None
-
-
-def _moves_reason(plan: Plan) -> str | None:
-  cfg = plan.config
-  if not cfg.moves:
-    return None
-  shares = cfg.cluster_m * cfg.cluster_n > 1
-  if plan.problem.along or shares or cfg.split == "pingpong":
-    return "moves has no groups, no cluster of several tiles and no pingpong"
-  if not any(plan.by_moves):
-    return "moves is for operands whose rows TMA can't address, got none"
   return None
 
 

@@ -10,16 +10,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import ptx
-from pallas_gemm.kernels.sm90 import groups
+from pallas_gemm.kernels.sm90 import by_threads, groups
 from pallas_gemm.kernels.sm90.block import Block, on_one_warp, window
+from pallas_gemm.kernels.sm90.by_threads import Loaded
 from pallas_gemm.kernels.sm90.layout import (
   ATOM_ROWS,
   cdiv,
   last_slab_copies,
   round_up,
 )
-from pallas_gemm.kernels.sm90.moves import Loaded, Moves
-from pallas_gemm.kernels.sm90.weights import load_by_threads
 
 
 def produce(block: Block) -> None:
@@ -28,8 +27,8 @@ def produce(block: Block) -> None:
   registers, _ = plan.registers
   plgpu.set_max_registers(registers, action="decrease")
   starts_anywhere = any(plan.moved_back) or plan.tiles_overlap
-  by_threads = plan.b_by_threads or any(plan.by_moves)
-  if not (plan.problem.groups or starts_anywhere or by_threads):
+  has_threads = any(plan.loader.operands)
+  if not (plan.problem.groups or starts_anywhere or has_threads):
 
     @on_one_warp
     def _():
@@ -40,7 +39,7 @@ def produce(block: Block) -> None:
   # That tiles start anywhere can be said to Mosaic GPU by whole warpgroups
   # alone, so here one warp has only the slabs of a work tile.
   def load(work_tile, slot):
-    if by_threads:
+    if has_threads:
       return producer.load_work_tile_by_threads(work_tile, slot)
     on_one_warp(lambda: producer.load_work_tile(work_tile, slot))
     following = slot + plan.pingpong * work_tile.steps
@@ -51,7 +50,7 @@ def produce(block: Block) -> None:
   if block.shared.zeros is not None:
     producer.store_zeros()
   slot = _for_each_work_tile(block, load)
-  if by_threads:  # all of whom have waited so far
+  if has_threads:  # all of whom have waited so far
     producer.drain(slot)
   else:
     on_one_warp(lambda: producer.drain(slot))
@@ -127,7 +126,10 @@ class Producer:
 
   def load_work_tile_by_threads(self, work_tile, slot):
     """The same where the threads of the warpgroup load A or B."""
-    block, (a, b) = self.block, self._operands(work_tile)
+    block, operands = self.block, self._operands(work_tile)
+    pairs = list(zip(operands, block.plan.loader.operands))
+    theirs = [x for x, is_theirs in pairs if is_theirs]
+    by_tma = [x for x, is_theirs in pairs if not is_theirs]
 
     def begin(load, step, slot):
       if block.shared.empty is not None:
@@ -135,23 +137,18 @@ class Producer:
       start = work_tile.start + step * block.plan.config.block_k
       on_one_warp(lambda: load(start, slot))
 
-    if any(block.plan.by_moves):
+    def load(start, slot):
+      for operand in by_tma:
+        self._load(operand, start, slot)
 
-      def load(start, slot):
-        for operand in (a, b):
-          if operand.moved is None:
-            self._load(operand, start, slot)
-
-      moves = Moves(block, work_tile, [x for x in (a, b) if x.moved])
-      return moves.load(slot, functools.partial(begin, load))
-    return load_by_threads(
+    load_last = functools.partial(self._load_copied_slab, work_tile)
+    return by_threads.load(
       block,
       work_tile,
+      theirs,
       slot,
-      begin=functools.partial(begin, functools.partial(self._load, a)),
-      begin_last=functools.partial(
-        begin, functools.partial(self._load_copied_slab, work_tile)
-      ),
+      begin=functools.partial(begin, load),
+      begin_last=functools.partial(begin, load_last),
     )
 
   def _load_slab(self, work_tile, start, slot) -> None:
@@ -170,7 +167,6 @@ class Producer:
     plan, shared = self.block.plan, self.block.shared
     problem, cfg = plan.problem, plan.config
     operands = self.block.operands
-    moved_a, moved_b = plan.moved_tiles
     a = Loaded(
       [operands.a],
       [shared.a_ring],
@@ -180,7 +176,6 @@ class Producer:
       extent=plan.loaded_a,
       peers="cluster_n" if cfg.cluster_n > 1 else None,
       raws=shared.raw_a,
-      moved=moved_a,
     )
     b = Loaded(
       operands.b,
@@ -191,7 +186,6 @@ class Producer:
       extent=plan.loaded_b,
       peers="cluster_m" if cfg.cluster_m > 1 else None,
       raws=shared.raw_b,
-      moved=moved_b,
     )
     return a, b
 
