@@ -88,12 +88,12 @@ def _ranked(problem: Problem, clusters: bool) -> Iterator[Config]:
 
 
 def _of(
-  problem: Problem, is_tall: bool, known: constants.Constants
+  problem: Problem, has_many_rows: bool, known: constants.Constants
 ) -> constants.Constants:
   """The constants of groups, and of such tiles."""
   if problem.along == "m":
     return known.of_groups_of_rows
-  return known.of_tall_tiles_along_k if is_tall else known
+  return known.of_many_rows_along_k if has_many_rows else known
 
 
 def predict(plan: Plan, known: constants.Constants | None = None) -> float:
