@@ -20,7 +20,7 @@ ORDERS = {
   """,
   "ptx": "__init__ clusters stores moves copies threads mlir",
   "kernels/sm90": """
-    launch tables legal producer by_threads consumer exchange stores epilogue
+    launch tables legal producer by_threads consumer reduction stores epilogue
     mainloops block groups schedule plan matrices loaders tiling layout config
   """,
 }

@@ -16,8 +16,8 @@ from pallas_gemm.kernels.sm90 import (
   by_threads,
   consumer,
   epilogue,
-  exchange,
   producer,
+  reduction,
   stores,
 )
 from pallas_gemm.kernels.sm90.config import Config
@@ -31,7 +31,7 @@ from tests.support import (
 )
 
 MODULES = (
-  block, producer, consumer, stores, epilogue, exchange, by_threads
+  block, producer, consumer, stores, epilogue, reduction, by_threads
 )  # fmt: skip
 BUGS = [bug for module in MODULES for bug in mutations.bugs_of(module.__name__)]
 
@@ -335,8 +335,8 @@ COMES_TO = {
   (producer.__name__, "plgpu.barrier_wait", 3): BY_THREADS,
   (by_threads.__name__, "plgpu.barrier_arrive", 0): MOVES,
   (by_threads.__name__, "plgpu.commit_smem", 0): MOVES,
-  (exchange.__name__, "plgpu.barrier_arrive", 0): CLUSTER_K,
-  (exchange.__name__, "plgpu.barrier_wait", 0): CLUSTER_K,
+  (reduction.__name__, "plgpu.barrier_arrive", 0): CLUSTER_K,
+  (reduction.__name__, "plgpu.barrier_wait", 0): CLUSTER_K,
   (stores.__name__, "plgpu.wait_smem_to_gmem", 0): EXAMPLES[4],
   (stores.__name__, "plgpu.wait_smem_to_gmem", 3): EXAMPLES[3],
   (stores.__name__, "plgpu.commit_smem", 1): EXAMPLES[3],

@@ -190,7 +190,7 @@ def test_parts_of_k_in_a_cluster():
   assert legal.reason(found) is None
   assert (found.grid, found.clusters, found.slabs) == ((3, 4), 12, 4)
   assert found.work_tiles_of_a_block == 1
-  assert (found.share, found.own_share) == ((64, 64), (64, 16))
+  assert (found.warpgroup_tile, found.stored_tile) == ((64, 64), (64, 16))
   assert found.subtiles == ((0, 0),)
   (parts,) = (x for x in found.shared if x.name == "parts")
   assert (parts.shape, parts.dtype) == ((1, 1, 4, 64 * 16), "float32")
@@ -300,12 +300,12 @@ def _subsets(sizes):
   ],
   ids=str,
 )
-def test_last_tiles_are_moved_back_rather_than_operands_padded(
+def test_last_tiles_are_shifted_inward_rather_than_operands_padded(
   fields, changes, moved
 ):
   config = Config(**{"block_m": 128, "block_n": 128} | changes)
   found = plan(**{"m": 144, "n": 208, "k": 200} | fields, config=config)
-  assert found.moved_back == moved
+  assert found.shifted_inward == moved
   for is_moved, shape, padded in zip(
     moved, found.operand_shapes, found.operand_paddings
   ):

@@ -66,7 +66,7 @@ def copy_async(window: Any, slot: Any, *, swizzle: int) -> None:
   def _(_, window, slot):
     pitch = mlir.pitch(window)
     width = _aligned_to(pitch)
-    place = mlir.Place(row_bytes, swizzle)
+    place = mlir.Swizzle(row_bytes, swizzle)
     pieces = row_bytes // width
     # A power of two, so that no thread divides.
     across = 2 ** math.ceil(math.log2(pieces))

@@ -33,7 +33,7 @@ def swizzled_type(ref: Any, atom: int) -> plgpu.RefType:
   )
 
 
-class Place:
+class Swizzle:
   """Where the elements of a swizzled tile lie in shared memory.
 
   In atoms of 8 rows of up to 128 bytes; first the atoms of 8 whole rows. In an

@@ -66,7 +66,7 @@ def shift_rows(
     nth = arith.divui(lane, mlir.i32(own))
     column = arith.muli(nth, mlir.i32(piece))
     source = mlir.multiply_add(row, raw_pitch, mlir.shared_address(raw))
-    place = mlir.Place(slot_row_bytes, swizzle)
+    place = mlir.Swizzle(slot_row_bytes, swizzle)
     target = place.of(arith.addi(row, first), column)
     start = mlir.multiply_add(row, pitch, mlir.truncated(mlir.address(corner)))
     here = mlir.less(nth, row_bytes // piece)

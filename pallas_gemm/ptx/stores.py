@@ -125,7 +125,7 @@ def store_rows(
       x.registers.item() for x in (rows, left, from_start)
     )
     pitch = mlir.pitch(window)
-    place = mlir.Place(row_bytes, row_bytes)
+    place = mlir.Swizzle(row_bytes, row_bytes)
     buffers = mlir.shared_address(before), mlir.shared_address(own)
 
     def store(first: int, pieces: int) -> None:

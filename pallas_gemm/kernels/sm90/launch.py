@@ -35,17 +35,17 @@ ladder take that apart step by step; what is here beyond them:
   rows by 192 columns, 24.0 with the best without; 200 x 4096 x 14336 35.0 and
   38.8 us (H200).
 * **Few tiles with a long sum** are cut along K in a cluster, whose blocks send
-  each other their sums (`Config.cluster_k`, `exchange`): no second kernel.
+  each other their sums (`Config.cluster_k`, `reduction`): no second kernel.
 * **split_k** writes float32 partial sums of parts of K, which XLA adds in a
   fixed order (and applies the epilogue to): same bits every time, no atomics.
 
 Operands that TMA can't address are copied by XLA into padded ones, each on its
-own (`layout`), but for small ones that threads bring (`moves`) and weights of
-groups (`weights`). A result that it can't address is stored by threads, row by
+own (`layout`), but for small ones and weights of groups, which threads load
+(`by_threads`). A result that it can't address is stored by threads, row by
 row or right from registers, or sliced.
 Tiles may hang over every edge: TMA fills with zeros and drops stores. Along
-rows that are no whole number of swizzle atoms they are moved back, to end with
-the matrix (`Plan.moved_back`).
+rows that are no whole number of swizzle atoms they are shifted inward, to end
+with the matrix (`Plan.shifted_inward`).
 
 Sources: CUTLASS (warp-specialised persistent kernels, ping-pong among them,
 tile order), DeepGEMM (block_n that is no power of two, to
@@ -62,7 +62,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat, mosaic
 from pallas_gemm.kernels import epilogues
-from pallas_gemm.kernels.sm90 import by_threads, exchange, tables
+from pallas_gemm.kernels.sm90 import by_threads, reduction, tables
 from pallas_gemm.kernels.sm90.block import Block, Operands, Results, Shared
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.consumer import consume
@@ -112,20 +112,6 @@ def dense(
   Raises:
     NotImplementedError: the activation contains what a kernel can't compute;
       the reason.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> from pallas_gemm.kernels.sm90 import launch
-    >>> from pallas_gemm.kernels.sm90.config import Config
-    >>> from pallas_gemm.problem import Problem
-    >>> problem = Problem.flat(
-    ...   m=64, n=64, k=8, dtype="bfloat16", out_dtype="float32")
-    >>> config = Config(block_m=64, block_n=64, consumers=1, epilogue_n=32)
-    >>> a = jnp.ones((1, 64, 8), "bfloat16")
-    >>> b = jnp.ones((1, 8, 64), "bfloat16")
-    >>> (out,) = launch.dense(a, b, problem=problem, config=config)
-    >>> out.shape, float(out.max())
-    ((1, 64, 64), 8.0)
   """
   plan = Plan.of(problem, config)
   if config.swap_ab:
@@ -144,7 +130,7 @@ def dense(
   )
   epilogue = _epilogue(plan, activation, alpha=alpha, beta=beta)
   if config.split_k > 1:
-    sums = _launch(plan, operands, _no_epilogue, is_approximate=False)
+    sums = _launch(plan, operands, lambda x, c, bias: x, is_approximate=False)
     totals = [_sum(x) for x in _dense_results(plan, sums.out)]
     outs = epilogue(totals, c, _bias_of(totals[0].shape, bias, p))
     return tuple(x.astype(p.out_dtype) for x in outs)
@@ -178,11 +164,8 @@ def grouped(
       along K [K, N].
     offsets: int32 [groups + 1], nondecreasing, within the rows of `a`: group g
       is rows offsets[g] to offsets[g + 1].
-    problem: what is computed; must describe the arguments.
-    config: how; one that `legal.reason` does not refuse.
-    b_up: the second B of a gated product.
     bias: [groups, N].
-    activation: elementwise, applied in float32.
+    problem, config, b_up, activation: as of `dense`.
 
   Returns:
     The result, [M, N] or [groups, M, N], and, if `problem.epilogue.save`,
@@ -197,11 +180,11 @@ def grouped(
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
   a = _padded(a, a_shape)
   b = [_padded(x, b_shape) for x in (b, b_up) if x is not None]
-  made, cut = tables.make(plan, offsets, (a, *b))
+  made, k_tails = tables.make(plan, offsets, (a, *b))
   b_last = [by_threads.last_slab(x, plan) for x in b if plan.b_last_apart]
   if plan.loader.operands[1]:
     b = [by_threads.read_past_rows(x, config.block_n) for x in b]
-  operands = Operands(made, a, b, cut, b_last)
+  operands = Operands(made, a, b, k_tails, b_last)
   if bias is not None:
     step = 16 // bias.dtype.itemsize  # of strides that TMA takes
     shape = bias.shape[0], round_up(bias.shape[1], step)
@@ -226,11 +209,6 @@ def _epilogue(
     activation=epilogues.fusible(activation, plan.problem),
     problem=plan.problem,
   )
-
-
-def _no_epilogue(accumulators, c, bias):
-  del c, bias
-  return accumulators
 
 
 def _read_factor(factor: float | jax.Array) -> jax.Array | None:
@@ -271,7 +249,7 @@ def _launch(
 ) -> Results:
   """Runs the kernel; the results are of the shapes that it writes."""
   p, cfg = plan.problem, plan.config
-  is_moved = any(plan.moved_back)
+  is_moved = any(plan.shifted_inward)
   starts_anywhere = plan.subtiles_overlap or plan.tiles_overlap or is_moved
   of_ragged = "column" if is_moved else None
   bias_dtype = None if operands.bias is None else operands.bias.dtype
@@ -295,7 +273,7 @@ def _launch(
       narrow_copies_anywhere=bool(p.groups) or starts_anywhere,
       wide_copies_at_any_row=p.along == "k",
       wide_copies_of_ragged="atom" if plan.b_last_apart else of_ragged,
-      at_any_column_of=plan.any_column,
+      at_any_column_of=plan.unaligned_columns,
       evict_results_first=plan.evicts_results,
     ),
     scratch_types=plan.scratch_types(bias_dtype),
@@ -338,7 +316,7 @@ def _result_types(plan: Plan) -> Results:
     jax.ShapeDtypeStruct((*lead, *shape), jnp.dtype(plan.stored_dtype))
     for shape in shapes
   ]
-  return Results(out, exchange.result_types(plan))
+  return Results(out, reduction.result_types(plan))
 
 
 def _dense_results(plan: Plan, outs: Sequence[jax.Array]) -> list[jax.Array]:

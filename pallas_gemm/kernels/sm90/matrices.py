@@ -45,7 +45,7 @@ class Matrices(Tiling):
     return layout.operand_shapes(self.problem)
 
   @functools.cached_property
-  def moved_back(self) -> tuple[bool, bool]:
+  def shifted_inward(self) -> tuple[bool, bool]:
     """Whether the last tiles along M, and along N, end where the matrix does.
 
     They then have rows, or columns, of the tiles before: the same bits are
@@ -65,7 +65,7 @@ class Matrices(Tiling):
     if p.k % ATOM_ROWS or width > ATOM_BYTES:
       return False, False
     sides = (p.m, cfg.block_m, p.a), (p.n, cfg.block_n, p.b)
-    moved = [
+    shifted = [
       not operand.k_last
       and size >= block
       and layout.is_addressable(size, operand.dtype)
@@ -75,27 +75,27 @@ class Matrices(Tiling):
         sides, shapes, self.whole_paddings
       )
     ]
-    return moved[0], moved[1]
+    return shifted[0], shifted[1]
 
   @functools.cached_property
   def operand_paddings(self) -> tuple[Shape, Shape]:
     """The same as they are handed to the kernel, most of them to TMA."""
     (_, b), (_, b_pad) = self.operand_shapes, self.whole_paddings
-    if self.moved_back[1] or self.b_last_apart or self.loader.operands[1]:
+    if self.shifted_inward[1] or self.b_last_apart or self.loader.operands[1]:
       return self._a_padding, b
-    if self.any_column:
+    if self.unaligned_columns:
       rows = b_pad[0] if self.problem.along == "k" else round_up(b_pad[0], 8)
-      b_pad = rows, self.any_column
+      b_pad = rows, self.unaligned_columns
     return self._a_padding, b_pad
 
   @functools.cached_property
   def _a_padding(self) -> Shape:
     """Rows and columns of A as it is handed to the kernel."""
-    as_it_is = self.moved_back[0] or self.loader.operands[0]
+    as_it_is = self.shifted_inward[0] or self.loader.operands[0]
     return (self.operand_shapes if as_it_is else self.whole_paddings)[0]
 
   @functools.cached_property
-  def any_column(self) -> int | None:
+  def unaligned_columns(self) -> int | None:
     """Columns of a B of which tiles start inside of swizzle atoms, if they do.
 
     As many as tiles reach, and none of A's: by that Mosaic GPU is told which
@@ -122,7 +122,7 @@ class Matrices(Tiling):
     if p.b.k_last:
       return p.n, block_k
     columns = round_up(p.n, layout.elements_in(ATOM_BYTES, p.b.dtype))
-    return block_k, self.any_column or columns
+    return block_k, self.unaligned_columns or columns
 
   # Results, and C.
 

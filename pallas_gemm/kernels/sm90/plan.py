@@ -33,7 +33,7 @@ _OTHER_REGISTERS = 40
 # wgmmas in an unrolled lap of the ring; the descriptors of more would spill.
 _UNROLLED_WGMMAS = 16
 # A consumer's accumulators up to which the descriptors of a lap have room
-# beside them and results that wait to be stored.
+# with them and results that wait to be stored.
 _MOST_ACCUMULATORS_IF_UNROLLED = 64 * 128
 # Slabs are asked for in pairs where reading weights takes so many times as long
 # as multiplying by them, up to 147 rows a group on an H100; and where a group's
@@ -65,16 +65,6 @@ class Plan(Matrices):
   dozens are weighed once.
 
   Where a config swaps operands, all of it is of the transposed `problem`.
-
-  Example:
-    >>> from pallas_gemm.kernels.sm90.config import Config
-    >>> from pallas_gemm.kernels.sm90.plan import Plan
-    >>> from pallas_gemm.problem import Problem
-    >>> problem = Problem.flat(
-    ...   m=4096, n=4096, k=4096, dtype="bfloat16", out_dtype="bfloat16")
-    >>> plan = Plan.of(problem, Config(block_m=128, block_n=256, stages=4))
-    >>> plan.grid, plan.share, plan.slabs
-    ((32, 16), (64, 256), 64)
   """
 
   @staticmethod
@@ -115,7 +105,7 @@ class Plan(Matrices):
 
   @functools.cached_property
   def _subtiles_with_room(self) -> int:
-    """A consumer's subtiles that can wait beside the next tile's accumulators.
+    """A consumer's subtiles that find room in registers while they wait.
 
     None by rows: 60 groups of 136 along K, 4096 x 1407, take 377 us if none
     waits, 422 if half do (H100).
@@ -133,7 +123,7 @@ class Plan(Matrices):
 
   @functools.cached_property
   def has_room_to_defer(self) -> bool:
-    """Whether all results find room beside the next tile's accumulators."""
+    """Whether all results find room during the next tile."""
     return self._subtiles_with_room == len(self.subtiles)
 
   @functools.cached_property
@@ -165,7 +155,7 @@ class Plan(Matrices):
     p, cfg = self.problem, self.config
     if p.along == "k" or self.pingpong > 1:
       return False  # groups differ in how many slabs they have
-    rows, columns = self.share
+    rows, columns = self.warpgroup_tile
     if self.deferred and rows * columns > _MOST_ACCUMULATORS_IF_UNROLLED:
       return False
     k_steps = layout.bytes_of(cfg.block_k, p.a.dtype) // WGMMA_K_BYTES
@@ -228,7 +218,7 @@ class Plan(Matrices):
         consumers,
         self.products,
         cfg.cluster_k,
-        math.prod(self.own_share),
+        math.prod(self.stored_tile),
       )
       found.append(Buffer("parts", parts, "float32"))
       found.append(Barrier("parts_sent", 1, consumers, ("cluster_k",)))
@@ -244,7 +234,7 @@ class Plan(Matrices):
         found.append(_swizzled("zeros", (rows, width), dtype, width))
     if self.has_bias:
       # TMA writes to multiples of 128 bytes.
-      along = round_up(max(self.own_share), 64)
+      along = round_up(max(self.stored_tile), 64)
       found.append(Buffer("bias", (consumers, along), "float32"))
       found.append(Barrier("bias_loaded", 1, consumers))
     if self.has_c:
@@ -275,7 +265,9 @@ class Plan(Matrices):
         found[item.name] = _barrier_type(item)
         continue
       if item.name == "bias":
-        along = round_up(self.own_share[self.problem.epilogue.bias == "n"], 64)
+        along = round_up(
+          self.stored_tile[self.problem.epilogue.bias == "n"], 64
+        )
         shape = (self.config.consumers, along)
         item = item._replace(shape=shape, dtype=bias_dtype)
       kind = _buffer_type(item)

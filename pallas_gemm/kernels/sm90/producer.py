@@ -26,7 +26,7 @@ def produce(block: Block) -> None:
   plan, producer = block.plan, Producer(block)
   registers, _ = plan.registers
   plgpu.set_max_registers(registers, action="decrease")
-  starts_anywhere = any(plan.moved_back) or plan.tiles_overlap
+  starts_anywhere = any(plan.shifted_inward) or plan.tiles_overlap
   has_threads = any(plan.loader.operands)
   if not (plan.problem.groups or starts_anywhere or has_threads):
 
@@ -240,18 +240,18 @@ class Producer:
     first, last = jnp.int32(0), jnp.int32(cfg.block_k // ATOM_ROWS)
     for size in last_slab_copies(cfg.block_k):
       count = size // ATOM_ROWS
-      is_there = lax.rem(lax.div(work_tile.rest, size), 2) == 1
+      is_there = lax.rem(lax.div(work_tile.k_tail, size), 2) == 1
       row = jnp.where(is_there, start + first * ATOM_ROWS, beyond)
       load(refs, row, jnp.where(is_there, first, last - count), size)
       first = jnp.where(is_there, first + count, first)
       last = jnp.where(is_there, last, last - count)
-    has_cut = lax.rem(work_tile.rest, ATOM_ROWS) > 0
-    beyond = operands.cut[0].shape[0]
-    row = jnp.where(has_cut, work_tile.out * ATOM_ROWS, beyond)
-    load(operands.cut, row, first, ATOM_ROWS)
+    has_tail = lax.rem(work_tile.k_tail, ATOM_ROWS) > 0
+    beyond = operands.k_tails[0].shape[0]
+    row = jnp.where(has_tail, work_tile.out * ATOM_ROWS, beyond)
+    load(operands.k_tails, row, first, ATOM_ROWS)
 
   def prefetch_operands(self) -> None:
-    """Asks the L2 for this block's share of the rows of A and B."""
+    """Asks the L2 for this block's part of the rows of A and B."""
     block, operands = self.block, self.block.operands
     for ref in (operands.a, *operands.b):
       rows = cdiv(ref.shape[0], block.plan.clusters)

@@ -79,7 +79,7 @@ class Tiling:
     return self.problem.products
 
   @functools.cached_property
-  def share(self) -> tuple[int, int]:
+  def warpgroup_tile(self) -> tuple[int, int]:
     """Rows and columns of the tile that one consumer computes."""
     cfg = self.config
     if cfg.split == "pingpong":
@@ -89,12 +89,12 @@ class Tiling:
     return cfg.block_m, cfg.block_n // cfg.consumers
 
   @functools.cached_property
-  def own_share(self) -> tuple[int, int]:
-    """Rows and columns of the share that the consumer stores.
+  def stored_tile(self) -> tuple[int, int]:
+    """Rows and columns of what the consumer stores.
 
     Where blocks sum parts of K, each has a part of the columns.
     """
-    rows, columns = self.share
+    rows, columns = self.warpgroup_tile
     return rows, columns // self.config.cluster_k
 
   @functools.cached_property
@@ -128,7 +128,7 @@ class Tiling:
     17 columns of tiles.
     """
     p, cfg = self.problem, self.config
-    if not self.by_rows or self.share[1] <= self.subtile_width:
+    if not self.by_rows or self.warpgroup_tile[1] <= self.subtile_width:
       return False
     if cfg.split == "n":  # the other consumer has these columns
       return False
@@ -217,7 +217,7 @@ class Tiling:
   def operand_columns(self) -> int:
     """Columns of the swizzle atoms of A and B; wgmma wants the same of both."""
     atom = layout.elements_in(ATOM_BYTES, self.problem.a.dtype)
-    is_whole = self.problem.b.k_last or self.share[1] % atom == 0
+    is_whole = self.problem.b.k_last or self.warpgroup_tile[1] % atom == 0
     return atom if is_whole else atom // 2
 
   @functools.cached_property
@@ -291,7 +291,7 @@ class Tiling:
       and not p.epilogue.save
       and not cfg.swap_ab
       and p.n >= _FEWEST_COLUMNS
-      and self.share[1] % self._columns_by_rows == 0
+      and self.warpgroup_tile[1] % self._columns_by_rows == 0
     )
 
   @functools.cached_property
@@ -334,14 +334,14 @@ class Tiling:
     All are of one width. Where it does not divide the columns, the last subtile
     ends with them, and what it shares with the subtile before is stored twice.
     """
-    (rows, columns), width = self.own_share, self.subtile_width
+    (rows, columns), width = self.stored_tile, self.subtile_width
     starts = [min(j, columns - width) for j in range(0, columns, width)]
     return tuple(itertools.product(range(0, rows, WGMMA_ROWS), starts))
 
   @functools.cached_property
   def subtiles_overlap(self) -> bool:
     """Whether the last of a row's `subtiles` has columns of the one before."""
-    return self.own_share[1] % self.subtile_width > 0
+    return self.stored_tile[1] % self.subtile_width > 0
 
 
 # The cost model asks for dozens of configs.
