@@ -29,7 +29,7 @@ class Operands(NamedTuple):
     a: A, of every product of a batch or of all.
     b: B likewise; of a gated product both.
     k_tails: of groups along K, the last rows of A and of each B, likewise.
-    b_last: of each B that is not padded, `by_threads.last_slab`.
+    b_last: of each B that is not padded, the last slab, padded.
     alpha, beta: [1]; None if there is none, or if it is compiled in.
     bias, c: None if there is none.
   """
@@ -123,16 +123,14 @@ class Block:
       return schedule.dense_schedule(self.plan)
     return groups.grouped_schedule(self.plan, self.operands.tables)
 
-  def for_each_work_tile(self, visit, carry):
-    """carry = visit(work_tile, carry) for the work of this block."""
-    step = self.plan.clusters
-    return self._schedule.for_each(self.cluster, step, visit, carry)
+  def for_each_work_tile(self, visit, carry, own: bool = False):
+    """carry = visit(work_tile, carry) for the work of this block.
 
-  def for_each_own_work_tile(self, visit, carry):
-    """The same for one of the consumers that ping-pong."""
-    step = self.plan.clusters
-    first = self.cluster + self.warpgroup * step
-    step *= self.plan.pingpong
+    Or for its own of it, of one of the consumers that ping-pong.
+    """
+    first, step = self.cluster, self.plan.clusters
+    if own:
+      first, step = first + self.warpgroup * step, step * self.plan.pingpong
     return self._schedule.for_each(first, step, visit, carry)
 
   def for_each_slab(self, visit, slot, steps):

@@ -51,11 +51,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat, ptx
+from pallas_gemm import ptx
 from pallas_gemm.kernels.sm90 import layout, loaders
 from pallas_gemm.kernels.sm90.block import Block
 from pallas_gemm.kernels.sm90.loaders import ShiftedTile
-from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.schedule import WorkTile
 from pallas_gemm.kernels.sm90.tiling import Extent
 
@@ -100,39 +99,6 @@ class Loaded(NamedTuple):
   def matrices(self) -> list[Any]:
     """Those of `refs` that the work tile is made of."""
     return [x if len(x.shape) == 2 else x.at[self.which] for x in self.refs]
-
-
-def last_slab(b: jax.Array, plan: Plan) -> jax.Array:
-  """The last slab of each group's B, filled up with zeros.
-
-  Args:
-    b: [groups, K, N], stored [groups, N, K] if the problem says so.
-    plan: in which that is a copy (`Plan.b_last_apart`).
-
-  Returns:
-    [groups, block_k, N or more], or [groups, N, block_k].
-  """
-  p, block_k = plan.problem, plan.config.block_k
-  start = (plan.slabs - 1) * block_k
-  part = b[:, :, start:] if p.b.k_last else b[:, start:]
-  extra = [
-    want - have for want, have in zip(plan.last_slab_shape, part.shape[1:])
-  ]
-  return jnp.pad(part, [(0, 0), *((0, size) for size in extra)])
-
-
-def read_past_rows(x: jax.Array, columns: int, rows: int = 0) -> jax.Array:
-  """Matrices of which a kernel may read windows that run on past a row's end.
-
-  What it finds there is the next row's, so all but the last rows have it. The
-  interpreter checks the end of each row: there, rows get that many columns
-  more, of NaN; and matrices that many rows more, of zeros.
-  """
-  if compat.targets_gpu():
-    return x
-  lead = [(0, 0)] * (x.ndim - 2)
-  x = jnp.pad(x, [*lead, (0, 0), (0, columns)], constant_values=jnp.nan)
-  return jnp.pad(x, [*lead, (0, rows), (0, 0)])
 
 
 def load(

@@ -57,11 +57,9 @@ class Consumer:
     the ring, every `pingpong`-th, of whose barriers it thus sees all phases.
     """
     block, plan = self.block, self.block.plan
-    first, for_each = 0, block.for_each_work_tile
-    if plan.pingpong > 1:
-      first, for_each = block.warpgroup, block.for_each_own_work_tile
-    state = jnp.int32(first), self.stores.nothing()
-    _, pending = for_each(self._compute, state)
+    own = plan.pingpong > 1
+    state = jnp.int32(block.warpgroup if own else 0), self.stores.nothing()
+    _, pending = block.for_each_work_tile(self._compute, state, own)
     self.stores.end(pending)
 
   def _compute(self, work_tile: WorkTile, state):

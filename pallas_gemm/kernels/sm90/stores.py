@@ -180,15 +180,13 @@ class Stores:
     self, work_tile: WorkTile, results: _Results, subtiles: range
   ) -> None:
     """Stores some subtiles of a tile at once."""
-    if self.block.plan.by_rows:
+    plan = self.block.plan
+    if plan.by_rows or plan.by_elements:
+      store = self._store_by_rows if plan.by_rows else self._store_by_elements
       for subtile in subtiles:
-        self._store_by_rows(work_tile, *results(subtile), subtile)
+        store(work_tile, *results(subtile), subtile)
         self.epilogue.load_next_c(work_tile, subtile)
-    elif self.block.plan.by_elements:
-      for subtile in subtiles:
-        self._store_by_elements(work_tile, *results(subtile), subtile)
-        self.epilogue.load_next_c(work_tile, subtile)
-    elif self.block.plan.problem.along == "m":
+    elif plan.problem.along == "m":
       rows, is_whole = self._rows_of(work_tile)
       pl.when(is_whole)(lambda: self._store_tile(work_tile, results, subtiles))
       pl.when(~is_whole)(
@@ -263,7 +261,7 @@ class Stores:
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         # In float32: selecting 16-bit elements spills.
         result = jnp.where(keep, result.astype(jnp.float32), 0.0)
-        _store_to(staged, result)
+        compat.store(staged, result.astype(staged.dtype), optimized=False)
         plgpu.commit_smem()
         for height in _POWERS:
           above = here & ~(2 * height - 1)  # rows of greater heights
@@ -329,8 +327,3 @@ class Stores:
       from_start=not plan.tiles_overlap or column == 0,
       to_end=not plan.tiles_overlap and is_last,
     )
-
-
-def _store_to(staged, result: jax.Array) -> None:
-  """Stores a subtile to plain rows of shared memory."""
-  compat.store(staged, result.astype(staged.dtype), optimized=False)
