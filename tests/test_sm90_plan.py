@@ -8,7 +8,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import pytest
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels.sm90 import layout, legal
+from pallas_gemm.kernels.sm90 import layout, legal, loaders
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Barrier, Buffer, Plan
 from pallas_gemm.problem import Problem
@@ -345,6 +345,29 @@ def test_slabs_of_weights_along_k_come_in_pairs_where_memory_binds(
   of = {"m": 120, "n": 256, "k": 640, "transpose_b": True} | fields
   found = plan(**of, ragged="m", groups=4, config=config)
   assert found.loads_pairs == pairs
+
+
+@pytest.mark.parametrize(
+  ("fields", "changes", "kind"),
+  [
+    ({}, {}, loaders.Loader),
+    ({"n": 204}, {}, loaders.Copies),  # rows of whole words
+    ({"n": 203}, {}, loaders.Shifts),
+    ({"k": 204, "transpose_b": True}, {}, loaders.Shifts),  # along K
+    ({"n": 200}, {}, loaders.Loader),  # which TMA can address
+    ({"n": 203, "k": 64}, {}, loaders.Loader),  # one slab, which is copied
+    ({"n": 40, "k": 204}, {"block_n": 64}, loaders.Loader),  # less than a tile
+    ({"n": 203}, {"cluster_n": 2}, loaders.Loader),
+    ({"n": 203}, {"moves": True}, loaders.SlabShifts),
+  ],
+  ids=str,
+)
+def test_who_loads_weights_of_groups(fields, changes, kind):
+  of = {"m": 120, "n": 256, "k": 640, "ragged": "m", "groups": 4} | fields
+  found = plan(**of, config=dataclasses.replace(SMALL, **changes)).loader
+  assert type(found) is kind
+  assert found.operands[1] == (kind is not loaders.Loader)
+  assert (found.why_not is None) == (not changes.get("moves", False))
 
 
 @pytest.mark.parametrize(

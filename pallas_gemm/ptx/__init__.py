@@ -12,7 +12,7 @@ from pallas_gemm.ptx.copies import (
   prefetch,
   wait_async,
 )
-from pallas_gemm.ptx.moves import shift_rows
+from pallas_gemm.ptx.shifts import shift_rows
 from pallas_gemm.ptx.stores import store_elements, store_rows
 from pallas_gemm.ptx.threads import unknown, wait_for_warpgroup
 

@@ -14,7 +14,7 @@ from jaxlib.mlir.dialects import arith, llvm
 from pallas_gemm import compat
 from pallas_gemm.hardware import SECTOR_BYTES, VECTOR_BYTES
 from pallas_gemm.ptx import mlir
-from pallas_gemm.ptx.moves import shifted_by
+from pallas_gemm.ptx.shifts import shifted_by
 
 
 def store_elements(

@@ -269,9 +269,9 @@ def _launch(
 ) -> Results:
   """Runs the kernel; the results are of the shapes that it writes."""
   p, cfg = plan.problem, plan.config
-  is_moved = any(plan.shifted_inward)
-  starts_anywhere = plan.subtiles_overlap or plan.tiles_overlap or is_moved
-  of_ragged = "column" if is_moved else None
+  is_shifted = any(plan.shifted_inward)
+  starts_anywhere = plan.subtiles_overlap or plan.tiles_overlap or is_shifted
+  of_ragged = "column" if is_shifted else None
   bias_dtype = None if operands.bias is None else operands.bias.dtype
   axes = {"cluster_m": cfg.cluster_m, "cluster_n": cfg.cluster_n}
   if cfg.cluster_k > 1:

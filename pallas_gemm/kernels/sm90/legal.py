@@ -116,7 +116,7 @@ def _tile_reason(plan: Plan) -> str | None:
   if cfg.block_k not in (64, 128):
     return f"block_k must be 64 or 128, got {cfg.block_k}"
   splits = ("m", "n", "pingpong")
-  if cfg.consumers not in plan.loader.registers or cfg.split not in splits:
+  if cfg.consumers not in _ACCUMULATORS or cfg.split not in splits:
     return (
       "consumers must be 1, 2 or 3 and split m, n or pingpong, got"
       f" {cfg.consumers} and {cfg.split!r}"

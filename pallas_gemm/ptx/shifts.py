@@ -1,4 +1,4 @@
-"""What threads move inside shared memory: rows to where TMA would put them."""
+"""What threads shift inside shared memory: rows to where TMA would put them."""
 
 import math
 from typing import Any
@@ -24,7 +24,7 @@ def shift_rows(
   swizzle: int,
   left: jax.Array | None = None,
 ) -> None:
-  """Moves rows from where `copy_rows_async` has put them to a tile.
+  """Shifts rows from where `copy_rows_async` has put them to a tile.
 
   Each warp the rows that it has copied, each lane what a row of a swizzle atom
   has, or half of it if there are lanes for that, so that no two of eight lanes
@@ -36,7 +36,7 @@ def shift_rows(
     slot: [more rows, columns or more] of shared memory, swizzled.
     first: the row of it where the first one goes.
     swizzle: bytes of a row of the slot's atoms.
-    left: columns, of this corner on, that are moved; behind them are zeros.
+    left: columns, of this corner on, that are shifted; behind them are zeros.
       None for all.
   """
   size = jnp.dtype(matrix.dtype).itemsize
@@ -92,7 +92,7 @@ def _shift_piece(vectors: int, size: int, is_cut: bool) -> str:
   """What a thread of `shift_rows` does: so many vectors, put together of more.
 
   Operands: $0 the first one, $1 where it goes, $2 the bytes of it that are not
-  the row's, $3 whether there are any vectors, $4 the bytes that are moved.
+  the row's, $3 whether there are any vectors, $4 the bytes that are shifted.
   Swizzled vectors of a row differ by bits of their addresses.
 
   Args:
@@ -138,7 +138,7 @@ def shifted_by(by: str, words: int, size: int) -> str:
   Args:
     by: the register that says how many; a multiple of `size`.
     words: how many are wanted; four more are there.
-    size: 2, 4 or 8; 16 if nothing is to be moved.
+    size: 2, 4 or 8; 16 if nothing is to be shifted.
   """
   found = []
   for ahead in (2, 1):
