@@ -79,9 +79,9 @@ def pytest_collection_modifyitems(config, items):
       if missing_gpu:
         item.add_marker(pytest.mark.skip(reason=missing_gpu))
     if item.get_closest_marker("aot") is not None:
-      from experiments.harness import compiled
+      from experiments.harness import compile_process
 
-      if reason := compiled.unavailable():
+      if reason := compile_process.unavailable():
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
