@@ -37,6 +37,7 @@ def pytest_configure(config):
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ.setdefault("XLA_FLAGS", _XLA_FLAGS)
     _import_for_triton()
+    _keep_compiled(config.rootpath / ".pytest_cache" / "jax")
   # A marker of its own where pytest-timeout, which declares it, is missing.
   config.addinivalue_line("markers", "timeout(seconds, method): time limit")
   try:
@@ -113,6 +114,18 @@ def _import_for_triton() -> None:
   with contextlib.suppress(ImportError):
     import jaxlib.gpu_triton  # noqa: F401
   sys.path.remove(plugin)
+
+
+def _keep_compiled(folder: Path) -> None:
+  """Test processes share what XLA compiles, and so do later runs.
+
+  Programs that tests start do not: what they print may be about compiling.
+  """
+  import jax
+
+  jax.config.update("jax_compilation_cache_dir", str(folder))
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+  jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _asks_for_gpu(config) -> bool:
