@@ -17,17 +17,6 @@ _LIMIT_S = 300
 _XLA_FLAGS = (
   "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
-# What shows something that depends on no JAX: modules that start so.
-_ANY_JAX = (
-  "test_docs",
-  "test_experiments_",
-  "test_harness_",
-  "test_ptx",
-  "test_roofline",
-  "test_traffic",
-  "test_tuning_cache",
-  "test_tuning_model",
-)
 
 
 def pytest_configure(config):
@@ -68,8 +57,8 @@ def pytest_collection_modifyitems(config, items):
   del config
   missing_gpu = None
   for item in items:
-    if item.path.name.startswith(_ANY_JAX):
-      item.add_marker(pytest.mark.any_jax)
+    if item.path.name.endswith("_lower.py"):
+      item.add_marker(pytest.mark.smoke)
     if item.get_closest_marker("timeout") is None:
       # From a thread: the main thread of a kernel that hangs in the
       # interpreter serves no signal.
