@@ -133,7 +133,6 @@ def test_any_groups(offsets):
   _check_slabs(offsets, *_matrices(ROWS.m, 72))
 
 
-@pytest.mark.any_jax
 @pytest.mark.parametrize("most", (128, 2048))
 def test_many_groups(most):
   """Looked at side by side, and some after the others."""
@@ -172,7 +171,6 @@ def _run() -> tuple[bool, bool]:
   return right, report.races_found
 
 
-@pytest.mark.any_jax
 def test_free_of_races():
   assert _run() == (True, False)
 
@@ -191,7 +189,6 @@ def test_there_are_calls_to_break():
   assert set(UNSEEN) < {bug.call for bug in BUGS}
 
 
-@pytest.mark.mutation
 @pytest.mark.parametrize(
   "bug", [bug for bug in BUGS if bug.call not in UNSEEN], ids=str
 )
@@ -212,7 +209,6 @@ REWRITES = {
 }
 
 
-@pytest.mark.mutation
 @pytest.mark.parametrize("name", REWRITES)
 def test_a_wrong_table_is_caught(name, monkeypatch):
   function, right, wrong = REWRITES[name]
