@@ -19,11 +19,7 @@ from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, round_up
 from pallas_gemm.kernels.sm90.loaders import Buffer
 from pallas_gemm.kernels.sm90.matrices import Matrices
-from pallas_gemm.kernels.sm90.tiling import (
-  THREADS,
-  WGMMA_K_BYTES,
-  WGMMA_ROWS,
-)
+from pallas_gemm.kernels.sm90.tiling import THREADS, WGMMA_K_BYTES, WGMMA_ROWS
 from pallas_gemm.problem import Problem
 
 # Barriers and the alignment of what lies in shared memory.
