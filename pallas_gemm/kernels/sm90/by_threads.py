@@ -58,7 +58,7 @@ from pallas_gemm.kernels.sm90.loaders import ShiftedTile
 from pallas_gemm.kernels.sm90.schedule import WorkTile
 from pallas_gemm.kernels.sm90.tiling import Extent
 
-# Slabs that `Copies` has on their way, if the ring has room for two more.
+# Slabs that `Copier` has on their way, if the ring has room for two more.
 _COPIES = 3
 
 # Given a slab's number and its slot, waits until that is empty, and asks TMA
@@ -146,7 +146,7 @@ class _ByThreads:
 
 
 @dataclasses.dataclass(frozen=True)
-class Copies(_ByThreads):
+class Copier(_ByThreads):
   """Pieces of 8 bytes: whole slabs are on their way."""
 
   def load(self, slot, begin: _Begin, begin_last: _Begin) -> jax.Array:
@@ -188,7 +188,7 @@ class Copies(_ByThreads):
 
 
 @dataclasses.dataclass(frozen=True)
-class Shifts(_ByThreads):
+class Shifter(_ByThreads):
   """Vectors of 16 bytes, shifted: some chunks are on their way."""
 
   def load(self, slot, begin: _Begin, begin_last: _Begin) -> jax.Array:
@@ -258,7 +258,7 @@ class Shifts(_ByThreads):
 
 
 @dataclasses.dataclass(frozen=True)
-class SlabShifts(_ByThreads):
+class SlabShifter(_ByThreads):
   """The same of A, each B or all: some slabs are on their way."""
 
   def load(self, slot, begin: _Begin, begin_last: _Begin) -> jax.Array:
@@ -349,7 +349,7 @@ def _for_each_chunk(tile: ShiftedTile, visit: Callable[[Any], None]) -> None:
 
 
 _KINDS = {
-  loaders.Copies: Copies,
-  loaders.Shifts: Shifts,
-  loaders.SlabShifts: SlabShifts,
+  loaders.Copies: Copier,
+  loaders.Shifts: Shifter,
+  loaders.SlabShifts: SlabShifter,
 }
