@@ -21,7 +21,7 @@ from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.tiling import WGMMA_ROWS
 
 
-class Operands(NamedTuple):
+class Arguments(NamedTuple):
   """What a kernel is given: arrays, and in the kernel references to them.
 
   Attributes:
@@ -111,7 +111,7 @@ class Block:
   """
 
   plan: Plan
-  operands: Operands
+  operands: Arguments
   results: Results
   shared: Shared
   cluster: jax.Array

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from pallas_gemm.kernels.sm90 import reduction
 from pallas_gemm.kernels.sm90.block import Block
-from pallas_gemm.kernels.sm90.epilogue import Epilogue
+from pallas_gemm.kernels.sm90.epilogue import FusedEpilogue
 from pallas_gemm.kernels.sm90.mainloops import FromShared
 from pallas_gemm.kernels.sm90.schedule import WorkTile
 from pallas_gemm.kernels.sm90.stores import Stores
@@ -38,7 +38,7 @@ def consume(block: Block, compute: Callable[..., list[jax.Array]]) -> None:
   # Once, for all work tiles: memory answers while the first slab is on its way.
   refs = {"alpha": block.operands.alpha, "beta": block.operands.beta}
   factors = {name: ref[0] for name, ref in refs.items() if ref is not None}
-  epilogue = Epilogue(block, functools.partial(compute, **factors))
+  epilogue = FusedEpilogue(block, functools.partial(compute, **factors))
   Consumer(block, FromShared(block), Stores(block, epilogue)).run()
 
 

@@ -29,7 +29,7 @@ from pallas_gemm.kernels.sm90.tiling import WGMMA_ROWS
 
 
 @dataclasses.dataclass(frozen=True)
-class Epilogue:
+class FusedEpilogue:
   """What is done to the accumulators of a consumer.
 
   Attributes:

@@ -60,7 +60,7 @@ import jax.numpy as jnp
 from pallas_gemm import compat, mosaic
 from pallas_gemm.kernels import epilogues
 from pallas_gemm.kernels.sm90 import reduction, tables
-from pallas_gemm.kernels.sm90.block import Block, Operands, Results, Shared
+from pallas_gemm.kernels.sm90.block import Arguments, Block, Results, Shared
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.consumer import consume
 from pallas_gemm.kernels.sm90.layout import round_up
@@ -120,7 +120,7 @@ def dense(
     jnp.swapaxes(x, 1, 2) if is_transposed else x
     for x, is_transposed in zip(stored, (is_a, is_b, is_b))
   )
-  operands = Operands(
+  operands = Arguments(
     tables=(),
     a=_operand(plan, a, a_shape, 0),
     b=[_operand(plan, x, b_shape, 1) for x in b],
@@ -183,7 +183,7 @@ def grouped(
   b_last = [_last_slab(x, plan) for x in b if plan.b_last_apart]
   if plan.loader.operands[1]:
     b = [_read_past_rows(x, config.block_n) for x in b]
-  operands = Operands(made, a, b, k_tails, b_last)
+  operands = Arguments(made, a, b, k_tails, b_last)
   if bias is not None:
     step = 16 // bias.dtype.itemsize  # of strides that TMA takes
     shape = bias.shape[0], round_up(bias.shape[1], step)
@@ -265,7 +265,7 @@ def _padded(x: jax.Array, shape: tuple[int, int]) -> jax.Array:
 
 
 def _launch(
-  plan: Plan, operands: Operands, epilogue, is_approximate: bool
+  plan: Plan, operands: Arguments, epilogue, is_approximate: bool
 ) -> Results:
   """Runs the kernel; the results are of the shapes that it writes."""
   p, cfg = plan.problem, plan.config
@@ -301,7 +301,7 @@ def _launch(
   return results
 
 
-def _body(operands: Operands, results: Results, *, plan, epilogue, **shared):
+def _body(operands: Arguments, results: Results, *, plan, epilogue, **shared):
   """What a block does."""
   block = Block(
     plan=plan,

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat, ptx
 from pallas_gemm.kernels.sm90.block import Block
-from pallas_gemm.kernels.sm90.epilogue import Epilogue
+from pallas_gemm.kernels.sm90.epilogue import FusedEpilogue
 from pallas_gemm.kernels.sm90.schedule import StoreTarget, WorkTile
 from pallas_gemm.kernels.sm90.tiling import WGMMA_ROWS
 
@@ -67,7 +67,7 @@ class Stores:
   """
 
   block: Block
-  epilogue: Epilogue
+  epilogue: FusedEpilogue
 
   @property
   def _waiting(self) -> range:
