@@ -1,7 +1,6 @@
 """Fits the cost model's constants to a device's rows.
 
   python -m experiments.fit --device=nvidia_h200
-  python -m experiments.fit --device=nvidia_h200 --write
   python -m experiments.fit --device=nvidia_h200 --write --keep
   python -m experiments.fit --device=nvidia_h200 --ablate
   python -m experiments.fit --device=nvidia_h200 --terms=grouped.l2,model.l2
@@ -366,7 +365,6 @@ def main(argv: Sequence[str]) -> int:
   with console.progress(steps):
     console.doing("fit")
     values = study.fit(_TERMS.value or NAMES)
-    console.doing("without each")
     worths = study.ablate(values) if _ABLATE.value else ()
   header = ("constants", "problems", "count", "mean", "below 0.95", "worst")
   title = f"Best over chosen, {gpu.name}"

@@ -5,7 +5,6 @@ import time
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import pallas_gemm
@@ -79,7 +78,7 @@ def test_results_that_would_straddle_sectors_leave_by_rows(gpu):
 @pytest.mark.parametrize("rows", (136, 512))
 @pytest.mark.parametrize("dx", (False, True), ids=["forward", "dx"])
 def test_weights_that_threads_move_find_room_and_get_tall_tiles(gpu, rows, dx):
-  """A chunk takes threads as long however tall A's tile is."""
+  """A chunk takes threads as long however many rows A's tile has."""
   sizes = {"m": 60 * rows, "n": 1407, "k": 4096, "groups": 60}
   if dx:
     sizes |= {"n": 4096, "k": 1407, "transpose_b": True}
@@ -147,31 +146,25 @@ def test_no_legal_config():
 
 SMALL_ROWS = ROWS.changed(m=96, n=72, k=64, groups=2)
 SMALL_SLABS = SLABS.changed(m=72, n=64, k=96, groups=2)
+SILU = {"activation": "silu"}
 TRIALS = {
-  "rows": (SMALL_ROWS, None),
-  "bias": (SMALL_ROWS.changed(bias="n", activation="silu"), 1),
-  "gated": (
-    SMALL_ROWS.changed(
-      gated=True,
-      save_preactivation=True,
-      transpose_b=True,
-      activation="silu",
-    ),
-    1,
+  "bias": SMALL_ROWS.changed(bias="n", **SILU),
+  "gated": SMALL_ROWS.changed(
+    gated=True, save_preactivation=True, transpose_b=True, **SILU
   ),
-  "slabs": (SMALL_SLABS, None),
+  "slabs": SMALL_SLABS,
 }
 
 
 @pytest.mark.parametrize("name", TRIALS)
 def test_a_right_result_passes_and_a_wrong_one_does_not(name):
-  problem, has_activation = TRIALS[name]
-  activation = jax.nn.silu if has_activation else None
-  attempt = trial.Trial(trial.Case(problem, activation))
-  results = attempt.compile(SMALL)()
+  activation = TRIALS[name].epilogue.activation and jax.nn.silu
+  attempt = trial.Trial(trial.Case(TRIALS[name], activation))
+  by_xla = autotuning.compiled_xla(attempt.case, attempt.operands)
+  assert attempt.error(attempt.call(by_xla)()) is None
+  kernel = trial.compiled(attempt.case, SMALL, attempt.operands)
+  results = attempt.call(kernel)()
   assert attempt.error(results) is None
-  by_xla = autotuning.compile_xla(attempt.case, attempt.operands)
-  assert attempt.error(by_xla()) is None
   last = results[-1]
   wrong = last.at[(-1,) * last.ndim].add(jnp.asarray(64, last.dtype))
   assert "wrong result" in attempt.error((*results[:-1], wrong))
@@ -191,19 +184,6 @@ def test_autotune_finds_the_products_of_a_training_step():
     (p.along, p.groups.count, p.m, p.n, p.k) for p in (c.problem for c in found)
   ]
   assert kinds == [("m", 2, 40, 72, 64), ("k", 2, 64, 72, 40)]
-
-
-def test_the_fastest_is_remembered_and_used():
-  x = products.normal(40, 64, dtype=jnp.bfloat16)
-  w = products.normal(2, 64, 72, dtype=jnp.bfloat16)
-  sizes = np.array([25, 12], np.int32)
-
-  def product(x, w):
-    return pallas_gemm.ragged_dot(x, w, sizes, implementation="sm90")
-
-  (found,) = autotuning.autotune(product, x, w, top=2).problems
-  assert [reason for *_, reason in found.tried] == [None, None]
-  assert tuning.resolve(found.problem) == found.config
 
 
 def test_tiles_of_groups_whose_sizes_are_spread():

@@ -200,8 +200,7 @@ def _measured(
       raise cli.FlagError(
         f"--device: {folder} must have rows of {gpu.name}, got {device}"
       )
-    is_unknown = row["config"].keys() - vars(Config()).keys()
-    if "variant" in row or is_unknown:
+    if "variant" in row or row["config"].keys() - vars(Config()).keys():
       continue
     problem = Problem.flat(**_DTYPES | row["problem"])
     plan = Plan(problem, Config(**row["config"]), gpu)
@@ -242,8 +241,7 @@ class OrXla:
   ):
     """`known`: today's constants, by which whole rows get a config."""
     self._gpu = gpu
-    # Of each problem the config that it would get with whole rows; None if
-    # that has no say.
+    # The config that a problem would get with whole rows, if that has a say.
     self._wholes: list[Plan | None] = []
     which = np.zeros(len(measured.first), bool)
     for i in np.flatnonzero(~np.isnan(measured.xla_us)):
@@ -257,14 +255,13 @@ class OrXla:
         which[i] = True
         self._wholes.append(plan)
     rows = measured.of(which)
-    self._plans, ends = rows.plans, rows.first + rows.counts
+    self._plans, self._ends = rows.plans, rows.first + rows.counts
     self.problems = [rows.plans[i].given for i in rows.first]
     self.rows = dataclasses.replace(
       rows,
-      us=np.insert(rows.us, ends, rows.xla_us),
-      first=rows.first + np.arange(len(ends)),
+      us=np.insert(rows.us, self._ends, rows.xla_us),
+      first=rows.first + np.arange(len(rows.first)),
     )
-    self._at = ends + np.arange(len(ends))  # XLA's rows
 
   def predictor(
     self, known: constants.Constants
@@ -285,10 +282,8 @@ class OrXla:
         [self._most(p, whole, x.xla) for x in candidates]
         for p, whole in zip(self.problems, wholes)
       ]
-      found = np.empty((len(self.rows.us), len(candidates)))
-      found[self._at] = np.log(np.array(most).reshape(-1, len(candidates)))
-      found[np.isin(np.arange(len(found)), self._at, invert=True)] = kernels
-      return found
+      times = np.repeat(kernels, len(candidates), axis=1)
+      return np.insert(times, self._ends, np.log(most), axis=0)
 
     return of
 

@@ -84,7 +84,7 @@ def ranked(
 
 
 def model_of(problem: Problem) -> ModuleType:
-  """The cost model of such problems: `model`, or `grouped`."""
+  """The cost model that predicts the problem: `model`, or `grouped`."""
   return grouped if problem.groups else model
 
 

@@ -1,7 +1,7 @@
 """Every tile as a config: the subtiles of its epilogue, stages that find room.
 
 What finds room depends on what is computed, not on its sizes, so that there are
-few such configs and they are cached.
+few of these configs and they are cached.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from pallas_gemm.kernels.sm90.layout import ATOM_BYTES
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Epilogue, Groups, Operand, Problem, bits
 
-# Tiles, consumers and the side that these share out.
+# Tiles, consumers and the side that these divide.
 TILES = (
   (64, 32, 1, "m"),
   (64, 64, 1, "m"),
@@ -230,7 +230,7 @@ def _with_subtiles(config: Config, problem: Problem) -> Config:
   columns = config.block_n // config.cluster_k
   if config.split == "n":
     columns //= config.consumers
-  # One swizzle atom: such copies take matrices of any height (see compat).
+  # One swizzle atom: its copies take matrices of any height (see compat).
   atom = layout.elements_in(ATOM_BYTES, problem.out_dtype)
   width = next(w for w in (atom, 32, 16) if columns % w == 0)
   if bits(problem.out_dtype) == 16 and width < 32 < columns:

@@ -14,7 +14,7 @@ works on one after the other. The time has these parts:
 * **Device memory** must be read once and written once.
 * **Split K** adds a kernel that reads sums back.
 * **Parts of K in a cluster** take an exchange of sums.
-* **Padding** adds copies of operands that TMA can't read, or threads that bring
+* **Padding** adds copies of operands that TMA can't read, or threads that load
   them take cycles of each slab.
 
 The first three overlap; the longest counts, blended where they are close.
@@ -200,7 +200,7 @@ def _stored_bytes(plan: Plan) -> int:
 
 
 def _subtiles(plan: Plan) -> float:
-  """Subtiles of a consumer, of which all share out the tile."""
+  """Subtiles of one consumer; all of them divide the tile."""
   cfg = plan.config
   across = cdiv(cfg.block_n, cfg.epilogue_n * cfg.cluster_k)
   return across * cfg.block_m / (cfg.consumers * 64)

@@ -61,14 +61,6 @@ class Trial:
       (part, self._of(part)) for part in _parts(case.problem, self.operands)
     ]
 
-  def compile(self, config: Config) -> Callable[[], Outs]:
-    """A call that runs the kernel with a config, compiled.
-
-    Raises:
-      Exception: whatever stops the config from being compiled.
-    """
-    return self.call(compiled(self.case, config, self.operands))
-
   def call(self, function: Callable[..., Outs]) -> Callable[[], Outs]:
     """The call of what `compiled` gives on the operands."""
     return functools.partial(function, **self.operands)

@@ -210,7 +210,7 @@ def of_short_rows(
   along = [p.m] * (not p.a.k_last) + [p.n] * (not p.b.k_last)
   launch = fit.short_launch
   if min(along, default=64) >= 64:
-    # What follows a product, XLA computes apart if it is not cut in parts.
+    # XLA has a kernel for the epilogue of a sum that is not cut in parts.
     if p.k >= 32 or _has_epilogue(p):
       return None
     launch = fit.one_step_launch
