@@ -175,7 +175,7 @@ class _Rows:
     most = most if to_end else arith.subi(most, past)
     most = arith.minsi(most, arith.muli(left, mlir.i32(self.size)))
     shift = arith.andi(piece, mlir.i32(VECTOR_BYTES - 1))
-    sources = self._sources(row, arith.subi(piece, shift))
+    sources = self._sources(row, piece, shift)
 
     def store_row(nth):
       above = arith.muli(nth, mlir.i32(step))
@@ -197,11 +197,11 @@ class _Rows:
     past_last = arith.addi(rows, mlir.i32(step - 1))
     mlir.for_each(arith.divui(past_last, mlir.i32(step)), store_row)
 
-  def _sources(self, row, first) -> list[Any]:
-    """Where a row's vector from a byte on lies, and the one after it."""
+  def _sources(self, row, piece, shift) -> list[Any]:
+    """Where the two vectors lie that a row's piece is put together of."""
     found, tile = [], mlir.Swizzle(self.row_bytes, self.row_bytes)
     for ahead in (0, VECTOR_BYTES):
-      column = arith.addi(first, mlir.i32(ahead))
+      column = arith.addi(arith.subi(piece, shift), mlir.i32(ahead))
       is_before = arith.cmpi(arith.CmpIPredicate.slt, column, mlir.i32(0))
       wrapped = arith.addi(column, mlir.i32(self.row_bytes))
       column = arith.select(is_before, wrapped, column)
