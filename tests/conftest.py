@@ -17,17 +17,6 @@ _LIMIT_S = 300
 _XLA_FLAGS = (
   "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
-# What shows something that depends on no JAX: modules that start so.
-_ANY_JAX = (
-  "test_docs",
-  "test_experiments_",
-  "test_harness_",
-  "test_ptx",
-  "test_roofline",
-  "test_traffic",
-  "test_tuning_cache",
-  "test_tuning_model",
-)
 
 
 def pytest_configure(config):
@@ -37,6 +26,7 @@ def pytest_configure(config):
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ.setdefault("XLA_FLAGS", _XLA_FLAGS)
     _import_for_triton()
+    _keep_compiled(config.rootpath / ".pytest_cache" / "jax")
   # A marker of its own where pytest-timeout, which declares it, is missing.
   config.addinivalue_line("markers", "timeout(seconds, method): time limit")
   try:
@@ -67,8 +57,8 @@ def pytest_collection_modifyitems(config, items):
   del config
   missing_gpu = None
   for item in items:
-    if item.path.name.startswith(_ANY_JAX):
-      item.add_marker(pytest.mark.any_jax)
+    if item.path.name.endswith("_lower.py"):
+      item.add_marker(pytest.mark.smoke)
     if item.get_closest_marker("timeout") is None:
       # From a thread: the main thread of a kernel that hangs in the
       # interpreter serves no signal.
@@ -79,9 +69,9 @@ def pytest_collection_modifyitems(config, items):
       if missing_gpu:
         item.add_marker(pytest.mark.skip(reason=missing_gpu))
     if item.get_closest_marker("aot") is not None:
-      from experiments.harness import compiled
+      from experiments.harness import compile_process
 
-      if reason := compiled.unavailable():
+      if reason := compile_process.unavailable():
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
@@ -113,6 +103,18 @@ def _import_for_triton() -> None:
   with contextlib.suppress(ImportError):
     import jaxlib.gpu_triton  # noqa: F401
   sys.path.remove(plugin)
+
+
+def _keep_compiled(folder: Path) -> None:
+  """Test processes share what XLA compiles, and so do later runs.
+
+  Programs that tests start do not: what they print may be about compiling.
+  """
+  import jax
+
+  jax.config.update("jax_compilation_cache_dir", str(folder))
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+  jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _asks_for_gpu(config) -> bool:

@@ -22,7 +22,6 @@ _XLA_FLAGS = (
 )
 
 
-@pytest.mark.any_jax  # the oldest has the meshes of test_ops_meshes
 @pytest.mark.parametrize(
   "names",
   ["mlp moe transformer", "linen linen_fused nnx nnx_fused", "equinox"],

@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
-from experiments.harness import compiled
+from experiments.harness import compile_process, compiled
 from pallas_gemm import hardware
 from pallas_gemm.ladder import LADDER, contract
 from tests.support import programs
@@ -132,7 +133,7 @@ def test_capture_without_a_file_or_a_stdout(capfd, monkeypatch):
   def full(*args):
     raise OSError("no space left")
 
-  for module, name in ((compiled.tempfile, "TemporaryFile"), (os, "dup")):
+  for module, name in ((tempfile, "TemporaryFile"), (os, "dup")):
     with monkeypatch.context() as patch:
       patch.setattr(module, name, full)
       with compiled.capture(H200) as found:
@@ -175,7 +176,7 @@ def describe(rung, gpu=H200):
 
 
 def test_where_nothing_compiles_a_line_says_so(monkeypatch):
-  monkeypatch.setattr(compiled, "unavailable", lambda: "no ptxas")
+  monkeypatch.setattr(compile_process, "unavailable", lambda: "no ptxas")
   assert describe(LADDER[0]) == ["machine code: not known here; no ptxas"]
   [line] = describe(LADDER[0], hardware.lookup("L4"))
   assert "not NVIDIA L4" in line
@@ -185,7 +186,7 @@ def test_a_kernel_that_does_not_compile_is_a_line(monkeypatch):
   def fails(*args, **kwargs):
     raise RuntimeError("x does not compile:\nptxas fatal: no such thing")
 
-  monkeypatch.setattr(compiled, "unavailable", lambda: None)
+  monkeypatch.setattr(compile_process, "unavailable", lambda: None)
   monkeypatch.setattr(compiled, "compile_rung", fails)
   [line] = describe(LADDER[0])
   assert line == "machine code: none; ptxas fatal: no such thing"
@@ -203,27 +204,33 @@ def test_a_rung_described():
 
 
 @pytest.mark.aot
-def test_no_such_rung_does_not_compile():
-  with pytest.raises(RuntimeError, match="does not compile"):
-    compiled.compile_rung("13", contract.Problem(64, 64, 64))
+def test_what_does_not_compile():
+  problem = contract.Problem(64, 64, 64)
+  before = compiled.compile_rung(1, problem)
+  with pytest.raises(RuntimeError, match=r"\(exit 1\):\nTraceback"):
+    compiled.compile_rung("13", problem)
+  with pytest.raises(RuntimeError, match=r"does not compile \(exit -6\)"):
+    compiled.compile_example("os:abort")
+  # One that was compiled before is compiled again, in a process without it.
+  assert compiled.compile_rung("1", problem) == before
 
 
 def test_the_plugin_is_for_processes_that_compile(monkeypatch, tmp_path):
-  monkeypatch.setattr(compiled, "_PLUGIN", tmp_path / "plugin")
-  monkeypatch.setattr(compiled, "_has_plugin", lambda: False)
-  assert compiled.unavailable().endswith("no CUDA plugin")
+  monkeypatch.setattr(compile_process, "_PLUGIN", tmp_path / "plugin")
+  monkeypatch.setattr(compile_process, "_has_plugin", lambda: False)
+  assert compile_process.unavailable().endswith("no CUDA plugin")
   (tmp_path / "plugin").mkdir()
   for before, after in (("", ""), ("/else", os.pathsep + "/else")):
     monkeypatch.setenv("PYTHONPATH", before)
-    found = compiled.environment()["PYTHONPATH"]
+    found = compile_process.environment()["PYTHONPATH"]
     assert found == f"{tmp_path / 'plugin'}{after}"
-  monkeypatch.setattr(compiled, "_has_plugin", lambda: True)
-  assert compiled.environment()["PYTHONPATH"] == "/else"
+  monkeypatch.setattr(compile_process, "_has_plugin", lambda: True)
+  assert compile_process.environment()["PYTHONPATH"] == "/else"
 
 
 @pytest.mark.aot
 def test_other_programs_do_not_hear_of_the_plugin():
-  if compiled._has_plugin():
+  if compile_process._has_plugin():
     pytest.skip("the plugin is in the environment itself")
   environment = {k: x for k, x in os.environ.items() if k != "JAX_PLATFORMS"}
   done = subprocess.run(

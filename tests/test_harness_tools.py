@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.any_jax
-
 
 def start(repository, name, *args):
   """A tool as a user starts it: (status, stdout, stderr)."""

@@ -41,7 +41,6 @@ def _exchange(specs, which: str, *args, **kwargs) -> blocks.Specs:
   return blocks.Specs(in_specs=(of["A"], of["B"], of["C"]), out_specs=of["C"])
 
 
-@pytest.mark.any_jax
 @each_rung
 def test_other_blocks_are_another_product(rung, monkeypatch):
   monkeypatch.setattr(hardware, "sm_count", lambda: 2)
@@ -97,7 +96,6 @@ def _covered(spec, points, shape) -> np.ndarray:
   return counts
 
 
-@pytest.mark.any_jax
 @each_rung
 @each_shape
 def test_blocks_cover_each_matrix_once(rung, shape):
@@ -116,7 +114,6 @@ def test_blocks_cover_each_matrix_once(rung, shape):
       assert out.index_map(i, j, k)[0] == row
 
 
-@pytest.mark.any_jax
 @each_rung
 @each_shape
 def test_a_grid_is_the_problem_in_blocks(rung, shape):
@@ -132,7 +129,6 @@ def test_a_grid_is_the_problem_in_blocks(rung, shape):
       assert rung.grid(problem, config) == tuple(map(pl.cdiv, shape, sizes))
 
 
-@pytest.mark.any_jax
 @each_rung
 @pytest.mark.parametrize("shape", [SHAPES[1], (999_999,) * 3], ids=str)
 def test_a_page_tells_of_grid_and_blocks(rung, shape):

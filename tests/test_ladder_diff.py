@@ -19,8 +19,6 @@ from pallas_gemm import ladder
 from pallas_gemm.ladder import LADDER
 from tests.support import programs
 
-pytestmark = pytest.mark.any_jax
-
 # Lines that are enough for most steps; what the larger ones need more for.
 MOST = 35
 LARGER = {

@@ -24,7 +24,6 @@ _FEW = hypothesis.settings(
 )
 
 
-@pytest.mark.any_jax
 @pytest.mark.timeout(600, method="thread")
 @pytest.mark.parametrize("rung", LADDER, ids=lambda r: r.name)
 def test_random_problems(rung):

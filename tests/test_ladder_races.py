@@ -73,7 +73,6 @@ def few_sms(monkeypatch):
   monkeypatch.setattr(hardware, "sm_count", lambda: 2)
 
 
-@pytest.mark.any_jax
 def test_a_clock_is_joined_as_one_step(monkeypatch):
   """Of an arrival while a thread joins a barrier's clock: both halves, or none.
 
@@ -98,7 +97,6 @@ def test_a_clock_is_joined_as_one_step(monkeypatch):
   assert barrier.generic_clock.clock == 1
 
 
-@pytest.mark.any_jax
 @pytest.mark.parametrize("rung", with_variants(), ids=lambda r: r.name)
 def test_free_of_races(rung):
   problem = _problem(rung)
@@ -123,7 +121,6 @@ def _parameter(rung: contract.Rung, bug: mutations.Bug):
   return pytest.param(rung, bug, id=f"{_key(bug)[0]}-{bug}", marks=marks)
 
 
-@pytest.mark.mutation
 @pytest.mark.parametrize(
   ("rung", "bug"), [_parameter(rung, bug) for rung, bug in BUGS]
 )

@@ -1,6 +1,5 @@
-"""bias and C of any shape that broadcasts to the result."""
+"""bias and C of any shape that broadcasts; alpha and beta of any kind."""
 
-import functools
 import itertools
 
 import jax
@@ -10,14 +9,17 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm import tuning
-from tests.support import products
+from tests.support import ops, products
 from tests.support.products import normal
 
-FLOATS, HALF = ("float32", "bfloat16", "float16"), ("bfloat16", "float16")
+A, B, C, BIAS = normal(4, 6), normal(6, 8), normal(4, 8), normal(8)
 # Small tiles, so that a small product has several.
-SMALL = tuning.Config(
-  block_m=64, block_n=64, block_k=64, stages=2, consumers=1, epilogue_n=64
-)
+SMALL = {
+  "implementation": "sm90",
+  "config": tuning.Config(
+    block_m=64, block_n=64, block_k=64, stages=2, consumers=1, epilogue_n=64
+  ),
+}
 
 
 def _broadcast(shape):
@@ -38,44 +40,51 @@ ADDED_TO = (
 def test_what_is_added_broadcasts(name, shapes):
   """Values and gradients are those of jnp, whatever the shape."""
   with jax.enable_x64(True):
-    a, b = (normal(*shape, dtype="float64") for shape in shapes)
+    a, b = (ops.n64(*shape) for shape in shapes)
+    how = {"activation": jnp.sin} | ({"beta": 0.5} if name == "c" else {})
 
-    def ours(a, b, v):
-      how = {"beta": 0.5} if name == "c" else {}
-      return pallas_gemm.matmul(a, b, **{name: v}, activation=jnp.sin, **how)
+    def step(f):
+      one = lambda a, b, v: f(a, b, **{name: v}, **how)  # noqa: E731
+      return jax.jit(lambda *x: ops.value_and_gradients(one, x))
 
-    def plain(a, b, v):
-      return jnp.sin(jnp.matmul(a, b) + (0.5 * v if name == "c" else v))
-
+    steps = [step(f) for f in (ops.dense, ops.plain)]
     for shape in _broadcast(jnp.matmul(a, b).shape):
-      v = normal(*shape, dtype="float64", seed=1)
-      got, want = (
-        jax.jit(lambda *x, f=f: (f(*x), jax.vjp(f, *x)[1](f(*x))))(a, b, v)
-        for f in (ours, plain)
-      )
+      got, want = (f(a, b, ops.n64(*shape, seed=1)) for f in steps)
       products.assert_same(got, want)
 
 
 def test_what_is_added_is_mapped():
   """Under vmap, each of them or the product, with the gradients' sums."""
   with jax.enable_x64(True):
-    x, c, bias = (normal(3, *s, dtype="float64") for s in ((4, 6), (4, 1), ()))
-    b = normal(6, 8, dtype="float64")
-    f = lambda x, c, v: pallas_gemm.matmul(x, b, bias=v, c=c)  # noqa: E731
-    plain = lambda x, c, v: x @ b + c + v  # noqa: E731
+    x, c, bias = (ops.n64(3, *shape) for shape in ((4, 6), (4, 1), ()))
+    b = ops.n64(6, 8)
     for axes in itertools.product((0, None), repeat=3):
       args = [v if i == 0 else v[0] for v, i in zip((x, c, bias), axes)]
       if any(axis == 0 for axis in axes):
-        maps = [jax.vmap(g, axes) for g in (f, plain)]
+        maps = [
+          jax.vmap(lambda x, c, v, f=f: f(x, b, bias=v, c=c), axes)
+          for f in (ops.dense, ops.plain)
+        ]
         got, want = (jax.vjp(g, *args)[1](g(*args)) for g in maps)
         products.assert_same(got, want)
 
 
+@pytest.mark.parametrize("shape", ((1, 8), (3, 1), (8,), (1, 1), ()), ids=str)
+def test_bias_of_groups_broadcasts(shape):
+  with jax.enable_x64(True):
+    x, w, bias = ops.n64(5, 6), ops.n64(3, 6, 8), ops.n64(*shape)
+    how = {"group_sizes": jnp.array([2, 0, 2]), "activation": jnp.sin}
+    f = lambda v: ops.grouped(x, w, v, **how)  # noqa: E731
+    full = lambda v: f(jnp.broadcast_to(v, (3, 8)))  # noqa: E731
+    got, want = (jax.vjp(g, bias)[1](g(bias)) for g in (f, full))
+    products.assert_same((f(bias), got), (full(bias), want))
+
+
 @pytest.mark.parametrize("number", (2, 0.5, np.float32(0.5)))
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16", "float16"))
 def test_numbers_are_added(dtype, number):
   """Without a change of the result's dtype; as arrays of no dimension."""
-  a, b = normal(4, 6, dtype=dtype), normal(6, 8, dtype=dtype)
+  a, b = A.astype(dtype), B.astype(dtype)
   out = pallas_gemm.matmul(a, b, bias=number, c=number)
   same = jnp.full((), number, "float32")
   want = pallas_gemm.matmul(a, b, bias=same, c=same)
@@ -92,40 +101,132 @@ def test_numbers_are_added(dtype, number):
   ids=str,
 )
 def test_sm90_adds_what_broadcasts(bias, c):
-  a, b = normal(2, 64, 64, dtype=HALF[0]), normal(64, 64, dtype=HALF[0])
-  bias, c = normal(*bias), normal(*c, dtype=HALF[0])
-  f = lambda bias, c: pallas_gemm.matmul(  # noqa: E731
-    a, b, bias=bias, c=c, implementation="sm90", config=SMALL
-  )
+  a, b = normal(2, 64, 64, dtype="bfloat16"), normal(64, 64, dtype="bfloat16")
+  bias, c = normal(*bias), normal(*c, dtype="bfloat16")
+  f = lambda bias, c: pallas_gemm.matmul(a, b, bias=bias, c=c, **SMALL)  # noqa: E731
   added = jnp.broadcast_to(bias + c, (2, 64, 64))
   products.assert_product(f(bias, c), a, b, c=added)
-  lowered = jax.jit(f).trace(bias, c).lower(lowering_platforms=("cuda",))
-  assert "mosaic_gpu" in lowered.as_text()
+  assert "mosaic_gpu" in ops.lowered(f, bias, c)
 
 
-@pytest.mark.parametrize("shape", ((1, 8), (3, 1), (8,), (1, 1), ()), ids=str)
-def test_bias_of_groups_broadcasts(shape):
-  with jax.enable_x64(True):
-    x, w = normal(5, 6, dtype="float64"), normal(3, 6, 8, dtype="float64")
-    bias, sizes = normal(*shape, dtype="float64"), jnp.array([2, 0, 2])
-    f = lambda v: pallas_gemm.ragged_dot(  # noqa: E731
-      x, w, sizes, bias=v, activation=jnp.sin
+# alpha and beta.
+
+# All the same number.
+TWO = (
+  *(2, 2.0, np.float32(2), np.float64(2), np.int8(2), np.array(2.0)),
+  *(jnp.array(2.0), jnp.array(2), jnp.array(2, jnp.bfloat16)),
+  jnp.asarray(2.0),  # weak
+)
+
+
+@pytest.mark.parametrize("two", TWO, ids=repr)
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+def test_any_real_number_scales(two, dtype):
+  a, b, c = (x.astype(dtype) for x in (A, B, C))
+  out = pallas_gemm.matmul(a, b, c=c, alpha=two, beta=two)
+  assert out.dtype == dtype and not out.weak_type
+  products.assert_product(out, a, b, c=c, alpha=2, beta=2)
+
+
+@pytest.mark.parametrize(
+  "two", (2, np.int8(2), np.array(2), jnp.array(2), jnp.array(2, "uint8"))
+)
+@pytest.mark.parametrize("dtype", ("int8", "int32", "uint8"))
+def test_integers_scale_integers(two, dtype):
+  a, b, c = (jnp.arange(16, dtype=dtype).reshape(4, 4) % k for k in (3, 4, 5))
+  out = pallas_gemm.matmul(a, b, c=c, alpha=two, beta=two)
+  assert out.dtype == dtype
+  want = 2 * np.matmul(a, b, dtype=int) + 2 * np.asarray(c, int)
+  np.testing.assert_array_equal(out, want)
+
+
+def test_complex_numbers_are_scaled():
+  a = A + 1j
+  for alpha in (2j, 2.0, jnp.array(2.0)):
+    out = pallas_gemm.matmul(a, B, alpha=alpha)
+    np.testing.assert_allclose(out, alpha * jnp.matmul(a, B), rtol=1e-5)
+
+
+@pytest.mark.parametrize("value", (0.0, -1.0, float("inf"), float("nan")))
+def test_an_array_is_like_a_number(value):
+  for name in ("alpha", "beta"):
+    number, array = (
+      pallas_gemm.matmul(A, B, c=C, bias=BIAS, **{name: x})
+      for x in (value, jnp.array(value))
     )
-    full = lambda v: f(jnp.broadcast_to(v, (3, 8)))  # noqa: E731
-    got, want = (jax.vjp(g, bias)[1](g(bias)) for g in (f, full))
-    products.assert_same((f(bias), got), (full(bias), want))
+    np.testing.assert_allclose(array, number, rtol=1e-6)
 
 
-def test_precision_of_gated_products():
-  x, w = normal(4, 6), normal(6, 8)
-  sizes = jnp.array([4])
-  for precision in (None, "highest"):
-    for f in (
-      lambda p: pallas_gemm.gated_matmul(x, w, w, precision=p),
-      lambda p: pallas_gemm.gated_ragged_dot(
-        x, w[None], w[None], sizes, precision=p
-      ),
-    ):
-      text = str(jax.make_jaxpr(functools.partial(f, precision))())
-      assert ("precision=None" in text) == (precision is None), text
-      assert ("HIGHEST" in text) == (precision == "highest"), text
+def _of_factors(alpha, beta, **how):
+  return pallas_gemm.matmul(A, B, c=C, alpha=alpha, beta=beta, **how)
+
+
+@pytest.mark.parametrize("axes", ((None, None), (0, None), (0, 0)), ids=str)
+def test_traced(axes):
+  given = jnp.array([0.5, 2.0]), jnp.array([1.5, 0.0])
+  args = [x if i == 0 else float(x[0]) for x, i in zip(given, axes)]
+  f = jax.jit(jax.vmap(_of_factors, axes) if 0 in axes else _of_factors)
+  for i, out in enumerate(f(*args) if 0 in axes else [f(*args)]):
+    alpha, beta = (x[i] if axis == 0 else x for x, axis in zip(args, axes))
+    products.assert_product(out, A, B, c=C, alpha=alpha, beta=beta)
+
+
+def test_traced_without_c():
+  with pytest.raises(ValueError, match=r"beta .*c is None"):
+    jax.jit(lambda beta: pallas_gemm.matmul(A, B, beta=beta))(1.0)
+
+
+def test_gradients_of_numbers_that_are_passed_as_such():
+  """A traced Python number has a weak type; so has its gradient."""
+  how = {"c": C, "bias": BIAS, "activation": jnp.tanh}
+  got, want = (
+    jax.grad(lambda x, y, f=f: f(A, B, alpha=x, beta=y, **how).sum(), (0, 1))(
+      0.5, 2.0
+    )
+    for f in (ops.dense, ops.plain)
+  )
+  for x, y in zip(got, want):
+    assert x.dtype == y.dtype and x.shape == () and x.weak_type == y.weak_type
+    np.testing.assert_allclose(x, y, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+def test_gradients_have_the_factors_dtype(dtype):
+  a, b, c = (x.astype("bfloat16") for x in (A, B, C))
+  f = lambda alpha, beta: ops.dense(  # noqa: E731
+    a, b, c=c, alpha=alpha, beta=beta, out_dtype="float32"
+  ).sum()
+  got = jax.grad(f, (0, 1))(jnp.array(0.5, dtype), jnp.array(2.0, dtype))
+  want = np.asarray(a, float) @ np.asarray(b, float), np.asarray(c, float)
+  for grad, term in zip(got, want):
+    assert grad.dtype == dtype and grad.shape == ()
+    np.testing.assert_allclose(float(grad), term.sum(), rtol=2e-2, atol=0.1)
+
+
+@pytest.mark.parametrize("activation", (None, jnp.tanh))
+def test_gradients_of_many_factors_of_one_product(activation):
+  """The product lacks the dimension that the factors have."""
+  alphas = jnp.array([0.5, 2.0, -1.0])
+
+  def loss(f):
+    one = lambda x: f(A, B, alpha=x, activation=activation)  # noqa: E731
+    return lambda alphas: jax.vmap(one)(alphas).sum()
+
+  got, want = (jax.grad(loss(f))(alphas) for f in (ops.dense, ops.plain))
+  np.testing.assert_allclose(got, want, rtol=1e-3)
+
+
+def test_factors_of_vectors():
+  x = normal(6)
+  f = lambda alpha: pallas_gemm.matmul(A, x, alpha=alpha)  # noqa: E731
+  products.assert_product(f(jnp.array(0.5))[:, None], A, x[:, None], alpha=0.5)
+  grad = jax.grad(lambda alpha: f(alpha).sum())(0.5)
+  np.testing.assert_allclose(grad, (A @ x).sum(), rtol=1e-4)
+
+
+def test_sm90_scales():
+  a, b = normal(64, 64, dtype="bfloat16"), normal(64, 64, dtype="bfloat16")
+  c, how = normal(64, 64, seed=1), SMALL | {"out_dtype": "float32"}
+  f = lambda x, y: pallas_gemm.matmul(a, b, c=c, alpha=x, beta=y, **how)  # noqa: E731
+  out = jax.jit(f)(0.5, jnp.array(2.0))
+  products.assert_product(out, a, b, c=c, alpha=0.5, beta=2.0)

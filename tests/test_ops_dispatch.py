@@ -1,6 +1,8 @@
-"""Which implementation runs, what is said about it, and what is never run."""
+"""Which implementation runs, on which device, and what is said about it."""
 
+import contextlib
 import threading
+import types
 
 from absl import logging
 import jax
@@ -10,13 +12,15 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from pallas_gemm import hardware, report, tuning
+from pallas_gemm import compat, hardware, report, tuning
+from pallas_gemm.kernels import triton_config
 from pallas_gemm.ops import implementations, invariance
-from tests.support import mistakes, products
+from tests.support import mistakes, ops, products
+from tests.support.ops import lowered
 from tests.support.products import normal
 
 A, B = normal(64, 64, dtype="bfloat16"), normal(64, 128, dtype="bfloat16")
-CONFIG = tuning.Config()
+KERNEL = {"config": tuning.Config()}
 
 
 @pytest.fixture(name="log")
@@ -53,28 +57,19 @@ def _stubs(monkeypatch):
   jax.clear_caches()
 
 
-def lowered(f, *args, platforms=("cuda",)) -> str:
-  return jax.jit(f).trace(*args).lower(lowering_platforms=platforms).as_text()
-
-
 def test_order_and_reasons(stubs, log):
   pallas_gemm.matmul(A, B, implementation=["triton", "sm90", "xla"])
   assert stubs == ["triton", "sm90"]
   (message,) = log
-  assert "runs on 'xla'" in message
-  assert "triton: triton is not in the mood; sm90: sm90 is" in message
-
-
-def test_refusal_by_all_lists_every_reason(stubs):
-  with pytest.raises(NotImplementedError) as error:
+  reasons = "triton: triton is not in the mood; sm90: sm90 is not in the mood"
+  assert "runs on 'xla'" in message and reasons in message
+  with pytest.raises(NotImplementedError, match=reasons):
     pallas_gemm.matmul(A, B, implementation=("triton", "sm90"))
-  assert stubs == ["triton", "sm90"]
-  assert "triton: triton is not" in str(error.value)
-  assert "sm90: sm90 is not" in str(error.value)
+  assert stubs == ["triton", "sm90"] * 2
 
 
 def test_defaults_of_platforms(stubs):
-  lowered(pallas_gemm.matmul, A, B, platforms=("cpu",))
+  lowered(pallas_gemm.matmul, A, B, platform="cpu")
   assert stubs == []
   lowered(pallas_gemm.matmul, A, B)
   assert stubs == ["sm90"]
@@ -99,53 +94,30 @@ def test_logs_once(log):
   assert len(log) == 2 and "+ activation" in log[1]
 
 
-REFUSED_BY_SM90 = (
-  ("float32", {}, "operands must be bfloat16 or float16"),
-  ("bfloat16", {"precision": "TF32_TF32_F32"}, "precision"),
+REFUSED = (
+  ("sm90", {"precision": "TF32_TF32_F32"}, "precision"),
+  ("triton", {"transpose_a": True}, "no transposed operand"),
+  ("triton", {"activation": jnp.tanh}, "no activation"),
+  ("triton", {"bias": normal(128)}, "no bias"),
+  ("triton", {"out_dtype": "float32"}, "one dtype"),
+  ("triton", {}, "CUDA or ROCm"),
 )
 
 
-@pytest.mark.parametrize(("dtype", "keywords", "reason"), REFUSED_BY_SM90)
-def test_what_sm90_refuses(dtype, keywords, reason):
-  with pytest.raises(NotImplementedError, match=f"sm90: .*{reason}"):
-    pallas_gemm.matmul(
-      A.astype(dtype), B.astype(dtype), implementation="sm90", **keywords
-    )
+@pytest.mark.parametrize(("name", "keywords", "reason"), REFUSED)
+def test_what_is_refused(name, keywords, reason):
+  with pytest.raises(NotImplementedError, match=f"{name}: .*{reason}"):
+    pallas_gemm.matmul(A, B, implementation=name, **keywords)
 
 
-def test_sm90_refuses_other_gpus():
+def test_sm90_refuses_other_dtypes_and_gpus():
+  f = lambda a, b: pallas_gemm.matmul(a, b, implementation="sm90")  # noqa: E731
+  reason = "sm90: operands must be bfloat16 or float16"
+  with pytest.raises(NotImplementedError, match=reason):
+    f(A.astype("float32"), B.astype("float32"))
   with hardware.assume("A100-SXM4-80GB"):
     with pytest.raises(NotImplementedError, match=r"capability 9\.0"):
-      f = jax.jit(lambda a, b: pallas_gemm.matmul(a, b, implementation="sm90"))
-      f.trace(A, B).lower(lowering_platforms=("cuda",))
-    assert "mosaic_gpu" not in lowered(pallas_gemm.matmul, A, B)
-
-
-@pytest.mark.parametrize(
-  "precision", (None, "highest", "fastest", "BF16_BF16_F32"), ids=str
-)
-def test_precisions_that_are_the_same(precision):
-  text = lowered(
-    lambda a, b: pallas_gemm.matmul(a, b, precision=precision, config=CONFIG),
-    A,
-    B,
-  )
-  assert "mosaic_gpu" in text
-
-
-REFUSED_BY_TRITON = (
-  ({"transpose_a": True}, "no transposed operand"),
-  ({"activation": jnp.tanh}, "no activation"),
-  ({"bias": normal(128)}, "no bias"),
-  ({"out_dtype": "float32"}, "one dtype"),
-  ({}, "CUDA or ROCm"),
-)
-
-
-@pytest.mark.parametrize(("keywords", "reason"), REFUSED_BY_TRITON)
-def test_what_triton_refuses(keywords, reason):
-  with pytest.raises(NotImplementedError, match=f"triton: .*{reason}"):
-    pallas_gemm.matmul(A, B, implementation="triton", **keywords)
+      lowered(f, A, B)
 
 
 # Ahead of time, for a GPU that this machine does not have.
@@ -154,29 +126,26 @@ def test_what_triton_refuses(keywords, reason):
 @pytest.mark.parametrize(
   "keywords",
   (
-    {},
     {"activation": jax.nn.gelu, "bias": normal(128)},
     {"c": normal(64, 128), "beta": 0.5},
     {"out_dtype": "float32"},
+    *({"precision": x} for x in (None, "highest", "fastest", "BF16_BF16_F32")),
   ),
-  ids=("plain", "activation", "c", "float32"),
+  ids=str,
 )
 def test_lowers_for_cuda(keywords):
+  """Whatever the precision is, and with wide indices too."""
   config = tuning.Config(epilogue_n=32, stages=3)
   f = lambda a, b: pallas_gemm.matmul(a, b, config=config, **keywords)  # noqa: E731
-  text = lowered(f, A, B)
-  assert "mosaic_gpu" in text and "dot_general" not in text
-  assert "mosaic_gpu" not in lowered(f, A, B, platforms=("cpu",))
-
-
-def test_lowers_for_cuda_with_wide_indices():
-  with jax.enable_x64(True):
-    f = lambda a, b: pallas_gemm.matmul(a, b, config=CONFIG)  # noqa: E731
-    assert "mosaic_gpu" in lowered(f, A, B)
+  for wide in (False, True):
+    with jax.enable_x64(wide):
+      text = lowered(f, A, B)
+      assert "mosaic_gpu" in text and "dot_general" not in text
+  assert "mosaic_gpu" not in lowered(f, A, B, platform="cpu")
 
 
 def test_exports_for_both_platforms():
-  f = jax.jit(lambda a, b: pallas_gemm.matmul(a, b, config=CONFIG))
+  f = jax.jit(lambda a, b: pallas_gemm.matmul(a, b, **KERNEL))
   exported = export.export(f, platforms=("cpu", "cuda"))(A, B)
   assert "mosaic_gpu" in exported.mlir_module()
   again = export.deserialize(exported.serialize())
@@ -313,3 +282,123 @@ def test_a_new_config_is_used_from_the_next_call_on(monkeypatch):
     monkeypatch.setattr(tuning, "generation", lambda g=generation: g)
     pallas_gemm.matmul(A, B)
   assert len(traced) == 2
+
+
+# No op raises because of its device: XLA's product runs.
+
+# As JAX describes the GPU of a machine, and what `explain` says of it. A name
+# alone is all that an abstract device has; "unknown" is one that tells nothing.
+DEVICES = {
+  "T4": ("Tesla T4", "gpu", "7.5", "capability 9.0, the Tesla T4 has 7.5"),
+  "V100": (
+    "Tesla V100",
+    "gpu",
+    "7.0",
+    "capability 9.0, the Tesla V100 has 7.0",
+  ),
+  "A100": (
+    *("NVIDIA A100-SXM4-80GB", "gpu", "8.0"),
+    "capability 9.0, the NVIDIA A100-SXM4-80GB has 8.0",
+  ),
+  "MI300X": (
+    *("AMD Instinct MI300X", "gpu", "gfx942"),
+    "needs an NVIDIA GPU, this is for AMD Instinct MI300X",
+  ),
+  "rocm": (
+    *("strange", "rocm", "gfx90a"),
+    "needs an NVIDIA GPU, this is for strange",
+  ),
+  "unknown": (
+    *("strange", "gpu", None),
+    "capability 9.0, the strange has none that is known",
+  ),
+}
+OPS = {
+  name: op._replace(dtype="bfloat16").of(**dict.fromkeys("mnk", 256))
+  for name, op in (ops.ACTIVATED | ops.DROP_INS).items()
+}
+
+
+@contextlib.contextmanager
+def pretend(monkeypatch, name, how="default"):
+  """As if JAX's device, or the one that is traced for, were such a GPU."""
+  kind, platform, capability, _ = DEVICES[name]
+  known = {"platform": platform, "device_kind": kind, "core_count": 40}
+  if capability is not None:
+    known["compute_capability"] = capability
+  jax.clear_caches()
+  with contextlib.ExitStack() as stack:
+    if how == "default":
+      device = types.SimpleNamespace(**known)
+      patch = stack.enter_context(monkeypatch.context())
+      patch.setattr(compat, "target_device", lambda: device)
+    else:
+      abstract = jax.sharding.AbstractDevice(
+        device_kind=kind, platform=platform, num_cores=40
+      )
+      mesh = jax.sharding.AbstractMesh((), (), abstract_device=abstract)
+      stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
+    yield
+  jax.clear_caches()
+
+
+def _with_gradients(f, *args):
+  out, pullback = jax.vjp(f, *args)
+  return [out, *pullback(jnp.ones_like(out))]
+
+
+@ops.each(OPS)
+def test_results_and_gradients_are_xlas(op, monkeypatch):
+  want = _with_gradients(op.ours, *op.args())
+  for name in DEVICES:
+    with pretend(monkeypatch, name):
+      got = _with_gradients(op.ours, *op.args())
+    for x, y in zip(got, want, strict=True):
+      np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("how", ("default", "abstract"))
+@pytest.mark.parametrize("name", DEVICES)
+def test_what_is_lowered_for_cuda(name, how, monkeypatch):
+  """Ahead of time too, where the device only has a name."""
+  for op in OPS.values():
+    with pretend(monkeypatch, name, how):
+      text = lowered(lambda *x: _with_gradients(op.ours, *x), *op.args())  # noqa: B023
+    assert "mosaic_gpu" not in text
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_what_is_said_of_other_devices(name, monkeypatch):
+  """By `explain`, of batch invariance and of tuning."""
+  said = []
+  monkeypatch.setattr(report, "warn_once", said.append)
+  for op in OPS.values():
+    with pretend(monkeypatch, name):
+      for platform in (None, "cuda"):
+        found = pallas_gemm.explain(op.ours, *op.args(), platform=platform)
+        for ran in found.products:
+          assert ran.implementation == "xla"
+          assert ran.why.startswith("sm90: ")
+          assert ran.why.endswith(DEVICES[name][3])
+        assert found.products
+      with pallas_gemm.batch_invariant():
+        op.ours(*op.args())
+  assert len(said) >= len(OPS)
+  assert all("has no effect here" in text for text in said)
+  with pretend(monkeypatch, name):
+    with pytest.raises(RuntimeError, match=r"tuning needs .*9\.0"):
+      pallas_gemm.autotune(pallas_gemm.matmul, A, B)
+    # Triton asks the driver of GPUs that it has no numbers for.
+    assert (triton_config.current_gpu() is None) == (name != "A100")
+
+
+def test_lowered_for_cuda_where_the_machines_gpu_is_amds(monkeypatch):
+  """As on a machine without a GPU: for the Hopper that is the default."""
+  here = types.SimpleNamespace(
+    platform="gpu", device_kind="gfx942", compute_capability="gfx942"
+  )
+  large = [jnp.zeros((4096, 4096), "bfloat16")] * 2
+  traced = jax.jit(pallas_gemm.matmul).trace(*large)
+  monkeypatch.setattr(jax, "devices", lambda: [here])
+  text = traced.lower(lowering_platforms=("cuda",)).as_text()
+  assert "mosaic_gpu" in text

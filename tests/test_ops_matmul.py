@@ -11,7 +11,7 @@ import pytest
 import pallas_gemm
 from pallas_gemm import numerics, tuning
 from pallas_gemm.ops import sm90
-from tests.support import products
+from tests.support import ops, products
 from tests.support.calls import Call
 from tests.support.products import normal
 
@@ -76,29 +76,22 @@ def test_values(call):
   call.assert_right(call(x), x)
 
 
-@pytest.mark.parametrize(
-  "shapes",
-  (((6,), (6,)), ((6,), (6, 4)), ((3, 6), (6,)), ((6,), (2, 6, 4))),
-  ids=str,
-)
-def test_vectors(shapes):
-  a, b = normal(*shapes[0]), normal(*shapes[1])
-  out = pallas_gemm.matmul(a, b)
-  assert out.shape == jnp.matmul(a, b).shape
+VECTORS = ((6,), (6,)), ((6,), (6, 4)), ((3, 6), (6,)), ((6,), (2, 6, 4))
+
+
+@pytest.mark.parametrize("shapes", VECTORS, ids=str)
+@pytest.mark.parametrize("with_c", BOTH)
+def test_vectors(shapes, with_c):
+  a, b = (normal(*shape) for shape in shapes)
+  want = jnp.matmul(a, b).shape
+  c = normal(*want, seed=1) if with_c else None
+  out = pallas_gemm.matmul(a, b, c=c)
+  assert out.shape == want
   two_a = a[None] if a.ndim == 1 else a
   two_b = b[:, None] if b.ndim == 1 else b
   shape = np.matmul(two_a, two_b).shape
-  products.assert_product(out.reshape(shape), two_a, two_b)
-
-
-def test_c_of_vectors():
-  a, b = normal(3, 6), normal(6)
-  out = pallas_gemm.matmul(a, b, c=normal(3))
-  products.assert_product(out[:, None], a, b[:, None], c=normal(3)[:, None])
-  out = pallas_gemm.matmul(b, b, c=normal(1)[0])
-  products.assert_product(
-    out[None, None], b[None], b[:, None], c=normal(1)[None]
-  )
+  c = None if c is None else c.reshape(shape)
+  products.assert_product(out.reshape(shape), two_a, two_b, c=c)
 
 
 def test_gates_of_a_vector():
@@ -139,13 +132,6 @@ def test_complex():
   np.testing.assert_array_equal(out, jnp.matmul(a, b) * 2j)
 
 
-def test_float64():
-  with jax.enable_x64(True):
-    a, b = normal(4, 9, dtype="float64"), normal(9, 5, dtype="float64")
-    out = pallas_gemm.matmul(a, b, activation=jnp.tanh)
-    products.assert_same(out, jnp.tanh(a @ b))
-
-
 def test_mixed_dtypes_are_promoted():
   a, b = normal(4, 9, dtype="bfloat16"), normal(9, 5)
   out = pallas_gemm.matmul(a, b)
@@ -162,25 +148,20 @@ def test_no_epilogue_is_one_dot_general(platform, dtype):
   """What runs is what jnp.dot would run, and nothing else."""
   a, b = normal(64, 64, dtype=dtype), normal(64, 64, dtype=dtype)
   f = lambda a, b: pallas_gemm.matmul(a, b, implementation="xla")  # noqa: E731
-  traced = jax.jit(f).trace(a, b)
-  text = traced.lower(lowering_platforms=(platform,)).as_text()
+  text = ops.lowered(f, a, b, platform=platform)
   assert text.count("stablehlo.dot_general") == 1
   for operation in ("transpose", "convert", "broadcast", "multiply"):
     assert f"stablehlo.{operation}" not in text
 
 
-@pytest.mark.parametrize(
-  "shapes",
-  [
-    ((1, 64), (64, 32)),
-    ((32, 64), (64, 1)),
-    ((64,), (64, 32)),
-    ((3, 1, 64), (3, 64, 32)),
-    ((64,), (64,)),
-  ],
-  ids=str,
+OF_A_VECTOR = (
+  *(((1, 64), (64, 32)), ((32, 64), (64, 1)), ((64,), (64, 32))),
+  *(((3, 1, 64), (3, 64, 32)), ((64,), (64,))),
 )
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+
+
+@pytest.mark.parametrize("shapes", OF_A_VECTOR, ids=str)
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
 def test_products_of_a_vector_are_not_rounded(shapes, dtype):
   """As XLA for GPUs does where it is asked for sums of 16 bits."""
   a, b = (normal(*shape, dtype=dtype) for shape in shapes)
@@ -201,16 +182,16 @@ def test_rounded_products_are_beyond_the_bound():
   assert ratios[0] > ratios[1] > 5
 
 
-def test_precision_is_passed_on():
-  a, b = normal(4, 9), normal(9, 5)
-  for precision in ("highest", jax.lax.Precision.HIGHEST):
-    lowered = jax.jit(
-      lambda a, b, p=precision: pallas_gemm.matmul(a, b, precision=p)
-    ).lower(a, b)
-    assert "precision = [HIGHEST, HIGHEST]" in lowered.as_text()
+@pytest.mark.parametrize("precision", ("highest", jax.lax.Precision.HIGHEST))
+@pytest.mark.parametrize("op", (ops.MATMUL, ops.GATED), ids=("one", "gated"))
+def test_precision_is_passed_on(op, precision):
+  args, wanted = op.args(dtype="float32"), "precision = [HIGHEST, HIGHEST]"
+  f = op.given(precision=precision).ours
+  count = len(args) - 1
+  assert ops.lowered(f, *args, platform="cpu").count(wanted) == count
+  assert wanted not in ops.lowered(op.ours, *args, platform="cpu")
   with jax.default_matmul_precision("highest"):
-    lowered = jax.jit(lambda a, b: pallas_gemm.matmul(a, b)).trace(a, b)
-  assert "precision = [HIGHEST, HIGHEST]" in lowered.lower().as_text()
+    assert ops.lowered(op.ours, *args, platform="cpu").count(wanted) == count
 
 
 def test_factors_of_zero_read_nothing():
@@ -253,23 +234,12 @@ HALF = ("bfloat16",)
 EPILOGUE = {"c_dtype": HALF, "bias": "m", "activation": (jnp.tanh,)}
 # A column is computed transposed: TMA addresses none.
 COLUMNS = each(70, 1, 40, (((), ()), ((3,), (3,))), **EPILOGUE, **FLAGS)
+SILU = {"activation": (jax.nn.silu,)}
+SCALED = {"alpha": (0.5,), "beta": (2.0,), "bias_dtype": HALF, "c_dtype": HALF}
 SMALL_TILES = [
-  *each(
-    *(80, 72, 128),
-    bias="n",
-    bias_dtype=HALF,
-    c_dtype=HALF,
-    activation=(jax.nn.silu,),
-    alpha=(0.5,),
-    beta=(2.0,),
-    **FLAGS,
-  )[::3],  # neither is stored transposed, or both are
-  *each(
-    *(64, 64, 64, (((2,), (2,)),)),
-    dtype=("float16",),
-    gated=(True,),
-    activation=(jax.nn.silu,),
-  ),
+  # Neither is stored transposed, or both are.
+  *each(80, 72, 128, bias="n", **SCALED, **SILU, **FLAGS)[::3],
+  *each(*(64, 64, 64, BATCHES[3:4]), dtype=FLOATS[2:], gated=(True,), **SILU),
 ]
 
 

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from experiments.harness import compiled
+from experiments.harness import compile_process
 from tests.support import mesh_compile
 
 # What a device has of M, N and K; of the groups it has all.
@@ -153,7 +153,7 @@ def _printed(example: str, mode: str, xla_flags: str = "") -> str:
   done = subprocess.run(
     [sys.executable, "-m", "tests.support.mesh_compile", example, mode],
     cwd=Path(__file__).parent.parent,
-    env=compiled.environment() | {"XLA_FLAGS": xla_flags},
+    env=compile_process.environment() | {"XLA_FLAGS": xla_flags},
     capture_output=True,
     text=True,
   )

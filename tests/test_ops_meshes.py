@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.support import mesh_calls, mesh_cases, mesh_checks, oldest
+from tests.support import mesh_calls, mesh_cases, mesh_checks
 
 _SHARDS = 6
 # The programs run once, so compiling them well is time lost.
@@ -22,12 +22,11 @@ _XLA_FLAGS = (
 )
 
 
-@pytest.mark.parametrize("shard", oldest.half(range(_SHARDS)))
+@pytest.mark.parametrize("shard", range(_SHARDS))
 def test_as_jax_has_it(shard):
   run(f"--shard={shard}/{_SHARDS}")
 
 
-@pytest.mark.any_jax
 def test_reference():
   """The checks hold for jnp itself; a part of them shows it."""
   run("--arms=reference", "--shard=0/24")

@@ -21,6 +21,8 @@ from tests.support.ragged import Case
 SMALL = tuning.Config(
   block_m=64, block_n=64, block_k=64, stages=2, consumers=1, epilogue_n=64
 )
+FEW = Case(m=9, n=4, k=3, sizes=(2, 3))
+SEVERAL = Case(m=20, n=7, k=5, sizes=(3, 4, 0, 6), groups=2, offset=1)
 
 
 def check(case: Case, seed: int = 0, **options) -> None:
@@ -59,10 +61,6 @@ def compiled(case: Case, options):
   return step
 
 
-def assert_same_bits(got, want) -> None:
-  jax.tree.map(np.testing.assert_array_equal, got, want)
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_random(seed):
   check(ragged.draw(seed), seed)
@@ -93,17 +91,13 @@ def test_sizes(name):
 @pytest.mark.parametrize("offset", (-3, 0, 1, 2, 9))
 def test_offsets(offset):
   """One that leaves fewer than G groups is cut off."""
-  sizes = (3, 4, 0, 6)
-  check(Case(m=20, n=7, k=5, sizes=sizes, offset=offset, groups=2, bias=True))
+  check(dataclasses.replace(SEVERAL, offset=offset, bias=True))
 
 
 def test_offset_of_one_entry():
-  case = Case(m=20, n=7, k=5, sizes=(3, 4, 6), offset=1, groups=2)
-  x = case.operands()
-  sizes = jnp.asarray(case.sizes)
+  x, sizes = SEVERAL.operands(), jnp.asarray(SEVERAL.sizes)
   for offset in (jnp.array([1]), jnp.uint8(1), np.int64(1)):
-    out = pallas_gemm.ragged_dot(**x, group_sizes=sizes, group_offset=offset)
-    case.assert_right(out, x)
+    SEVERAL.assert_right(SEVERAL(x, sizes, offset), x)
 
 
 def test_many_groups():
@@ -134,35 +128,14 @@ def test_wide_integers():
 @pytest.mark.parametrize("dtype", ragged.DTYPES)
 @pytest.mark.parametrize("activation", products.ACTIVATIONS)
 def test_epilogues(dtype, activation):
-  case = Case(
-    m=20,
-    n=7,
-    k=30,
-    sizes=(3, 0, 9, 4),
-    dtype=dtype,
-    activation=activation,
-    bias=True,
-  )
-  x = case.operands()
-  case.assert_right(case(x), x)
-
-
-@pytest.mark.parametrize("dtype", ragged.DTYPES)
-@pytest.mark.parametrize("activation", (jax.nn.silu, jax.nn.gelu))
-def test_gated(dtype, activation):
-  case = Case(
-    m=20,
-    n=7,
-    k=30,
-    sizes=(3, 0, 9, 4),
-    groups=3,
-    offset=1,
-    dtype=dtype,
-    activation=activation,
-    gated=True,
-  )
-  x = case.operands()
-  case.assert_right(case(x), x)
+  """And those of gated products, of some of the groups."""
+  how = {"m": 20, "n": 7, "k": 30, "dtype": dtype, "activation": activation}
+  for case in (
+    Case(**how, sizes=(3, 0, 9, 4), bias=True),
+    Case(**how, sizes=(3, 0, 9, 4), groups=3, offset=1, gated=True),
+  ):
+    x = case.operands()
+    case.assert_right(case(x), x)
 
 
 def test_rows_of_no_group_are_zeros_whatever_the_epilogue():
@@ -200,20 +173,17 @@ def test_other_numbers():
 
 
 def test_mixed_dtypes_are_promoted():
-  case = Case(m=9, n=4, k=3, sizes=(2, 3))
-  x = case.operands()
+  x = FEW.operands()
   x["lhs"] = x["lhs"].astype("bfloat16")
-  case.assert_right(case(x), x | {"lhs": x["lhs"].astype("float32")})
+  FEW.assert_right(FEW(x), x | {"lhs": x["lhs"].astype("float32")})
 
 
-def test_precision_is_passed_on():
-  x = Case(m=9, n=4, k=3, sizes=(2, 3)).operands()
-  f = jax.jit(
-    lambda lhs, rhs: pallas_gemm.ragged_dot(
-      lhs, rhs, jnp.array([2, 3]), "highest"
-    )
-  )
-  assert "precision = [HIGHEST, HIGHEST]" in f.lower(**x).as_text()
+@pytest.mark.parametrize("gated", (False, True))
+def test_precision_is_passed_on(gated):
+  case = dataclasses.replace(FEW, gated=gated, activation=jnp.tanh)
+  f = functools.partial(case, precision="highest")
+  text = jax.jit(f).lower(case.operands()).as_text()
+  assert text.count("precision = [HIGHEST, HIGHEST]") == 1 + gated
 
 
 # Nothing to multiply.
@@ -245,7 +215,8 @@ def test_same_inputs_same_bits():
   x, ct = case.operands(), cotangent(case)
   first = derivatives(case, x, ct)
   for _ in range(3):
-    assert_same_bits(derivatives(case, x, ct), first)
+    again = derivatives(case, x, ct)
+    jax.tree.map(np.testing.assert_array_equal, again, first)
 
 
 # The Hopper kernel, interpreted.
@@ -257,45 +228,29 @@ def _few_sms(monkeypatch):
   problems.assume_sms(monkeypatch, 2)
 
 
-SM90 = {
-  "bias": Case(m=40, n=42, k=64, sizes=(9, 0, 24), dtype="bfloat16", bias=True),
-  "offset": Case(
-    m=40,
-    n=64,
-    k=72,
-    sizes=(5, 22, 9),
-    offset=1,
-    groups=1,
-    dtype="float16",
-    out_dtype="float32",
-    transpose=True,
-  ),
-}
+PART = {"offset": 1, "groups": 1, "transpose": True}
+PART |= {"dtype": "float16", "out_dtype": "float32"}
 
 
 @pytest.mark.usefixtures("few_sms")
-@pytest.mark.parametrize("name", SM90)
-def test_sm90(name):
-  case = SM90[name]
-  x, ct = case.operands(), cotangent(case)
-  out, gradients = derivatives(case, x, ct, implementation="sm90")
-  case.assert_right(out, x)
-  case.assert_gradients(gradients, ct, x)
+@pytest.mark.parametrize(
+  "case",
+  (
+    Case(m=40, n=42, k=64, sizes=(9, 0, 24), dtype="bfloat16", bias=True),
+    Case(m=40, n=64, k=72, sizes=(5, 22, 9), **PART),
+  ),
+  ids=("bias", "offset"),
+)
+def test_sm90(case):
+  check(case, implementation="sm90")
 
 
 @pytest.mark.usefixtures("few_sms")
 @pytest.mark.parametrize("gated", (False, True))
 def test_sm90_epilogues(gated):
-  case = Case(
-    m=72,
-    n=64,
-    k=64,
-    sizes=(9, 0, 33, 20),
-    dtype="bfloat16",
-    activation=jax.nn.silu,
-    bias=not gated,
-    gated=gated,
-  )
+  sizes, how = (9, 0, 33, 20), {"gated": gated, "bias": not gated}
+  how |= {"dtype": "bfloat16", "activation": jax.nn.silu}
+  case = Case(m=72, n=64, k=64, sizes=sizes, **how)
   x = case.operands()
   out = case(x, implementation="sm90", config=SMALL)
   case.assert_right(out, x)

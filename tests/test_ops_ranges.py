@@ -1,56 +1,46 @@
 """Operands and results of other ranges than sums and cotangents have."""
 
+import functools
+
 import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pallas_gemm
+from tests.support import ops
 from tests.support.products import normal
 
 SIZES = jnp.array([24, 0, 40])
 ROWS, K, N = 64, 32, 16
+KERNEL = {"implementation": "sm90"}
+FLOAT32 = {"preferred_element_type": jnp.float32}
 
 
 def _einsum(x, w):
-  return jnp.einsum(
-    "mk,kn->mn",
-    x,
-    w,
-    preferred_element_type=jnp.float32,
-    _dot_general=pallas_gemm.dot_general,
+  how = {"_dot_general": pallas_gemm.dot_general} | FLOAT32
+  return jnp.einsum("mk,kn->mn", x, w, **how)
+
+
+def _transposed(x, w, **how):
+  return ops.grouped(
+    x, w.mT, group_sizes=SIZES, transpose_rhs=True, **FLOAT32, **how
   )
 
 
 # By name: of x [64, 32] and w [32, 16], or one for each group, in float32.
 WIDE = {
-  "matmul": lambda x, w, **how: pallas_gemm.matmul(
-    x, w, out_dtype="float32", **how
+  "matmul": functools.partial(ops.dense, out_dtype="float32"),
+  "activation": functools.partial(
+    ops.dense, out_dtype="float32", activation=jax.nn.relu
   ),
-  "activation": lambda x, w, **how: pallas_gemm.matmul(
-    x, w, out_dtype="float32", activation=jax.nn.relu, **how
-  ),
-  "dot_general": lambda x, w: pallas_gemm.dot_general(
-    x, w, preferred_element_type=jnp.float32
-  ),
+  "dot_general": functools.partial(pallas_gemm.dot_general, **FLOAT32),
   "einsum": _einsum,
-  "ragged_dot": lambda x, w, **how: pallas_gemm.ragged_dot(
-    x, w, SIZES, preferred_element_type=jnp.float32, **how
-  ),
-  "ragged_dot transposed": lambda x, w, **how: pallas_gemm.ragged_dot(
-    x,
-    w.mT,
-    SIZES,
-    preferred_element_type=jnp.float32,
-    transpose_rhs=True,
-    **how,
-  ),
+  "ragged_dot": functools.partial(ops.grouped, group_sizes=SIZES, **FLOAT32),
+  "ragged_dot transposed": _transposed,
 }
-KERNEL = {"implementation": "sm90"}
-WAYS = [(name, {}) for name in WIDE] + [
-  (name, KERNEL) for name in WIDE if name not in ("dot_general", "einsum")
-]
+WAYS = [(name, {}) for name in WIDE]
+WAYS += [(x, KERNEL) for x in WIDE if x not in ("dot_general", "einsum")]
 
 
 def _reference(name, x, w, ct):
@@ -73,7 +63,7 @@ def test_cotangents_outside_of_float16(name, how, cotangent, x):
   shape = (3, K, N) if "ragged" in name else (K, N)
   x = jnp.full((ROWS, K), x, jnp.float16)
   w = jnp.full(shape, 0.5, jnp.float16)
-  out, vjp = jax.vjp(lambda x, w: WIDE[name](x, w, **how), x, w)
+  out, vjp = jax.vjp(functools.partial(WIDE[name], **how), x, w)
   assert out.dtype == "float32"
   ct = cotangent * (1 + normal(ROWS, N) / 8)
   for got, want in zip(vjp(ct), _reference(name, x, w, ct)):
@@ -99,57 +89,50 @@ def _small(v):
   return jax.nn.silu(v) * 1e-3
 
 
+def _of_groups(f):
+  """A grouped op of two groups, of which the second has no rows."""
+  return lambda x, *w, **how: f(
+    x, *[jnp.stack([v, v]) for v in w], jnp.array([len(x), 0]), **how
+  )
+
+
+# Ops, and what w is divided by in each of their products.
 ARGUMENTS = {
-  "matmul": lambda x, w, how: pallas_gemm.matmul(
-    x, w, activation=_small, **how
-  ),
-  "gated_matmul": lambda x, w, how: pallas_gemm.gated_matmul(
-    x, w, w / 1e4, activation=_small, **how
-  ),
-  "up": lambda x, w, how: pallas_gemm.gated_matmul(
-    x, w / 1e4, w, activation=_small, **how
-  ),
-  "ragged_dot": lambda x, w, how: pallas_gemm.ragged_dot(
-    x, w[None], jnp.array([len(x)]), activation=_small, **how
-  ),
-  "gated_ragged_dot": lambda x, w, how: pallas_gemm.gated_ragged_dot(
-    x, w[None], w[None] / 1e4, jnp.array([len(x)]), activation=_small, **how
-  ),
+  "matmul": (pallas_gemm.matmul, [1]),
+  "gated_matmul": (pallas_gemm.gated_matmul, [1, 1e4]),
+  "up": (pallas_gemm.gated_matmul, [1e4, 1]),
+  "ragged_dot": (_of_groups(pallas_gemm.ragged_dot), [1]),
+  "gated_ragged_dot": (_of_groups(pallas_gemm.gated_ragged_dot), [1, 1e4]),
 }
-
-
-def _of_arguments(name, x, w):
-  """The same in the operands' own dtype, of which there is room enough."""
-  dot = lax.dot_general
-  numbers = (((1,), (0,)), ((), ()))
-  small = (w / 1e4).astype("float16").astype(w.dtype)
-  gate = dot(x, small if name == "up" else w, numbers)
-  if "gated" in name:
-    return _small(gate) * dot(x, small, numbers)
-  return _small(gate) * (dot(x, w, numbers) if name == "up" else 1)
 
 
 @pytest.mark.parametrize("how", ({}, KERNEL), ids=str)
 @pytest.mark.parametrize("mode", ("grad", "jvp", "vmap"))
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_arguments_of_activations_outside_of_float16(name, mode, how):
-  x = jnp.full((1, 8), 100, jnp.float16)
-  w = jnp.full((8, 16), 200, jnp.float16)
+  """As in float32, of which there is room enough."""
+  x, w = jnp.full((1, 8), 100, jnp.float16), jnp.full((8, 16), 200, jnp.float16)
+  op, parts = ARGUMENTS[name]
 
-  def loss(f):
-    return lambda x, w: f(x, w).astype(jnp.float32).sum()
+  def ours(x, w):
+    weights = [w / part for part in parts]
+    out = op(x, *weights, activation=_small, **how)
+    return out.astype(jnp.float32).sum()
 
-  ours = loss(lambda x, w: ARGUMENTS[name](x, w, how))
-  theirs = loss(lambda x, w: _of_arguments(name, x, w))
+  def plain(x, w):
+    weights = [(w / part).astype("float16").astype(w.dtype) for part in parts]
+    gate, *up = (x @ v for v in weights)
+    return (_small(gate) * (up[0] if up else 1)).sum()
+
   wide = x.astype(jnp.float32), w.astype(jnp.float32)
   if mode == "jvp":
     got = jax.jvp(ours, (x, w), (x, w))[1:]
-    want = jax.jvp(theirs, wide, wide)[1:]
+    want = jax.jvp(plain, wide, wide)[1:]
   else:
     grad = jax.grad(ours, (0, 1))
     batched = jax.vmap(grad)(x[None], w[None]) if mode == "vmap" else grad(x, w)
     got = [v.reshape(u.shape) for v, u in zip(batched, (x, w))]
-    want = jax.grad(theirs, (0, 1))(*wide)
+    want = jax.grad(plain, (0, 1))(*wide)
   for g, v in zip(got, want):
     # Cotangents, operands and results are rounded to it once each.
     np.testing.assert_allclose(g, v, rtol=3 * float(jnp.finfo("float16").eps))

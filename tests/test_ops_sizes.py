@@ -1,15 +1,14 @@
 """More dimensions, and larger ones, than anybody has letters or bits for."""
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pallas_gemm
 from pallas_gemm.ops import grouped, xla
-from tests.support import products
-from tests.support.ops import n64
+from tests.support import ops, products
+from tests.support.ops import SUMS, n64
 
 # More than 64 are too many for NumPy, which makes some of the arrays.
 RANK = 50
@@ -24,41 +23,33 @@ def mapped(f, count=RANK):
   return f
 
 
-def _plain_grouped(x, w):
-  return jnp.concatenate([x[:1] @ w[0], x[1:] @ w[1]])
-
-
 def _added(x, w):
   return pallas_gemm.matmul(
     x, w, bias=w[0], c=x[:, :1], activation=jnp.tanh, alpha=0.5
   )
 
 
+TWO = (*ONES, 4, 3), (*ONES, 3, 2)
 # Ops of many dimensions, the same in JAX, and the shapes of both operands.
 DEEP = {
-  "vmaps of matmul": (
-    mapped(pallas_gemm.matmul),
-    jnp.matmul,
-    ((*ONES, 4, 3), (*ONES, 3, 2)),
-  ),
+  "vmaps of matmul": (mapped(pallas_gemm.matmul), jnp.matmul, TWO),
   "vmaps of an epilogue": (
     mapped(_added),
     lambda x, w: jnp.tanh(0.5 * (x @ w) + w[..., :1, :] + x[..., :1]),
-    ((*ONES, 4, 3), (*ONES, 3, 2)),
+    TWO,
   ),
   "vmaps of gated_matmul": (
     mapped(lambda x, w: pallas_gemm.gated_matmul(x, w, 2 * w)),
-    lambda x, w: jax.nn.silu(x @ w) * (x @ (2 * w)),
-    ((*ONES, 4, 3), (*ONES, 3, 2)),
+    lambda x, w: ops.plain_gated(x, w, 2 * w),
+    TWO,
   ),
   "vmaps of ragged_dot": (
     mapped(lambda x, w: pallas_gemm.ragged_dot(x, w, SIZES)),
-    mapped(_plain_grouped),
+    mapped(lambda x, w: jnp.concatenate([x[:1] @ w[0], x[1:] @ w[1]])),
     ((*ONES[2:], 2, 3, 4, 3), (*ONES[2:], 2, 3, 2, 3, 2)),
   ),
   "matmul": (
-    pallas_gemm.matmul,
-    jnp.matmul,
+    *(pallas_gemm.matmul, jnp.matmul),
     ((2, *ONES[1:], 4, 3), (*ONES[1:], 5, 3, 2)),
   ),
   "matmul of one": (pallas_gemm.matmul, jnp.matmul, ((*ONES, 4, 3), (3, 2))),
@@ -84,14 +75,12 @@ def test_many_dimensions_on_the_kernel():
   shape = jax.ShapeDtypeStruct((*ONES[:24], 4096, 4096), "bfloat16")
   numbers = (((25,), (24,)), ((), ()))
   f = lambda x, y: pallas_gemm.dot_general(x, y, numbers)  # noqa: E731
-  traced = jax.jit(f).trace(shape, shape)
-  assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
+  assert "mosaic_gpu" in ops.lowered(f, shape, shape)
 
 
 # Rows that int32 has no numbers for.
 
 MOST = 2**31
-SUMS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
 
 
 def _shape(*shape, dtype="bfloat16"):
@@ -140,7 +129,7 @@ def test_the_kernel_refuses_many_rows(has_groups, rows):
 
   shapes = _shape(rows, 64), _shape(2, 64, 128), _shape(2, dtype="int32")
   with pytest.raises(NotImplementedError, match="sizes and tiles must be at"):
-    jax.jit(f).trace(*shapes).lower(lowering_platforms=("cuda",))
+    ops.lowered(f, *shapes)
 
 
 def test_bounds_of_many_rows():
@@ -160,8 +149,7 @@ def test_bounds_of_many_rows():
 def test_a_roll_of_many_rows(monkeypatch):
   """As `jnp.roll`, seen where that can do it."""
   shape = _shape(MOST, 8)
-  f = jax.jit(xla._rolled).trace(shape, _shape(dtype="int32"))
-  f.lower(lowering_platforms=("cuda",))
+  ops.lowered(xla._rolled, shape, _shape(dtype="int32"))
   x = jnp.arange(10).reshape(5, 2)
   monkeypatch.setattr(xla, "_MOST_ROLLED", 4)
   for by in range(-5, 6):

@@ -25,7 +25,7 @@ from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import fitted, model
-from tests.support import dense, oldest
+from tests.support import cases, dense
 
 GPU = "NVIDIA H200"
 CONFIG = Config(block_m=64, block_n=64, stages=2, consumers=1)
@@ -83,20 +83,14 @@ def _some_problem_with(tile) -> tuple[Problem, Config]:
   raise LookupError(f"no problem for tile {tile}")
 
 
-def _lower(problem: Problem, config: Config, factors=()) -> str:
+def _lower(problem: Problem, config: Config, factors=(), gpu=GPU) -> str:
   kernel, arguments = dense.example(problem, config, factors)
-  with hardware.assume(GPU):
+  with hardware.assume(gpu):
     traced = jax.jit(kernel).trace(*arguments)
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-def _some_tiles() -> list[tuple]:
-  """Of the one kind half, of the other, of which there are few, all."""
-  by_rows = [tile for tile in fitted.TILES if tile[-1] == "m"]
-  return [*oldest.half(by_rows), *(t for t in fitted.TILES if t[-1] != "m")]
-
-
-@pytest.mark.parametrize("tile", _some_tiles(), ids=str)
+@pytest.mark.parametrize("tile", fitted.TILES, ids=str)
 def test_what_the_model_may_choose(tile):
   problem, config = _some_problem_with(tile)
   assert "mosaic_gpu" in _lower(problem, config), (problem, config)
@@ -104,7 +98,7 @@ def test_what_the_model_may_choose(tile):
 
 @pytest.mark.parametrize(
   ("shape", "layout", "epilogue"),
-  oldest.half_of_product(_SHAPES, ("nn", "nt"), _EPILOGUES[1:3]),
+  cases.pairs(_SHAPES, ("nn", "nt"), _EPILOGUES[1:3]),
   ids=str,
 )
 def test_swapped_operands(shape, layout, epilogue):
@@ -151,21 +145,20 @@ def test_one_work_tile_a_block(shape, epilogue):
 
 
 @pytest.mark.parametrize(
-  ("slabs", "out_dtype", "epilogue"),
-  oldest.half_of_product((1, 2), ("bfloat16", "float32"), _EPILOGUES),
+  ("n", "slabs", "out_dtype", "epilogue"),
+  cases.pairs((512, 4096), (1, 2), ("bfloat16", "float32"), _EPILOGUES),
   ids=str,
 )
-def test_consumers_that_ping_pong(slabs, out_dtype, epilogue):
+def test_consumers_that_ping_pong(n, slabs, out_dtype, epilogue):
   """Tiles of one slab have no loop; a consumer may have one or several."""
   layout = _LAYOUTS[_hash(slabs, out_dtype, epilogue) % len(_LAYOUTS)]
-  for n in (512, 4096):
-    problem = _problem((2048, n, 64 * slabs), layout, out_dtype, epilogue)
-    config = next(
-      c
-      for c in model.candidates(problem)
-      if c.split == "pingpong" and legal.reason(Plan.of(problem, c)) is None
-    )
-    assert "mosaic_gpu" in _lower(problem, config), config
+  problem = _problem((2048, n, 64 * slabs), layout, out_dtype, epilogue)
+  config = next(
+    c
+    for c in model.candidates(problem)
+    if c.split == "pingpong" and legal.reason(Plan.of(problem, c)) is None
+  )
+  assert "mosaic_gpu" in _lower(problem, config), config
 
 
 @pytest.mark.parametrize("epilogue", _EPILOGUES[:3], ids=str)
@@ -179,58 +172,20 @@ def test_work_tiles_of_one_slab(epilogue):
   assert "mosaic_gpu" in _lower(problem, config), config
 
 
-# Ways in which results leave: which config the problem has.
-_WAYS = {
-  "deferred": ({}, {}),
-  "at_once": ({"c_dtype": "float32", "bias": "m"}, {}),
-  "c_in_place": (
-    {"c_dtype": "bfloat16", "bias": "n"},
-    {"block_n": 128, "epilogue_buffers": 2},
-  ),
-  "saved": ({"save_preactivation": True, "activation": "gelu"}, {}),
-  "by_rows": (
-    {"n": 4095, "c_dtype": "bfloat16", "bias": "n"},
-    {"block_n": 128},
-  ),
-  "ping_pong": (
-    {"k": 128, "c_dtype": "bfloat16", "activation": "gelu"},
-    {"consumers": 2, "split": "pingpong", "stages": 4},
-  ),
-  "one_work_tile_a_block": ({"m": 64, "n": 512, "c_dtype": "float16"}, {}),
-  "swapped": ({"bias": "n"}, {"swap_ab": True}),
-  "swapped_with_c": (
-    {"c_dtype": "bfloat16"},
-    {"swap_ab": True, "block_n": 48, "epilogue_n": 16},
-  ),
-  "split_k": ({"c_dtype": "bfloat16", "bias": "n"}, {"split_k": 2}),
-}
+@pytest.mark.parametrize("name", cases.FACTORS)
+def test_factors_known_at_run_time(name):
+  case = cases.FACTORS[name]
+  # Blocks have several work tiles.
+  gpu = dataclasses.replace(hardware.lookup(GPU), sm_count=2)
+  text = _lower(case.problem, case.config, ("alpha", "beta"), gpu)
+  assert "mosaic_gpu" in text
 
 
-@pytest.mark.parametrize(
-  ("way", "factors"),
-  oldest.half_of_product(_WAYS, (("alpha",), ("beta",), ("alpha", "beta"))),
-  ids=str,
-)
-def test_factors_known_at_run_time(way, factors):
-  fields, changes = _WAYS[way]
-  problem = _problem((2048, 4096, 1024), "nt", "bfloat16", {})
-  problem = problem.changed(**fields)
-  config = dataclasses.replace(CONFIG, **changes)
-  assert legal.reason(Plan.of(problem, config)) is None
-  assert "mosaic_gpu" in _lower(problem, config, factors)
-
-
-@pytest.mark.parametrize(
-  ("out_dtype", "epilogue"),
-  oldest.half_of_product(_OUT_DTYPES, _EPILOGUES),
-  ids=str,
-)
-def test_factors_known_at_run_time_with_what_the_model_chooses(
-  out_dtype, epilogue
-):
-  shape = _SHAPES[_hash(out_dtype, epilogue) % len(_SHAPES)]
-  layout = _LAYOUTS[_hash(epilogue, out_dtype) % len(_LAYOUTS)]
-  problem = _problem(shape, layout, out_dtype, epilogue)
+@pytest.mark.parametrize("index", range(len(_EPILOGUES)))
+def test_factors_known_at_run_time_with_what_the_model_chooses(index):
+  parts = (_SHAPES, _LAYOUTS, _OUT_DTYPES)
+  choices = [part[index % len(part)] for part in parts]
+  problem = _problem(*choices, _EPILOGUES[index])
   config = model.choose(problem)
   assert "mosaic_gpu" in _lower(problem, config, ("alpha", "beta")), config
 
@@ -256,7 +211,7 @@ def test_sums_over_parts_of_k():
 
 @pytest.mark.parametrize(
   ("shape", "activation", "c_dtype", "bias"),
-  oldest.half_of_product(
+  cases.pairs(
     ((16, 512, 512), (300, 1000, 777), (1024, 4096, 64), (4096, 4096, 4096)),
     (None, "gelu"),
     (None, "bfloat16", "float32"),

@@ -59,7 +59,6 @@ def _two_sms(monkeypatch):
   monkeypatch.setattr(hardware, "sm_count", lambda: 2)
 
 
-@pytest.mark.any_jax
 @pytest.mark.parametrize("rung", RING_RUNGS, ids=lambda r: r.name)
 @pytest.mark.parametrize(
   "config", [ROWS, COLUMNS, ONE], ids=["rows", "columns", "one"]
@@ -68,7 +67,6 @@ def test_a_ring_longer_than_k(rung, config, two_sms):
   gemm(rung, (130, 70, 1), config)
 
 
-@pytest.mark.any_jax
 @pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (1, 2)])
 @pytest.mark.parametrize("config", [ROWS, COLUMNS], ids=["rows", "columns"])
 def test_clusters_with_tiles_to_spare(cluster, config, two_sms):
@@ -83,7 +81,12 @@ def test_cluster_of_four(side, monkeypatch):
   gemm(RUNGS[3], (260, 270, 130), changed(ROWS, **{side: 4}))
 
 
-@pytest.mark.any_jax
+def test_a_cluster_lies_along_one_side():
+  config = changed(ROWS, cluster_m=2, cluster_n=2)
+  problem = contract.Problem(256, 256, 256, "bfloat16")
+  assert "along one side" in RUNGS[3].is_legal(config, problem)
+
+
 @pytest.mark.parametrize("rung", RING_RUNGS[1:], ids=lambda r: r.name)
 @pytest.mark.parametrize("raster,raster_dim", [(2, "m"), (3, "n"), (99, "m")])
 def test_every_order_visits_every_tile(rung, raster, raster_dim, two_sms):
@@ -100,7 +103,6 @@ def test_snake_visits_each_tile_once():
     assert seen == set(itertools.product(range(5), range(7)))
 
 
-@pytest.mark.any_jax
 def test_result_does_not_depend_on_the_schedule(two_sms):
   """Each sum is accumulated in the order of k, whoever computes it."""
   shape = (129, 130, 200)

@@ -23,6 +23,7 @@ import sys
 
 from absl import app, flags
 
+from experiments.harness import compile_process
 from experiments.harness import compiled as compiled_lib
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
@@ -217,7 +218,7 @@ def main(argv: Sequence[str]) -> None:
   """Writes the files."""
   if len(argv) > 1:
     raise app.UsageError(f"unexpected arguments: {argv[1:]}")
-  if reason := compiled_lib.unavailable():
+  if reason := compile_process.unavailable():
     print(reason, file=sys.stderr)
     sys.exit(2)
   try:

@@ -3,43 +3,29 @@
 JAX's CUDA plugin compiles for a described GPU as well as for one that is
 there, so `compile_rung` and `compile_example` need no GPU: they compile for
 an NVIDIA H200, or another, and give what ptxas says, what the kernel is
-launched with, and the machine code (SASS). Each compilation has a process of
-its own, since some failures end it. On a GPU `capture` listens while a kernel
-is compiled to run.
+launched with, and the machine code (SASS). They do so in another process
+(`compile_process`), since some failures end it. On a GPU `capture` listens
+while a kernel is compiled to run.
 """
 
 from collections.abc import Iterator
 import contextlib
-import ctypes
 import dataclasses
 import functools
-import importlib.util
 import io
 import json
 import math
-import os
-from pathlib import Path
 import re
-import shutil
-import subprocess
-import sys
 import tempfile
 from typing import IO, Any
 
 import jax
 
+from experiments.harness import compile_process
 from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract
 
 GPU = hardware.lookup("NVIDIA H200")
-# JAX's CUDA plugin, if tools/setup_env.sh put it there.
-_PLUGIN = Path(sys.prefix, "cuda-plugin")
-_TIMEOUT_S = 240
-_PROCESS = "experiments.harness.compile_process"
-_TOOLS = "ptxas", "nvdisasm"
-# Mosaic GPU prints to the process's stdout, when it compiles a kernel: what
-# ptxas says; and the code that launches, which holds what ptxas is not told.
-TELL = ("MOSAIC_GPU_DUMP_PTXAS", "MOSAIC_GPU_DUMP_HOST_LLVM")
 # The call in that code, of JAX 0.12 or 0.11: grid, cluster and threads of a
 # block in three dimensions each, then bytes of dynamic shared memory.
 _LAUNCH = re.compile(
@@ -114,39 +100,6 @@ class Compiled(Resources):
     return any("UTMASTG" in parts[0] for parts in after[1:] if parts[1:])
 
 
-def unavailable() -> str | None:
-  """Why kernels can't be compiled to SASS here, or None."""
-  if not _has_plugin() and not _PLUGIN.is_dir():
-    return (
-      "compiling without a GPU needs what tools/setup_env.sh installs for the"
-      " extra `aot`: no CUDA plugin"
-    )
-  for tool in _TOOLS:
-    if _find(tool) is None:
-      return f"compiling without a GPU needs the extra `aot`: no {tool}"
-  return None
-
-
-def _has_plugin() -> bool:
-  """Whether this process finds JAX's CUDA plugin itself."""
-  found = importlib.util.find_spec("jax_cuda13_plugin")
-  # What tests import for jax-triton, others do not find.
-  return found is not None and not str(found.origin).startswith(str(_PLUGIN))
-
-
-def environment() -> dict[str, str]:
-  """Of a process that compiles for a GPU that need not be there."""
-  found = os.environ | {
-    "JAX_PLATFORMS": "cpu",
-    # A compiled kernel that comes out of a cache reports nothing.
-    "JAX_ENABLE_COMPILATION_CACHE": "false",
-  }
-  if not _has_plugin():
-    paths = str(_PLUGIN), found.get("PYTHONPATH", "")
-    found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-  return found
-
-
 @contextlib.contextmanager
 def capture(gpu: hardware.Gpu | None = None) -> Iterator[dict[str, Any]]:
   """Context of a kernel's first call on a GPU, when it is compiled.
@@ -172,41 +125,13 @@ def capture(gpu: hardware.Gpu | None = None) -> Iterator[dict[str, Any]]:
   with contextlib.ExitStack() as stack:
     with contextlib.suppress(OSError):  # no stdout, or no room for a file
       said = stack.enter_context(tempfile.TemporaryFile())
-      stack.enter_context(_printing_to(said.fileno()))
+      stack.enter_context(compile_process.printing_to(said.fileno()))
     yield found
-    _flush()
+    compile_process.flush()
     said.seek(0)
     kernel = resources(said.read().decode(errors="replace"))
   if kernel is not None:
     found |= facts(kernel, gpu or hardware.current())
-
-
-@contextlib.contextmanager
-def _printing_to(file: int) -> Iterator[None]:
-  """Context in which Mosaic GPU says what it compiles, stdout is that file."""
-  _flush()
-  stdout = os.dup(1)
-  before = {name: os.environ.get(name) for name in TELL}
-  try:
-    os.dup2(file, 1)
-    os.environ |= dict.fromkeys(TELL, "1")
-    yield
-  finally:
-    _flush()
-    os.dup2(stdout, 1)
-    os.close(stdout)
-    for name, value in before.items():
-      os.environ.pop(name, None)
-      if value is not None:
-        os.environ[name] = value
-
-
-def _flush() -> None:
-  """Empties what Python and C hold back of stdout."""
-  with contextlib.suppress(AttributeError, OSError, ValueError):
-    sys.stdout.flush()
-  with contextlib.suppress(OSError, TypeError):
-    ctypes.CDLL(None).fflush(None)
 
 
 def facts(kernel: Resources, gpu: hardware.Gpu) -> dict[str, Any]:
@@ -232,7 +157,7 @@ def describe(
   if gpu.compute_capability != GPU.compute_capability:
     like = GPU.name
     return [f"machine code: compiled for GPUs like {like}, not {gpu.name}"]
-  if reason := unavailable():
+  if reason := compile_process.unavailable():
     return [f"machine code: not known here; {reason}"]
   try:
     kernel = compile_rung(rung, problem, rung.default_config(problem))
@@ -313,32 +238,7 @@ def compile_example(
 
 @functools.cache
 def _compile(example: str, keywords: str, gpu: hardware.Gpu) -> Compiled:
-  described = json.dumps(dataclasses.asdict(gpu))
-  with tempfile.TemporaryDirectory() as folder:
-    # Mosaic GPU looks for its tools in bin/ of one CUDA installation.
-    tools = Path(folder, "bin")
-    tools.mkdir()
-    for tool in _TOOLS:
-      (tools / tool).symlink_to(_find(tool))
-    try:
-      done = subprocess.run(
-        [sys.executable, "-m", _PROCESS, example, keywords, described],
-        cwd=Path(__file__).resolve().parents[2],
-        env=environment() | {"PALLAS_GEMM_AOT_TOOLS": folder},
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-      )
-    except subprocess.TimeoutExpired:
-      raise RuntimeError(
-        f"{example} with {keywords} took over {_TIMEOUT_S} s to compile"
-      ) from None
-  if done.returncode != 0:
-    raise RuntimeError(
-      f"{example} with {keywords} does not compile (exit {done.returncode}):\n"
-      + done.stderr[-4000:]
-    )
-  return parse(done.stdout)
+  return parse(compile_process.run(example, keywords, gpu))
 
 
 def parse(text: str) -> Compiled:
@@ -387,25 +287,3 @@ def resources(text: str) -> Resources | None:
     threads=max((math.prod(x[6:9]) for x in launches), default=None),
     shared_bytes=max((static + x[9] for x in launches), default=None),
   )
-
-
-@functools.cache
-def _find(tool: str) -> str | None:
-  """Absolute path of a CUDA program, or None."""
-
-  def in_package(name: str, *parts: str) -> list[str]:
-    spec = importlib.util.find_spec(name)
-    places = spec.submodule_search_locations if spec else None
-    return [os.path.join(place, *parts) for place in places or ()]
-
-  # NVIDIA's wheels, where JAX looks first; an installation; Triton's copies,
-  # which may be older than the plugin's PTX.
-  folders = [
-    *in_package("nvidia", "cu13", "bin"),
-    os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin"),
-    "/usr/local/cuda/bin",
-    os.environ["PATH"],
-    *in_package("triton", "backends", "nvidia", "bin"),
-  ]
-  found = shutil.which(tool, path=os.pathsep.join(folders))
-  return found and os.path.abspath(found)

@@ -66,7 +66,7 @@ def copy_async(window: Any, slot: Any, *, swizzle: int) -> None:
   def _(_, window, slot):
     pitch = mlir.pitch(window)
     width = _aligned_to(pitch)
-    place = mlir.Place(row_bytes, swizzle)
+    place = mlir.Swizzle(row_bytes, swizzle)
     pieces = row_bytes // width
     # A power of two, so that no thread divides.
     across = 2 ** math.ceil(math.log2(pieces))
@@ -113,7 +113,7 @@ def copy_rows_async(
   """Starts to copy rows that start anywhere, by cp.async, 16 bytes at a time.
 
   Each from the last multiple of 16 bytes on, so that it lies as many bytes
-  further in shared memory, up to 15; see `move_rows`. What is copied is
+  further in shared memory, up to 15; see `shift_rows`. What is copied is
   there when the group is done, that `commit_async` closes.
 
   A vector that holds the start or the end of a row may hold up to 14 bytes that
@@ -135,12 +135,11 @@ def copy_rows_async(
     at = pl.ds(row, rows), pl.ds(column, columns)
     raw[:, pl.ds(0, columns)] = matrix[at]
     return
-  raw_pitch, row_bytes = width * size, columns * size
+  raw_pitch, row_bytes, height = width * size, columns * size, matrix.shape[0]
   vectors, own = row_bytes // VECTOR_BYTES, rows // mlir.WARPS
   # A power of two, so that no thread divides.
   across = 2 ** math.ceil(math.log2(vectors))
   down = max(1, mlir.LANES // across)
-  height = matrix.shape[0]
 
   @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),) * 3)
   def _(_, matrix, corner, raw):
@@ -162,29 +161,16 @@ def copy_rows_async(
       if own - i < down:
         here = arith.andi(here, mlir.less(above, own - i))
       mlir.asm(
-        f"""{{
-          .reg .b64 from, left; .reg .b32 size;
-          add.s64 from, $1, {i * pitch};
-          and.b64 from, from, {-VECTOR_BYTES};{_left(to_end)}
-          @$2 {_copy_vector(i * raw_pitch, to_end)}
-        }}""",
+        _copy_piece(i * pitch, i * raw_pitch, to_end),
         "r,l,b,l",
         to,
         start,
         here,
         end,
       )
-    # The vector in which a row ends that starts inside of one.
     row = arith.addi(first, lane)
     mlir.asm(
-      f"""{{
-        .reg .b64 from, past, left; .reg .b32 size; .reg .pred here;
-        and.b64 past, $1, {VECTOR_BYTES - 1};
-        setp.ne.and.s64 here, past, 0, $2;
-        sub.s64 from, $1, past;
-        add.s64 from, from, {row_bytes};{_left(to_end)}
-        @here {_copy_vector(row_bytes, to_end)}
-      }}""",
+      _copy_row_end(row_bytes, to_end),
       "r,l,b,l",
       mlir.multiply_add(row, raw_pitch, mlir.shared_address(raw)),
       mlir.multiply_add(mlir.extended(row), pitch, mlir.address(corner)),
@@ -220,6 +206,28 @@ def wait_async(count: int) -> None:
     mlir.asm(f"cp.async.wait_group {count};", "")
 
   _()
+
+
+def _copy_piece(ahead: int, offset: int, to_end: bool) -> str:
+  """Copies the vector that holds a byte of a row, so far from `$1`."""
+  return f"""{{
+    .reg .b64 from, left; .reg .b32 size;
+    add.s64 from, $1, {ahead};
+    and.b64 from, from, {-VECTOR_BYTES};{_left(to_end)}
+    @$2 {_copy_vector(offset, to_end)}
+  }}"""
+
+
+def _copy_row_end(row_bytes: int, to_end: bool) -> str:
+  """Copies the vector in which a row ends that starts inside of one."""
+  return f"""{{
+    .reg .b64 from, past, left; .reg .b32 size; .reg .pred here;
+    and.b64 past, $1, {VECTOR_BYTES - 1};
+    setp.ne.and.s64 here, past, 0, $2;
+    sub.s64 from, $1, past;
+    add.s64 from, from, {row_bytes};{_left(to_end)}
+    @here {_copy_vector(row_bytes, to_end)}
+  }}"""
 
 
 def _left(to_end: bool) -> str:

@@ -1,5 +1,6 @@
 """Stores to matrices of global memory that TMA can't address."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -14,7 +15,7 @@ from jaxlib.mlir.dialects import arith, llvm
 from pallas_gemm import compat
 from pallas_gemm.hardware import SECTOR_BYTES, VECTOR_BYTES
 from pallas_gemm.ptx import mlir
-from pallas_gemm.ptx.moves import moved_by
+from pallas_gemm.ptx.shifts import shifted_by
 
 
 def store_elements(
@@ -124,71 +125,91 @@ def store_rows(
     rows, left, from_start = (
       x.registers.item() for x in (rows, left, from_start)
     )
-    pitch = mlir.pitch(window)
-    place = mlir.Place(row_bytes, row_bytes)
     buffers = mlir.shared_address(before), mlir.shared_address(own)
-
-    def store(first: int, pieces: int) -> None:
-      """Some pieces of each row, of 16 bytes, from a number on."""
-      step = min(
-        height, mlir.THREADS // pieces
-      )  # rows that lie alike in sectors
-      nth = arith.remui(mlir.thread(), mlir.i32(pieces))
-      row = arith.divui(mlir.thread(), mlir.i32(pieces))
-      to = mlir.multiply_add(mlir.extended(row), pitch, mlir.address(window))
-      past = arith.andi(mlir.truncated(to), mlir.i32(SECTOR_BYTES - 1))
-      # Bytes from the start of `own` to the piece, and what of them is stored.
-      piece = mlir.multiply_add(
-        nth, VECTOR_BYTES, mlir.i32(first * VECTOR_BYTES)
-      )
-      piece = arith.subi(piece, past)
-      least = arith.subi(mlir.i32(0), past)
-      if not has_before:
-        least = arith.addi(least, mlir.i32(SECTOR_BYTES))
-        least = arith.select(from_start, mlir.i32(0), least)
-      most = mlir.i32(row_bytes)
-      most = most if to_end else arith.subi(most, past)
-      most = arith.minsi(most, arith.muli(left, mlir.i32(size)))
-      shift = arith.andi(piece, mlir.i32(VECTOR_BYTES - 1))
-      places = []
-      for ahead in (0, VECTOR_BYTES):
-        column = arith.addi(arith.subi(piece, shift), mlir.i32(ahead))
-        is_before = arith.cmpi(arith.CmpIPredicate.slt, column, mlir.i32(0))
-        wrapped = arith.addi(column, mlir.i32(row_bytes))
-        column = arith.select(is_before, wrapped, column)
-        # What lies behind the row, nobody stores.
-        column = arith.minsi(column, mlir.i32(row_bytes - VECTOR_BYTES))
-        buffer = arith.select(is_before, *buffers)
-        places.append(arith.addi(buffer, place.of(row, column)))
-
-      def store_row(nth):
-        above = arith.muli(nth, mlir.i32(step))
-        below = arith.muli(above, mlir.i32(row_bytes))
-        mlir.asm(
-          _store_piece(max(size, math.gcd(pitch, 8))),
-          "l,r,r,r,r,r,r,r,r",
-          mlir.multiply_add(mlir.extended(above), pitch, to),
-          *(arith.addi(place, below) for place in places),
-          piece,
-          shift,
-          least,
-          most,
-          arith.addi(row, above),
-          rows,
-        )
-
-      # A loop of unknown length: unrolled, loads of all rows would spill.
-      past_last = arith.addi(rows, mlir.i32(step - 1))
-      mlir.for_each(arith.divui(past_last, mlir.i32(step)), store_row)
-
+    stored = _Rows(window, height, row_bytes, size, buffers)
+    first_of_sector = None if has_before else from_start
     pieces = row_bytes // VECTOR_BYTES
-    store(0, pieces)
+    stored.store(range(pieces), rows, left, first_of_sector, to_end)
     if to_end:
-      store(pieces, SECTOR_BYTES // VECTOR_BYTES)
+      last = range(pieces, pieces + SECTOR_BYTES // VECTOR_BYTES)
+      stored.store(last, rows, left, first_of_sector, to_end)
 
   left = jnp.int32(end) - corner[1]
   from_start = jnp.asarray(from_start)
   _(own, before if has_before else own, window, rows, left, from_start)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+  """Rows that `store_rows` stores, in pieces of 16 bytes.
+
+  Attributes:
+    window: where they go.
+    height, row_bytes: of `own`; size: bytes of an element.
+    buffers: where `before` and `own` lie.
+  """
+
+  window: Any
+  height: int
+  row_bytes: int
+  size: int
+  buffers: tuple[Any, Any]
+
+  def store(self, pieces: range, rows, left, from_start, to_end: bool) -> None:
+    """Stores some pieces of each row; arguments as of `store_rows`."""
+    count, pitch = len(pieces), mlir.pitch(self.window)
+    # Rows that lie alike in sectors.
+    step = min(self.height, mlir.THREADS // count)
+    nth = arith.remui(mlir.thread(), mlir.i32(count))
+    row = arith.divui(mlir.thread(), mlir.i32(count))
+    to = mlir.multiply_add(mlir.extended(row), pitch, mlir.address(self.window))
+    past = arith.andi(mlir.truncated(to), mlir.i32(SECTOR_BYTES - 1))
+    # Bytes from the start of `own` to the piece, and what of them is stored.
+    start = mlir.i32(pieces.start * VECTOR_BYTES)
+    piece = arith.subi(mlir.multiply_add(nth, VECTOR_BYTES, start), past)
+    least = arith.subi(mlir.i32(0), past)
+    if from_start is not None:
+      least = arith.addi(least, mlir.i32(SECTOR_BYTES))
+      least = arith.select(from_start, mlir.i32(0), least)
+    most = mlir.i32(self.row_bytes)
+    most = most if to_end else arith.subi(most, past)
+    most = arith.minsi(most, arith.muli(left, mlir.i32(self.size)))
+    shift = arith.andi(piece, mlir.i32(VECTOR_BYTES - 1))
+    sources = self._sources(row, piece, shift)
+
+    def store_row(nth):
+      above = arith.muli(nth, mlir.i32(step))
+      below = arith.muli(above, mlir.i32(self.row_bytes))
+      mlir.asm(
+        _store_piece(max(self.size, math.gcd(pitch, 8))),
+        "l,r,r,r,r,r,r,r,r",
+        mlir.multiply_add(mlir.extended(above), pitch, to),
+        *(arith.addi(source, below) for source in sources),
+        piece,
+        shift,
+        least,
+        most,
+        arith.addi(row, above),
+        rows,
+      )
+
+    # A loop of unknown length: unrolled, loads of all rows would spill.
+    past_last = arith.addi(rows, mlir.i32(step - 1))
+    mlir.for_each(arith.divui(past_last, mlir.i32(step)), store_row)
+
+  def _sources(self, row, piece, shift) -> list[Any]:
+    """Where the two vectors lie that a row's piece is put together of."""
+    found, tile = [], mlir.Swizzle(self.row_bytes, self.row_bytes)
+    for ahead in (0, VECTOR_BYTES):
+      column = arith.addi(arith.subi(piece, shift), mlir.i32(ahead))
+      is_before = arith.cmpi(arith.CmpIPredicate.slt, column, mlir.i32(0))
+      wrapped = arith.addi(column, mlir.i32(self.row_bytes))
+      column = arith.select(is_before, wrapped, column)
+      # What lies behind the row, nobody stores.
+      column = arith.minsi(column, mlir.i32(self.row_bytes - VECTOR_BYTES))
+      buffer = arith.select(is_before, *self.buffers)
+      found.append(arith.addi(buffer, tile.of(row, column)))
+    return found
 
 
 def _store_columns(own, matrix, corner, rows, from_start) -> None:
@@ -240,7 +261,7 @@ def _store_piece(size: int) -> str:
     cvt.s64.s32 by, $3;
     add.s64 to, $0, by;
     @here ld.shared.v4.b32 {{w0, w1, w2, w3}}, [$1];
-    @next ld.shared.v4.b32 {{w4, w5, w6, w7}}, [$2];{moved_by("$4", 4, size)}
+    @next ld.shared.v4.b32 {{w4, w5, w6, w7}}, [$2];{shifted_by("$4", 4, size)}
     @full st.global.v4.b32 [to], {{w0, w1, w2, w3}};
     @!part bra DONE;{_store_elements(size)}
     DONE:

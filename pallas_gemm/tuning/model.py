@@ -154,7 +154,7 @@ def _slab(
   slow_a, slow_b = odd.loads
   load_a, load_b = rows * slow_a / cfg.cluster_n, bn * slow_b / cfg.cluster_m
   loads = load_a + load_b
-  if plan.b_by_threads:  # while TMA loads A
+  if odd_sizes.loads_weights(plan):  # while TMA loads A
     longer = largest(load_a, load_b)
     loads = longer + odd.shorter_loads * (loads - longer)
   loads *= bytes_of(bk, p.a.dtype) / fit.l2 * (fit.narrow if narrow else 1)

@@ -10,6 +10,8 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+import pallas_gemm
+
 DTYPES = (
   "bfloat16",
   "float16",
@@ -78,11 +80,11 @@ class _Draw:
     x = jnp.asarray(x, dtype)
     return np.asarray(x) if self.happens(0.2) else x
 
-  def options(self, precision: bool = True) -> dict[str, Any]:
+  def options(self) -> dict[str, Any]:
     keywords = {}
     if self.happens(0.6):
       keywords["preferred_element_type"] = self.dtype()
-    if precision and (chosen := self.one_of(PRECISIONS)) is not None:
+    if (chosen := self.one_of(PRECISIONS)) is not None:
       keywords["precision"] = chosen
     return keywords
 
@@ -176,27 +178,31 @@ _RAGGED = (
 )
 
 
-def ragged_dot(index: int) -> Call:
-  """A call of `ragged_dot`; of three, one is wrong in some way."""
+def ragged_numbers(
+  lhs: str, rhs: str, batch: str = "b"
+) -> lax.RaggedDotDimensionNumbers:
+  """Of operands whose dimensions have these labels, some of a batch."""
+  both = [label for label in lhs if label in rhs]
+  contract, batched = (
+    tuple(
+      tuple(side.index(label) for label in both if (label in batch) == wanted)
+      for side in (lhs, rhs)
+    )
+    for wanted in (False, True)
+  )
+  group = (rhs.index("g"),) if "g" in rhs else ()
+  rows = (lhs.index("r"),)
+  return lax.RaggedDotDimensionNumbers((contract, batched), rows, group)
+
+
+def ragged(op: str, index: int) -> Call:
+  """A call of a grouped op; of three, one is wrong in some way."""
   draw = _Draw((2, index))
-  m, k, n, groups = (draw.size() for _ in range(4))
-  groups = max(groups, 1)
-  shapes = [m, k], [groups, k, n]
-  keywords = draw.options()
-  sizes = _group_sizes(draw, m, groups)
-  if draw.happens(1 / 3):
-    sizes = _spoil_ragged(draw, shapes, sizes, keywords)
-  dtype = draw.dtype()
-  lhs, rhs = (draw.array(shape, dtype) for shape in shapes)
-  return Call((lhs, rhs, sizes), keywords)
-
-
-def ragged_dot_general(index: int) -> Call:
-  """A call of `ragged_dot_general`; of three, one is wrong in some way."""
-  draw = _Draw((3, index))
-  labels = [
-    "".join(draw.rng.permutation(list(side))) for side in draw.one_of(_RAGGED)
-  ]
+  labels = _RAGGED[0]
+  if is_general := op == "ragged_dot_general":
+    labels = [
+      "".join(draw.rng.permutation(list(side))) for side in draw.one_of(_RAGGED)
+    ]
   dims = {label: draw.size() for label in "rkmnbl"}
   dims["g"] = int(draw.rng.integers(1, 4))
   shapes = [[dims[label] for label in side] for side in labels]
@@ -205,21 +211,11 @@ def ragged_dot_general(index: int) -> Call:
   if draw.happens(1 / 3):
     sizes = _spoil_ragged(draw, shapes, sizes, keywords)
   first = draw.dtype()
-  dtypes = first, first if draw.happens(0.7) else draw.dtype()
+  is_mixed = is_general and draw.happens(0.3)
+  dtypes = first, draw.dtype() if is_mixed else first
   lhs, rhs = (draw.array(*x) for x in zip(shapes, dtypes))
-  both = [label for label in labels[0] if label in labels[1]]
-  numbers = lax.RaggedDotDimensionNumbers(
-    tuple(
-      tuple(
-        tuple(side.index(label) for label in both if (label == "b") == batch)
-        for side in labels
-      )
-      for batch in (False, True)
-    ),
-    lhs_ragged_dimensions=(labels[0].index("r"),),
-    rhs_group_dimensions=(labels[1].index("g"),) if "g" in labels[1] else (),
-  )
-  return Call((lhs, rhs, sizes, numbers), keywords)
+  numbers = (ragged_numbers(*labels),) if is_general else ()
+  return Call((lhs, rhs, sizes, *numbers), keywords)
 
 
 def _group_sizes(draw: _Draw, rows: int, groups: int) -> jax.Array:
@@ -251,15 +247,22 @@ def outcome(f: Callable[..., jax.Array], call: Call) -> Any:
     return error
 
 
-def assert_alike(got: Any, want: Any, call: Call, *, any_class=False) -> None:
-  """Two outcomes are the same.
+def assert_like_lax(op: str, call: Call, valid: bool = False) -> None:
+  """The op gives or raises what that of jax.lax does.
 
   Args:
-    got: of the op.
-    want: of jax.lax.
-    call: what was called.
-    any_class: a TypeError is as good as a ValueError.
+    op: the name of both.
+    call: what is called.
+    valid: whether it must be one that is right.
   """
+  want, got = (outcome(getattr(of, op), call) for of in (lax, pallas_gemm))
+  assert not (valid and isinstance(want, Exception)), want
+  # `ragged_dot` takes one rank alone, and says so in words of its own, which
+  # may be of another class.
+  any_class = op == "ragged_dot"
+  if any_class and call.arguments[0].ndim != 2:
+    assert isinstance(got, TypeError | ValueError)
+    return
   if isinstance(want, jax.errors.JaxRuntimeError):
     # A backend without int4, say: what runs instead may be something else.
     if not isinstance(got, Exception):

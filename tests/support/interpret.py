@@ -26,7 +26,8 @@ interpreter. The patches here, which hold only inside `interpreted()`,
 `arguments_in_numpy()` has nothing to do with what is computed: it takes away
 what most of the interpreter's time goes to.
 
-Everything that depends on private JAX is in this file; it is for tests alone.
+Everything that depends on private JAX is in this file and in `transfers.py`; it
+is for tests alone.
 """
 
 import collections
@@ -42,7 +43,6 @@ from unittest import mock
 
 import jax
 from jax._src import callback
-from jax._src.pallas.mosaic.interpret import race_detection_state
 from jax._src.pallas.mosaic_gpu.interpret import (
   gpu_callbacks,
   interpret_pallas_call,
@@ -51,6 +51,8 @@ from jax._src.pallas.mosaic_gpu.interpret import (
 from jax._src.pallas.mosaic_gpu.interpret import shared_memory as memory
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import numpy as np
+
+from tests.support import transfers
 
 # Clocks of transfers in flight that the interpreter can tell apart. Two
 # transfers that share one hide each other's races.
@@ -272,101 +274,6 @@ def _wgmma_wait(*, token, thread, n):
   return token
 
 
-def _check_transfer_into_smem(task, tma_thread_id, shared):
-  """Races of what TMA writes to shared memory.
-
-  Earlier writes must be visible to the asynchronous proxy; earlier reads need
-  only have happened.
-  """
-  if not shared.detect_races:
-    return
-  task.clock.inc(tma_thread_id)
-  races = gpu_callbacks.get_races()
-  key = task.dst_allocation_key
-  after_reads = task.clock.generic_clock.copy()
-  after_writes = task.clock.async_smem_clock.copy()
-  with races.lock:
-    earlier = [(entry, after_reads) for entry in races.reads[key]]
-    earlier += [(entry, after_writes) for entry in races.writes[key]]
-    _record_write(races, task, after_writes, earlier)
-  races._check_ref_union(task.thread, after_writes, key, True, task.source_info)
-
-
-def _check_transfer_into_gmem(task, tma_thread_id, shared):
-  """Races of what TMA writes to global memory, where its bits differ."""
-  if not shared.detect_races:
-    return
-  task.clock.inc(tma_thread_id)
-  task.write_clock = task.clock.copy()
-  races = gpu_callbacks.get_races()
-  now = task.clock.async_smem_clock.copy()
-  data, _, _ = shared.get_buffer_content(
-    task.src_allocation_key,
-    task.src_access,
-    task.thread,
-    increment_clock=False,
-    logging_info=task.logging_info,
-  )
-  where = tuple(
-    x if isinstance(x, slice) else slice(x, x + 1)
-    for x in task.dst_access.range
-  )
-  store = _Store(now, where, np.asarray(data))
-  with races.lock:
-    key = task.dst_allocation_key
-    earlier = [*races.reads[key], *races.writes[key]]
-    others = [(x, now) for x in earlier if not store.agrees(shared.stored, x)]
-    _record_write(races, task, now, others)
-    shared.stored[id(now)] = store
-
-
-@dataclasses.dataclass(frozen=True)
-class _Store:
-  """What TMA writes to global memory: its clock, where, and the values.
-
-  A write is known by its clock, which is kept here lest another takes its id.
-  """
-
-  clock: Any
-  where: tuple[slice, ...]
-  data: np.ndarray
-
-  def agrees(self, stores: "dict[int, _Store]", entry) -> bool:
-    """Whether an earlier access is such a store of the same bits."""
-    other = stores.get(id(entry[1]))
-    if other is None:
-      return False
-    both = [
-      slice(max(a.start, b.start), min(a.stop, b.stop))
-      for a, b in zip(self.where, other.where)
-    ]
-    if any(x.start >= x.stop for x in both):
-      return False
-    return np.array_equal(self._bits(both), other._bits(both))
-
-  def _bits(self, window: list[slice]) -> np.ndarray:
-    data = self.data.reshape([x.stop - x.start for x in self.where])
-    cut = [
-      slice(x.start - own.start, x.stop - own.start)
-      for x, own in zip(window, self.where)
-    ]
-    return np.ascontiguousarray(data[tuple(cut)]).view(np.uint8)
-
-
-def _record_write(races, task, now, earlier) -> None:
-  """Reports which earlier accesses the write of a transfer races with."""
-  touches = task.dst_access.range
-  for (_, clock, touched, frame), ordered_by in earlier:
-    if not clock.ordered(ordered_by) and race_detection_state._ranges_overlap(
-      touches, touched
-    ):
-      races.races_found = True
-      print(f"RACE DETECTED: TMA writes {touches} over {frame}")
-  races.writes[task.dst_allocation_key].append(
-    (task.thread, now, touches, str(task.source_info))
-  )
-
-
 def _update_as_one(clock, other):
   """Joins both halves of `other`; no join of another thread comes between."""
   with _joining:
@@ -451,12 +358,12 @@ def _patches(report: Report) -> Iterator[None]:
     (
       gpu_callbacks.AsyncCopyGmemToSmemTask,
       "post_read",
-      _check_transfer_into_smem,
+      transfers.check_into_smem,
     ),
     (
       gpu_callbacks.AsyncCopySmemToGmemTask,
       "post_read",
-      _check_transfer_into_gmem,
+      transfers.check_into_gmem,
     ),
     (memory.GpuClockBundle, "update", _update_as_one),
     (jaxpr_interpret, "gpu_primitives", _Primitives()),

@@ -11,7 +11,7 @@ import numpy as np
 from pallas_gemm.kernels.sm90 import launch
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.problem import Problem
-from tests.support import products
+from tests.support import dense, products
 
 Arrays = dict[str, jax.Array]
 Activation = Callable[[jax.Array], jax.Array] | None
@@ -77,47 +77,28 @@ def assert_right(
 ) -> None:
   """Every result is within its bound of float64, and zero beside groups."""
   p = problem
-  assert all(out.dtype == p.out_dtype for out in outs)
+  epilogue = dense.Epilogue(activation=activation)
   # On the host no slice is compiled.
   outs, x = jax.tree.map(np.asarray, (outs, x))
   for group, (start, end) in enumerate(itertools.pairwise(offsets)):
     rows = slice(start, end)
     if p.along == "k":
-      _assert_sum(outs[0][group], x["a"][rows].T, x["b"][rows])
-    elif start < end:
-      _assert_rows([out[rows] for out in outs], p, x, rows, group, activation)
+      own = {name: array[None, rows] for name, array in x.items()}
+      of_group = [out[None, group] for out in outs]
+    else:
+      own = {name: array[None, group] for name, array in x.items()}
+      own["a"] = x["a"][None, rows]
+      if p.epilogue.bias:
+        own["bias"] = x["bias"][group]
+      of_group = [out[None, rows] for out in outs]
+    if start < end:
+      dense.assert_right(tuple(of_group), p, own, epilogue)
+    elif p.along == "k":
+      assert not of_group[0].any()
   if p.along == "m":
     for out in outs:
       assert not out[: offsets[0]].any()
       assert not out[offsets[-1] :].any()
-
-
-def _assert_sum(out, a, b) -> None:
-  if a.shape[1]:
-    products.assert_product(out, a, b)
-  else:
-    assert not out.any()
-
-
-def _assert_rows(outs, p: Problem, x: Arrays, rows, group, activation) -> None:
-  a = x["a"][rows]
-  b, *up = (
-    x[name][group].T if p.b.k_last else x[name][group]
-    for name in ("b", "b_up")
-    if name in x
-  )
-  out, *saved = outs
-  if p.epilogue.gated:
-    products.assert_gated(out, a, b, *up, activation)
-    for product, factor in zip(saved, (b, *up)):
-      products.assert_product(product, a, factor)
-    return
-  epilogue: dict[str, Any] = (
-    {"bias": x["bias"][group]} if p.epilogue.bias else {}
-  )
-  products.assert_product(out, a, b, activation=activation, **epilogue)
-  for preactivation in saved:
-    products.assert_product(preactivation, a, b, **epilogue)
 
 
 def example(

@@ -136,7 +136,7 @@ class OddSizes:
       multiple.
     straddling: of rows that start at odd multiples of 16, and so straddle
       sectors of 32, four cycles each: 8192^2 x 336 NT 75.0 us, x 328 110.3.
-    by_copies, by_moves: loads of B by threads, as a multiple (`weights`); of
+    by_copies, by_moves: loads of B by threads, as a multiple (`by_threads`); of
       those that are moved, for each 128 columns that are begun.
     shorter_loads: of loads by TMA and by threads at the same time, what of the
       shorter is added to the longer.
