@@ -28,8 +28,8 @@ from pallas_gemm.ops import sm90, xla
 from pallas_gemm.ops.spec import Operands
 from pallas_gemm.problem import Problem
 from pallas_gemm.tracing import find
-from pallas_gemm.tuning import cache, entries, trial
-from pallas_gemm.tuning.entries import Entry
+from pallas_gemm.tuning import cache, trial
+from pallas_gemm.tuning.cache import Entry
 
 # What may compute a problem.
 How = Config | Literal["xla"]
@@ -113,7 +113,7 @@ def describe(problem: Problem) -> str:
     ... )
     '8x64x32 bfloat16 out_dtype=float32 transpose_b'
   """
-  fields = entries.short_row(problem)
+  fields = cache.short_row(problem)
   m, n, k, dtype = (fields.pop(name) for name in ("m", "n", "k", "dtype"))
   words = [f"{m}x{n}x{k} {dtype}"]
   if fields["out_dtype"] == dtype:

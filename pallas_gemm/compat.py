@@ -24,6 +24,7 @@ from jax._src import dtypes as _dtypes
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.lax.lax import _convert_element_type
 from jax._src.pallas import core as _pallas_core
+from jax._src.pallas.mosaic_gpu import lowering as _kernel_lowering
 from jax.experimental.mosaic.gpu import fragmented_array as _fa
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.interpreters import mlir
@@ -31,6 +32,8 @@ from jax.interpreters import partial_eval as pe
 from jax.sharding import NamedSharding, PartitionSpec
 
 CUDA_PLATFORMS = ("gpu", "cuda")
+# What `mosaic` extends.
+KERNEL_LOWERING = _kernel_lowering
 # What a lowered program calls by custom_partitioning.
 PARTITIONED_BY_XLA = "CustomSPMDPartitioning"
 

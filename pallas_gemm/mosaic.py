@@ -1,12 +1,13 @@
 """What kernels ask of Mosaic GPU's lowering that Pallas has no argument for.
 
-Each asks by its name, before it is lowered; the lowering of kernels that do not
-stays as it is. Private in JAX, as what `compat` touches.
+A kernel asks by its `CompilerParams`. The lowering of kernels that have
+Pallas' own stays as it is. Private in JAX, as what `compat` touches.
 """
 
-from collections.abc import Sequence
+import contextvars
 import dataclasses
 import functools
+from typing import Literal
 
 import jax
 from jax.experimental import pallas as pl
@@ -16,104 +17,89 @@ from jax.experimental.mosaic.gpu import (
   launch_context,
   utils,
 )
+from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, nvvm
 
-# Kernels whose copies start anywhere; see `allow_ragged_copies`.
-_anywhere: set[str] = set()
-# Those of which wider ones do.
-_in_blocks: set[str] = set()
-# Those whose wider copies are of matrices that are no whole number of atoms.
-_of_ragged: set[str] = set()
-# Those of which such copies start at any multiple of 16 bytes of a row.
-_inside_rows: set[str] = set()
-# Those of whose matrices with so many columns wider copies do too, and may end
-# in the next row: names, and columns.
-_any_column: set[tuple[str, int]] = set()
-# Those whose results leave the L2 first; see `evict_results_first`.
-_evicted_first: set[str] = set()
-# Those whose barriers several warps make ready; see `spread_barriers`.
-_spread: set[str] = set()
+from pallas_gemm import compat
 
 
-def allow_ragged_copies(
-  anywhere: str | None = None,
-  in_blocks: str | None = None,
-  of_ragged: str | None = None,
-  inside_rows: str | None = None,
-  any_column: tuple[str, int] | None = None,
-) -> None:
-  """Lets TMA copy one swizzle atom at a time from matrices of any shape.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompilerParams(plgpu.CompilerParams):
+  """Pallas' own, and how TMA copies of a kernel are lowered.
 
   Mosaic GPU describes a matrix to TMA as a grid of swizzle atoms (8 rows of
-  up to 128 bytes). It refuses a matrix that is not a whole number of them, and
-  a copy that does not start with an atom is wrong: what is past the end of the
-  atom comes as zeros. A copy that is one atom wide needs no such grid: its
-  rows lie one after the other in shared memory either way, and then TMA takes
-  any row of any matrix whose row stride is a multiple of 16 bytes. Other
-  kernels' copies that Mosaic GPU takes by itself are left as they are.
+  up to 128 bytes). It refuses a matrix that is not a whole number of them, a
+  ragged one, and a copy that does not start with an atom is wrong: what is past
+  the end of the atom comes as zeros. A copy that is one atom wide, a narrow
+  one, needs no such grid: its rows lie one after the other in shared memory
+  either way. Narrow copies of ragged matrices are described to TMA row by row,
+  if their row stride is a multiple of 16 bytes.
 
-  Args:
-    anywhere: name of a kernel whose copies, if one atom wide, may start at
-      any row and column.
-    in_blocks: name of a kernel whose wider copies into shared memory may start
-      at any row too. All rows of one must lie in the matrix, or none, which
-      gives zeros.
-    of_ragged: name of a kernel whose wider copies into shared memory start with
-      an atom of a matrix that is no whole number of them. All rows of one must
-      be followed by another row: what is past their ends is that one's.
-    inside_rows: name of a kernel whose wider copies into shared memory of
-      matrices that are no whole number of atoms, but of 8 rows, lie within
-      their rows and start at any multiple of 16 bytes.
-    any_column: name of a kernel, and columns of those of its matrices, of whole
-      atoms, of which wider copies into shared memory do so too.
+  Four warps of the kernel make its barriers ready, a part each. Mosaic GPU has
+  one thread do it, one barrier after the other, 27 cycles each.
+
+  Attributes:
+    narrow_copies_anywhere: whether narrow copies may start at any row and
+      column.
+    wide_copies_at_any_row: whether wider copies into shared memory may. All
+      rows of one must lie in the matrix, or none, which gives zeros.
+    wide_copies_of_ragged: where wider copies into shared memory start, in
+      ragged matrices. "atom": with an atom. All rows of one must be followed by
+      another row: what is past their ends is that one's. "column": at any
+      multiple of 16 bytes of a row of matrices of whole blocks of 8 rows. All
+      columns must lie in the matrix. None: they are refused.
+    at_any_column_of: columns of matrices of whole atoms of which wider copies
+      into shared memory start at any multiple of 16 bytes of a row, too.
+    evict_results_first: whether the L2 drops what the kernel stores by TMA
+      before anything else.
   """
-  if anywhere is not None:
-    _anywhere.add(anywhere)
-  if in_blocks is not None:
-    _in_blocks.add(in_blocks)
-  if of_ragged is not None:
-    _of_ragged.add(of_ragged)
-  if inside_rows is not None:
-    _inside_rows.add(inside_rows)
-  if any_column is not None:
-    _any_column.add(any_column)
-  _patch_async_copy()
+
+  narrow_copies_anywhere: bool = False
+  wide_copies_at_any_row: bool = False
+  wide_copies_of_ragged: Literal["atom", "column"] | None = None
+  at_any_column_of: int | None = None
+  evict_results_first: bool = False
+
+  def __post_init__(self):
+    super().__post_init__()
+    _patch_lowering()
 
 
-def evict_results_first(name: str) -> None:
-  """Lets the L2 drop what a kernel stores by TMA before anything else.
-
-  Args:
-    name: of the kernel, all of whose stores are meant.
-  """
-  _evicted_first.add(name)
-  _patch_async_copy()
-
-
-def spread_barriers(name: str) -> None:
-  """Lets four warps of a kernel make its barriers ready, a part each.
-
-  Mosaic GPU has one thread do it, one barrier after the other, 27 cycles each.
-
-  Args:
-    name: of the kernel.
-  """
-  _spread.add(name)
-  _patch_barriers()
+# Of the kernel that is being lowered, if they are of this module.
+_params: contextvars.ContextVar[CompilerParams | None] = contextvars.ContextVar(
+  "params", default=None
+)
 
 
 @functools.cache
-def _patch_barriers() -> None:
-  operation = dialect.InitializeBarrierOp.OPERATION_NAME
-  lowerings, one_by_one = (
-    dialect_lowering._lowerings,
-    utils.BarrierRef.initialize,
-  )
-  lower = lowerings[operation]
+def _patch_lowering() -> None:
+  """Puts the rules of this module before Mosaic GPU's own."""
+  lowering, context = compat.KERNEL_LOWERING, launch_context.LaunchContext
+  lowering.lower_jaxpr_to_module = _with_params(lowering.lower_jaxpr_to_module)
+  context.async_copy = _async_copy(context.async_copy)
+  rules, barrier = dialect_lowering._lowerings, utils.BarrierRef
+  name = dialect.InitializeBarrierOp.OPERATION_NAME
+  rules[name] = _initialize_operation(rules[name])
+  barrier.initialize = staticmethod(_initialize_reference(barrier.initialize))
 
-  def lower_initialize(context, op):
-    if _name_here() not in _spread:
+
+def _with_params(lower):
+  @functools.wraps(lower)
+  def lower_kernel(*args, **kwargs):
+    own = (x for x in args if isinstance(x, CompilerParams))
+    token = _params.set(next(own, None))
+    try:
+      return lower(*args, **kwargs)
+    finally:
+      _params.reset(token)
+
+  return lower_kernel
+
+
+def _initialize_operation(lower):
+  def initialize(context, op):
+    if _params.get() is None:
       return lower(context, op)
     arrivals = op.arrival_count.value
     if not op.orders_tensor_core.value:
@@ -121,8 +107,12 @@ def _patch_barriers() -> None:
     _initialize_barriers(op.base_pointer, op.num_barriers.value, arrivals)
     return []
 
+  return initialize
+
+
+def _initialize_reference(one_by_one):
   def initialize(barrier_memref, arrival_count=1):
-    if _name_here() not in _spread:
+    if _params.get() is None:
       return one_by_one(barrier_memref, arrival_count)
     (count,) = ir.MemRefType(barrier_memref.type).shape
     pointer = utils.memref_ptr(barrier_memref)
@@ -132,19 +122,7 @@ def _patch_barriers() -> None:
     memref.store(zero, phases, [])
     return utils.BarrierRef(pointer, zero, phases, count)
 
-  lowerings[operation] = lower_initialize
-  utils.BarrierRef.initialize = staticmethod(initialize)
-
-
-def _name_here() -> str:
-  """The name of the kernel that operations are made for; "" if it has none."""
-  operation = ir.InsertionPoint.current.block.owner
-  while operation is not None:
-    found = operation.operation
-    if found.name == "builtin.module" and "sym_name" in found.attributes:
-      return ir.StringAttr(found.attributes["sym_name"]).value
-    operation = found.parent
-  return ""
+  return initialize
 
 
 def _initialize_barriers(pointer, count: int, arrivals: int) -> None:
@@ -166,7 +144,7 @@ def _initialize_barriers(pointer, count: int, arrivals: int) -> None:
 
 
 def anywhere(index: jax.Array) -> jax.Array:
-  """A row or column that a copy starts at, if `allow_ragged_copies` lets it.
+  """A row or column that a copy starts at, if `CompilerParams` let it.
 
   Mosaic GPU infers from the indices of copies which layouts shared memory can
   have, and wants to be told that they are multiples of an atom. This tells it
@@ -176,45 +154,51 @@ def anywhere(index: jax.Array) -> jax.Array:
   return pl.multiple_of(index, 64)
 
 
-@functools.cache
-def _patch_async_copy() -> None:
-  context = launch_context.LaunchContext
-  original = context.async_copy
-
+def _async_copy(original):
   @functools.wraps(original)
   def async_copy(self, *, src_ref, dst_ref, gmem_transform=(), **kwargs):
+    params = _params.get()
     into_smem = utils.is_smem_ref(dst_ref.type)
     gmem, smem = (src_ref, dst_ref) if into_smem else (dst_ref, src_ref)
-    transforms = gmem_transform
-    if not isinstance(transforms, tuple):
-      transforms = (transforms,)
-    is_ragged = _is_ragged(gmem, transforms)
-    name, columns = _kernel_name(self), ir.MemRefType(gmem.type).shape[-1]
-    any_column = (name, columns) in _any_column
-    wanted = is_ragged or (len(transforms) == 1 and name in _anywhere)
-    if wanted and _is_one_atom_wide(smem):
-      smem, transforms = utils.memref_fold(smem, 0, 3), ()
-    elif into_smem and name in _in_blocks and _is_tiled(smem):
-      *_, width = ir.MemRefType(smem.type).shape
-      transforms = (_BlocksOfRows(width, any_column),)
-    elif into_smem and any_column and _is_tiled(smem):
-      transforms = (_InsideRows(transforms[0].tiling),)
-    elif into_smem and is_ragged and name in _of_ragged:
-      transforms = (_Atoms(transforms[0].tiling),)
-    elif into_smem and is_ragged and name in _inside_rows:
-      transforms = (_InsideRows(transforms[0].tiling),)
+    if params is not None:
+      smem, gmem_transform = _described(
+        params, gmem, smem, gmem_transform, into_smem
+      )
     src_ref, dst_ref = (gmem, smem) if into_smem else (smem, gmem)
     original(
       self,
       src_ref=src_ref,
       dst_ref=dst_ref,
-      gmem_transform=transforms,
+      gmem_transform=gmem_transform,
       **kwargs,
     )
-    if not into_smem and name in _evicted_first:
+    if params is not None and params.evict_results_first and not into_smem:
       _evict_stores_first(ir.InsertionPoint.current.block)
 
-  context.async_copy = async_copy
+  return async_copy
+
+
+def _described(params: CompilerParams, gmem, smem, transforms, into_smem: bool):
+  """What of shared memory is copied, and the transforms of global memory."""
+  if not isinstance(transforms, tuple):
+    transforms = (transforms,)
+  is_alone = len(transforms) == 1
+  tiling = getattr(transforms[0], "tiling", ()) if is_alone else ()
+  shape = tuple(ir.MemRefType(gmem.type).shape)[-2:]
+  is_ragged = len(tiling) == 2 and any(
+    size > tile and size % tile for size, tile in zip(shape, tiling)
+  )
+  box = tuple(ir.MemRefType(smem.type).shape)
+  is_narrow = len(box) == 4 and box[1] == 1
+  if is_narrow and (is_ragged or (is_alone and params.narrow_copies_anywhere)):
+    return utils.memref_fold(smem, 0, 3), ()
+  of_ragged = params.wide_copies_of_ragged if is_ragged else None
+  any_row = params.wide_copies_at_any_row
+  any_column = of_ragged == "column" or shape[-1] == params.at_any_column_of
+  is_wide = into_smem and len(box) == 4 and box[2] == 8
+  if is_wide and (any_row or any_column or of_ragged):
+    return smem, (_Grid(box[2:], any_row, any_column),)
+  return smem, transforms
 
 
 def _evict_stores_first(block) -> None:
@@ -240,152 +224,76 @@ def _evict_stores_first(block) -> None:
     store.operation.erase()
 
 
-def _kernel_name(context) -> str:
-  return ir.StringAttr(context.module.operation.attributes["sym_name"]).value
-
-
-def _is_ragged(gmem, transforms) -> bool:
-  """Whether Mosaic GPU would refuse the matrix: not a whole grid of atoms."""
-  if len(transforms) != 1:
-    return False
-  tiling = getattr(transforms[0], "tiling", ())
-  shape = tuple(ir.MemRefType(gmem.type).shape)[-2:]
-  return len(tiling) == 2 and any(
-    size > tile and size % tile for size, tile in zip(shape, tiling)
-  )
-
-
-def _is_one_atom_wide(smem) -> bool:
-  shape = tuple(ir.MemRefType(smem.type).shape)
-  return len(shape) == 4 and shape[1] == 1
-
-
-def _is_tiled(smem) -> bool:
-  shape = tuple(ir.MemRefType(smem.type).shape)
-  return len(shape) == 4 and shape[2] == 8
-
-
-def _reinterpreted(ref, shape: Sequence[int], strides: Sequence[int]):
-  """The same memory under another shape."""
-  kind = ir.MemRefType(ref.type)
-  _, offset = kind.get_strides_and_offset()
-  layout = ir.StridedLayoutAttr.get(offset, strides)
-  return memref.reinterpret_cast(
-    ir.MemRefType.get(shape, kind.element_type, layout, kind.memory_space),
-    ref,
-    [],
-    [],
-    [],
-    static_offsets=[offset],
-    static_sizes=shape,
-    static_strides=strides,
-  )
-
-
 @dataclasses.dataclass(frozen=True)
-class _BlocksOfRows(launch_context.MemRefTransform):
-  """A matrix as [blocks of 8 rows, atoms of columns, rows, columns].
+class _Grid(launch_context.MemRefTransform):
+  """Matrices as [blocks of rows, atoms of columns, rows, columns].
 
-  TMA adds up coordinates times strides, and dimensions may overlap: the first
-  block starts at whichever row, each further one 8 rows on. So only the first
-  block's rows are compared with the matrix's, and if the first atom may start
-  at any column, its columns alone.
-
-  Attributes:
-    width: columns of an atom.
-    any_column: whether copies start inside of atoms.
-  """
-
-  width: int
-  any_column: bool
-
-  def apply(self, ref):
-    _, columns = shape = ir.MemRefType(ref.type).shape
-    strides = [8 * columns, self.width, columns, 1]
-    return _reinterpreted(ref, self.transform_gmem_shape(shape), strides)
-
-  def transform_gmem_shape(self, shape):
-    rows, columns = shape
-    atoms = -(-columns // self.width)
-    inside = columns if self.any_column else min(columns, self.width)
-    return (-(-rows // 8), atoms, rows, inside)
-
-  def transform_shape(self, shape):
-    rows, columns = shape
-    return (rows // 8, columns // self.width, 8, self.width)
-
-  def transform_index(self, idx):
-    row, column = idx
-    zero, width = (utils.c(x, ir.IndexType.get()) for x in (0, self.width))
-    if self.any_column:
-      return (zero, zero, row, column)
-    return (zero, arith.divui(column, width), row, zero)
-
-  def transform_strides(self, strides):
-    row, column = strides
-    return (8 * row, self.width * column, row, column)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Atoms(launch_context.MemRefTransform):
-  """Matrices as grids of swizzle atoms, whole or not at their ends.
+  TMA adds up coordinates times strides, and dimensions may overlap. The first
+  block starts at whichever row, each further one a block's rows later, so only
+  the first one's rows are compared with the matrix's. Columns likewise: an atom
+  that starts inside of one is compared with the matrix's as the first.
 
   Attributes:
     tiling: rows and columns of an atom.
+    any_row: whether copies start inside of blocks.
+    any_column: whether copies start inside of atoms.
   """
 
   tiling: tuple[int, int]
+  any_row: bool
+  any_column: bool
 
   def apply(self, ref):
+    """The same memory under another shape."""
     kind = ir.MemRefType(ref.type)
-    given, _ = kind.get_strides_and_offset()
+    given, offset = kind.get_strides_and_offset()
     shape = self.transform_gmem_shape(kind.shape)
-    return _reinterpreted(ref, shape, self.transform_strides(given))
+    strides = self.transform_strides(given)
+    layout = ir.StridedLayoutAttr.get(offset, strides)
+    return memref.reinterpret_cast(
+      ir.MemRefType.get(shape, kind.element_type, layout, kind.memory_space),
+      ref,
+      [],
+      [],
+      [],
+      static_offsets=[offset],
+      static_sizes=shape,
+      static_strides=strides,
+    )
 
   def transform_gmem_shape(self, shape):
     *lead, rows, columns = shape
     height, width = self.tiling
-    return (*lead, -(-rows // height), -(-columns // width), *self.tiling)
+    return (
+      *lead,
+      -(-rows // height),
+      -(-columns // width),
+      rows if self.any_row else height,
+      columns if self.any_column else min(columns, width),
+    )
 
   def batch(self, leading_rank):
     del leading_rank  # any
     return self
 
   def transform_shape(self, shape):
-    return self.transform_gmem_shape(shape)
+    *lead, rows, columns = shape
+    height, width = self.tiling
+    return (*lead, rows // height, columns // width, *self.tiling)
 
   def transform_index(self, idx):
     *lead, row, column = idx
     zero, height, width = (
       utils.c(x, ir.IndexType.get()) for x in (0, *self.tiling)
     )
-    atom = arith.divui(row, height), arith.divui(column, width)
-    return (*lead, *atom, zero, zero)
+    block = atom = zero
+    if not self.any_row:
+      block, row = arith.divui(row, height), zero
+    if not self.any_column:
+      atom, column = arith.divui(column, width), zero
+    return (*lead, block, atom, row, column)
 
   def transform_strides(self, strides):
     *lead, row, column = strides
     height, width = self.tiling
     return (*lead, height * row, width * column, row, column)
-
-
-@dataclasses.dataclass(frozen=True)
-class _InsideRows(_Atoms):
-  """The same, of atoms that start at any column of whole blocks of 8 rows.
-
-  The first one does; TMA adds up coordinates times strides, so each further one
-  starts an atom's columns later. Only the first one's columns are compared with
-  the matrix's: all must lie in it.
-  """
-
-  def transform_gmem_shape(self, shape):
-    *lead, rows, columns = shape
-    height, width = self.tiling
-    return (*lead, rows // height, -(-columns // width), height, columns)
-
-  def transform_shape(self, shape):
-    return super().transform_gmem_shape(shape)
-
-  def transform_index(self, idx):
-    *lead, row, column = idx
-    zero, height = (utils.c(x, ir.IndexType.get()) for x in (0, self.tiling[0]))
-    return (*lead, arith.divui(row, height), zero, zero, column)

@@ -10,7 +10,7 @@ from experiments import tune
 from experiments.harness import cli, freeze, rows, suites
 from pallas_gemm import compat, tuning
 from pallas_gemm.kernels.sm90.config import Config
-from pallas_gemm.tuning import autotune, cache, model, table
+from pallas_gemm.tuning import autotune, cache, model
 from tests.support import programs
 
 CHOSEN = Config(block_m=64, block_n=64, consumers=1, stages=2, epilogue_n=64)
@@ -180,9 +180,9 @@ def test_epilogues(run, tuned, epilogue):
 @pytest.fixture
 def forgotten():
   """What is read of a table is read again, before and after."""
-  table._known.cache_clear()
+  cache._shipped.cache_clear()
   yield
-  table._known.cache_clear()
+  cache._shipped.cache_clear()
 
 
 def test_freeze(run, monkeypatch, tmp_path, forgotten):
@@ -193,9 +193,9 @@ def test_freeze(run, monkeypatch, tmp_path, forgotten):
   monkeypatch.setattr(freeze, "table_of", some)
   path = tmp_path / "nvidia_h200.jsonl"
   assert run(f"--freeze={path}") == (0, "")
-  monkeypatch.setattr(table, "_FOLDER", tmp_path)
-  table._known.cache_clear()
-  known = table._known("NVIDIA H200")
+  monkeypatch.setattr(cache, "_SHIPPED", tmp_path)
+  cache._shipped.cache_clear()
+  known = cache._shipped("NVIDIA H200")
   assert len(known) == len(path.read_text().splitlines()) > 10
   assert {p.along for p in known} == {None, "m", "k"}
   for problem, entry in known.items():

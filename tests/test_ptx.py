@@ -125,28 +125,6 @@ def test_what_lies_behind_a_matrix_is_not_read(
   np.testing.assert_array_equal(got[:, :copied], want)
 
 
-@pytest.mark.parametrize("size", (2, 3, 5, 16, 26, 48, 63))
-@pytest.mark.parametrize("columns", (64, 128))
-@pytest.mark.parametrize("row", (64, 192))
-def test_short_rows_are_turned(monkeypatch, size, columns, row):
-  """Copied as they follow each other; zeros behind the last one."""
-  height = 250
-  machine = ptx_machine.Machine(monkeypatch, 2 * size * height, 2**17)
-  rng = np.random.default_rng(0)
-  machine.globals[:] = rng.integers(1, 256, len(machine.globals))
-  machine.shared[:] = rng.integers(0, 256, len(machine.shared))
-  matrix = ptx_machine.Ref(0, (height, size), 2 * size)
-  raw = ptx_machine.Ref(2**16, (columns, size), 2 * size)
-  slot = ptx_machine.Ref(SLOT, (64, columns))
-  ptx.copy_whole_rows_async(matrix, row, raw)
-  ptx.turn_rows(raw, slot, swizzle=128)
-  nth, column = np.mgrid[:size, :columns]
-  padded = np.concatenate([machine.globals, np.zeros(2**14, np.uint8)])
-  want = words_at(padded, 2 * ((row + column) * size + nth))
-  at = SLOT + swizzled(64, columns, 128)[:size]
-  np.testing.assert_array_equal(words_at(machine.shared, at), want)
-
-
 @pytest.mark.parametrize(
   ("width", "dtype"), [(64, np.uint16), (32, np.uint16), (32, np.uint32)]
 )

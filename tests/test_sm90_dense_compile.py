@@ -107,12 +107,6 @@ EXAMPLES = {
     None,
     160,
   ),
-  "split_last_wave": (
-    {"gated": True},
-    GATED | {"tail_columns": 1, "tail_split_k": 4},
-    "silu",
-    128,
-  ),
   "evicted": ({"m": 16384, "n": 8192, "k": 256}, DEFAULT, None, 256),
   "few_rows": (
     {"m": 16},
@@ -141,8 +135,7 @@ EXAMPLES = {
   ),
 }
 
-# Threads bring operands, or turn them; results leave from registers, but for
-# the first.
+# Threads load operands; results leave from registers, but for the first.
 BY_THREADS = {
   "moves_two_consumers": (
     {"m": 2560, "n": 192, "k": 196, "transpose_b": True},
@@ -175,20 +168,6 @@ BY_THREADS = {
     {"block_m": 64, "block_n": 64, "stages": 3, "consumers": 1, "moves": True},
     "silu",
     64,
-  ),
-  "turns": (
-    {"m": 12, "n": 2560, "k": 2816, "transpose_a": True, "transpose_b": True},
-    {
-      "block_m": 64,
-      "block_n": 16,
-      "stages": 9,
-      "consumers": 1,
-      "epilogue_n": 16,
-      "swap_ab": True,
-      "moves": True,
-    },
-    None,
-    16,
   ),
   "swapped_float32": (
     {"m": 208, "out_dtype": "float32", "c_dtype": "bfloat16", "bias": "n"},
@@ -238,7 +217,7 @@ def test_instructions_of_threads(name):
     "moves", False
   )
   assert not compiled.has(r"LDGSTS\.E(?!\.BYPASS\.128)\S*")
-  by_tma = name in ("moves_two_consumers", "turns")
+  by_tma = name == "moves_two_consumers"
   assert compiled.has(r"UTMASTG\S*") == by_tma
   assert compiled.has(r"STG\.E\S*") != by_tma
 

@@ -111,7 +111,7 @@ def test_swapped_operands(shape, layout, epilogue):
   """The model's candidates, for each height of a tile."""
   problem = _problem(shape, layout, "bfloat16", epilogue)
   found = {
-    (c.block_n, c.cluster_m): c
+    c.block_n: c
     for c in model.candidates(problem)
     if c.swap_ab and legal.reason(Plan.of(problem, c)) is None
   }
@@ -123,7 +123,6 @@ def test_swapped_operands(shape, layout, epilogue):
 @pytest.mark.parametrize("cluster", fitted.CLUSTERS, ids=str)
 @pytest.mark.parametrize("layout", ("nt", "tn"))
 def test_clusters(cluster, layout):
-  # Clusters of four are for rows at no multiples of 128 bytes.
   problem = _problem((4104, 4104, 4104), layout, "bfloat16", {})
   config = next(
     c
@@ -132,38 +131,6 @@ def test_clusters(cluster, layout):
     and legal.reason(Plan.of(problem, c)) is None
   )
   assert "mosaic_gpu" in _lower(problem, config), config
-
-
-@pytest.mark.parametrize(
-  ("shape", "epilogue"),
-  (
-    ((2048, 32000, 4096), {"bias": "n"}),
-    ((4096, 14336, 4096), {"activation": "silu", "gated": True}),
-  ),
-  ids=("bias", "gated"),
-)
-@pytest.mark.parametrize("out_dtype", ("bfloat16", "float32"))
-def test_a_split_last_wave(shape, epilogue, out_dtype):
-  problem = _problem(shape, "nn", out_dtype, epilogue)
-  split = (c for c in model.candidates(problem) if c.tail_columns)
-  config = next(c for c in split if legal.reason(Plan.of(problem, c)) is None)
-  assert "mosaic_gpu" in _lower(problem, config), config
-
-
-@pytest.mark.parametrize("out_dtype", ("bfloat16", "float32"))
-@pytest.mark.parametrize("columns", (2, 128))
-@pytest.mark.parametrize(
-  "epilogue", (_EPILOGUES[0], _EPILOGUES[1], _EPILOGUES[6]), ids=str
-)
-def test_a_split_last_wave_of_one_work_tile_a_block(
-  columns, out_dtype, epilogue
-):
-  problem = _problem((50, 64 * columns, 256), "nn", out_dtype, epilogue)
-  config = dataclasses.replace(CONFIG, tail_columns=1, tail_split_k=4)
-  plan = Plan.of(problem, config)
-  assert legal.reason(plan) is None
-  assert plan.work_tiles_of_a_block == 1
-  assert "mosaic_gpu" in _lower(problem, config)
 
 
 @pytest.mark.parametrize("epilogue", _EPILOGUES, ids=str)
@@ -236,7 +203,6 @@ _WAYS = {
     {"swap_ab": True, "block_n": 48, "epilogue_n": 16},
   ),
   "split_k": ({"c_dtype": "bfloat16", "bias": "n"}, {"split_k": 2}),
-  "split_last_wave": ({"bias": "n"}, {"tail_columns": 1, "tail_split_k": 2}),
 }
 
 

@@ -22,7 +22,6 @@ from pallas_gemm.kernels.sm90 import (
   weights,
 )
 from pallas_gemm.kernels.sm90.config import Config
-from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from tests.support import (
   dense,
@@ -62,11 +61,6 @@ IN_PLACE = (WITH_C.changed(c_dtype="bfloat16"), SMALL)
 SWAPPED = (
   PLAIN.changed(n=130),
   dataclasses.replace(SMALL, swap_ab=True, epilogue_buffers=1),
-)
-# A whole tile, and one, the last wave, in parts of K.
-LAST_WAVE = (
-  PLAIN.changed(n=128, bias="n"),
-  dataclasses.replace(SMALL, tail_columns=1, tail_split_k=3),
 )
 # Parts of K in a cluster.
 CLUSTER_K = (
@@ -137,11 +131,6 @@ MOVES = (
   PLAIN.changed(m=70, n=70, k=150, transpose_b=True),
   dataclasses.replace(SMALL, stages=3, block_n=96, moves=True),
 )
-# They turn both.
-TURNS = (
-  PLAIN.changed(m=19, n=13, k=200, transpose_a=True),
-  dataclasses.replace(SMALL, block_n=32, moves=True),
-)
 
 CLEAN = {
   "two_consumers": (
@@ -201,11 +190,6 @@ CLEAN = {
     PLAIN.changed(m=20, n=77, k=270),
     dataclasses.replace(SMALL, cluster_k=2, moves=True),
   ),
-  "turns": TURNS,
-  "turns_swapped": (
-    PLAIN.changed(m=20, n=130, transpose_a=True, out_dtype="float32"),
-    dataclasses.replace(SMALL, block_n=32, swap_ab=True, moves=True),
-  ),
   "slabs": (SLABS, SMALL),
   "slabs_by_rows": (
     EMPTY.changed(n=141),
@@ -249,7 +233,6 @@ CLEAN = {
     SWAPPED[0].changed(c_dtype="bfloat16", bias="n"),
     dataclasses.replace(SMALL, swap_ab=True),
   ),
-  "split_last_wave": LAST_WAVE,
   "pingpong": PINGPONG,
   # As many slabs as stages, but one consumer has two of the three work tiles.
   "pingpong_of_three_work_tiles": (
@@ -314,22 +297,6 @@ def _grouped(problem: Problem, config: Config):
 @pytest.mark.parametrize("name", CLEAN)
 def test_free_of_races(name):
   assert _run(*CLEAN[name]) == (True, False)
-
-
-def test_a_last_wave_of_one_work_tile_a_block_is_free_of_races(monkeypatch):
-  problem, config = LAST_WAVE[0].changed(m=64), LAST_WAVE[1]
-  problems.assume_sms(monkeypatch, 4)
-  assert Plan.of(problem, config).work_tiles_of_a_block == 1
-  assert _run(problem, config) == (True, False)
-
-
-@pytest.mark.parametrize(
-  "cluster", ({"cluster_m": 4}, {"cluster_n": 4}), ids=str
-)
-def test_clusters_of_four_are_free_of_races(cluster, monkeypatch):
-  problems.assume_sms(monkeypatch, 4)
-  problem = PLAIN.changed(m=200, n=264)
-  assert _run(problem, dataclasses.replace(SMALL, **cluster)) == (True, False)
 
 
 def _parameter(bug: mutations.Bug):

@@ -8,7 +8,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import pytest
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels.sm90 import launch, layout, legal
+from pallas_gemm.kernels.sm90 import layout, legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Barrier, Buffer, Plan
 from pallas_gemm.problem import Problem
@@ -17,7 +17,6 @@ SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)
 NARROW = Config(block_m=64, block_n=96, stages=2, consumers=1, epilogue_n=32)
 SWAPPED = dataclasses.replace(NARROW, block_n=48, epilogue_n=16, swap_ab=True)
 IN_PARTS = dataclasses.replace(SMALL, cluster_k=4, epilogue_n=16)
-LAST_WAVE = dataclasses.replace(SMALL, tail_columns=1, tail_split_k=2)
 PINGPONG = Config(block_m=64, block_n=64, stages=4, split="pingpong")
 
 
@@ -159,32 +158,13 @@ def test_what_is_loaded_of_a_tile():
       {},
       "no pre-activation beside results in float32",
     ),
-    ({}, {"split_k": 2}, "split_k"),
+    ({}, {"split_k": 2}, "no split_k and no cluster"),
+    ({}, {"cluster_m": 2}, "no split_k and no cluster"),
+    ({}, {"cluster_k": 2}, "no split_k and no cluster"),
   ),
 )
 def test_what_a_swap_does_not_do_is_said(fields, change, reason):
   assert reason in refusal(64, 64, 256, SWAPPED, change, **fields)
-
-
-@pytest.mark.parametrize(
-  ("fields", "change", "reason"),
-  (
-    ({"c_dtype": "bfloat16"}, {}, "no C"),
-    ({"batch": 2}, {}, "no batch"),
-    ({"save_preactivation": True, "activation": "silu"}, {}, "pre-activation"),
-    ({"n": 131}, {"block_n": 128, "epilogue_n": 64}, "results that TMA stores"),
-    ({}, {"cluster_m": 2}, "no cluster"),
-    ({}, {"swap_ab": True}, "no swap_ab"),
-    ({}, {"split_k": 2}, "no split_k"),
-    ({}, {"tail_columns": 4}, "in 1..3, got 4"),
-    ({}, {"tail_columns": 0}, "in 1..3, got 0"),
-    ({}, {"tail_split_k": 1}, "4 slabs of K in parts, got 1"),
-    ({}, {"tail_split_k": 3}, "4 slabs of K in parts, got 3"),
-  ),
-)
-def test_what_a_split_last_wave_does_not_do_is_said(fields, change, reason):
-  sizes = {"m": 64, "n": 256, "k": 256} | fields
-  assert reason in refusal(config=LAST_WAVE, change=change, **sizes)
 
 
 @pytest.mark.parametrize(
@@ -196,8 +176,6 @@ def test_what_a_split_last_wave_does_not_do_is_said(fields, change, reason):
     ({}, {"epilogue_n": 32}, "must divide 16"),
     ({}, {"cluster_m": 2}, "no other cluster"),
     ({}, {"split_k": 2}, "no other parts of K"),
-    ({}, {"tail_columns": 1, "tail_split_k": 2}, "no other parts of K"),
-    ({"transpose_b": True}, {"swap_ab": True}, "no swap_ab"),
     ({"ragged": "m", "groups": 2}, {}, "no groups"),
   ),
 )
@@ -236,6 +214,12 @@ def test_what_subtiles_a_tile_does_not_have_is_said(fields, change, reason):
   assert reason in refusal(64, 96, 256, NARROW, change, **fields)
 
 
+@pytest.mark.parametrize("cluster", ((2, 2), (4, 1), (1, 3)))
+def test_a_cluster_is_a_pair(cluster):
+  change = dict(zip(("cluster_m", "cluster_n"), cluster))
+  assert "1 or 2 blocks" in refusal(1000, 1000, 256, SMALL, change)
+
+
 @pytest.mark.parametrize(
   "change",
   (
@@ -249,13 +233,11 @@ def test_no_copy_is_larger_than_tma_takes(change):
   assert "at most 256" in reason and "TMA" in reason
 
 
-def test_a_kernel_whose_tiles_overlap_says_so_in_its_name():
-  """By it `compat` knows which copies start anywhere, in this kernel alone."""
+def test_tiles_overlap_where_rows_of_results_start_anywhere():
   config = dataclasses.replace(SMALL, block_n=128)
   for n, overlaps in ((256, False), (257, True)):
     found = plan(256, n, 64, config, transpose_b=True)
     assert found.tiles_overlap == overlaps
-    assert ("overlap" in launch._kernel_name(found)) == overlaps
 
 
 def test_one_stage_is_for_one_slab_a_block():
@@ -272,11 +254,7 @@ def test_one_stage_is_for_one_slab_a_block():
     (192, {}, "with pingpong stages must be 6 or more, got 4"),
     (64, {"stages": 3}, "a multiple of the consumers, at least two, got 3"),
     (64, {"consumers": 1}, "at least two, got 4 and 1"),
-    (
-      128,
-      {"split_k": 2},
-      "pingpong takes no split_k and no split of the last wave",
-    ),
+    (128, {"split_k": 2}, "pingpong takes no split_k, got 2"),
     (64, {"split": "k"}, "split m, n or pingpong, got 2 and 'k'"),
   ),
 )
@@ -318,7 +296,6 @@ def _subsets(sizes):
     ({"out_dtype": "float32"}, {"epilogue_n": 32}, (False, True)),
     ({}, {"split_k": 2, "epilogue_n": 32}, (False, True)),
     ({}, {"cluster_m": 2}, (False, True)),
-    ({"m": 9000}, {"tail_columns": 1, "tail_split_k": 2}, (False, False)),
     ({"batch": 3, "batched_a": True}, {}, (False, True)),
   ],
   ids=str,
@@ -378,7 +355,6 @@ def test_slabs_of_weights_along_k_come_in_pairs_where_memory_binds(
     ({"n": 4096, "out_dtype": "float32"}, {"epilogue_n": 32}, True),
     ({"n": 4096, "batch": 2, "batched_a": True}, {}, True),
     ({}, {"split_k": 2, "epilogue_n": 32}, False),  # sums are read again
-    ({}, {"tail_columns": 1, "tail_split_k": 2}, False),
     ({"ragged": "m", "groups": 8}, {}, False),
     (
       {"m": 2048, "n": 2048, "ragged": "k", "groups": 8, "transpose_a": True},

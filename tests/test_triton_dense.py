@@ -363,6 +363,8 @@ INTERPRET = """
       set_ = copy_ = lambda self, *_: None
 
 
+    # Triton's interpreter finds functions among globals alone.
+    triton_kernel.raster = triton_kernel._raster()
     rng = np.random.default_rng(0)
     for case in CASES:
       (m, n, k), dtype, tile, alpha, beta, wide = case

@@ -17,7 +17,7 @@ from pallas_gemm.kernels.sm90 import launch
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import cache, model, trial
-from pallas_gemm.tuning.entries import Entry
+from pallas_gemm.tuning.cache import Entry
 
 PROBLEM = Problem.flat(m=96, n=80, k=72, dtype="bfloat16", out_dtype="bfloat16")
 # In the order of the model; the second is the fastest.

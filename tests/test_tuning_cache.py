@@ -18,8 +18,8 @@ import pytest
 from pallas_gemm import hardware, tuning, version
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import cache, entries
-from pallas_gemm.tuning.entries import Entry
+from pallas_gemm.tuning import cache
+from pallas_gemm.tuning.cache import Entry
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROBLEM = Problem.flat(
@@ -251,7 +251,7 @@ def test_entries_of_earlier_kinds_stay_in_the_file(path, warnings_):
   assert cache.lookup(PROBLEM) is None
   cache.store(PROBLEM, SECOND)
   assert stored(path)[json.dumps(old)] == entry
-  assert entries.from_json(entry) == Entry(CONFIG, 1e-4)
+  assert cache.from_json(entry) == Entry(CONFIG, 1e-4)
   assert not warnings_
 
 
@@ -274,7 +274,7 @@ def test_lookup_sees_what_others_stored_before_the_last_store(path):
   theirs = json.dumps(
     {
       "format": cache.FORMAT,
-      "entries": {cache._key(PROBLEM): entries.to_json(FIRST)},
+      "entries": {cache._key(PROBLEM): cache.to_json(FIRST)},
     }
   )
   path.write_text(theirs)
@@ -295,7 +295,7 @@ gpu = types.SimpleNamespace(name="NVIDIA H200")
 sys.modules["pallas_gemm"].hardware = module
 module.current = lambda: gpu
 from pallas_gemm.tuning import cache
-from pallas_gemm.tuning.entries import Entry
+from pallas_gemm.tuning.cache import Entry
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.problem import Problem
 assert "jax" not in sys.modules

@@ -1,5 +1,6 @@
 """What computes a problem: the order of the candidates."""
 
+import functools
 import json
 
 import jax
@@ -11,8 +12,8 @@ from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import cache, choose, model, table, xla
-from pallas_gemm.tuning.entries import Entry
+from pallas_gemm.tuning import cache, choose, model, xla
+from pallas_gemm.tuning.cache import Entry
 
 PROBLEM = Problem.flat(
   m=4096, n=2048, k=1024, dtype="bfloat16", out_dtype="bfloat16"
@@ -21,6 +22,7 @@ OTHER = PROBLEM.changed(m=1, activation="jax.nn.gelu", bias="n")
 MODELLED, MINE = Config(), Config(block_m=64, consumers=1, epilogue_n=32)
 MEASURED, SHIPPED = Config(block_n=128), Config(block_n=128, cluster_m=2)
 ILLEGAL = Config(stages=1)
+CHOOSE, REASON = model.choose, legal.reason
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +30,11 @@ def warnings_(tmp_path, monkeypatch):
   """A cache and a table of its own for each test; yields what was logged."""
   found = []
   monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
-  monkeypatch.setattr(table, "_FOLDER", tmp_path)
+  monkeypatch.setattr(cache, "_SHIPPED", tmp_path)
   monkeypatch.setattr(
     cache.logging, "warning", lambda message, *args: found.append(args[0])
   )
-  forget = cache.clear, table._known.cache_clear
+  forget = cache.clear, cache._shipped.cache_clear
   for f in forget:
     f()
   yield found
@@ -55,8 +57,8 @@ def modelled(monkeypatch):
 
 
 def ship(tmp_path, *found):
-  (tmp_path / "nvidia_h200.jsonl").write_text(table.lines(found))
-  table._known.cache_clear()
+  (tmp_path / "nvidia_h200.jsonl").write_text(cache.shipped_lines(found))
+  cache._shipped.cache_clear()
 
 
 def order(problem=PROBLEM, **how):
@@ -132,6 +134,30 @@ def test_the_users_config_must_be_legal():
   assert tuning.resolve(PROBLEM, config=ILLEGAL) is ILLEGAL
 
 
+@pytest.mark.parametrize("source", ("user", "measured", "shipped", "model"))
+def test_a_config_that_is_chosen_is_asked_about_once(
+  monkeypatch, tmp_path, source
+):
+  asked = []
+  monkeypatch.setattr(model, "choose", CHOOSE)
+  monkeypatch.setattr(
+    legal, "reason", lambda plan: asked.append(plan.config) or REASON(plan)
+  )
+  problem = PROBLEM.changed(m=64, n=64, k=64)
+  if source == "measured":
+    cache.store(problem, Entry(MINE), persist=False)
+  if source == "shipped":
+    ship(tmp_path, (problem, Entry(MINE)))
+  how = {"implementation": "sm90"}
+  if source == "user":
+    how["config"] = MINE
+  x = jax.ShapeDtypeStruct((64, 64), "bfloat16")
+  jax.jit(functools.partial(pallas_gemm.matmul, **how)).lower(x, x)
+  chosen = asked[-1]
+  assert asked.count(chosen) == 1
+  assert (chosen == MINE) == (source != "model")
+
+
 def test_batch_invariant_is_one_config_for_all_rows(modelled):
   variants = [
     PROBLEM.changed(m=m, **batch)
@@ -167,13 +193,13 @@ def test_groups_along_k_are_batch_invariant_as_they_are():
 def test_a_table_is_of_one_gpu(tmp_path):
   entry = Entry(SHIPPED, 2e-6)
   ship(tmp_path, (PROBLEM, entry), (OTHER, Entry(None)))
-  assert table.lookup(PROBLEM) == entry and table.lookup(OTHER) == Entry(None)
+  assert cache.shipped(PROBLEM) == entry and cache.shipped(OTHER) == Entry(None)
   with hardware.assume("NVIDIA H100 80GB HBM3"):
-    assert table.lookup(PROBLEM) is None
+    assert cache.shipped(PROBLEM) is None
 
 
 def test_a_line_holds_what_is_no_default():
-  (line,) = table.lines([(PROBLEM, Entry(SHIPPED, 2e-6))]).splitlines()
+  (line,) = cache.shipped_lines([(PROBLEM, Entry(SHIPPED, 2e-6))]).splitlines()
   assert json.loads(line) == {
     "problem": {
       "m": 4096,
@@ -189,10 +215,10 @@ def test_a_line_holds_what_is_no_default():
 
 def test_what_is_shipped_is_legal(monkeypatch):
   monkeypatch.undo()
-  for path in table._FOLDER.glob("*.jsonl"):
+  for path in cache._SHIPPED.glob("*.jsonl"):
     for row in map(json.loads, path.read_text().splitlines()):
       problem = Problem.from_row(row["problem"])
-      entry = table._known(path.stem)[problem]
+      entry = cache._shipped(path.stem)[problem]
       assert entry.config is None or not legal.reason(
         Plan.of(problem, entry.config)
       )

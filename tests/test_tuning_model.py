@@ -16,7 +16,6 @@ from pallas_gemm.kernels.sm90.layout import cdiv
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import (
-  bounds,
   constants,
   fitted,
   model,
@@ -123,36 +122,14 @@ def test_a_gpu_that_is_no_hopper_has_no_choice():
   assert less != fitted.kind_of(problem(1, 1, 1), hardware.current())
 
 
-@pytest.mark.parametrize("case", PROBLEMS, ids=str)
-def test_the_best_come_first_and_few_are_predicted(case):
-  gpu = hardware.current()
-  some = list(tiles.worth_a_try(case, gpu))
-  times = {config: model.predict(Plan.of(case, config)) for config in some}
-  bound = bounds.Bounds(case, gpu, constants.of(gpu))
-  assert all(bound.roughly(config) <= times[config] for config in some)
-  assert all(bound.closely(config) <= times[config] for config in some)
-
-  asked = []
-
-  def predict(config):
-    asked.append(config)
-    return times[config]
-
-  order = bounds.best_first(some, bound.roughly, bound.closely, predict)
-  best = next(order)
-  close = [c for c in some if bound.roughly(c) <= times[best]]
-  assert sum(bound.closely(c) <= times[best] for c in close) == len(asked)
-  assert [best, *order] == sorted(some, key=times.__getitem__)
-
-
 def test_a_choice_takes_little_time():
-  """A millisecond is the aim; a busy machine is given some slack."""
-  best = math.inf
-  for _ in range(5):
-    start = time.perf_counter()
-    model.choose(problem(2048, 8192, 4096))
-    best = min(best, time.perf_counter() - start)
-  assert best < 5e-3
+  """Of this thread's processor time, for sizes that were not seen before."""
+  times = []
+  for i in range(8):
+    start = time.thread_time()
+    model.choose(problem(2048, 8192 + 64 * i, 4096))
+    times.append(time.thread_time() - start)
+  assert min(times) < 3e-3
 
 
 @pytest.mark.parametrize(
@@ -353,15 +330,6 @@ def test_rows_that_tma_reads_slowly_are_shared():
   assert cluster(4384, 2496, 328) == 2  # an odd number of tiles
 
 
-def test_clusters_of_four_are_for_rows_that_tma_reads_slowly():
-  """1856 x 632 x 7544: 50.2 us without, 38.9 in 4 x 1 (H100)."""
-  assert _blocks_of_a_cluster(1856, 632, 7544) == {1, 2, 4}
-  assert _blocks_of_a_cluster(1856, 640, 7552) == {1, 2}
-  with hardware.assume("H100"):
-    config = model.choose(problem(1856, 632, 7544))
-  assert config.cluster_m * config.cluster_n == 4
-
-
 def test_few_odd_rows_of_a_that_xla_reads_as_they_are():
   """100 x 320 x 1536 TN: 5.4 us, 7.3 with the copy of A (H100).
 
@@ -395,11 +363,6 @@ def test_few_rows_that_are_stored_as_columns_are_transposed(
   with hardware.assume("H100"):
     config = model.choose(problem(m, n, k, transpose_a=True))
   assert config.swap_ab == is_swapped
-
-
-def _blocks_of_a_cluster(m, n, k):
-  found = tiles.worth_a_try(problem(m, n, k), hardware.current())
-  return {c.cluster_m * c.cluster_n for c in found}
 
 
 def test_results_that_straddle_sectors_are_written_slowly():
@@ -465,16 +428,6 @@ def test_a_batch_invariant_config_is_for_any_rows(n, k):
   for case in (problem(m, n, k) for m in (1, 128, 512, 65536)):
     assert refusal(case, config) is None
   assert config.cluster_m == config.cluster_n == 1
-
-
-def test_a_batch_invariant_config_is_for_any_batch():
-  """One product of these sizes has its last wave of tiles split."""
-  n, k = 19608, 3209
-  case = problem(100, n, k, batch=4, **BATCHED)
-  config = tuning.resolve(case, batch_invariant=True)
-  assert refusal(case, config) is None
-  alone = tuning.resolve(problem(100, n, k), batch_invariant=True)
-  assert alone == config
 
 
 def test_what_memory_answers_at_once_is_the_gpus():
@@ -590,33 +543,6 @@ def test_clusters_whose_tiles_would_lie_outside_are_not_tried():
   assert all(c.cluster_n == 1 for c in few)
 
 
-def test_a_partial_last_round_is_split_where_that_gains():
-  """259 us measured, 276 with the best other config of the model."""
-  case = problem(768, 7168, 18432, transpose_a=True)
-  config = model.choose(case)
-  gpu = hardware.current()
-  rows, columns = Plan.of(case, config).grid
-  whole = rows * (columns - config.tail_columns)
-  parts = rows * config.tail_columns * config.tail_split_k
-  assert config.tail_columns
-  # Whole rounds of whole tiles, then no more than one part a block.
-  assert whole <= rows * columns // gpu.sm_count * gpu.sm_count
-  assert parts <= gpu.sm_count
-  # 3.88 rounds: nothing to gain.
-  assert model.choose(problem(4096, 4096, 4096)).tail_columns == 0
-
-
-def test_a_split_last_round_reads_a_again_where_l2_does_not_hold_it():
-  """530 us measured on an H100, predicted to take 434 without that."""
-  config = Config(
-    block_m=256, block_n=128, stages=4, tail_columns=1, tail_split_k=4
-  )
-  case = problem(8192, 640, 32768, transpose_a=True, activation="relu")
-  with hardware.assume("NVIDIA H100 80GB HBM3"):
-    assert 0.95 < model.predict(Plan.of(case, config)) / 530e-6 < 1.05
-    assert model.choose(case).tail_columns == 0
-
-
 def test_rows_of_a_swapped_tile_are_the_fewest_for_their_number_of_tiles():
   case = problem(200, 4096, 4096)
   heights = {
@@ -649,6 +575,8 @@ def test_the_model_agrees_with_what_was_measured():
     row = json.loads(line)
     if row["run"] in RUNS and "variant" not in row:
       key = row["run"], json.dumps(row["problem"])
+      if row["config"].keys() - vars(Config()).keys():
+        continue  # a field that is no longer there
       config, case = Config(**row["config"]), problem(**row["problem"])
       # What was slow may no longer be legal.
       if config.split == "pingpong" and refusal(case, config):

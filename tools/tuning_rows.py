@@ -56,7 +56,7 @@ from pallas_gemm.kernels.sm90 import legal  # noqa: E402
 from pallas_gemm.kernels.sm90.config import Config  # noqa: E402
 from pallas_gemm.kernels.sm90.plan import Plan  # noqa: E402
 from pallas_gemm.problem import Problem  # noqa: E402
-from pallas_gemm.tuning import entries, trial  # noqa: E402
+from pallas_gemm.tuning import cache, trial  # noqa: E402
 
 _OUTPUT = flags.DEFINE_string("output", None, "Rows are added.", required=True)
 _RUN = flags.DEFINE_string("run", None, "Name of the run.", required=True)
@@ -209,7 +209,7 @@ def configs_of(problem: Problem) -> list[Config]:
   ranked = filter(is_legal, dict.fromkeys(candidates))
   found = list(itertools.islice(ranked, _TOP.value + _AFTER))
   rest = found[_TOP.value :]
-  rng = random.Random(entries.key_of(problem))
+  rng = random.Random(cache.key_of(problem))
   found = found[: _TOP.value] + rng.sample(rest, min(_MORE.value, len(rest)))
   for path in _CONFIGS.value:
     for line in Path(path).read_text().splitlines():
@@ -266,7 +266,7 @@ def measured(work: Work, functions: dict[Any, Callable[..., Any]]):
 
 def row(work: Work, config: Config, seconds: float, xla: float | None):
   """What is written of a config."""
-  fields = entries.short_row(work.case.problem)
+  fields = cache.short_row(work.case.problem)
   dtype = fields.pop("dtype")
   if fields["out_dtype"] == dtype:
     del fields["out_dtype"]
@@ -275,7 +275,7 @@ def row(work: Work, config: Config, seconds: float, xla: float | None):
   found = {"run": _RUN.value, "problem": fields}
   if work.sizes:
     found["group_sizes"] = work.sizes
-  entry = entries.to_json(entries.Entry(config))
+  entry = cache.to_json(cache.Entry(config))
   found |= {"config": entry["config"], "us": round(1e6 * seconds, 2)}
   if xla is not None:
     found["xla_us"] = round(1e6 * xla, 2)

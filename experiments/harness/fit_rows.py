@@ -19,7 +19,7 @@ from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import entries
+from pallas_gemm.tuning import cache
 
 FILES = ("dense_tuning", "ragged_tuning")
 FOLDS = 5
@@ -121,6 +121,9 @@ def _measured(
       skipped["variant"] += 1
       continue
     problem = Problem.flat(**_DTYPES | row["problem"])
+    if row["config"].keys() - vars(Config()).keys():
+      skipped["not legal"] += 1
+      continue
     plan = Plan(problem, Config(**row["config"]), gpu)
     if legal.reason(plan):
       skipped["not legal"] += 1
@@ -147,5 +150,5 @@ def _kind(problem: Problem) -> int:
 
 def _number(problem: Problem) -> int:
   """A number that a problem's fields alone decide."""
-  digest = hashlib.sha256(entries.key_of(problem).encode())
+  digest = hashlib.sha256(cache.key_of(problem).encode())
   return int.from_bytes(digest.digest()[:8])

@@ -85,7 +85,7 @@ _FACTORS = {
   f"model.{name}": 1.0
   for name in (
       "mma", "third", "tall", "columns", "narrow_dram", "narrow_mma", "swapped",
-      "streams", "deep", "hidden", "even", "apart",
+      "streams", "deep", "hidden", "apart",
   )
 } | {
   "grouped.tall": 1.0,
@@ -131,8 +131,6 @@ _ADDED = {
   "odd_sizes.short": 200.0,
   "odd_sizes.move": 100.0,
   "odd_sizes.move_row": 4.0,
-  "odd_sizes.turn": 200.0,
-  "odd_sizes.turn_row": 4.0,
 }
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from experiments.harness import dense_cases, ragged_cases
 from pallas_gemm import autotuning, hardware, tuning
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import cache, table
-from pallas_gemm.tuning.entries import Entry
+from pallas_gemm.tuning import cache
+from pallas_gemm.tuning.cache import Entry
 
 
 def table_of(device: str, suite: str = "all") -> str:
@@ -20,11 +20,11 @@ def table_of(device: str, suite: str = "all") -> str:
     suite: of which dense and grouped cases.
   """
   with hardware.assume(device):
-    return table.lines((p, _entry(p)) for p in _problems(suite))
+    return cache.shipped_lines((p, _entry(p)) for p in _problems(suite))
 
 
 def _entry(problem: Problem) -> Entry:
-  known = cache.lookup(problem) or table.lookup(problem)
+  known = cache.lookup(problem) or cache.shipped(problem)
   if known is not None:
     return known
   how = next(tuning.ranked(problem)).how

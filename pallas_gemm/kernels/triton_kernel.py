@@ -27,11 +27,44 @@ NAME = "triton_dense"
 
 
 @functools.cache
+def _raster():
+  """Which rows and columns of the result a program computes."""
+  # pylint: disable=g-import-not-at-top
+  import triton
+  import triton.language as tl
+
+  @triton.jit
+  def raster(
+    m: tl.constexpr,
+    n: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    group_m: tl.constexpr,
+  ):
+    # Groups of group_m block rows, column by column inside a group.
+    blocks_m = tl.cdiv(m, block_m)
+    blocks_n = tl.cdiv(n, block_n)
+    program = tl.program_id(0)
+    group = program // (group_m * blocks_n)
+    first_m = group * group_m
+    rows_in_group = min(blocks_m - first_m, group_m)
+    in_group = program % (group_m * blocks_n)
+    rows = (first_m + in_group % rows_in_group) * block_m
+    rows += tl.arange(0, block_m)
+    columns = (in_group // rows_in_group) * block_n + tl.arange(0, block_n)
+    return rows, columns
+
+  return raster
+
+
+@functools.cache
 def device_code():
   """The Triton kernel; built on first use, for Triton is optional."""
   # pylint: disable=g-import-not-at-top
   import triton
   import triton.language as tl
+
+  raster = _raster()
 
   @triton.jit
   def triton_dense(
@@ -51,37 +84,20 @@ def device_code():
     precision: tl.constexpr,
     wide: tl.constexpr,
   ):
-    # Raster: groups of group_m block rows, column by column inside a group.
-    blocks_m = tl.cdiv(m, block_m)
-    blocks_n = tl.cdiv(n, block_n)
-    program = tl.program_id(0)
-    group = program // (group_m * blocks_n)
-    first_m = group * group_m
-    rows_in_group = min(blocks_m - first_m, group_m)
-    in_group = program % (group_m * blocks_n)
-    rows = (first_m + in_group % rows_in_group) * block_m
-    rows += tl.arange(0, block_m)
-    columns = (in_group // rows_in_group) * block_n + tl.arange(0, block_n)
+    rows, columns = raster(m, n, block_m, block_n, group_m)
     depth = tl.arange(0, block_k)
 
     # `| True` folds, and with it the mask, where the size divides.
     in_rows = (rows < m) | (m % block_m == 0)
     in_columns = (columns < n) | (n % block_n == 0)
+    offset = tl.int64 if wide else tl.int32  # see `needs_int64`
+    rows, columns = rows.to(offset), columns.to(offset)
+    offsets_k = depth.to(offset)
     # Rows past the edge read row 0 and are dropped by the store: a mask in
     # the loop would cost more. Columns can't: it would break up vectors.
     a_rows = tl.where(in_rows, rows, 0)
-    b_columns = columns
-    a_depth = depth
-    b_depth = depth
-    if wide:  # an operand's last offset does not fit into 32 bits
-      rows = rows.to(tl.int64)
-      columns = columns.to(tl.int64)
-      a_rows = a_rows.to(tl.int64)
-      b_columns = b_columns.to(tl.int64)
-      a_depth = a_depth.to(tl.int64)
-      b_depth = b_depth.to(tl.int64)
-    a_ptrs = a_ptr + a_rows[:, None] * k + a_depth[None, :]
-    b_ptrs = b_ptr + b_depth[:, None] * n + b_columns[None, :]
+    a_ptrs = a_ptr + a_rows[:, None] * k + offsets_k[None, :]
+    b_ptrs = b_ptr + offsets_k[:, None] * n + columns[None, :]
 
     acc = tl.zeros((block_m, block_n), tl.float32)
     for start in range(0, k, block_k):

@@ -9,11 +9,10 @@ from pallas_gemm.ptx.copies import (
   commit_async,
   copy_async,
   copy_rows_async,
-  copy_whole_rows_async,
   prefetch,
   wait_async,
 )
-from pallas_gemm.ptx.moves import move_rows, turn_rows
+from pallas_gemm.ptx.moves import move_rows
 from pallas_gemm.ptx.stores import store_elements, store_rows
 from pallas_gemm.ptx.threads import unknown, wait_for_warpgroup
 
@@ -22,14 +21,12 @@ __all__ = [
   "commit_async",
   "copy_async",
   "copy_rows_async",
-  "copy_whole_rows_async",
   "fence_cluster",
   "move_rows",
   "prefetch",
   "send",
   "store_elements",
   "store_rows",
-  "turn_rows",
   "unknown",
   "wait_async",
   "wait_for_warpgroup",

@@ -195,50 +195,6 @@ def copy_rows_async(
   _(matrix, matrix.at[pl.ds(row, 1), pl.ds(column, 1)], raw)
 
 
-def copy_whole_rows_async(matrix: Any, row: jax.Array, raw: Any) -> None:
-  """Starts to copy rows as they follow each other, as `copy_rows_async` does.
-
-  Behind the end of the matrix zeros are found.
-
-  Args:
-    matrix: [more rows, columns] of global memory; `row` starts at a multiple of
-      16 bytes.
-    row: the first one.
-    raw: [rows, columns] of shared memory, not swizzled, whole vectors.
-  """
-  (rows, columns), size = raw.shape, jnp.dtype(matrix.dtype).itemsize
-  if not compat.targets_gpu():
-    raw[...] = matrix[pl.ds(row, rows), pl.ds(0, columns)]
-    return
-  vectors, all_bytes = (
-    rows * columns * size // VECTOR_BYTES,
-    matrix.shape[0] * columns,
-  )
-  all_bytes *= size
-
-  @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),) * 3)
-  def _(_, matrix, start, raw):
-    end = mlir.bytes_behind(mlir.address(matrix), all_bytes)
-    column = arith.muli(mlir.thread(), mlir.i32(VECTOR_BYTES))
-    source = arith.addi(mlir.address(start), mlir.extended(column))
-    to = arith.addi(mlir.shared_address(raw), column)
-    for first in range(0, vectors, mlir.THREADS):
-      mlir.asm(
-        f"""{{
-          .reg .b64 from, left; .reg .b32 size;
-          add.s64 from, $1, {first * VECTOR_BYTES};{_left(True)}
-          @$2 {_copy_vector(first * VECTOR_BYTES, True)}
-        }}""",
-        "r,l,b,l",
-        to,
-        source,
-        mlir.less(mlir.thread(), vectors - first),
-        end,
-      )
-
-  _(matrix, matrix.at[pl.ds(row, 1), pl.ds(0, 1)], raw)
-
-
 def commit_async() -> None:
   """Closes a group of copies that `wait_async` counts, if need be of none."""
   if not compat.targets_gpu():

@@ -86,53 +86,6 @@ def move_rows(
   _(at, raw, slot, jnp.int32(first), left)
 
 
-def turn_rows(raw: Any, slot: Any, *, swizzle: int) -> None:
-  """Stores columns of plain rows as rows of a tile.
-
-  Each thread two elements of a row at a time. A warp's lanes take columns one
-  after the other, so that few of them meet in a bank.
-
-  Args:
-    raw: [columns, rows] of shared memory, not swizzled, of two bytes each.
-    slot: [rows or more, columns] of shared memory, swizzled.
-    swizzle: bytes of a row of the slot's atoms.
-  """
-  columns, rows = raw.shape
-  if not compat.targets_gpu():
-    slot[pl.ds(0, rows)] = raw[...].T
-    return
-  size = jnp.dtype(raw.dtype).itemsize
-
-  @plgpu.inline_mgpu(
-    arg_types=(plgpu.RefType(), mlir.swizzled_type(slot, swizzle))
-  )
-  def _(_, raw, slot):
-    warp, lane = mlir.warp_and_lane()
-    place = mlir.Place(columns * size, swizzle)
-    source, to = mlir.shared_address(raw), mlir.shared_address(slot)
-    for first in range(0, rows, mlir.WARPS):
-      nth = arith.addi(warp, mlir.i32(first))
-      row = arith.remui(arith.addi(nth, lane), mlir.i32(rows))
-      for pair in range(0, columns // 2, mlir.LANES):
-        column = mlir.multiply_add(lane, 2, mlir.i32(2 * pair))
-        at = mlir.multiply_add(column, rows * size, source)
-        mlir.asm(
-          f"""{{
-            .reg .b16 low, high; .reg .b32 both;
-            @$2 ld.shared.b16 low, [$0];
-            @$2 ld.shared.b16 high, [$0+{rows * size}];
-            mov.b32 both, {{low, high}};
-            @$2 st.shared.b32 [$1], both;
-          }}""",
-          "r,r,b",
-          mlir.multiply_add(row, size, at),
-          arith.addi(to, place.of(row, arith.muli(column, mlir.i32(size)))),
-          mlir.less(nth, rows),
-        )
-
-  _(raw, slot)
-
-
 def _move_piece(vectors: int, size: int, is_cut: bool) -> str:
   """What a thread of `move_rows` does: so many vectors, put together of more.
 

@@ -1,19 +1,20 @@
 """Which config computes a problem, and whether XLA's product should.
 
 `choose` has the ordered list of what may compute a problem: what the user
-says, `cache` (what `autotune` measured here), `table` (what is shipped), and
-`model` and `xla`, which predict.
+says, `cache` (what `autotune` measured here, and what is shipped), and `model`
+and `xla`, which predict.
 """
 
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import cache
+from pallas_gemm.tuning.cache import Entry, generation
 from pallas_gemm.tuning.choose import INVARIANT_M, model_of, ranked
-from pallas_gemm.tuning.generation import generation
 
 __all__ = [
   "INVARIANT_M",
   "Config",
+  "Entry",
   "Problem",
   "cache",
   "generation",

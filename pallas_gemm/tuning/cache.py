@@ -1,14 +1,20 @@
-"""What was measured on this machine: remembered across processes.
+"""What is known of a problem without a model: measured here, or shipped.
 
-One JSON file a kind of GPU, in the folder that `PALLAS_GEMM_CACHE_DIR` names
-or, without it, in the user's cache folder:
+Both are entries. Of a problem and of a config the fields are written that
+differ from their defaults: a field that is added later changes nothing of what
+is there.
 
-    {"format": "pallas_gemm.tuning/1",
-     "entries": {"<key>": {"config": {...}, "seconds": 1.7e-4, ...}, ...}}
+    {"config": {"block_m": 64, "stages": 6}, "seconds": 9.1e-6,
+     "xla_seconds": 1.1e-5}
 
-A key holds the problem (see `entries`), the package's version and a hash of
-the kernels' syntax: what was measured of another kernel is not found. It stays
-in the file, for the installation that measured it.
+What was measured is in one JSON file a kind of GPU, in the folder that
+`PALLAS_GEMM_CACHE_DIR` names or, without it, in the user's cache folder:
+
+    {"format": "pallas_gemm.tuning/1", "entries": {"<key>": <entry>, ...}}
+
+A key holds the problem, the package's version and a hash of the kernels'
+syntax: what was measured of another kernel is not found. It stays in the file,
+for the installation that measured it.
 
 The file is read once. It is written by reading it again, adding to it, and
 replacing it, all under a lock, so that processes which tune at the same time
@@ -17,14 +23,21 @@ replaced is the file that it leads to. Whatever is wrong with the file or its
 folder is logged once and costs no computation: the worst case is that nothing
 is remembered. A file that is no cache is moved aside and kept when the next
 entry is written.
+
+What is shipped is in `table/<device>.jsonl`, a line a problem; there need not
+be one. `python -m experiments.tune --freeze=FILE` writes what is chosen today
+for the suites' problems, so that a change of the cost model leaves them alone.
+
+    {"problem": {"m": 1, "n": 8192, ...}, "config": {"swap_ab": true, ...}}
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -32,16 +45,14 @@ import re
 import secrets
 import stat
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import logging
 import platformdirs
 
 from pallas_gemm import hardware, version
+from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import entries as entries_lib
-from pallas_gemm.tuning.entries import Entry
-from pallas_gemm.tuning.generation import bump
 
 try:
   import fcntl
@@ -53,15 +64,40 @@ FORMAT = "pallas_gemm.tuning/1"
 # An activation by its module in JAX, as older entries name it.
 _OLD_NAME = re.compile(r'"activation":"jax\.(\w+\.)*')
 _KERNELS = pathlib.Path(__file__).parents[1] / "kernels"
+_SHIPPED = pathlib.Path(__file__).parent / "table"
+# The row of a problem of which nothing is said.
+_PLAIN = Problem.flat(m=0, n=0, k=0, dtype="", out_dtype="").row()
 
 
 class _NotACacheError(ValueError):
   """The file is there, but is not what `_write` writes."""
 
 
+class Entry(NamedTuple):
+  """The fastest config of a problem, and how long XLA's product takes.
+
+  Attributes:
+    config: the fastest that was right; None leaves the problem to XLA.
+    seconds: its time; None if it is not known.
+    xla_seconds: of XLA's product with its epilogue; None if it is not known.
+  """
+
+  config: Config | None
+  seconds: float | None = None
+  xla_seconds: float | None = None
+
+  @property
+  def is_xla_faster(self) -> bool:
+    """Whether XLA's product is the winner."""
+    if self.config is None:
+      return True
+    is_known = self.seconds is not None and self.xla_seconds is not None
+    return is_known and self.xla_seconds < self.seconds
+
+
 @dataclasses.dataclass
-class _Table:
-  """What is known of one kind of GPU.
+class _Measured:
+  """What was measured on one kind of GPU.
 
   Attributes:
     path: its file.
@@ -75,8 +111,23 @@ class _Table:
 
 
 _lock = threading.RLock()
-_tables: dict[str, _Table] = {}
+_measured: dict[str, _Measured] = {}
 _warned: set[str] = set()
+_generation = 0
+
+
+def generation() -> int:
+  """How often what is known of some problem may have changed in this process.
+
+  Compiled functions hold the config that was best when they were traced. The
+  ops give `jax.jit` this number, so that one found since then is used.
+  """
+  return _generation
+
+
+def file_stem(device: str) -> str:
+  """A kind of GPU in names of files, "NVIDIA H200" -> nvidia_h200."""
+  return re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_") or "unknown"
 
 
 def folder() -> pathlib.Path:
@@ -87,69 +138,64 @@ def folder() -> pathlib.Path:
 
 
 def path_of(device: str | None = None) -> pathlib.Path:
-  """The file of a kind of GPU, "NVIDIA H200" -> .../nvidia_h200.json.
-
-  Args:
-    device: as the driver names it; None is the one that a trace made now is
-      for.
-  """
-  device = device or hardware.current().name
-  return folder() / f"{entries_lib.file_stem(device)}.json"
+  """The file of a kind of GPU; None is the one that a trace made now is for."""
+  return folder() / f"{file_stem(device or hardware.current().name)}.json"
 
 
 def lookup(problem: Problem) -> Entry | None:
   """What was measured of a problem on this kind of GPU; None: nothing.
 
-  The config may be illegal on this machine (fewer SMs, another driver): the
-  caller asks the kernel. Takes microseconds after the first call for a GPU.
-
-  Args:
-    problem: what is to be computed.
+  It may be illegal here (fewer SMs, another driver): the caller asks for that.
   """
   with _lock:
-    table = _table()
-    if not table.entries:  # most users' case: needs no hash of the kernels
+    known = _of_this_gpu()
+    if not known.entries:  # most users' case: needs no hash of the kernels
       return None
-    if problem not in table.found:
-      table.found[problem] = _entry(table.entries.get(_key(problem)))
-    return table.found[problem]
+    if problem not in known.found:
+      known.found[problem] = _entry(known.entries.get(_key(problem)))
+    return known.found[problem]
+
+
+def shipped(problem: Problem) -> Entry | None:
+  """The entry of a problem that the package ships for this kind of GPU."""
+  return _shipped(hardware.current().name).get(problem)
+
+
+def shipped_lines(found: Iterable[tuple[Problem, Entry]]) -> str:
+  """The content of a shipped file that knows these."""
+  rows = ({"problem": short_row(p)} | to_json(entry) for p, entry in found)
+  return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
 def store(problem: Problem, entry: Entry, *, persist: bool = True) -> None:
   """Remembers what was measured of a problem, in place of what was before.
 
-  Never raises for the state of the disk: what can't be written is remembered
-  in this process and logged once.
-
-  Args:
-    problem: what was measured.
-    entry: the fastest config, and the times.
-    persist: also write it to disk; else this process alone remembers it.
+  Never raises for the state of the disk: what can't be written, or is not to be
+  (`persist`), is remembered in this process. The former is logged once.
   """
-  key, value = _key(problem), entries_lib.to_json(entry)
+  global _generation
+  key, value = _key(problem), to_json(entry)
   with _lock:
-    table = _table()
+    known = _of_this_gpu()
     if persist:
       try:
         # With what other processes wrote since this one read the file.
-        table.entries |= _merge(table.path, key, value)
-        table.found.clear()
+        known.entries |= _merge(known.path, key, value)
+        known.found.clear()
       except OSError as error:
-        warn_once(f"tuning cache {table.path} can't be written: {error}")
-    table.entries[key] = value
-    table.found[problem] = entry
-  bump()
+        warn_once(f"tuning cache {known.path} can't be written: {error}")
+    known.entries[key] = value
+    known.found[problem] = entry
+    _generation += 1
 
 
 def clear() -> None:
-  """Forgets what was read: the next lookup reads the file again.
-
-  It also looks again where the file is.
-  """
+  """Forgets what was read: the next lookup finds and reads the file again."""
+  global _generation
   with _lock:
-    _tables.clear()
+    _measured.clear()
     _warned.clear()
-  bump()
+    _generation += 1
 
 
 def warn_once(message: str) -> None:
@@ -157,6 +203,60 @@ def warn_once(message: str) -> None:
   if message not in _warned:
     _warned.add(message)
     logging.warning("%s", message)
+
+
+def short_row(problem: Problem) -> dict[str, Any]:
+  """The fields of a problem's row that differ from their defaults."""
+  row = problem.row()
+  return {name: row[name] for name in row if row[name] != _PLAIN.get(name)}
+
+
+def key_of(problem: Problem, **more: Any) -> str:
+  """A problem as text, with `more` among its fields."""
+  fields = short_row(problem) | more
+  return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+
+def to_json(entry: Entry) -> dict[str, Any]:
+  """What `from_json` makes an entry of."""
+  config = entry.config and {
+    field.name: getattr(entry.config, field.name)
+    for field in dataclasses.fields(Config)
+    if getattr(entry.config, field.name) != field.default
+  }
+  times = {"seconds": entry.seconds, "xla_seconds": entry.xla_seconds}
+  return {"config": config} | {k: v for k, v in times.items() if v is not None}
+
+
+def from_json(value: Any) -> Entry:
+  """The entry that a value read from a file stands for.
+
+  Raises:
+    ValueError: it stands for none.
+  """
+  if not isinstance(value, dict) or "config" not in value:
+    raise ValueError("it holds no config")
+  config = value["config"]
+  if config is not None:
+    types = {f.name: type(f.default) for f in dataclasses.fields(Config)}
+    if not isinstance(config, dict) or any(
+      type(x) is not types.get(name) for name, x in config.items()
+    ):
+      raise ValueError("its config has other fields than one of this version")
+    config = Config(**config)
+  times = [value.get(name) for name in ("seconds", "xla_seconds")]
+  if any(type(x) not in (float, int, type(None)) for x in times):
+    raise ValueError("its times are no numbers")
+  return Entry(config, *times)
+
+
+def _entry(value: Any) -> Entry | None:
+  """The entry that a value of a file stands for; None if for none."""
+  try:
+    return None if value is None else from_json(value)
+  except ValueError as error:
+    warn_once(f"tuning cache: an entry is skipped, {error}: {value}")
+    return None
 
 
 @functools.cache
@@ -188,26 +288,23 @@ def _syntax(source: bytes) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _key(problem: Problem) -> str:
-  return entries_lib.key_of(
-    problem, kernel=_kernel_hash(), version=version.__version__
-  )
+  return key_of(problem, kernel=_kernel_hash(), version=version.__version__)
 
 
-def _entry(value: Any) -> Entry | None:
-  """The entry that a value of the file stands for; None if for none."""
-  if value is None:
-    return None
-  try:
-    return entries_lib.from_json(value)
-  except ValueError as error:
-    warn_once(f"tuning cache: an entry is skipped, {error}: {value}")
-    return None
+@functools.cache
+def _shipped(device: str) -> dict[Problem, Entry]:
+  path = _SHIPPED / f"{file_stem(device)}.jsonl"
+  if not path.exists():
+    return {}
+  rows = map(json.loads, path.read_text().splitlines())
+  found = {Problem.from_row(row["problem"]): _entry(row) for row in rows}
+  return {problem: entry for problem, entry in found.items() if entry}
 
 
-def _table() -> _Table:
-  """What is known of this kind of GPU; reads its file the first time."""
+def _of_this_gpu() -> _Measured:
+  """What was measured on this kind of GPU; reads its file the first time."""
   device = hardware.current().name
-  if device not in _tables:
+  if device not in _measured:
     path, entries = path_of(device), {}
     try:
       entries = _read(path)
@@ -215,8 +312,8 @@ def _table() -> _Table:
       warn_once(f"tuning cache {path} is not used: {error}")
     except OSError as error:
       warn_once(f"tuning cache {path} can't be read: {error}")
-    _tables[device] = _Table(path, entries)
-  return _tables[device]
+    _measured[device] = _Measured(path, entries)
+  return _measured[device]
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
@@ -275,11 +372,9 @@ def _locked(path: pathlib.Path) -> Iterator[None]:
 
 def _keep_aside(path: pathlib.Path) -> pathlib.Path:
   """Moves a file (or folder) to the first free name; returns the name."""
-  kept = path.with_name(f"{path.name}.corrupt")
-  count = 1
-  while kept.exists():
-    count += 1
-    kept = path.with_name(f"{path.name}.corrupt{count}")
+  numbers = itertools.chain([""], itertools.count(2))
+  names = (path.with_name(f"{path.name}.corrupt{i}") for i in numbers)
+  kept = next(name for name in names if not name.exists())
   os.replace(path, kept)
   return kept
 

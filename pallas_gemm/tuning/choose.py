@@ -13,8 +13,8 @@ from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import cache, grouped, model, table, xla
-from pallas_gemm.tuning.entries import Entry
+from pallas_gemm.tuning import cache, grouped, model, xla
+from pallas_gemm.tuning.cache import Entry
 
 # Rows of the problem whose config every batch-invariant product of the same
 # weights gets: those of a small batch, where it matters most for speed.
@@ -73,8 +73,11 @@ def ranked(
     yield Candidate(_for_any_rows(problem), None, "model")
     return
   xla_too = xla_too and not batch_invariant
-  for source, known in (("measured", cache), ("shipped", table)):
-    for candidate in _of_entry(known.lookup(problem), problem, source):
+  for source, lookup in (
+    ("measured", cache.lookup),
+    ("shipped", cache.shipped),
+  ):
+    for candidate in _of_entry(lookup(problem), problem, source):
       if xla_too or candidate.how != "xla":
         yield candidate
   yield from _modelled(problem, xla_too)
@@ -92,8 +95,12 @@ def _for_any_rows(problem: Problem) -> Config:
     m=INVARIANT_M * groups, batch=1, batched_a=False, batched_b=False
   )
   if problem.groups:
-    return grouped.choose(nominal)
-  return model.choose(nominal, any_rows=True)
+    config = grouped.choose(nominal)
+  else:
+    config = model.choose(nominal, any_rows=True)
+  if reason := legal.reason(Plan.of(problem, config)):
+    raise NotImplementedError(reason)
+  return config
 
 
 def _of_entry(

@@ -59,7 +59,7 @@ PINGPONG = {
   "float32": ((64, 64), (64, 128), (64, 256)),
 }
 ROW_STEP = 16
-CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4))
+CLUSTERS = ((1, 1), (2, 1), (1, 2))
 _MOST_STAGES = {64: 12, 128: 9}
 
 # Pairs of epilogue_buffers and the fewest stages with these, best first.
@@ -139,26 +139,20 @@ def swapped(kind: Kind) -> tuple[Config, ...]:
   is_wide = p.out_dtype == "float32" and p.epilogue.c_dtype is not None
   for block_m, consumers, most, block_k in SWAPPED:
     for block_n in range(ROW_STEP, most + 1, ROW_STEP):
-      # With fewer rows each of 28 problems was faster without (H100, H200).
-      may_share = block_k == 64 and consumers > 1 and block_n >= 64
-      clusters = CLUSTERS if may_share else CLUSTERS[:1]
       if is_wide and block_m * block_n > 13312 * consumers:
         continue  # what is worked out for C and results would spill
-      for cluster_m, cluster_n in clusters:
-        config = Config(
-          block_m=block_m,
-          block_n=block_n,
-          block_k=block_k,
-          consumers=consumers,
-          cluster_m=cluster_m,
-          cluster_n=cluster_n,
-          # Few tiles along M come one after the other: what they share of B is
-          # then read once. 200 x 4096 x 14336 takes 35.0 us in strips of 4
-          # tiles along N, 45.2 in strips of 8 (H200).
-          raster=4,
-          swap_ab=True,
-        )
-        found.append(_fitted(config, kind))
+      config = Config(
+        block_m=block_m,
+        block_n=block_n,
+        block_k=block_k,
+        consumers=consumers,
+        # Few tiles along M come one after the other: what they share of B is
+        # then read once. 200 x 4096 x 14336 takes 35.0 us in strips of 4 tiles
+        # along N, 45.2 in strips of 8 (H200).
+        raster=4,
+        swap_ab=True,
+      )
+      found.append(_fitted(config, kind))
   return tuple(filter(None, found))
 
 

@@ -16,12 +16,12 @@ import math
 import statistics
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels.sm90 import layout, legal
+from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import bounds, constants, model, odd_sizes, tiles
+from pallas_gemm.tuning import constants, model, tiles
 
 # Groups that have exactly as many rows as the others in the mean, and the
 # standard deviation of these beside that of chance, in means. Best over chosen
@@ -82,54 +82,9 @@ def _ranked(problem: Problem, clusters: bool) -> Iterator[Config]:
     if config.split_k == config.cluster_k == 1
     and (clusters or config.blocks == 1)
   )
-
-  def seconds(config: Config) -> float:
-    return predict(plan(config), known)
-
-  ranked = bounds.best_first(some, _at_least(problem, known, plan), seconds)
-  for config in ranked:
-    yield _with_wide_subtiles(problem, config)
-
-
-def _at_least(
-  problem: Problem,
-  known: constants.Constants,
-  plan: Callable[[Config], Plan],
-) -> bounds.Estimate:
-  """What predictions for a problem are at least, in seconds."""
-  gpu = hardware.current()
-  # What rows that TMA can't address cost a batch, they do not cost groups.
-  p = dataclasses.replace(
-    problem, **{side: _addressable(getattr(problem, side)) for side in "nk"}
-  )
-  _, (_, columns) = layout.operand_shapes(problem)
-  is_addressable = layout.is_addressable(columns, problem.b.dtype)
-
-  def by_threads(config: Config) -> float:
-    found = plan(config)
-    if not found.b_by_threads:
-      return 0.0
-    return odd_sizes.by_threads(found, known.odd_sizes)
-
-  @functools.cache
-  def of_batch(rows: int, is_tall: bool) -> bounds.Estimate:
-    fit = _of(p, is_tall, known)
-    asked = None if is_addressable else by_threads
-    return bounds.Bounds(_as_batch(p, rows), gpu, fit, asked).closely
-
-  def at_least(config: Config) -> float:
-    is_tall = config.block_m > 64
-    return sum(
-      share * of_batch(rows, is_tall)(config)
-      for rows, share in _sizes(problem, config)
-    )
-
-  return at_least
-
-
-def _addressable(size: int) -> int:
-  """The size, or one below it in rows of which TMA loses no time."""
-  return size if size % ATOM_ROWS == 0 or size < 64 else size - size % 64
+  plans = (plan(config) for config in some if config)
+  for found in sorted(plans, key=lambda plan: predict(plan, known)):
+    yield _with_wide_subtiles(problem, found.config)
 
 
 def _of(
@@ -152,22 +107,42 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
   known = _of(problem, config.block_m > 64, known or constants.of(gpu))
 
   def seconds(rows: int) -> float:
-    batch = Plan(_as_batch(problem, rows), config, gpu)
-    # Of groups alone, where B is all their weights.
-    batch.b_by_threads = plan.b_by_threads
-    batch.b_last_apart = plan.b_last_apart
-    batch.by_rows = plan.by_rows
+    batch = _Batch(_as_batch(problem, rows), config, gpu, plan)
     return model.predict(batch, known)
 
   return sum(share * seconds(rows) for rows, share in _sizes(problem, config))
 
 
+@dataclasses.dataclass(eq=False)
+class _Batch(Plan):
+  """A batch of dense products that loads weights, and stores, as groups do.
+
+  Attributes:
+    groups: the plan of these.
+  """
+
+  groups: Plan
+
+  @property
+  def b_by_threads(self) -> bool:
+    return self.groups.b_by_threads
+
+  @property
+  def b_last_apart(self) -> bool:
+    return self.groups.b_last_apart
+
+  @property
+  def by_rows(self) -> bool:
+    return self.groups.by_rows
+
+
 def _with_room_to_move(
   config: Config, plan: Callable[[Config], Plan]
-) -> Config:
+) -> Config | None:
   """The config with room for what threads move, where they do.
 
-  There are fewer subtiles of results then, and stages.
+  There are fewer subtiles of results then, and stages. None if there is no
+  room for two of these.
   """
   first = plan(config)
   room = first.gpu.shared_bytes_per_block
@@ -175,7 +150,8 @@ def _with_room_to_move(
     return config
   config = dataclasses.replace(config, epilogue_buffers=1)
   over = cdiv(max(0, plan(config).shared_bytes - room), first.slab_bytes)
-  return dataclasses.replace(config, stages=config.stages - over)
+  stages = config.stages - over
+  return dataclasses.replace(config, stages=stages) if stages > 1 else None
 
 
 def _with_wide_subtiles(problem: Problem, config: Config) -> Config:

@@ -12,8 +12,7 @@ works on one after the other. The time has these parts:
   rounds, so a tile that leaves half of the SMs idle in the last wave pays for
   it.
 * **Device memory** must be read once and written once.
-* **Split K**, of all tiles or the last, adds a kernel that reads sums back. The
-  parts of the last tiles read A again, which takes time if L2 does not hold it.
+* **Split K** adds a kernel that reads sums back.
 * **Parts of K in a cluster** take an exchange of sums.
 * **Padding** adds copies of operands that TMA can't read, or threads that bring
   them take cycles of each slab.
@@ -34,14 +33,7 @@ from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import (
-  bounds,
-  constants,
-  moves,
-  odd_sizes,
-  stages,
-  tiles,
-)
+from pallas_gemm.tuning import constants, odd_sizes, stages, tiles
 from pallas_gemm.tuning.elementwise import largest
 
 
@@ -68,35 +60,21 @@ def choose(problem: Problem, *, any_rows: bool = False) -> Config:
 
 
 def candidates(
-  problem: Problem,
-  fit: Callable[[Plan], Config] = stages.suited,
-  below: float = math.inf,
+  problem: Problem, fit: Callable[[Plan], Config] = stages.suited
 ) -> Iterator[Config]:
   """Configs worth a try, legal or not, that with the least time first.
 
   Args:
     problem: what is computed.
     fit: the config with as many stages as it is to have.
-    below: seconds; those that surely take longer are left out.
   """
   gpu = hardware.current()
   known = constants.of(gpu)
-  read = layout.with_rows_along_k(problem)
-  movable = tuple(moves.movable(problem, swap) for swap in (False, True))
-  bound = bounds.Bounds(read, gpu, known, movable=movable)
-
-  def seconds(config: Config) -> float:
-    return predict(Plan(problem, config, gpu), known)
-
-  some = tiles.worth_a_try(read, gpu)
-  if any(map(any, movable)):
-    some = moves.with_moves(some, read, gpu, movable)
-  if below < math.inf:
-    some = (c for c in some if bound.roughly(c) < below)
-    some = (c for c in some if bound.closely(c) < below)
-  order = bounds.best_first(some, bound.roughly, bound.closely, seconds)
-  for config in order:
-    yield fit(Plan(problem, config, gpu))
+  some = tiles.worth_a_try(layout.with_rows_along_k(problem), gpu)
+  some = odd_sizes.loaded_by_threads(some, problem, gpu)
+  plans = [Plan(problem, config, gpu) for config in some]
+  # Those that tie stay in order.
+  yield from map(fit, sorted(plans, key=lambda plan: predict(plan, known)))
 
 
 def predict(plan: Plan, known: constants.Constants | None = None) -> float:
@@ -121,16 +99,11 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
   if cfg.split_k > 1:
     summed = p.results * plan.products * cfg.split_k * 4 / fit.reduce_rate
     time += fit.reduce + summed * odd.sums
-  if cfg.tail_columns:
-    columns = cfg.tail_columns * cfg.block_n * plan.products
-    in_parts = p.m * columns * cfg.tail_split_k * 4
-    time = time * fit.even + fit.reduce + in_parts / fit.reduce_rate
-    time += _read_again(plan, fit, slab)
   return (time + odd.copies) * 1e-6
 
 
 def _rounds(plan: Plan) -> int:
-  """Rounds of work tiles, none of them cut for the last wave."""
+  """Rounds of work tiles."""
   return cdiv(_work_tiles(plan), plan.clusters_at_once)
 
 
@@ -141,10 +114,7 @@ def _work_tiles(plan: Plan) -> int:
 
 def _busy_sms(plan: Plan, rounds: int) -> int:
   """SMs that have a work tile in each round."""
-  cfg = plan.config
-  if cfg.tail_columns:
-    return plan.gpu.sm_count
-  return cdiv(_work_tiles(plan), rounds) * cfg.blocks
+  return cdiv(_work_tiles(plan), rounds) * plan.config.blocks
 
 
 def _is_narrow(plan: Plan) -> bool:
@@ -189,14 +159,16 @@ def _slab(
   loads *= _busy_sms(plan, rounds) / plan.gpu.sm_count
   loads *= fit.apart if cfg.cluster_k > 1 else 1
   slab = largest(multiply, shared, loads) + odd.short + odd.moves
-  return slab + bounds.barriers_of(cfg, fit)
+  shared_m = fit.share_m if cfg.cluster_m > 1 else 0
+  shared_n = fit.share_n if cfg.cluster_n > 1 else 0
+  return slab + fit.barrier + shared_m + shared_n
 
 
 def _busy(plan: Plan, fit: constants.Model, rounds: int, slab: float) -> float:
   """Microseconds in which a block is busy; `slab` cycles each."""
   cfg = plan.config
   product = plan.slabs * slab / fit.clock
-  product += bounds.exchange(cfg, plan.problem, fit)
+  product += _exchange(plan, fit)
   epilogue = _epilogue(plan, fit, rounds)
   area = cfg.block_m * cfg.block_n / 2**15
   words = _stored_bytes(plan) / 2
@@ -206,10 +178,18 @@ def _busy(plan: Plan, fit: constants.Model, rounds: int, slab: float) -> float:
   work_tile = product + between
   if rounds > 1:
     work_tile = largest(work_tile, least)
-  if not cfg.tail_columns:
-    return rounds * work_tile + epilogue - between
-  partial = cfg.block_m * cfg.block_n * plan.products * 4 / fit.store
-  return _longest(plan, work_tile, product) - between + partial + 2 * epilogue
+  return rounds * work_tile + epilogue - between
+
+
+def _exchange(plan: Plan, fit: constants.Model) -> float:
+  """Microseconds in which blocks send each other sums of parts of K."""
+  p, cfg = plan.problem, plan.config
+  if cfg.cluster_k == 1:
+    return 0.0
+  rows = min(cfg.block_m, round_up(p.m, 16))  # those of warps that send
+  sums = rows * cfg.block_n * plan.products * (1 - 1 / cfg.cluster_k)
+  waits = fit.exchange * (1 + math.log2(cfg.cluster_k)) / 2
+  return waits + 4 * sums / fit.exchange_rate
 
 
 def _stored_bytes(plan: Plan) -> int:
@@ -290,37 +270,6 @@ def _between(
   elif has_c:
     between += largest(fit.ahead * area, fit.awaited - product)
   return between
-
-
-def _longest(plan: Plan, work_tile: float, product: float) -> float:
-  """Microseconds of the slowest block; `product` is of a whole `work_tile`."""
-  cfg, sms = plan.config, plan.gpu.sm_count
-  rows, columns = plan.grid
-  whole = rows * (columns - cfg.tail_columns)
-  work_tiles = whole + rows * cfg.tail_columns * cfg.tail_split_k
-  times = []
-  # Of the blocks with as many whole tiles the first has the most work tiles.
-  for block in {0, whole % sms}:
-    first = cdiv(whole - block, sms)
-    parts = cdiv(work_tiles - block, sms) - first
-    times.append(first * work_tile + parts * product / cfg.tail_split_k)
-  return largest(*times)
-
-
-def _read_again(plan: Plan, fit: constants.Model, slab: float) -> float:
-  """Microseconds in which a split last wave waits for all of A once more.
-
-  The parts of K are multiplied at the same time. 8192 x 640 x 32768 TN: A of
-  537 MB, 530 us (H100), predicted without this to take 434.
-  """
-  p, cfg = plan.problem, plan.config
-  a = bytes_of(p.m * p.k, p.a.dtype)
-  if a <= plan.gpu.l2_bytes:
-    return 0.0
-  columns = cfg.tail_columns * cfg.block_n * plan.products
-  moved = a + bytes_of(p.k * columns, p.b.dtype)
-  product = plan.slabs * slab / fit.clock / cfg.tail_split_k
-  return largest(0.0, moved / _dram(plan, fit) - product)
 
 
 def _dram(plan: Plan, fit: constants.Model) -> float:

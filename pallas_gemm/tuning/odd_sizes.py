@@ -1,14 +1,26 @@
-"""What sizes that are no multiples of 64 cost a config; for the cost model."""
+"""What sizes that are no multiples of 64 cost a config; for the cost model.
 
+And the configs of which threads load the operands that TMA can't address.
+"""
+
+from collections.abc import Iterable, Iterator
+import dataclasses
+import functools
 import math
 from typing import NamedTuple
 
+from pallas_gemm import hardware
 from pallas_gemm.hardware import SECTOR_BYTES
 from pallas_gemm.kernels.sm90 import layout
+from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import constants, moves
+from pallas_gemm.tuning import constants
 from pallas_gemm.tuning.elementwise import largest
+
+# Slabs of all work tiles of a block, up to which threads may load operands, and
+# rows and columns of a tile; the addresses of more would spill.
+_MOST_SLABS, _MOST_ROWS = 12, 320
 
 
 class Costs(NamedTuple):
@@ -68,7 +80,6 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
   result = layout.bytes_of(plan.result_shape[1], p.out_dtype)
   piece = layout.bytes_of(plan.subtile_shape[1], plan.stored_dtype)
   straddles = result % 32 == 16 and not plan.by_rows
-  how = _moved(plan)
   return Costs(
     loads=(
       1.0 if move_a else slower(a, fit),
@@ -79,17 +90,55 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
     copies=copies,
     short=largest(0.0, *short),
     sums=fit.odd_sums if p.results % 2 else 1.0,
-    moves=moves.cycles(p, plan.config, how, fit) if any(how) else 0.0,
+    moves=_cycles_of_threads(plan, fit) if any(plan.by_moves) else 0.0,
   )
 
 
-def _moved(plan: Plan) -> tuple[moves.How, moves.How]:
-  """How threads bring the plan's A, and each B."""
-  a, b = (
-    ("turned" if is_turned else "rows") if by_moves else None
-    for by_moves, is_turned in zip(plan.by_moves, plan.turned)
-  )
-  return a, b
+def _cycles_of_threads(plan: Plan, fit: constants.OddSizes) -> float:
+  """Cycles that a slab takes longer where threads load A, each B, or all."""
+  p, cfg = plan.problem, plan.config
+  sides = (p.m, cfg.block_m, 1), (p.n, cfg.block_n, plan.products)
+  total = 0.0
+  for (size, block, count), by_threads in zip(sides, plan.by_moves):
+    if by_threads:
+      rows = min(block, layout.round_up(size, 8))
+      total += (fit.move + fit.move_row * rows) * count
+  return total * cfg.block_k / 64
+
+
+def loaded_by_threads(
+  configs: Iterable[Config], problem: Problem, gpu: hardware.Gpu
+) -> Iterator[Config]:
+  """The configs, and those of a few slabs with threads that load operands."""
+  p, shapes = problem, layout.operand_shapes(problem)
+  is_addressable = [
+    layout.is_addressable(columns, operand.dtype)
+    for (_, columns), operand in zip(shapes, (p.a, p.b))
+  ]
+  for config in configs:
+    yield config
+    c = config
+    rows, columns = c.block_m, c.block_n * p.products
+    if all(is_addressable) or rows + columns > _MOST_ROWS or c.consumers > 2:
+      continue
+    shares = c.cluster_m * c.cluster_n > 1
+    if shares or c.split == "pingpong":
+      continue
+    plan = Plan(problem, _moving(c, c.stages), gpu)
+    by_a, by_b = plan.by_moves
+    loaded = rows * by_a + columns * by_b
+    if not loaded:
+      continue
+    # A slab that threads load needs its room twice, and 16 bytes more a row.
+    stages = int(c.stages / (1 + 9 / 8 * loaded / (rows + columns)))
+    slabs = plan.slabs * plan.work_tiles_of_a_block
+    if slabs <= _MOST_SLABS and stages > 1:
+      yield _moving(c, min(max(slabs, 2), stages))
+
+
+@functools.cache
+def _moving(config: Config, stages: int) -> Config:
+  return dataclasses.replace(config, stages=stages, moves=True)
 
 
 def bytes_by_elements(plan: Plan) -> float:
@@ -111,87 +160,6 @@ def by_threads(plan: Plan, fit: constants.OddSizes) -> float:
   # 128 x 64 tiles 734 us, with 128 x 128 473 (H100).
   columns = 128 * plan.chunks * 64 / plan.config.block_k
   return fit.by_moves * columns / plan.config.block_n
-
-
-def straddles(p: Problem) -> bool:
-  """Whether an operand's rows start at odd multiples of 16 bytes."""
-  (_, a), (_, b) = layout.operand_shapes(p)
-  return layout.straddles(a, p.a.dtype) or layout.straddles(b, p.b.dtype)
-
-
-def misaligned(p: Problem) -> tuple[bool, bool]:
-  """Whether A's, and B's, rows start at no multiples of 128 bytes."""
-  a, b = (
-    layout.bytes_of(columns, operand.dtype) % layout.ATOM_BYTES > 0
-    for (_, columns), operand in zip(layout.operand_shapes(p), (p.a, p.b))
-  )
-  return a, b
-
-
-class Copies(NamedTuple):
-  """Microseconds of copies of A, of all B, of C, and of results, at least."""
-
-  a: float
-  b: float
-  c: float
-  out_of: float
-
-
-def copies_at_least(p: Problem, fit: constants.OddSizes) -> Copies:
-  """Of matrices whose rows do not start at multiples of 16 bytes.
-
-  C and results are not copied where K is split, results not if threads store
-  them, nor operands if threads bring them.
-  """
-  a, b = (
-    0.0
-    if layout.bytes_of(shape[1], x.dtype) % 16 == 0
-    else fit.copy
-    + 2
-    * layout.bytes_of(p.matrices(x) * math.prod(shape), x.dtype)
-    / fit.copy_rate
-    for x, shape in zip((p.a, p.b), layout.operand_shapes(p))
-  )
-  c, out_of, c_dtype = 0.0, 0.0, p.epilogue.c_dtype
-  if c_dtype and layout.bytes_of(p.n, c_dtype) % 16:
-    c = fit.copy + 2 * layout.bytes_of(p.results, c_dtype) / fit.copy_rate
-  if layout.bytes_of(p.n, p.out_dtype) % 16:
-    size = layout.bytes_of(p.results, p.out_dtype)
-    out_of = fit.copy + 2 * size / _slice_rate(p, fit)
-  return Copies(a, b * p.products, c, out_of)
-
-
-class Loads(NamedTuple):
-  """How slowly A and B are loaded in slabs of 64, at least.
-
-  Attributes:
-    as_stored: multiples, of A and B, if neither is padded.
-    padded: the same if those are padded that may be, stored along M or N.
-    copy: microseconds of the least copy that makes one of these.
-    copies: of each that is soon copied for tiles wider than a swizzle atom.
-  """
-
-  as_stored: tuple[float, float]
-  padded: tuple[float, float]
-  copy: float
-  copies: tuple[float, float]
-
-
-def loads_at_least(p: Problem, fit: constants.OddSizes) -> Loads:
-  """What loads cost every config, of rows that TMA can address."""
-  as_stored, padded, copies, soon = [], [], [math.inf], []
-  for operand, shape in zip((p.a, p.b), layout.operand_shapes(p)):
-    row = layout.bytes_of(shape[1], operand.dtype)
-    slow = slower(row, fit) if row % 16 == 0 else 1.0
-    as_stored.append(slow)
-    padded.append(slow if operand.k_last else 1.0)
-    copied = 2 * p.matrices(operand) * shape[0] * row
-    copy = fit.copy + copied / fit.copy_rate
-    if not operand.k_last and row % 128:
-      copies.append(copy)
-    is_soon = not operand.k_last and layout.is_soon_copied(p, operand, shape)
-    soon.append(copy if is_soon and p.groups is None else 0.0)
-  return Loads(tuple(as_stored), tuple(padded), min(copies), tuple(soon))
 
 
 def straddling_results(piece: int, fit: constants.OddSizes) -> float:

@@ -52,9 +52,8 @@ def for_any_rows(plan: Plan) -> Config:
 
   It keeps its stages: another number of rows may have more slabs a block.
   """
-  one = ("cluster_m", "cluster_n", "cluster_k", "tail_split_k")
-  alone = dict.fromkeys(one, 1) | {"tail_columns": 0, "moves": False}
-  return dataclasses.replace(plan.config, **alone)
+  alone = dict.fromkeys(("cluster_m", "cluster_n", "cluster_k"), 1)
+  return dataclasses.replace(plan.config, **alone, moves=False)
 
 
 def in_one_answer(problem: Problem, block_k: int, gpu: hardware.Gpu) -> float:

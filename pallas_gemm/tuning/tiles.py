@@ -5,12 +5,12 @@ import dataclasses
 import functools
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90 import layout, legal
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv
 from pallas_gemm.kernels.sm90.tiling import WGMMA_COLUMNS
 from pallas_gemm.problem import Problem, Side
-from pallas_gemm.tuning import fitted, odd_sizes, stages
+from pallas_gemm.tuning import fitted, stages
 
 # Tiles that may have C in buffers of its own; slabs with fewer of which it does
 # not come in time to where results are stored from.
@@ -50,7 +50,6 @@ def _swapped(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
   """Tiles with swapped operands."""
   p, sms = problem, kind.gpu.sm_count
   suits_deep = _suits_deep_slabs(p, kind.gpu)
-  misaligned = any(odd_sizes.misaligned(p))
   some_heights, heights = _heights(p.m, False), _heights(p.m, True)
   either = some_heights | heights
   for config in fitted.swapped(kind):
@@ -61,9 +60,6 @@ def _swapped(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
     is_one_round = config.block_m == 64 and tiles <= sms
     if config.block_n not in (heights if is_one_round else some_heights):
       continue
-    if config.blocks > 1:
-      if not (misaligned and _shares_most(config, p, columns, rows)):
-        continue
     is_narrow = config.block_m == 64 and config.block_n <= 32
     deep = suits_deep and is_narrow and rows == 1 and tiles <= sms
     if (config.block_k == 128) != deep:
@@ -78,7 +74,7 @@ def _tiles(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
   slabs = cdiv(p.k, 64)
   suits_deep = _suits_deep_slabs(p, kind.gpu)
   deep_in_rounds = _suits_deep_rounds(p)
-  straddles, misaligned = odd_sizes.straddles(p), any(odd_sizes.misaligned(p))
+  straddles = layout.operands_straddle(p)
   # Of 127 configs of so few slabs that were timed in a cluster and alone, those
   # in one take 3.5 % more in the mean, 4 % less at best; where rows straddle
   # sectors up to a quarter less (H100 and H200).
@@ -101,13 +97,9 @@ def _tiles(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
       continue
     # Of many tiles the few that hang over cost less than rows that TMA reads
     # slowly: 4384 x 2496 x 328 NT 20.1 -> 16.5 us (H200).
-    if config.blocks > 2:
-      if not (misaligned and _shares_most(config, p, rows, columns)):
-        continue
-    else:
-      is_large = straddles and min(rows, columns) >= _STRIP
-      if not (is_large or _suits_cluster(config, p)):
-        continue
+    is_large = straddles and min(rows, columns) >= _STRIP
+    if not (is_large or _suits_cluster(config, p)):
+      continue
     # Parts that leave SMs idle, so that each is long: 16 x 16 x 262144 NT 11.5
     # -> 9.9 us, 32 x 24 x 100000 8.6 -> 8.5 (H100).
     is_deep_sum = suits_deep and tiles * _SPLITS[-1] <= sms
@@ -127,12 +119,7 @@ def _tiles(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
       yield config
     elif is_short or not _suits_pairs(config, p, tiles, sms):
       yield _in_one_strip(config, rows, columns)
-    if tall or wide:
-      continue
-    split_last = _with_split_last_wave(config, p, sms)
-    if split_last is not None:
-      yield split_last
-    if tiles > sms:
+    if tall or wide or tiles > sms:
       continue
     for split in _SPLITS:
       if tiles * split > 2 * sms or slabs < split * _FEWEST_SLABS:
@@ -187,29 +174,6 @@ def _with_strips(config: Config, raster: int, raster_dim: Side) -> Config:
   return dataclasses.replace(config, raster=raster, raster_dim=raster_dim)
 
 
-def _with_split_last_wave(
-  config: Config, problem: Problem, sms: int
-) -> Config | None:
-  """The config with the tiles of a partial last wave cut along K.
-
-  Tiles of 64 rows gain little: 192 x 6144 x 6144 27.3 -> 26.5 us, 320 x 27648
-  x 5120 137.5 -> 139.6 (H200).
-  """
-  p, cfg = problem, config
-  rows, columns = cdiv(p.m, cfg.block_m), cdiv(p.n, cfg.block_n)
-  if rows * columns < sms or cfg.block_m < 128:
-    return None
-  if p.batch > 1 or p.along or p.epilogue.c_dtype or p.epilogue.save:
-    return None
-  split = cdiv(rows * columns % sms, rows)
-  slabs = cdiv(p.k, cfg.block_k)
-  parts = min(sms // (rows * split), slabs // _FEWEST_SLABS) if split else 0
-  if parts < 2:
-    return None
-  parts = cdiv(slabs, cdiv(slabs, parts))  # none of them is empty
-  return dataclasses.replace(cfg, tail_columns=split, tail_split_k=parts)
-
-
 def _are_too_many(
   tiles: int, config: Config, problem: Problem, sms: int
 ) -> bool:
@@ -250,25 +214,6 @@ def _suits_cluster(config: Config, problem: Problem) -> bool:
     hangs_over = p.a.k_last and p.m % cfg.block_m
     return not hangs_over and cdiv(p.n, cfg.block_n) % cfg.cluster_n == 0
   return True
-
-
-def _shares_most(
-  config: Config, problem: Problem, rows: int, columns: int
-) -> bool:
-  """Whether a cluster has that many tiles, and shares what takes longer.
-
-  Rows that start at no multiples of 128 bytes take about four times as long:
-  704 x 9232 x 3432 TT, with B's such, 86.5 -> 81.9 us with 192 x 160 tiles in
-  4 x 1, 5368 x 312 x 1432 NT 16.7 with 128 x 160 in 1 x 4, 13.2 in 4 x 1.
-  """
-  c = config
-  if rows < c.cluster_m or columns < c.cluster_n:
-    return False
-  slow_a, slow_b = (3 * x + 1 for x in odd_sizes.misaligned(problem))
-  if c.swap_ab:
-    slow_a, slow_b = slow_b, slow_a
-  a, b = c.block_m * slow_a, c.block_n * slow_b
-  return a >= b if c.cluster_n > 1 else b >= a
 
 
 def _suits_pairs(

@@ -5,7 +5,7 @@ import math
 from typing import NamedTuple
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels.sm90 import layout, legal
+from pallas_gemm.kernels.sm90 import layout
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import cdiv
 from pallas_gemm.kernels.sm90.plan import Plan
@@ -94,12 +94,8 @@ def faster(config: Config, problem: Problem, time: float) -> Faster | None:
   if (whole := with_whole_rows(p)) is None:
     return None
   apart += padding(p, fit, gpu)
-  # Few configs could show that the kernel should not be used.
-  below = (time - fit.most_beside - apart) / fit.most
-  others = model.candidates(whole, below=below)
-  plans = (Plan.of(whole, other) for other in others)
-  plan = next((plan for plan in plans if not legal.reason(plan)), None)
-  if plan is None or (least := model.predict(plan)) >= below:
+  least = model.predict(Plan.of(whole, model.choose(whole)))
+  if time <= fit.most * least + fit.most_beside + apart:
     return None
   return Faster(
     f"with rows that are no multiples of 128 bytes it would take"

@@ -50,8 +50,8 @@ class Results(NamedTuple):
 
   Attributes:
     out: the results.
-    parts: of each product, sums over parts of K: of a split last wave, or
-      where there is no GPU of the blocks of a cluster.
+    parts: of each product, sums over parts of K of the blocks of a cluster,
+      where there is no GPU.
   """
 
   out: Any

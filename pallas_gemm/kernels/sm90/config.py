@@ -33,8 +33,6 @@ class Config:
     epilogue_buffers: subtiles of a consumer that may be on their way at a time.
     split_k: parts of K that are computed apart and summed by a second kernel
       in a fixed order.
-    tail_columns, tail_split_k: the last columns of tiles are summed in parts of
-      K, as many, to fill the last wave of tiles.
     swap_ab: computes the transposed result from B and A instead: the tile's
       rows lie along N and its columns along M, so that `block_m` counts
       columns of the result, `block_n` rows, and likewise the other fields.
@@ -56,8 +54,6 @@ class Config:
   epilogue_n: int = 64
   epilogue_buffers: int = 2
   split_k: int = 1
-  tail_columns: int = 0
-  tail_split_k: int = 1
   swap_ab: bool = False
   moves: bool = False
 

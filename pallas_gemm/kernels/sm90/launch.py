@@ -34,11 +34,6 @@ ladder take that apart step by step; what is here beyond them:
   with the best without (H100). 384 x 5760 x 2880 takes 20.3 us with tiles of 96
   rows by 192 columns, 24.0 with the best without; 200 x 4096 x 14336 35.0 and
   38.8 us (H200).
-* **A partial last wave** of tiles leaves SMs idle. Its tiles, columns of them
-  at the end of N, are cut along K (`Config.tail_split_k`): the last work tiles
-  of the same launch, whose partial sums a second kernel adds in order and puts
-  in place. 768 x 7168 x 18432 (TN): 276 -> 259 us, 2048 x 32000 x 4096: 672 ->
-  657, 500 x 4544 x 18176: 125 -> 115 (H200).
 * **Few tiles with a long sum** are cut along K in a cluster, whose blocks send
   each other their sums (`Config.cluster_k`, `exchange`): no second kernel.
 * **split_k** writes float32 partial sums of parts of K, which XLA adds in a
@@ -52,9 +47,8 @@ Tiles may hang over every edge: TMA fills with zeros and drops stores. Along
 rows that are no whole number of swizzle atoms they are moved back, to end with
 the matrix (`Plan.moved_back`).
 
-Sources: Osama et al., "Stream-K" (2023; whole tiles first, then those of
-the last wave in parts of K); CUTLASS (warp-specialised persistent kernels,
-ping-pong among them, tile order), DeepGEMM (block_n that is no power of two, to
+Sources: CUTLASS (warp-specialised persistent kernels, ping-pong among them,
+tile order), DeepGEMM (block_n that is no power of two, to
 cut the last wave), JAX's `hopper_matmul_mgpu` (idiom in Mosaic GPU).
 """
 
@@ -64,12 +58,11 @@ import functools
 import jax
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat, mosaic
 from pallas_gemm.kernels import epilogues
-from pallas_gemm.kernels.sm90 import exchange, legal, tables, weights
+from pallas_gemm.kernels.sm90 import exchange, tables, weights
 from pallas_gemm.kernels.sm90.block import Block, Operands, Results, Shared
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.consumer import consume
@@ -101,7 +94,7 @@ def dense(
     a: [batch or 1, M, K], stored [.., K, M] unless `problem.a.k_last`.
     b: [batch or 1, K, N], stored [.., N, K] if `problem.b.k_last`.
     problem: what is computed; must describe the arguments.
-    config: how.
+    config: how; one that `legal.reason` does not refuse.
     b_up: the second B of a gated product.
     bias: [N] or [M], as `problem.epilogue.bias` says.
     c: [batch, M, N].
@@ -117,8 +110,8 @@ def dense(
     activation was applied to (gated: the two products).
 
   Raises:
-    NotImplementedError: the config is not legal, or the activation contains
-      what a kernel can't compute; the reason.
+    NotImplementedError: the activation contains what a kernel can't compute;
+      the reason.
 
   Example:
     >>> import jax.numpy as jnp
@@ -134,18 +127,15 @@ def dense(
     >>> out.shape, float(out.max())
     ((1, 64, 64), 8.0)
   """
-  plan = _legal_plan(problem, config)
+  plan = Plan.of(problem, config)
   if config.swap_ab:
     a, b = b, a
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
   stored = [x for x in (a, b, b_up) if x is not None]
   is_a, is_b = plan.transposed
-  by_threads, of_b = plan.turned
   a, *b = (
-    jnp.swapaxes(x, 1, 2) if is_transposed and not is_turned else x
-    for x, is_transposed, is_turned in zip(
-      stored, (is_a, is_b, is_b), (by_threads, of_b, of_b)
-    )
+    jnp.swapaxes(x, 1, 2) if is_transposed else x
+    for x, is_transposed in zip(stored, (is_a, is_b, is_b))
   )
   operands = Operands(
     tables=(),
@@ -166,10 +156,7 @@ def dense(
   )
   is_approximate = epilogues.is_approximate(activation, p)
   results = _launch(plan, operands, epilogue, is_approximate)
-  outs = _dense_results(plan, results.out)
-  if config.tail_columns:
-    outs = [_with_last_wave(plan, *outs, results.parts, bias, epilogue)]
-  return tuple(outs)
+  return tuple(_dense_results(plan, results.out))
 
 
 def grouped(
@@ -192,7 +179,7 @@ def grouped(
     offsets: int32 [groups + 1], nondecreasing, within the rows of `a`: group g
       is rows offsets[g] to offsets[g + 1].
     problem: what is computed; must describe the arguments.
-    config: how.
+    config: how; one that `legal.reason` does not refuse.
     b_up: the second B of a gated product.
     bias: [groups, N].
     activation: elementwise, applied in float32.
@@ -203,10 +190,10 @@ def grouped(
     in no group are zero.
 
   Raises:
-    NotImplementedError: the config is not legal, or the activation contains
-      what a kernel can't compute; the reason.
+    NotImplementedError: the activation contains what a kernel can't compute;
+      the reason.
   """
-  plan = _legal_plan(problem, config)
+  plan = Plan.of(problem, config)
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
   a = _padded(a, a_shape)
   b = [_padded(x, b_shape) for x in (b, b_up) if x is not None]
@@ -223,13 +210,6 @@ def grouped(
   is_approximate = epilogues.is_approximate(activation, p)
   results = _launch(plan, operands, epilogue, is_approximate)
   return tuple(x[..., : p.m, : p.n] for x in results.out)
-
-
-def _legal_plan(problem: Problem, config: Config) -> Plan:
-  plan = Plan.of(problem, config)
-  if reason := legal.reason(plan):
-    raise NotImplementedError(reason)
-  return plan
 
 
 def _epilogue(
@@ -264,14 +244,11 @@ def _operand(
   """A, or a B, as the kernel reads it."""
   p, cfg = plan.problem, plan.config
   operand, block = ((p.a, cfg.block_m), (p.b, cfg.block_n))[side]
-  if plan.turned[side]:
-    shape = shape[::-1]
   x = _matrices(x, shape, operand.batched)
   if not plan.by_moves[side]:
     return x
   k = plan.slabs * cfg.split_k * cfg.cluster_k * cfg.block_k - p.k
-  along_k = operand.k_last and not plan.turned[side]
-  rows, columns = (block, k) if along_k else (k, block)
+  rows, columns = (block, k) if operand.k_last else (k, block)
   return weights.read_past_rows(x, columns, rows)
 
 
@@ -293,38 +270,33 @@ def _launch(
   plan: Plan, operands: Operands, epilogue, is_approximate: bool
 ) -> Results:
   """Runs the kernel; the results are of the shapes that it writes."""
-  cfg, name = plan.config, _kernel_name(plan)
+  p, cfg = plan.problem, plan.config
   is_moved = any(plan.moved_back)
   starts_anywhere = plan.subtiles_overlap or plan.tiles_overlap or is_moved
-  copies_anywhere = plan.problem.groups or starts_anywhere
-  mosaic.allow_ragged_copies(
-    anywhere=name if copies_anywhere else None,
-    in_blocks=name if plan.problem.along == "k" else None,
-    of_ragged=name if plan.b_last_apart else None,
-    inside_rows=name if is_moved else None,
-    any_column=(name, plan.any_column) if plan.any_column else None,
-  )
-  mosaic.spread_barriers(name)
-  if plan.evicts_results:
-    mosaic.evict_results_first(name)
+  of_ragged = "column" if is_moved else None
   bias_dtype = None if operands.bias is None else operands.bias.dtype
   axes = {"cluster_m": cfg.cluster_m, "cluster_n": cfg.cluster_n}
   if cfg.cluster_k > 1:
     axes["cluster_k"] = cfg.cluster_k
   (results,) = compat.kernel(
     functools.partial(_body, plan=plan, epilogue=epilogue),
-    name=name,
+    name=_kernel_name(p),
     out_type=[_result_types(plan)],
     grid=(plan.clusters,),
     grid_names=("cluster",),
     cluster=tuple(axes.values()),
     cluster_names=tuple(axes),
     num_threads=cfg.consumers + 1,
-    compiler_params=plgpu.CompilerParams(
+    compiler_params=mosaic.CompilerParams(
       approx_math=is_approximate,
       # Mosaic GPU would put a barrier around every store to shared memory;
       # the kernel has those that are needed.
       unsafe_no_auto_barriers=True,
+      narrow_copies_anywhere=bool(p.groups) or starts_anywhere,
+      wide_copies_at_any_row=p.along == "k",
+      wide_copies_of_ragged="atom" if plan.b_last_apart else of_ragged,
+      at_any_column_of=plan.any_column,
+      evict_results_first=plan.evicts_results,
     ),
     scratch_types=plan.scratch_types(bias_dtype),
   )(operands)
@@ -346,20 +318,10 @@ def _body(operands: Operands, results: Results, *, plan, epilogue, **shared):
   pl.when(block.warpgroup < consumers)(lambda: consume(block, epilogue))
 
 
-def _kernel_name(plan: Plan) -> str:
-  """By which `compat` knows which copies a kernel may make; so it tells these.
-
-  Among them how long the rows are of a B of which tiles start at any column.
-  """
-  p = plan.problem
-  name = "sm90_gated" if p.epilogue.gated else "sm90_dense"
-  if p.groups:
-    name = f"sm90_ragged_{p.along}"
-  elif plan.subtiles_overlap or plan.tiles_overlap:
-    name += "_overlap"
-  name += "_moved" if any(plan.moved_back) else ""
-  name += f"_of_{plan.any_column}" if plan.any_column else ""
-  return name + ("_evict" if plan.evicts_results else "")
+def _kernel_name(problem: Problem) -> str:
+  if problem.groups:
+    return f"sm90_ragged_{problem.along}"
+  return "sm90_gated" if problem.epilogue.gated else "sm90_dense"
 
 
 def _result_types(plan: Plan) -> Results:
@@ -376,10 +338,6 @@ def _result_types(plan: Plan) -> Results:
     jax.ShapeDtypeStruct((*lead, *shape), jnp.dtype(plan.stored_dtype))
     for shape in shapes
   ]
-  rows, columns = plan.grid[0] * cfg.block_m, cfg.tail_columns * cfg.block_n
-  part = jax.ShapeDtypeStruct((cfg.tail_split_k, rows, columns), jnp.float32)
-  if cfg.tail_columns:
-    return Results(out, [part] * plan.products)
   return Results(out, exchange.result_types(plan))
 
 
@@ -388,19 +346,6 @@ def _dense_results(plan: Plan, outs: Sequence[jax.Array]) -> list[jax.Array]:
   p, (m, n), splits = plan.problem, plan.result_shape, plan.config.split_k
   shape = (splits, p.batch, m, n) if splits > 1 else (p.batch, m, n)
   return [x[..., :m, :n].reshape(shape) for x in outs]
-
-
-def _with_last_wave(
-  plan: Plan, out: jax.Array, parts: Sequence[jax.Array], bias, epilogue
-) -> jax.Array:
-  """The result, with the last columns from the sums over parts of K."""
-  p, start = plan.problem, plan.last_wave_start
-  totals = [_sum(x[:, : p.m, : p.n - start]) for x in parts]
-  if p.epilogue.bias == "n":
-    bias = bias[start:]
-  (last,) = epilogue(totals, None, _bias_of(totals[0].shape, bias, p))
-  last = last.astype(p.out_dtype)[None]
-  return lax.dynamic_update_slice(out, last, (0, 0, start))
 
 
 def _sum(parts: jax.Array) -> jax.Array:

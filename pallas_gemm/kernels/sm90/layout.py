@@ -64,17 +64,6 @@ def straddles(columns: int, dtype: str) -> bool:
   return bytes_of(columns, dtype) % _SHORT_BYTES == _STRIDE_BYTES
 
 
-def can_be_turned(problem: Problem, operand: Operand, size: int) -> bool:
-  """Whether threads can bring an operand stored [K, size] as [size, K].
-
-  Rows shorter than a swizzle atom, one after the other from a multiple of 16
-  bytes on.
-  """
-  matrix = bytes_of(problem.k * size, operand.dtype)
-  is_aligned = problem.matrices(operand) == 1 or matrix % _STRIDE_BYTES == 0
-  return bytes_of(size, operand.dtype) < ATOM_BYTES and is_aligned
-
-
 def is_soon_copied(problem: Problem, operand: Operand, shape: Shape) -> bool:
   """Whether a copy with rows that TMA reads fast costs less than it gains."""
   count = problem.matrices(operand) * math.prod(shape)
@@ -135,6 +124,12 @@ def operand_shapes(problem: Problem) -> tuple[Shape, Shape]:
   return a, b
 
 
+def operands_straddle(problem: Problem) -> bool:
+  """Whether an operand's rows start at odd multiples of 16 bytes."""
+  p, ((_, a), (_, b)) = problem, operand_shapes(problem)
+  return straddles(a, p.a.dtype) or straddles(b, p.b.dtype)
+
+
 @functools.lru_cache(maxsize=1024)
 def padding(shape: Shape, columns: int, box_columns: int, dtype: str) -> Shape:
   """Rows and columns of a stored matrix once TMA can address it.
@@ -148,7 +143,7 @@ def padding(shape: Shape, columns: int, box_columns: int, dtype: str) -> Shape:
   rows, width = shape
   step = elements_in(_STRIDE_BYTES, dtype)
   columns = atom_columns(columns, dtype)
-  if box_columns != columns:  # see mosaic.allow_ragged_copies
+  if box_columns != columns:  # see mosaic.CompilerParams
     rows = rows if rows <= ATOM_ROWS else round_up(rows, ATOM_ROWS)
     step = columns if width > columns else step
   return rows, round_up(width, step)

@@ -50,7 +50,7 @@ class Matrices(Tiling):
       return False, False
     dtypes = filter(None, (self.stored_dtype, p.epilogue.c_dtype))
     width = max(layout.bytes_of(cfg.epilogue_n, x) for x in dtypes)
-    if cfg.tail_columns or p.k % ATOM_ROWS or width > ATOM_BYTES:
+    if p.k % ATOM_ROWS or width > ATOM_BYTES:
       return False, False
     sides = (p.m, cfg.block_m, p.a), (p.n, cfg.block_n, p.b)
     moved = [
@@ -87,7 +87,7 @@ class Matrices(Tiling):
     """Columns of a B of which tiles start inside of swizzle atoms, if they do.
 
     As many as tiles reach, and none of A's: by that Mosaic GPU is told which
-    copies these are (`mosaic.allow_ragged_copies`). None where tiles start with
+    copies these are (`mosaic.CompilerParams`). None where tiles start with
     atoms, or B is stored along K.
     """
     if not self.tiles_overlap or self.problem.b.k_last or self.by_moves[1]:
@@ -164,8 +164,8 @@ class Matrices(Tiling):
     same; where they are 1.3 times the L2, 32768 x 1024 x 512, 45.6 -> 46.6
     (H100).
     """
-    p, cfg = self.problem, self.config
-    if p.along == "m" or cfg.split_k > 1 or cfg.tail_columns:
+    p = self.problem
+    if p.along == "m" or self.config.split_k > 1:
       return False
     matrices = self.outputs * (p.groups.count if p.along else p.batch)
     size = layout.bytes_of(matrices * p.m * p.n, p.out_dtype)
@@ -189,10 +189,7 @@ class Matrices(Tiling):
     """Bytes read and written by each copy into, and out of, a padded matrix."""
     p, copied = self.problem, layout.copied_bytes
     (a, b), (a_pad, b_pad) = self.operand_shapes, self.operand_paddings
-    is_a, is_b = (
-      is_transposed and not is_turned
-      for is_transposed, is_turned in zip(self.transposed, self.turned)
-    )
+    is_a, is_b = self.transposed
     into = [copied(a, a_pad, p.matrices(p.a), p.a.dtype, is_a and p.m > 1)]
     of_b = copied(b, b_pad, p.matrices(p.b), p.b.dtype, is_b and p.n > 1)
     if last := self.last_slab_shape:

@@ -12,11 +12,6 @@ x 207 x 685 7.17 -> 5.28 us, 77^3 5.05 -> 2.72, but 513 x 1025 x 517 7.97 ->
 Behind the end of a matrix zeros are found. So nothing is read that is not
 there, and rows of K beyond the last add nothing. Where K lies along rows, what
 is behind a row's end is the next row's, and is left out of the last slab.
-
-Short rows of a matrix that is stored [K, M], or [K, N], of which one tile has
-all, come as they follow each other, and are turned on their way to the ring:
-4 x 1024 x 9216 TN 10.7 -> 9.7 us, 4 x 2304 x 384 TN with silu 4.35 -> 3.36
-(H100).
 """
 
 from collections.abc import Callable, Sequence
@@ -113,10 +108,6 @@ class Moves:
     """Starts to copy the rows of a slab."""
     start = self._start(step)
 
-    def copy_turned(x, ref, raw) -> None:
-      matrix = _matrix(ref, x.which)
-      ptx.copy_whole_rows_async(matrix, start, raw.at[place])
-
     def copy(row, x, ref, raw) -> None:
       ptx.copy_rows_async(
         _matrix(ref, x.which),
@@ -128,9 +119,6 @@ class Moves:
 
     for x in self.operands:
       for ref, raw in zip(x.refs, x.raws):
-        if x.moved.is_turned:
-          copy_turned(x, ref, raw)
-          continue
         _for_each_chunk(x.moved, functools.partial(copy, x=x, ref=ref, raw=raw))
 
   def _move(self, step, place, slot) -> None:
@@ -150,22 +138,13 @@ class Moves:
         left=left if x.k_last else None,
       )
 
-    def turn(ring, raw, swizzle) -> None:
-      ptx.wait_for_warpgroup()  # threads turn what others have copied
-      ptx.turn_rows(raw.at[place], ring.at[slot], swizzle=swizzle)
-
     def move(left) -> None:
       for x in self.operands:
         for ref, ring, raw in zip(x.refs, x.rings, x.raws):
-          if x.moved.is_turned:
-            turn(ring, raw, x.moved.swizzle)
-            continue
           what = {"x": x, "ref": ref, "ring": ring, "raw": raw, "left": left}
           _for_each_chunk(x.moved, functools.partial(move_chunk, **what))
 
-    if k % block_k and any(
-      x.k_last and not x.moved.is_turned for x in self.operands
-    ):
+    if k % block_k and any(x.k_last for x in self.operands):
       pl.when(left >= block_k)(lambda: move(None))
       pl.when(left < block_k)(lambda: move(left))
     else:

@@ -74,8 +74,6 @@ class MovedTile(NamedTuple):
     copied: of the columns, those that may lie in the matrix.
     chunk: rows that are moved at a time.
     swizzle: bytes of a row of the slab's atoms.
-    is_turned: whether it is stored transposed in global memory, and first in
-      shared memory too: [columns, rows].
   """
 
   rows: int
@@ -83,7 +81,6 @@ class MovedTile(NamedTuple):
   copied: int
   chunk: int
   swizzle: int
-  is_turned: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -208,10 +205,7 @@ class Plan(Matrices):
     ):
       if moved:
         beside = layout.elements_in(hardware.VECTOR_BYTES, p.a.dtype)
-        shape = moved.rows, moved.columns + beside
-        if moved.is_turned:
-          shape = moved.columns, moved.rows
-        shape = self.slabs_held, *shape
+        shape = self.slabs_held, moved.rows, moved.columns + beside
         found.append(Buffer(name, shape, p.a.dtype, count=count))
     if self.b_by_moves:
       height, across = self.chunk_shape
@@ -269,20 +263,13 @@ class Plan(Matrices):
     p, cfg = self.problem, self.config
     sides = (p.m, cfg.block_m, p.a), (p.n, cfg.block_n, p.b)
     a, b = (
-      self._moved_tile(size, block, operand, is_turned) if by_moves else None
-      for (size, block, operand), by_moves, is_turned in zip(
-        sides, self.by_moves, self.turned
-      )
+      self._moved_tile(size, block, operand) if by_moves else None
+      for (size, block, operand), by_moves in zip(sides, self.by_moves)
     )
     return a, b
 
-  def _moved_tile(
-    self, size: int, block: int, operand: Operand, is_turned: bool
-  ) -> MovedTile:
+  def _moved_tile(self, size: int, block: int, operand: Operand) -> MovedTile:
     atom, block_k = self.operand_columns, self.config.block_k
-    if is_turned:
-      swizzle = layout.bytes_of(atom, operand.dtype)
-      return MovedTile(size, block_k, block_k, size, swizzle, True)
     rows, copied = min(block, round_up(size, ATOM_ROWS)), block_k
     if not operand.k_last:
       rows, copied = block_k, rows

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 
 from pallas_gemm import mosaic
 from pallas_gemm.kernels.sm90.config import Config
-from pallas_gemm.kernels.sm90.layout import cdiv
 from pallas_gemm.kernels.sm90.plan import Plan
 
 Index = int | jax.Array
@@ -37,8 +36,6 @@ class WorkTile(NamedTuple):
     rest: rows of K of the slab after those.
     rows: of the tile that are stored; None for all.
     is_group: whether the tile belongs to a group; None if all do.
-    part: of a tile that is summed in parts of K, which; -1 for whole tiles,
-      None if all are.
   """
 
   row: Index
@@ -52,13 +49,10 @@ class WorkTile(NamedTuple):
   rest: Index | None = None
   rows: Index | None = None
   is_group: Index | None = None
-  part: Index | None = None
 
   def place(self) -> "Place":
     """Where its results go."""
     which = self.out
-    if self.part is not None:  # its partial sums are stored at once
-      which = jnp.where(self.part < 0, which, -1)
     if self.rows is not None:
       which = jnp.where(self.is_group, self.rows, -self.rows)
     return Place(*(jnp.int32(x) for x in (self.row, self.column, which)))
@@ -156,8 +150,6 @@ class Schedule(NamedTuple):
 def dense_schedule(plan: Plan) -> Schedule:
   """Tiles within a matrix first, then the batch, then the parts of K."""
   p, cfg = plan.problem, plan.config
-  if cfg.tail_columns:
-    return _schedule_with_split_last_wave(plan)
   tiles = math.prod(plan.grid)
   work_tiles = tiles * p.batch * cfg.split_k
   steps = plan.slabs
@@ -175,39 +167,6 @@ def dense_schedule(plan: Plan) -> Schedule:
     return WorkTile(row, column, batch, batch, part, start, steps)
 
   return Schedule(work_tiles, lambda _: (), work_tile)
-
-
-def _schedule_with_split_last_wave(plan: Plan) -> Schedule:
-  """Whole tiles first, then the parts of those in the last columns."""
-  cfg, slabs = plan.config, plan.slabs
-  rows, columns = plan.grid
-  grid = rows, columns - cfg.tail_columns
-  whole, split = math.prod(grid), rows * cfg.tail_columns
-  steps = cdiv(slabs, cfg.tail_split_k)
-
-  def work_tile(i: Index, known: tuple[()]) -> WorkTile:
-    del known
-    is_part = i >= whole
-    m_tile, n_tile = snake(jnp.minimum(i, whole - 1), grid, cfg)
-    # Blocks that share a part share its slabs of A and B.
-    nth = jnp.maximum(i - whole, 0)
-    part, tile = lax.div(nth, split), lax.rem(nth, split)
-    m_tile = jnp.where(is_part, lax.rem(tile, rows), m_tile)
-    n_tile = jnp.where(is_part, grid[1] + lax.div(tile, rows), n_tile)
-    row, column = corner((m_tile, n_tile), plan)
-    first = part * steps
-    return WorkTile(
-      row=row,
-      column=column,
-      a=0,
-      b=0,
-      out=0,
-      start=jnp.where(is_part, first, 0) * cfg.block_k,
-      steps=jnp.where(is_part, jnp.minimum(steps, slabs - first), slabs),
-      part=jnp.where(is_part, part, -1),
-    )
-
-  return Schedule(whole + split * cfg.tail_split_k, lambda _: (), work_tile)
 
 
 def _inside(plan: Plan, start: tuple[Index, Index]) -> tuple[Index, Index]:

@@ -129,17 +129,8 @@ class Stores:
     """To be called with a work tile's accumulators; what is pending then."""
     self.epilogue.wait_for_bias()
     results = functools.partial(self.epilogue.results_of, accumulators)
-    if work_tile.part is not None:
-      pl.when(work_tile.part >= 0)(
-        lambda: self._store_part(work_tile, accumulators)
-      )
-    at_once = range(self._waiting.start)
-    if at_once and work_tile.part is None:
+    if at_once := range(self._waiting.start):
       self._store(work_tile, results, at_once)
-    elif at_once:
-      pl.when(work_tile.part < 0)(
-        lambda: self._store(work_tile, results, at_once)
-      )
     if not self._waiting:
       return None
 
@@ -205,18 +196,6 @@ class Stores:
       )
     else:
       self._store_tile(work_tile, results, subtiles)
-
-  def _store_part(
-    self, work_tile: WorkTile, accumulators: list[jax.Array]
-  ) -> None:
-    """Stores the accumulators of a part of K as they are: a partial sum."""
-    first, column = self.block.share_corner(work_tile)
-    column -= self.block.plan.last_wave_start
-    for part_ref, x in zip(self.block.results.parts, accumulators):
-      for i in range(0, x.shape[0], WGMMA_ROWS):
-        at = pl.ds(first + i, WGMMA_ROWS), pl.ds(column, x.shape[1])
-        subtile = x[i : i + WGMMA_ROWS]
-        compat.store(part_ref.at[work_tile.part, *at], subtile, optimized=False)
 
   def _rows_of(self, work_tile: WorkTile):
     """How many rows of a tile are stored, and whether that is simply all."""

@@ -123,38 +123,16 @@ class Tiling:
   def by_moves(self) -> tuple[bool, bool]:
     """Whether threads bring A, and each B, of a dense product (`moves`).
 
-    Those that TMA can't address, and those that they turn (`turned`).
+    Those that TMA can't address, if they are not transposed before.
     """
     p = self.problem
     if not self.config.moves:
       return False, False
-    shapes = layout.operand_shapes(p)
     a, b = (
-      is_turned
-      or (
-        not is_transposed and not layout.is_addressable(columns, operand.dtype)
+      not is_transposed and not layout.is_addressable(columns, operand.dtype)
+      for (_, columns), operand, is_transposed in zip(
+        layout.operand_shapes(p), (p.a, p.b), self.transposed
       )
-      for (_, columns), operand, is_transposed, is_turned in zip(
-        shapes, (p.a, p.b), self.transposed, self.turned
-      )
-    )
-    return a, b
-
-  @functools.cached_property
-  def turned(self) -> tuple[bool, bool]:
-    """Whether threads turn short rows of A, and of each B, along K.
-
-    Where one tile has all of them; else they are transposed before.
-    """
-    p, cfg = self.problem, self.config
-    if not cfg.moves:
-      return False, False
-    sides = (p.m, cfg.block_m, p.a), (p.n, cfg.block_n, p.b)
-    a, b = (
-      is_transposed
-      and 1 < size <= block
-      and layout.can_be_turned(p, operand, size)
-      for (size, block, operand), is_transposed in zip(sides, self.transposed)
     )
     return a, b
 
@@ -283,10 +261,8 @@ class Tiling:
   @functools.cached_property
   def _work_tiles(self) -> int:
     """Work tiles of all blocks, in tiles of clusters; of groups, of one."""
-    cfg = self.config
     rows, columns = self.grid
-    parts = rows * cfg.tail_columns * (cfg.tail_split_k - 1)
-    return rows * columns * self.problem.batch * cfg.split_k + parts
+    return rows * columns * self.problem.batch * self.config.split_k
 
   @functools.cached_property
   def clusters_at_once(self) -> int:
@@ -308,18 +284,11 @@ class Tiling:
       return min(room, self.row_tiles * self.grid[1])
     if p.along == "k":
       work_tiles *= p.groups.count
-    if self.config.tail_columns:
-      return min(room, work_tiles)
     if self.config.cluster_k > 1:
       return work_tiles  # sums of another tile would need room of their own
     # As few as need the same number of waves: all end at the same time, where a
     # partial last wave would leave part of the memory bandwidth unused.
     return cdiv(work_tiles, cdiv(work_tiles, room))
-
-  @functools.cached_property
-  def last_wave_start(self) -> int:
-    """The first column of the last wave's tiles, summed in parts of K."""
-    return (self.grid[1] - self.config.tail_columns) * self.config.block_n
 
   # The ring.
 
@@ -353,8 +322,8 @@ class Tiling:
   def whole_laps(self) -> bool:
     """Whether work tiles are whole laps of the ring, worth unrolling."""
     p, cfg = self.problem, self.config
-    if p.along == "k" or cfg.tail_columns or self.pingpong > 1:
-      return False  # work tiles differ in how many slabs they have
+    if p.along == "k" or self.pingpong > 1:
+      return False  # groups differ in how many slabs they have
     rows, columns = self.share
     if self.deferred and rows * columns > _MOST_ACCUMULATORS_IF_UNROLLED:
       return False
@@ -427,7 +396,7 @@ class Tiling:
     threads then have a whole sector.
     """
     p, cfg = self.problem, self.config
-    if p.along or cfg.split_k > 1 or cfg.tail_columns or p.epilogue.save:
+    if p.along or cfg.split_k > 1 or p.epilogue.save:
       return False
     if cfg.swap_ab and p.out_dtype == "float32":
       return True

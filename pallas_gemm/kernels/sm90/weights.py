@@ -9,7 +9,7 @@ is the next row: columns that are not stored. Rows of K beyond the last are
 zeros, so a NaN of the next group stays there.
 
 * **Rows that TMA can address** come as atoms, as many as are begun
-  (`mosaic.allow_ragged_copies`).
+  (`mosaic.CompilerParams`).
 * **Other rows** the threads of the producer bring to where TMA would put them,
   swizzled, by cp.async: pieces of 8 bytes straight to their place (`ByCopies`),
   or vectors of 16 that are moved there (`ByMoves`). A still comes by TMA.

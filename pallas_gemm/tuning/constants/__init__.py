@@ -24,7 +24,7 @@ import pathlib
 from typing import Any
 
 from pallas_gemm import hardware, report
-from pallas_gemm.tuning import entries
+from pallas_gemm.tuning import cache
 from pallas_gemm.tuning.constants.parts import (
   Constants,
   Grouped,
@@ -88,7 +88,7 @@ def of(gpu: hardware.Gpu) -> Constants:
 
 def path_of(device: str) -> pathlib.Path:
   """The file of a kind of GPU, "NVIDIA H200" -> .../nvidia_h200.json."""
-  return FOLDER / f"{entries.file_stem(device)}.json"
+  return FOLDER / f"{cache.file_stem(device)}.json"
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:

@@ -63,7 +63,6 @@ class Model:
       exchange_rate: bytes a microsecond that one sends.
     apart: loads from L2, as a multiple, where blocks of a cluster sum parts of
       K: those at the same rows of K are further apart.
-    even: what is lost in clock if no SM is idle in the last wave.
   """
 
   clock: float
@@ -116,7 +115,6 @@ class Model:
   exchange: float
   exchange_rate: float
   apart: float
-  even: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +143,7 @@ class OddSizes:
     short: cycles that a slab takes longer where rows of a matrix that is stored
       along N or M are shorter than 128 bytes; uneven: and no multiples of 32.
     move, move_row: cycles that a slab takes longer for an operand that threads
-      bring (`moves`), and for each 128 bytes of a row of it; turn, turn_row:
-      the same of rows that they turn.
+      bring (`moves`), and for each 128 bytes of a row of it.
     element_rate: bytes a microsecond of results that threads store from
       registers, in runs of 16 bytes.
   """
@@ -167,8 +164,6 @@ class OddSizes:
   uneven: float
   move: float
   move_row: float
-  turn: float
-  turn_row: float
   element_rate: float
 
 
