@@ -25,6 +25,18 @@ endif
 PYTEST = -m pytest -n $(JOBS) --maxprocesses=$(MAX_JOBS) --dist worksteal
 GPU_EXTRAS = $(shell sh tools/has_nvidia_gpu.sh && echo ,cuda13,triton)
 
+# compute-sanitizer's memcheck, initcheck or synccheck. racecheck does not follow
+# TMA and mbarriers: what it says of rungs 8 to 12 and of the ops is no verdict.
+TOOL ?= memcheck
+# Without XLA's pool each array is an allocation with bounds of its own.
+SANITIZER = XLA_PYTHON_CLIENT_ALLOCATOR=platform \
+  XLA_PYTHON_CLIENT_PREALLOCATE=false \
+  compute-sanitizer --tool $(TOOL) --error-exitcode 1
+# Every rung at an odd size, with C, and the ops: dense, grouped with empty groups
+# and rows of no group, gradients by weights.
+SANITIZED = tests/test_ladder_gpu.py tests/test_ops_gpu.py \
+  tests/test_ops_ragged_gpu.py -k "test_alpha_and_beta and 0.5 or written_outside"
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -49,6 +61,12 @@ test-gpu: EXTRAS = test$(GPU_EXTRAS)
 test-gpu: ## set up; tests that need a GPU
 	$(SETUP)
 	$(PYTHON) -m pytest -m gpu
+
+.PHONY: sanitize
+sanitize: EXTRAS = test$(GPU_EXTRAS)
+sanitize: ## set up; some GPU tests under compute-sanitizer (TOOL=initcheck)
+	$(SETUP)
+	$(SANITIZER) $(PYTHON) -m pytest -m gpu $(SANITIZED)
 
 .PHONY: test-oldest
 test-oldest: ## set up .venv-oldest; interpret and lower on the oldest JAX

@@ -5,7 +5,7 @@
       --experts=8 --steps=5
 
 Each token goes to the `top_k` experts that its router likes best; an expert is
-a gated MLP. The rows of one expert are brought together by sorting, so that
+a gated MLP. The rows of one expert are put together by sorting, so that
 all experts are two grouped products, and the results are put back in order:
 
   route -> sort rows by expert -> gated_ragged_dot -> ragged_dot -> unsort, add

@@ -2,28 +2,17 @@
 
   python -m experiments.counters                    all rungs, 4096^3
   python -m experiments.counters --kernels=1-3,8a --shapes=2048x2048x2048
-  python -m experiments.counters --update_readme    results/ladder.md of rows
 
 Needs Nsight Compute (`ncu`) and permission to read the counters. The rungs of
 a shape run in one process under ncu, each once; clocks are left alone, caches
-are flushed before each of ncu's passes. Beside each count stands what the
-traffic model predicts, where it predicts anything:
-
-  dram_read_bytes        A, B (and C), each once
-  dram_write_bytes       the result, once
-  thread_load_bytes      what threads load from global memory, where they do
-  l2_read_bytes          what SMs read from L2, of rungs with slabs
-  sectors_per_request    32-byte sectors per load of a warp, of rungs without
-  ffma                   fp32 fused multiply-adds
-
-A row says as well what warps wait for (`stalls`: warps that wait for a
-reason, for each instruction issued), and how many fit on an SM and why not
-more (`occupancy`).
+are flushed before each of ncu's passes. A row has what was counted
+(`measured`), what the traffic model predicts (`model`) and how they compare
+(`ratio`), what warps wait for (`stalls`: warps that wait for a reason, for each
+instruction issued), and how many fit on an SM and why not more (`occupancy`).
 
 Rows go to experiments/results/<device>/counters.jsonl, one a rung; tables and
-plots are made of those of the newest commit. Where model and measurement
-differ by more than 20 %, the row says why, or the program lists the difference
-as unexplained.
+plots are made of those of the newest commit. Why model and measurement differ
+is said on the rung's page.
 
 ncu and CUPTI can't both be on, so nothing is timed here. Exit status: 0; 1 if
 a rung could not be counted; 2 for a command that can't be carried out; 130
@@ -32,7 +21,6 @@ after Ctrl-C.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import functools
 import json
 import os
 import shutil
@@ -46,29 +34,23 @@ from experiments.harness import case as case_lib
 from experiments.harness import (
   cli,
   compiled,
-  counter_model,
-  counter_plots,
-  counter_tables,
   inputs,
   ladder_tables,
-  modelled,
   ncu,
   provenance,
-  report,
-  suites,
-  tables,
 )
 from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
+from experiments.harness import shapes as shapes_lib
 from pallas_gemm import hardware
 from pallas_gemm import ladder as ladder_lib
-from pallas_gemm.ladder import contract
+from pallas_gemm.ladder import contract, traffic
 
 EXPERIMENT = "counters"
 # How the lines of the child begin, among ncu's.
 _SAID = '{"label": '
 
-for _name in (*cli.COMMON, "plot", "update_readme", "from_rows", "readme"):
+for _name in cli.COMMON:
   flags.declare_key_flag(_name)
 _NCU = flags.DEFINE_string(
   "ncu", "ncu", "Nsight Compute's command line program, by name or path."
@@ -88,7 +70,7 @@ _CHILD = flags.DEFINE_bool(
 
 
 def count(
-  rungs: Sequence[contract.Rung], shape: suites.Shape, asked: Sequence[str]
+  rungs: Sequence[contract.Rung], shape: shapes_lib.Shape, asked: Sequence[str]
 ) -> tuple[dict[str, ncu.Kernel], dict[str, dict[str, Any]]]:
   """Runs rungs under ncu: by label, their kernels, and what the child said.
 
@@ -161,13 +143,35 @@ def chosen() -> list[contract.Rung]:
   rungs = cli.parse_rungs(cli.KERNELS.value, ladder_lib.LADDER)
   found = [rung for rung in rungs if dtype is None or dtype in rung.dtypes]
   if not found:
-    raise cli.FlagError(f"--dtype: no such rung takes {dtype}")
+    raise cli.FlagError(f"--dtype: none of these rungs takes {dtype}")
   return found
 
 
-def problem_of(rung: contract.Rung, shape: suites.Shape) -> contract.Problem:
+def problem_of(
+  rung: contract.Rung, shape: shapes_lib.Shape
+) -> contract.Problem:
   """The product of that shape in the dtype of the flags, or the rung's."""
   return contract.Problem(*shape, cli.DTYPE.value or rung.dtypes[0])
+
+
+def predicted(t: traffic.Traffic) -> dict[str, float]:
+  """What the model says of the counters; none where it says nothing."""
+  p = t.problem
+  result = p.m * p.n * p.itemsize
+  found = {
+    "dram_read_bytes": float(t.compulsory_bytes - result),
+    "dram_write_bytes": float(result),
+  }
+  if t.threads_load:
+    found["thread_load_bytes"] = float(t.global_load_bytes)
+  if t.slabs:  # what L1 keeps of loads without them is not modelled
+    found["l2_read_bytes"] = float(t.global_load_bytes)
+  if t.sectors is not None:
+    # A warp loads a value of A and one of B in each step.
+    found["sectors_per_request"] = sum(t.sectors) / 2
+  if p.dtype == "float32":  # 16-bit rungs multiply on tensor cores
+    found["ffma"] = float(t.fmas)
+  return found
 
 
 def make_row(
@@ -177,26 +181,28 @@ def make_row(
   gpu: hardware.Gpu,
   said: Mapping[str, Any],
 ) -> dict[str, Any]:
-  """The row of a rung: counts, the model's numbers, ratios, explanations."""
+  """The row of a rung: counts, the model's numbers, and their ratios."""
   counted = ncu.read(kernel, ncu.COUNTERS)
-  model = counter_model.predicted(modelled.of_rung(rung, problem, gpu))
-  ratios, reasons = counter_model.compare(rung.name, counted, model)
-  if (problem.m, problem.n, problem.k) not in suites.suite("ladder"):
-    reasons = dict.fromkeys(reasons)  # Seen at other shapes, not at this one.
+  config = rung.default_config(problem)
+  model = predicted(traffic.model(rung, config, problem, gpu))
+  ratios = {
+    name: counted[name] / want if want else None
+    for name, want in model.items()
+    if name in counted
+  }
   return {
     "experiment": EXPERIMENT,
     "kernel": rung.name,
     "number": rung.number,
     **({"variant": rung.variant} if rung.variant else {}),
     **dataclasses.asdict(problem),
-    "config": dataclasses.asdict(rung.default_config(problem)),
+    "config": dataclasses.asdict(config),
     "kernel_name": kernel[ncu.NAME],
     "measured": counted,
     "stalls": ncu.read(kernel, ncu.STALLS),
     "occupancy": {**said, **ncu.read(kernel, ncu.OCCUPANCY)},
     "model": model,
     "ratio": ratios,
-    "explanation": reasons,
     "seed": cli.SEED.value,
     **provenance.versions(),
     "utc": provenance.utc(),
@@ -210,12 +216,10 @@ def show(console: console_lib.Console, row: Mapping[str, Any]) -> None:
   for name, value in row["measured"].items():
     text = f"   {name:<28} {value:>14,.6g}"
     if name in row["model"]:
-      ratio = row["ratio"][name]
       text += f"   model {row['model'][name]:>14,.6g}"
-      text += "" if ratio is None else f"   ratio {ratio:.2f}"
+    if row["ratio"].get(name) is not None:
+      text += f"   ratio {row['ratio'][name]:.2f}"
     console.line(text)
-    if name in row["explanation"]:
-      console.line(f"     {row['explanation'][name] or 'not explained yet'}")
   for field in ("stalls", "occupancy"):
     parts = [
       f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
@@ -225,21 +229,10 @@ def show(console: console_lib.Console, row: Mapping[str, Any]) -> None:
     console.line(f"   {field}: {', '.join(parts)}")
 
 
-def unexplained(row: Mapping[str, Any]) -> list[str]:
-  """A line for each count that is off and not explained."""
-  return [
-    f"{ladder_tables.label(row)} {row['kernel']}, {name}:"
-    f" {row['ratio'][name] if row['ratio'][name] is not None else 'inf'}"
-    f" of the model at {tables.shape(row)} {row['dtype']}"
-    for name, reason in row["explanation"].items()
-    if reason is None
-  ]
-
-
 def measure(console: console_lib.Console) -> int:
   """Counts the rungs of the flags; returns the exit status."""
   rungs = chosen()
-  shapes = cli.parse_shapes(cli.SHAPES.value) or suites.suite("ladder")
+  shapes = cli.parse_shapes(cli.SHAPES.value) or shapes_lib.suite("ladder")
   if shutil.which(_NCU.value) is None:
     raise cli.FlagError(
       f"--ncu: there is no {_NCU.value}; counters need Nsight Compute"
@@ -254,7 +247,7 @@ def measure(console: console_lib.Console) -> int:
   for name, metrics in (ncu.COUNTERS | ncu.STALLS | ncu.OCCUPANCY).items():
     if not set(metrics) & set(asked):
       console.line(f"{name}: this GPU has none of {', '.join(metrics)}")
-  rows, failures = [], []
+  counted, failures = 0, []
   with console.progress(len(shapes)):
     for shape in shapes:
       console.doing(f"{len(rungs)} rungs, {shape}")
@@ -262,18 +255,12 @@ def measure(console: console_lib.Console) -> int:
       for row in found:
         rows_lib.append(path, row)
         show(console, row)
-      rows += found
-      counted = {row["kernel"] for row in found}
-      failures += [rung.name for rung in rungs if rung.name not in counted]
+      counted += len(found)
+      there = {row["kernel"] for row in found}
+      failures += [rung.name for rung in rungs if rung.name not in there]
       console.step()
-  if rows:
+  if counted:
     console.line(f"rows: {path}")
-  if lines := [line for row in rows for line in unexplained(row)]:
-    console.line(
-      f"off by more than {counter_model.TOLERANCE:.0%} and not explained:"
-    )
-    for line in lines:
-      console.line(f"  {line}")
   if failures:
     console.line(f"not counted: {', '.join(failures)}", bad=True)
   return 1 if failures else 0
@@ -282,7 +269,7 @@ def measure(console: console_lib.Console) -> int:
 def shape_rows(
   console: console_lib.Console,
   rungs: Sequence[contract.Rung],
-  shape: suites.Shape,
+  shape: shapes_lib.Shape,
   asked: Sequence[str],
   gpu: hardware.Gpu,
 ) -> list[dict[str, Any]]:
@@ -303,56 +290,12 @@ def shape_rows(
   return rows
 
 
-def from_rows(console: console_lib.Console) -> int:
-  """Tables and plots of rows counted before; the exit status.
-
-  Raises:
-    cli.FlagError: there are no rows, or no page to write to.
-  """
-  parts = []
-  given = report.files(EXPERIMENT)
-  paths = given
-  if given and cli.UPDATE_README.value:
-    paths = report.of_all_devices(given[0], EXPERIMENT)
-  for path in paths:
-    try:
-      rows = rows_lib.read(path)
-    except OSError as error:
-      raise cli.FlagError(f"can't read {path}: {error.strerror}") from None
-    report.check_rows(path, rows, EXPERIMENT)
-    if not rows:
-      raise cli.FlagError(
-        f"no rows of counters in {path}; count on a GPU first"
-      )
-    rows = counter_tables.newest(rows)
-    folder = report.folder_of(path) if path in given else path.parent
-    draws = counter_plots.FIGURES.items()
-    figures = {name: functools.partial(draw, rows) for name, draw in draws}
-    if cli.PLOT.value and path in given:
-      report.draw(console, folder, figures)
-    links = report.links(EXPERIMENT, [folder / name for name in figures])
-    parts.append(counter_tables.markdown(rows, {x.name: x for x in links}))
-  if not parts:
-    raise cli.FlagError(
-      f"--update_readme: no */{EXPERIMENT}.jsonl in {rows_lib.RESULTS}"
-    )
-  text = "\n\n".join(parts)
-  if cli.UPDATE_README.value:
-    report.update_page(console, EXPERIMENT, text)
-  else:
-    console.line(text)
-  return 0
-
-
 def main(argv: Sequence[str]) -> int:
   """Carries out the flags; returns the exit status."""
   del argv
   if _CHILD.value:
     return child()
-  console = console_lib.Console()
-  if cli.FROM_ROWS.value or cli.UPDATE_README.value:
-    return from_rows(console)
-  return measure(console)
+  return measure(console_lib.Console())
 
 
 if __name__ == "__main__":

@@ -47,7 +47,6 @@ from experiments.harness import (
   dense_latency,
   dense_plots,
   dense_tables,
-  dense_unseen,
   prepared,
 )
 from experiments.harness import console as console_lib
@@ -124,7 +123,7 @@ def chosen(on_gpu: bool) -> tuple[list[dense_cases.Case], bool]:
   names = [name.strip() for name in _SUITE.value]
   if _UNSEEN.value:
     _check_unseen(on_gpu, bool(names or shapes))
-    drawn = dense_unseen.draw(cli.SEED.value, _UNSEEN.value, dtype)
+    drawn = dense_cases.draw(cli.SEED.value, _UNSEEN.value, dtype)
     return list(dict.fromkeys(drawn)), False
   if not names and not shapes:
     names = ["quick" if on_gpu else "interpret"]

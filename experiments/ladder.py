@@ -49,13 +49,13 @@ from experiments.harness import (
   modelled,
   prepared,
   provenance,
-  suites,
   tables,
 )
 from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
 from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
+from experiments.harness import shapes as shapes_lib
 from pallas_gemm import compat, hardware
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract
@@ -93,7 +93,7 @@ _RESUME = flags.DEFINE_bool(
 _SWEEP = flags.DEFINE_bool(
   "sweep",
   False,
-  f"Squares of {', '.join(str(size.m) for size in suites.suite('sweep'))}, or"
+  f"Squares of {', '.join(str(x.m) for x in shapes_lib.suite('sweep'))}, or"
   " of --sizes, without peers. Leaves out a kernel where the traffic model says"
   f" that a call takes over {DOES_NOT_FIT_S:g} s, and times it"
   f" {LONG_REPEATS} times where it says over {LONG_S:g} s.",
@@ -254,7 +254,7 @@ def by_dtype(
   return found
 
 
-def problem_of(shape: suites.Shape, dtype: str) -> contract.Problem:
+def problem_of(shape: shapes_lib.Shape, dtype: str) -> contract.Problem:
   """A product with the factors of the flags."""
   return contract.Problem(*shape, dtype, alpha=_ALPHA.value, beta=_BETA.value)
 
@@ -283,7 +283,7 @@ def explain(name: str, console: console_lib.Console) -> int:
   for dtype, chosen in groups.items():
     for rung in chosen:
       console.line(modelled.page(rung))
-      for shape in shapes or suites.suite("ladder"):
+      for shape in shapes or shapes_lib.suite("ladder"):
         problem = problem_of(shape, dtype)
         console.line(modelled.explain(rung, problem, gpu))
   return 0
@@ -310,7 +310,7 @@ def run(console: console_lib.Console) -> int:
   on_gpu = compat.targets_gpu()
   shapes = cli.parse_shapes(cli.SHAPES.value, _SIZES.value)
   experiment = SWEEP if _SWEEP.value else EXPERIMENT
-  shapes = shapes or suites.suite(experiment if on_gpu else "interpret")
+  shapes = shapes or shapes_lib.suite(experiment if on_gpu else "one")
   gpu = cli.gpu()
   cases = [
     case

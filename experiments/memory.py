@@ -4,37 +4,24 @@
   python -m experiments.memory --levels=l1,l2 --measures=latency
   python -m experiments.memory --measures=sweep  latency over working sets
 
-Latency is that of a chase: one warpgroup alone on the GPU steps from word to
-word of a random ring, and the result of each load is the address of the next.
-A step goes to another line of 128 bytes. Two lengths are timed, and the
-difference of their times, by the difference of their steps, is a step's: what
-a launch takes and the first round of the ring are in both.
+A latency is that of a chase: one warpgroup alone steps from line to line (128
+bytes) of a random ring; the result of each load is the address of the next. The
+instruction that makes an address of a word's index is in the figures, as it is
+in any kernel's, and in those of dram the translation of addresses: the sweep,
+from 16 KiB to 4 GiB, shows how much. A rate is that of all SMs, with loads of
+128 bits.
 
-  shared  a ring of 32 KiB in shared memory      LEA, LDS a step
-  l1      a ring of 32 KiB in global memory      IMAD.WIDE, LDG.E a step
-  l2      a ring of 8 MiB, which no L1 holds     likewise
-  dram    a ring of 1 GiB, the L2 flushed        likewise
+           latency: a ring of         rate
+  shared   32 KiB in shared memory    each block sums its own 32 KiB, repeatedly
+  l1       32 KiB in global memory    all blocks sum the same 32 KiB
+  l2       8 MiB, which no L1 holds   all sum the same 16 MiB, from other starts
+  dram     1 GiB, the L2 flushed      4 GiB are copied; bytes read and written
 
-The instruction before the load makes an address of the word's index. Its few
-cycles are in the figures, nothing is subtracted: loads of a kernel have
-addresses to compute too. A latency of dram has in it what the translation of
-addresses takes, more with more pages: the sweep, from 16 KiB to 4 GiB, shows
-how much. It also shows how much of the L2 serves one SM: rings of more than
-about half of it miss.
-
-A rate is that of the whole GPU, all SMs at once, with loads of 128 bits:
-
-  shared  each block sums its own 32 KiB, again and again, without conflicts
-  l1      the blocks sum the same 32 KiB of global memory
-  l2      the blocks sum the same 16 MiB, from different places on
-  dram    4 GiB are copied; bytes read and written
-
-Two lengths again, but for the copy. Every result is checked: a chase ends at
-the word that NumPy's does, sums and copies agree in every bit. Times are CUPTI
-kernel times. Cycles are of the SM clock that was sampled meanwhile.
-The method is that of H. Wong et al., "Demystifying GPU Microarchitecture
-through Microbenchmarking" (2010); for Hopper see W. Luo et al. (2024),
-arXiv 2402.13499.
+But for the copy, calls of two lengths are timed, and the difference of times is
+divided by that of steps. Every result is checked, in every bit. Times are CUPTI
+kernel times; cycles are of the SM clock that was sampled meanwhile. The method
+is that of H. Wong et al., "Demystifying GPU Microarchitecture through
+Microbenchmarking" (2010); for Hopper see W. Luo et al., arXiv 2402.13499.
 
 Rows go to experiments/results/<device>/memory.jsonl; `measure` is "latency",
 "rate" or "sweep", and of the first two there is one row a level. Without an
@@ -54,7 +41,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.harness import cli, provenance, tables, timing
+from experiments.harness import cli, provenance, timing
 from experiments.harness import console as console_lib
 from experiments.harness import memory_kernels as kernels
 from experiments.harness import session as session_lib
@@ -65,14 +52,13 @@ EXPERIMENT = "memory"
 MEASURES = ("latency", "rate", "sweep")
 LEVELS = ("shared", "l1", "l2", "dram")
 GIB = 1024 * MIB
+# By field of a row, the unit in a line.
 UNITS = {
   "ns": "ns",
   "cycles": "cycles",
   "gbytes_per_s": "GB/s",
   "bytes_per_sm_cycle": "bytes / SM cycle",
 }
-_NUMERIC = ("working set", *UNITS.values(), "SM MHz")
-_HEADER = ("measure", "level", *_NUMERIC, "check")
 # Enough for the shape of a curve of many points.
 _SWEEP = {"warmup": 1, "repeats": 5}
 
@@ -93,16 +79,11 @@ _LEVELS = flags.DEFINE_list(
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-  """One thing to measure.
+  """One thing to measure; `nbytes` is the working set.
 
-  Attributes:
-    measure, level: as in a row.
-    nbytes: the working set.
-    first: steps of the shorter call, or tiles that each block reads; a whole
-      number of rounds, but for a chase through cold lines.
-    more: steps that the longer call makes beyond.
-    cold: whether the L2 is flushed before each call.
-    blocks: thread blocks.
+  The shorter call has `first` steps, or tiles that each block reads: a whole
+  number of rounds, but for a chase through cold lines. The longer one has as
+  many `more`. A copy has one call.
   """
 
   measure: str
@@ -114,23 +95,9 @@ class Probe:
   blocks: int = 1
 
   @property
-  def name(self) -> str:
-    """What the probe is called in a line."""
-    words = self.measure, self.level, size(self.nbytes)
-    return " ".join(word for word in words if word)
-
-  @property
   def is_copy(self) -> bool:
-    """Whether it has but one call."""
+    """Whether it is the copy."""
     return (self.measure, self.level) == ("rate", "dram")
-
-  @property
-  def moved(self) -> int | None:
-    """Bytes loaded and stored in `more` steps; None of a chase."""
-    if self.is_copy:
-      return 2 * self.nbytes
-    tiles = self.blocks * self.more
-    return tiles * kernels.TILE_BYTES if self.measure == "rate" else None
 
 
 def size(nbytes: int) -> str:
@@ -142,30 +109,26 @@ def size(nbytes: int) -> str:
 
 def probes(gpu: hardware.Gpu) -> list[Probe]:
   """All that is measured on a GPU."""
-  rings = dict(zip(LEVELS, (32 * KIB, 32 * KIB, 8 * MIB, GIB)))
-  chases = [("latency", level, nbytes) for level, nbytes in rings.items()]
-  powers = [2**e for e in range(14, 33)]
-  between = [3 * 2**e for e in range(15, 27)]
-  chases += [("sweep", None, nbytes) for nbytes in sorted(powers + between)]
+  rings = zip(LEVELS, (32 * KIB, 32 * KIB, 8 * MIB, GIB))
+  chases = [("latency", level, nbytes) for level, nbytes in rings]
+  points = [2**e for e in range(14, 33)] + [3 * 2**e for e in range(15, 27)]
+  chases += [("sweep", None, nbytes) for nbytes in sorted(points)]
+  found = []
+  for measure, level, nbytes in chases:
+    # After a whole round of a ring that the L2 holds, or all lines cold.
+    cold = nbytes > gpu.l2_bytes
+    first = 2**12 if cold else nbytes // kernels.LINE_BYTES
+    more = 2**20 if nbytes <= 64 * KIB else 2**16
+    found.append(Probe(measure, level, nbytes, first, more, cold))
   sms = gpu.sm_count
   return [
-    *(_chase(*chase, gpu) for chase in chases),
+    *found,
     # Four blocks of 33 KiB and eight of 48 registers a thread fit on an SM.
     Probe("rate", "shared", 32 * KIB, 2**14, 2**16, blocks=4 * sms),
     Probe("rate", "l1", 32 * KIB, 2**13, 2**15, blocks=8 * sms),
     Probe("rate", "l2", 16 * MIB, 2**10, 2**12, blocks=8 * sms),
     Probe("rate", "dram", 4 * GIB, 0, 1, blocks=4 * GIB // kernels.TILE_BYTES),
   ]
-
-
-def _chase(
-  measure: str, level: str | None, nbytes: int, gpu: hardware.Gpu
-) -> Probe:
-  """A chase after a whole round of a ring that the L2 holds, or cold."""
-  cold = nbytes > gpu.l2_bytes
-  first = 2**12 if cold else nbytes // kernels.LINE_BYTES
-  more = 2**20 if nbytes <= 64 * KIB else 2**16
-  return Probe(measure, level, nbytes, first, more, cold)
 
 
 def tiny_probes() -> list[Probe]:
@@ -183,21 +146,18 @@ def chosen(found: Sequence[Probe]) -> list[Probe]:
   """Those of the probes that the flags name.
 
   Raises:
-    cli.FlagError: no such measure or level, or nothing is left.
+    cli.FlagError: an unknown measure or level, or nothing is left.
   """
   given = {}
   for flag, there in ((_MEASURES, MEASURES), (_LEVELS, LEVELS)):
-    names = [name.strip() for name in flag.value]
-    if unknown := [name for name in names if name not in there]:
+    given[flag.name] = {name.strip() for name in flag.value}
+    if unknown := given[flag.name] - {*there}:
       raise cli.FlagError(
-        f"--{flag.name}: no {unknown[0]!r}; there are {', '.join(there)}"
+        f"--{flag.name}: no {min(unknown)!r}; there are {', '.join(there)}"
       )
-    given[flag.name] = {*names}
+  levels = {None, *given["levels"]}
   taken = [
-    probe
-    for probe in found
-    if probe.measure in given["measures"]
-    and probe.level in {None, *given["levels"]}
+    x for x in found if x.measure in given["measures"] and x.level in levels
   ]
   if not taken:
     raise cli.FlagError("--levels, --measures: they leave nothing to measure")
@@ -209,24 +169,21 @@ def prepare(
 ) -> tuple[list[timing.Arm], float]:
   """A probe's calls, the longer one last, and the largest error of a result.
 
-  Args:
-    probe: what is measured.
-    seed: of the ring or of the words.
-    buffer_bytes: of the array that rings in global memory are put into, so
-      that one kernel serves all of them.
+  Rings in global memory are put into an array of buffer_bytes, so that one
+  kernel serves all of them.
   """
-  shared = probe.level == "shared"
+  shared, words = probe.level == "shared", probe.nbytes // kernels.WORD_BYTES
   if probe.is_copy:
-    words = _random_words(seed, probe.nbytes // kernels.WORD_BYTES)
-    error = float(_differences(kernels.copy(words), words))
-    return [timing.Arm("copy", kernels.copy, (words,))], error
+    bits = jax.random.bits(jax.random.key(seed), (words,), jnp.uint32)
+    source = jax.lax.bitcast_convert_type(bits, jnp.int32)
+    error = float(jnp.sum(kernels.copy(source) != source))
+    return [timing.Arm("copy", kernels.copy, (source,))], error
   if probe.measure == "rate":
-    count = probe.nbytes // kernels.WORD_BYTES
-    rng, tiles = np.random.default_rng(seed), count // kernels.TILE
-    words = rng.integers(-(2**31), 2**31, count, dtype=np.int32)
+    rng, tiles = np.random.default_rng(seed), words // kernels.TILE
+    drawn = rng.integers(-(2**31), 2**31, words, dtype=np.int32)
     kernel = functools.partial(kernels.read, blocks=probe.blocks, shared=shared)
-    data, others = jnp.asarray(words), [tiles - 1]
-    right = functools.partial(kernels.sums, words)
+    data, others = jnp.asarray(drawn), [tiles - 1]
+    right = functools.partial(kernels.sums, drawn)
   else:
     visits = kernels.order(probe.nbytes // kernels.LINE_BYTES, seed)
     lines = (probe.nbytes if shared else buffer_bytes) // kernels.LINE_BYTES
@@ -243,39 +200,20 @@ def prepare(
   return arms, max(errors)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _random_words(seed: int, count: int) -> jax.Array:
-  bits = jax.random.bits(jax.random.key(seed), (count,), jnp.uint32)
-  return jax.lax.bitcast_convert_type(bits, jnp.int32)
-
-
-@jax.jit
-def _differences(a: jax.Array, b: jax.Array) -> jax.Array:
-  return jnp.sum(a != b)
-
-
 def measure(
   probe: Probe, buffer_bytes: int, flush: timing.Arm | None
 ) -> dict[str, Any]:
   """The row of a probe; a result that is wrong is not timed.
 
-  Its fields, beside those that all rows have (see `rows.Row`):
-    measure: "latency", "rate"; "sweep" for a latency of no named level.
-    level: one of `LEVELS`; None in a sweep.
+  Its fields, but for those that all rows have (see `rows.Row`):
+    measure, level: None is the level of a sweep.
     working_set_bytes: that the loads touch; of shared memory, those of a block.
-    blocks: thread blocks.
     steps: loads of a chase, or tiles that each block loads or copies, in the
       times ms_*: the difference of two calls; of a copy, the call.
     ms_short: median of the shorter call; None of a copy.
-    ns, cycles: latency, a step's time, and that of the SM clock of this run.
-    gbytes_per_s, bytes_per_sm_cycle: rate of the whole GPU, in 1e9/s, and the
-      same by SMs and the clock.
+    ns, cycles: of a step, and by the SM clock of this run.
+    gbytes_per_s, bytes_per_sm_cycle: of the whole GPU; by SMs and clock.
     cold: whether the L2 was flushed before each call.
-
-  Args:
-    probe: what is measured.
-    buffer_bytes: see `prepare`.
-    flush: evicts the L2; None without a GPU.
 
   Raises:
     RuntimeError: the longer call took no longer.
@@ -327,40 +265,24 @@ def _figures(
     raise RuntimeError(f"{probe.more} more steps took {ms.median:.3g} ms")
   found |= {"ms_median": ms.median, "ms_p25": ms.p25, "ms_p75": ms.p75}
   found["ms_short"] = times[0].median if short else None
-  hertz = clock_mhz and clock_mhz * 1e6
-  seconds = ms.median * 1e-3
-  if probe.moved is None:
+  hertz, seconds = clock_mhz and clock_mhz * 1e6, ms.median * 1e-3
+  if probe.measure != "rate":
     step = seconds / probe.more
     return found | {"ns": step * 1e9, "cycles": hertz and step * hertz}
-  rate = probe.moved / seconds
-  sms = hardware.current().sm_count
-  per_cycle = hertz and rate / hertz / sms
+  moved = probe.blocks * probe.more * kernels.TILE_BYTES
+  rate = (2 * probe.nbytes if probe.is_copy else moved) / seconds
+  per_cycle = hertz and rate / hertz / hardware.current().sm_count
   return found | {"gbytes_per_s": rate / 1e9, "bytes_per_sm_cycle": per_cycle}
 
 
 def parts(row: dict[str, Any]) -> list[str]:
   """What was measured, as parts of a line."""
   found = [
-    f"{_digits(row[name])} {unit}"
+    f"{row[name]:,.1f} {unit}"
     for name, unit in UNITS.items()
     if row[name] is not None
   ]
   return found or ["not timed"]
-
-
-def _digits(x: float | None) -> str:
-  return tables.EMPTY if x is None else f"{x:,.1f}"
-
-
-def cells(row: dict[str, Any]) -> list[str]:
-  """A line of the table."""
-  return [
-    row["measure"],
-    row["level"] or "",
-    size(row["working_set_bytes"]),
-    *(_digits(row[name]) for name in (*UNITS, "sm_clock_mhz")),
-    tables.verdict(row),
-  ]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -382,9 +304,8 @@ def main(argv: Sequence[str]) -> int:
   with session.measuring(len(taken)):
     for probe in taken:
       work = functools.partial(measure, probe, buffer_bytes, flush)
-      session.case(probe.name, work, parts)
-  title = f"Memory of {session.device}"
-  console.table(title, _HEADER, [cells(x) for x in session.rows], _NUMERIC)
+      name = f"{probe.measure} {probe.level or ''} {size(probe.nbytes)}"
+      session.case(" ".join(name.split()), work, parts)
   return session.finish()
 
 

@@ -45,10 +45,10 @@ from experiments.harness import (
   prepared,
   ragged_cases,
   ragged_plots,
-  ragged_suites,
   ragged_tables,
   ragged_tokamax,
   report,
+  shapes,
 )
 from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
@@ -83,7 +83,7 @@ _PASSES = flags.DEFINE_list(
   "passes",
   [],
   "Of the suites, only the cases of these passes, separated by commas:"
-  f" {', '.join(ragged_suites.PASSES)}. Default: all.",
+  f" {', '.join(shapes.PASSES)}. Default: all.",
 )
 _IMPLEMENTATION = flags.DEFINE_enum(
   "implementation",
@@ -119,10 +119,9 @@ def chosen(on_gpu: bool) -> list[ragged_cases.Case]:
     cli.FlagError: no such suite or pass, none left, or not without a GPU.
   """
   passes = [name.strip() for name in _PASSES.value]
-  if unknown := [x for x in passes if x not in ragged_suites.PASSES]:
+  if unknown := [x for x in passes if x not in shapes.PASSES]:
     raise cli.FlagError(
-      f"--passes: no pass {unknown[0]!r}; there are"
-      f" {', '.join(ragged_suites.PASSES)}"
+      f"--passes: no pass {unknown[0]!r}; there are {', '.join(shapes.PASSES)}"
     )
   names = [name.strip() for name in _SUITE.value]
   names = names or ["quick" if on_gpu else "interpret"]

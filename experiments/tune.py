@@ -1,298 +1,378 @@
-"""Measures configs of the Hopper kernels and remembers the fastest.
+"""Measures configs of the Hopper kernels; the fastest is remembered.
 
-  python -m experiments.tune --suite=llama_70b
-  python -m experiments.tune --suite=square,unaligned --dtype=float16 --top=16
-  python -m experiments.tune --shapes=4096x14336x4096 --epilogue=bias_gelu
-  python -m experiments.tune --shapes=4096x4096x4096 --layout=nt
-  python -m experiments.tune --shapes=8192x14336x4096 --groups=8
+  python -m experiments.tune --suite=llama_70b --dtype=float16 --top=16
+  python -m experiments.tune \\
+      --shapes=4096x14336x4096:NN:bias+gelu,8x192x196x256:NT:none:float32
+  python -m experiments.tune --groups=4096x14336x8x1024xeven:dw
+  python -m experiments.tune --random=101:60 --more=2 --processes=8 \\
+      --seconds=540 --output=rows.jsonl --run=choice-12
   python -m experiments.tune --freeze=pallas_gemm/tuning/table/nvidia_h200.jsonl
 
-For each shape the configs that the cost model ranks first, and the one that
-was remembered so far, are compiled, checked against a float64 product, and
-timed in turns (CUPTI kernel time, cold L2). With --groups that is done for the
-grouped product of so many groups of M rows in all, and for those that its
-derivatives are. The fastest goes to the tuning cache, where the ops find it:
-the file in the user's cache folder or in $PALLAS_GEMM_CACHE_DIR.
+For each problem the configs that the cost model ranks first, the one that was
+remembered so far and those of --more and --configs are compiled, and so is
+XLA's product; checked against a float64 product; and timed interleaved (CUPTI
+kernel time, cold L2). The fastest goes to the tuning cache, where the ops find
+it: the file in the user's cache folder or in $PALLAS_GEMM_CACHE_DIR.
 `pallas_gemm.autotune` does the same for the products of any function.
 
-With --output_dir every measured config is also a line of <dir>/tune.jsonl:
-what was computed, the config, its time and the model's, and where it ran.
+A shape is [BATCHx]MxNxK, then, as far as they are not NN, none and --dtype:
+layout (T is transposed: A as [K,M], B as [N,K]), epilogue, and the result's
+dtype. An epilogue is "gated", silu(x@w_gate) * (x@w_up), or parts of bias,
+residual and an activation. Groups are K x N x groups x rows a group x how rows
+are shared out, then the pass: forward, dx, dw or gated.
+
+With --output every config is a row, from which `experiments.fit` fits the cost
+model. Rows are added once a problem is measured; --resume leaves out problems
+that have rows of that --run.
+
+Several processes share the work, since Python is what takes the time: each
+compiles its problems; once all have, one at a time uses the GPU.
 
 On a machine without an NVIDIA GPU the kernel is interpreted, on a small
 problem unless told otherwise; nothing is written to the tuning cache then.
 
-Exit status: 0; 1 if a config failed; 2 for a command that can't be carried
-out; 130 after Ctrl-C.
+Exit status: 0; 1 if a config or a process failed; 2 for a command that can't be
+carried out; 130 after Ctrl-C.
 """
 
-from collections.abc import Iterator, Sequence
-import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import functools
-import pathlib
+import json
+import os
+from pathlib import Path
+import random
+import re
+import subprocess
+import sys
+import time
 from typing import Any
 
 from absl import flags
-import jax
-import jax.numpy as jnp
 
 from experiments.harness import (
   cli,
   dense_cases,
   freeze,
   provenance,
-  suites,
-  tables,
+  ragged_cases,
 )
 from experiments.harness import console as console_lib
 from experiments.harness import rows as rows_lib
-import pallas_gemm
-from pallas_gemm import compat, hardware, tuning
+from pallas_gemm import autotuning, compat, hardware
+from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
-from pallas_gemm.tuning import autotune, cache
+from pallas_gemm.problem import Problem
+from pallas_gemm.tuning import cache
 
-EXPERIMENT = "tune"
-_DTYPES = ("bfloat16", "float16")
-
-for _name in ("shapes", "dtype", "output_dir"):
-  flags.declare_key_flag(_name)
+flags.declare_key_flag("shapes")
+flags.declare_key_flag("dtype")
 _SUITE = flags.DEFINE_list(
   "suite",
   [],
-  "Named lists of shapes, separated by commas:"
-  f" {', '.join(suites.SUITES)}. Their shapes come after those of --shapes.",
+  f"Suites of dense products: {', '.join(dense_cases.NAMES)}.",
   # experiments.dense has one of this name; the tests import both.
   allow_override=True,
 )
-_OUT_DTYPE = flags.DEFINE_enum(
-  "out_dtype",
-  None,
-  (*_DTYPES, "float32"),
-  "Element type of the result. Default: that of the operands.",
+_RANDOM = flags.DEFINE_list(
+  "random", [], "SEED:COUNT of random dense products."
 )
-_LAYOUT = flags.DEFINE_enum(
-  "layout",
-  "nn",
-  ("nn", "nt", "tn", "tt"),
-  "How A and B are stored; t is transposed: A as [K,M], B as [N,K].",
-)
+_GROUPS = flags.DEFINE_list("groups", [], "Grouped products, see above.")
 _TOP = flags.DEFINE_integer(
   "top", 8, "How many configs of the cost model to measure.", lower_bound=1
 )
-_GROUPS = flags.DEFINE_integer(
-  "groups",
-  None,
-  "Of this many groups of rows, the product for each with a matrix of its own"
-  " (ragged_dot), and its derivatives.",
-  lower_bound=1,
+_MORE = flags.DEFINE_integer(
+  "more", 0, "Configs of the 40 after them, drawn at random.", lower_bound=0
+)
+_CONFIGS = flags.DEFINE_list(
+  "configs", [], "Files of rows whose configs are measured of each problem."
+)
+_OUTPUT = flags.DEFINE_string("output", None, "File to which rows are added.")
+_RUN = flags.DEFINE_string("run", "tune", "What rows call this run.")
+_RESUME = flags.DEFINE_bool(
+  "resume", False, "Leave out what --output has rows of.", allow_override=True
+)
+_PROCESSES = flags.DEFINE_integer(
+  "processes", 1, "How many share the work.", lower_bound=1
+)
+_SECONDS = flags.DEFINE_integer("seconds", None, "No case is compiled later.")
+_SHARE = flags.DEFINE_integer(
+  "share", None, "Which process this is.", module_name=cli.INTERNAL
 )
 _FREEZE = flags.DEFINE_string(
   "freeze",
   None,
-  "Measures nothing: writes to this file what is chosen today for the problems"
-  " of all published suites, as pallas_gemm/tuning/table has it.",
+  "Measures nothing: writes what is chosen today for the problems of all"
+  " published suites, as pallas_gemm/tuning/table has it.",
 )
-cli.not_empty("freeze")
-_EPILOGUE = flags.DEFINE_enum(
-  "epilogue",
-  "none",
-  (
-      "none", "bias", "relu", "gelu", "silu", "bias_relu", "bias_gelu",
-      "residual", "residual_bias", "gated_silu",
-  ),
-  "What the kernel does to the product before it is written; gated_silu is"
-  " silu(x@w_gate) * (x@w_up).",
-)  # fmt: skip
-_HEADER = ("problem", "us", "model's us", "gain", "failed", "config")
-_NUMERIC = ("us", "model's us", "gain", "failed")
+cli.not_empty("output", "freeze")
+_EPILOGUES = {"none", "bias", "residual", *dense_cases.ACTIVATIONS}
+_PASSES = "forward", "dx", "dw", "gated"
+
+Case = dense_cases.Case | ragged_cases.Case
+# Of a case: what is said, whether something failed, rows.
+Found = dict[str, Any]
 
 
-def call_of(shape: suites.Shape) -> tuple[Any, dict[str, Any]]:
-  """The function of the flags and its arguments, as shapes alone.
+def cases_of_flags() -> list[Case]:
+  """What is to be measured.
 
   Raises:
-    cli.FlagError: the flags do not go together.
+    cli.FlagError: an item can't be read, or there is none.
   """
-  # None tries the Hopper kernel first, but on a GPU alone.
-  implementation = None if compat.targets_gpu() else "sm90"
-  gated = _EPILOGUE.value == "gated_silu"
-  if _GROUPS.value is not None:
-    return _grouped_call(shape, _GROUPS.value, gated, implementation)
-  if gated and _LAYOUT.value != "nn":
-    raise cli.FlagError("--layout: a gated product takes nn alone")
-  case = dense_cases.Case(
-    suite=EXPERIMENT,
-    **shape._asdict(),
-    dtype=cli.DTYPE.value or _DTYPES[0],
-    kernel="gated_matmul" if gated else "matmul",
-    layout=_LAYOUT.value.upper(),
-    epilogue="none" if gated else _EPILOGUE.value.replace("_", "+"),
-    out_dtype=_OUT_DTYPE.value,
-  )
-  return dense_cases.ours(case, implementation), case.operands()
-
-
-def _grouped_call(
-  shape: suites.Shape, groups: int, gated: bool, implementation: str | None
-) -> tuple[Any, dict[str, Any]]:
-  """A grouped product with its derivatives, as `call_of`."""
-  if not (gated or _EPILOGUE.value == "none") or _LAYOUT.value != "nn":
-    raise cli.FlagError(
-      "--groups: takes --layout=nn and --epilogue=none|gated_silu, got"
-      f" {_LAYOUT.value} and {_EPILOGUE.value}"
-    )
-  op = pallas_gemm.gated_ragged_dot if gated else pallas_gemm.ragged_dot
-
-  def step(group_sizes, arrays):
-    grouped = functools.partial(
-      op,
-      group_sizes=group_sizes,
-      preferred_element_type=_OUT_DTYPE.value,
-      implementation=implementation,
-    )
-    out, vjp = jax.vjp(grouped, *arrays)
-    return vjp(out)
-
-  array = functools.partial(
-    jax.ShapeDtypeStruct, dtype=jnp.dtype(cli.DTYPE.value or _DTYPES[0])
-  )
-  weights = [array((groups, shape.k, shape.n))] * (2 if gated else 1)
-  return step, {
-    "group_sizes": jax.ShapeDtypeStruct((groups,), jnp.int32),
-    "arrays": [array((shape.m, shape.k)), *weights],
-  }
-
-
-def shapes_of_flags() -> tuple[suites.Shape, ...]:
-  """What to tune, each shape once."""
-  shapes = list(cli.parse_shapes(cli.SHAPES.value))
+  dtype = cli.DTYPE.value or "bfloat16"
+  if dtype == "float32":
+    raise cli.FlagError("--dtype=float32: the kernel takes 16 bits")
+  found: list[Case] = [_shape(text, dtype) for text in cli.SHAPES.value]
   for name in _SUITE.value:
     try:
-      shapes += suites.suite(name)
+      found += dense_cases.suite(name, dtype)
     except ValueError as error:
       raise cli.FlagError(f"--suite: {error}") from None
-  if not shapes:
-    if compat.targets_gpu():
-      raise cli.FlagError("want --suite or --shapes")
-    shapes += suites.suite("interpret")
-  return tuple(dict.fromkeys(shapes))
+  for text in _RANDOM.value:
+    if not re.fullmatch(r"\d+:\d+", text):
+      raise cli.FlagError(f"--random: want SEED:COUNT, got {text!r}")
+    found += dense_cases.draw(*map(int, text.split(":")), dtype)
+  found += [_groups(text, dtype) for text in _GROUPS.value]
+  if not found and compat.targets_gpu():
+    raise cli.FlagError("want --suite, --shapes, --random or --groups")
+  return found or [_shape("48x40x24", dtype)]
 
 
-def rows_of(tuned: autotune.Tuned) -> list[dict[str, Any]]:
-  """A row for each config that was tried."""
-  return [
-    {
-      "experiment": EXPERIMENT,
-      "kernel": "sm90_ragged" if tuned.problem.groups else "sm90_dense",
-      **tuned.problem.row(),
-      "config": dataclasses.asdict(config),
-      "ms_median": None if seconds is None else 1e3 * seconds,
-      "ms_model": 1e3
-      * tuning.model_of(tuned.problem).predict(Plan.of(tuned.problem, config)),
-      "fastest": config == tuned.config,
-      "chosen_by_model": config == tuned.model_config,
-      "failed": reason,
-      "interpreted": not compat.targets_gpu(),
-      "utc": provenance.utc(),
-      **provenance.versions(),
-    }
-    for config, seconds, reason in tuned.tried
-  ]
+def _shape(text: str, dtype: str) -> dense_cases.Case:
+  """What an item of --shapes names.
 
-
-def failures(tuned: autotune.Tuned) -> int:
-  """How many configs failed."""
-  return sum(reason is not None for _, _, reason in tuned.tried)
-
-
-def cells_of(tuned: autotune.Tuned) -> list[str]:
-  """A line of the table."""
-  times = tuned.seconds, tuned.model_seconds
-  gain = times[1] / times[0] if all(times) else None
-  return [
-    autotune.describe(tuned.problem),
-    *(tables.EMPTY if x is None else f"{1e6 * x:.1f}" for x in times),
-    tables.factor(gain),
-    str(failures(tuned)),
-    "none works" if tuned.config is None else short(tuned),
-  ]
-
-
-def short(tuned: autotune.Tuned) -> str:
-  """The fastest config, or what of it the model chose otherwise."""
-  if tuned.config == tuned.model_config:
-    return "the model's"
-  found, chosen = map(dataclasses.asdict, (tuned.config, tuned.model_config))
-  return " ".join(
-    f"{name}={value}" for name, value in found.items() if value != chosen[name]
+  Raises:
+    cli.FlagError: it can't be read.
+  """
+  found = re.fullmatch(
+    r"((?:[1-9]\d*x){2,3}[1-9]\d*)(?::([NT]{2})(?::([^:]+)(?::([^:]+))?)?)?",
+    text.strip(),
   )
+  sizes, *how = found.groups() if found else ("",)
+  names = "layout", "epilogue", "out_dtype"
+  fields = {name: x for name, x in zip(names, how) if x is not None}
+  if fields.get("epilogue") == "gated" and fields["layout"] == "NN":
+    fields |= {"kernel": "gated_matmul", "epilogue": "none"}
+  if (
+    not found
+    or not {*fields.get("epilogue", "none").split("+")} <= _EPILOGUES
+    or fields.get("out_dtype", dtype) not in cli.DTYPES
+  ):
+    raise cli.FlagError(
+      "--shapes: want [BATCHx]MxNxK[:LAYOUT[:EPILOGUE[:DTYPE]]], as in"
+      f" 8x192x196x256:NT:bias+gelu:float32, got {text!r}"
+    )
+  *batch, m, n, k = map(int, sizes.split("x"))
+  if batch:
+    fields["batch"] = batch[0]
+  return dense_cases.Case(suite="shapes", m=m, n=n, k=k, dtype=dtype, **fields)
+
+
+def _groups(text: str, dtype: str) -> ragged_cases.Case:
+  """What an item of --groups names.
+
+  Raises:
+    cli.FlagError: it can't be read.
+  """
+  found = re.fullmatch(r"((?:[1-9]\d*x){4})([a-z_]+)(?::([a-z]+))?", text)
+  known, pass_ = ragged_cases.DISTRIBUTIONS, found and (found[3] or "forward")
+  if not found or found[2] not in known or pass_ not in _PASSES:
+    raise cli.FlagError(
+      f"--groups: want KxNxGROUPSxROWSxHOW[:{'|'.join(_PASSES)}], of"
+      f" {', '.join(known)}, got {text!r}"
+    )
+  k, n, groups, rows = map(int, found[1].split("x")[:4])
+  return ragged_cases.Case(
+    suite="groups",
+    m=rows * groups,
+    n=n,
+    k=k,
+    groups=groups,
+    sizes=found[2],
+    pass_=pass_,
+    dtype=dtype,
+  )
+
+
+def configs_of(problem: Problem) -> list[Config]:
+  """The model's first, the remembered one, some after them, and given ones."""
+  found = autotuning.candidates(problem, _TOP.value)
+  if _MORE.value:
+    after = autotuning.candidates(problem, _TOP.value + 40)[_TOP.value :]
+    rng = random.Random(cache.key_of(problem))
+    found += rng.sample(after, min(_MORE.value, len(after)))
+  for path in _CONFIGS.value:
+    for row in rows_lib.read(path):
+      config = Config(**row["config"])
+      if legal.reason(Plan.of(problem, config)) is None:
+        found.append(config)
+  return list(dict.fromkeys(found))
+
+
+def prepared(case: Case, known: set[str]) -> Callable[[], Found]:
+  """Compiles a case; what measures it.
+
+  Args:
+    case: a dense or a grouped product.
+    known: keys of the problems that are left out.
+  """
+  cases, sizes, rows = dense_cases, None, None
+  if isinstance(case, ragged_cases.Case):
+    cases, sizes, rows = ragged_cases, case.sizes, case.group_sizes(0)
+  try:
+    found = autotuning.find(cases.ours(case, "sm90"), **case.operands())
+  except RuntimeError as error:  # no Hopper GPU
+    raise cli.FlagError(str(error)) from None
+  except (ValueError, NotImplementedError) as error:
+    return functools.partial(dict, text=f"{case} not tuned: {error}")
+  ready = [
+    autotuning.prepare(x, configs_of(x.problem), rows)
+    for x in found
+    if key_of(problem_row(x.problem), sizes) not in known
+  ]
+
+  def measure() -> Found:
+    done = [autotuning.measured(x) for x in ready]
+    return {
+      "text": "\n".join(map(str, done)) or f"has rows: {case}",
+      "bad": any(reason for tuned in done for *_, reason in tuned.tried),
+      "rows": [row for tuned in done for row in rows_of(tuned, sizes)],
+    }
+
+  return measure
+
+
+def rows_of(
+  tuned: autotuning.Tuned, sizes: str | None
+) -> Iterator[dict[str, Any]]:
+  """A row for each config that was timed, the fastest first."""
+  where = provenance.versions()
+  common = {"run": _RUN.value, "problem": problem_row(tuned.problem)}
+  if sizes:
+    common["group_sizes"] = sizes
+  timed = [(config, s) for config, s, _ in tuned.tried if s is not None]
+  for config, seconds in sorted(timed, key=lambda x: x[1]):
+    entry = cache.to_json(cache.Entry(config))
+    found = common | {"config": entry["config"], "us": round(1e6 * seconds, 2)}
+    if tuned.xla_seconds is not None:
+      found["xla_us"] = round(1e6 * tuned.xla_seconds, 2)
+    found |= {name: where[name] for name in ("commit", "device", "jax")}
+    yield found | {"utc": provenance.utc()}
+
+
+def problem_row(problem: Problem) -> dict[str, Any]:
+  """A problem's fields; what is no default, and bfloat16, goes unsaid."""
+  row, usual = cache.short_row(problem), {"dtype", "out_dtype"}
+  return {k: x for k, x in row.items() if k not in usual or x != "bfloat16"}
+
+
+def key_of(row: dict[str, Any], sizes: str | None) -> str:
+  """What a row is of."""
+  return json.dumps([row, sizes], sort_keys=True)
+
+
+def in_time(cases: Sequence[Case]) -> Iterator[Callable[[], Found]]:
+  """What measures each case, compiled when it is asked for."""
+  start = time.monotonic()
+  rows = rows_lib.read(_OUTPUT.value) if _RESUME.value else []
+  known = {
+    key_of(row["problem"], row.get("group_sizes"))
+    for row in rows
+    if row.get("run") == _RUN.value
+  }
+  for case in cases:
+    if _SECONDS.value and time.monotonic() - start > _SECONDS.value:
+      yield functools.partial(dict, text=f"out of time: {case}")
+    else:
+      yield prepared(case, known)
+
+
+def work_alone(cases: Sequence[Case]) -> None:
+  """One of several processes; says what it found, a line of JSON a case."""
+  ready = list(in_time(cases[_SHARE.value :: _PROCESSES.value]))
+  print("ready", flush=True)
+  sys.stdin.read()  # until it is closed
+  for measure in ready:
+    print(json.dumps(measure()), flush=True)
+
+
+def shared() -> Iterator[Found]:
+  """What all processes find; one after the other uses the GPU."""
+  command = [sys.executable, "-m", "experiments.tune", *sys.argv[1:]]
+  # They share the memory of one GPU.
+  os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+  with contextlib.ExitStack() as stack:
+    processes = []
+    for share in range(_PROCESSES.value):
+      process = subprocess.Popen(
+        [*command, f"--share={share}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+      )
+      processes.append(stack.enter_context(process))
+      stack.callback(process.kill)
+    for process in processes:
+      process.stdout.readline()  # it is ready, or has ended
+    for process in processes:
+      process.stdin.close()  # it waits for that
+      for line in process.stdout:
+        yield json.loads(line)
+      if code := process.wait():
+        yield {"text": f"a process ended with {code}", "bad": True}
+
+
+def check_files() -> None:
+  """Looks whether files can be read and written.
+
+  Raises:
+    cli.FlagError: they can't.
+  """
+  for path in _CONFIGS.value:
+    if not Path(path).is_file():
+      raise cli.FlagError(f"--configs: there is no file {path}")
+  for flag in (_OUTPUT, _FREEZE):
+    if flag.value is not None:
+      cli.check_file(flag.name, Path(flag.value))
+  if _RESUME.value and _OUTPUT.value is None:
+    raise cli.FlagError("--resume: goes with --output")
 
 
 def main(argv: Sequence[str]) -> int:
   """Carries out the flags; returns the exit status."""
   del argv
-  if (cli.DTYPE.value or _DTYPES[0]) not in _DTYPES:
-    raise cli.FlagError(
-      f"--dtype={cli.DTYPE.value}: the kernel takes {' and '.join(_DTYPES)}"
-    )
+  check_files()
   if _FREEZE.value is not None:
-    path = pathlib.Path(_FREEZE.value)
-    cli.check_file("freeze", path)
-    path.write_text(freeze.table_of(hardware.current().name))
+    Path(_FREEZE.value).write_text(freeze.table_of(hardware.current().name))
     return 0
-  console = console_lib.Console()
-  shapes = shapes_of_flags()
-  path = None
-  if cli.OUTPUT_DIR.value:
-    device = provenance.device_name()
-    path = rows_lib.results_file(device, EXPERIMENT, cli.OUTPUT_DIR.value)
-  done: list[autotune.Tuned] = []
-  interrupt = console_lib.Interrupt()
+  cases = cases_of_flags()
+  if _SHARE.value is not None:
+    work_alone(cases)
+    return 0
+  console, interrupt = console_lib.Console(), console_lib.Interrupt()
+  done, is_bad = 0, False
+  alone = (measure() for measure in in_time(cases))
   try:
-    with interrupt, console.progress(len(shapes)):
-      for shape in shapes:
-        for tuned in tune(shape, console):
-          if interrupt.pressed:  # taken for the failure of a config
-            raise KeyboardInterrupt
-          for row in rows_of(tuned) if path else ():
-            rows_lib.append(path, row)
-          done.append(tuned)
-          console.line(str(tuned), bad=failures(tuned) > 0)
+    with interrupt, console.progress(len(cases)):
+      for found in alone if _PROCESSES.value == 1 else shared():
+        if interrupt.pressed:  # taken for the failure of a config
+          raise KeyboardInterrupt
+        for row in found.get("rows", ()) if _OUTPUT.value else ():
+          rows_lib.append(_OUTPUT.value, row)
+        bad = found.get("bad", False)
+        done, is_bad = done + 1, is_bad or bad
+        console.line(found["text"], bad=bad)
         console.step()
-  except KeyboardInterrupt:
-    pass  # what is done is kept, and shown
-  console.line()
-  title = f"Tuned on {provenance.device_name()}"
-  console.table(title, _HEADER, [cells_of(t) for t in done], _NUMERIC)
-  if not compat.targets_gpu():
-    console.line("no NVIDIA GPU here: interpreted, and nothing was remembered")
-  elif any(t.config is not None for t in done):
+  except KeyboardInterrupt:  # what is done is kept
+    console.line(f"interrupted after {done} of {len(cases)} cases")
+    return cli.INTERRUPTED
+  if compat.targets_gpu():
     console.line(f"remembered in {cache.path_of()}")
-  if path is not None and done:
-    console.line(f"rows: {path}")
-  if interrupt.pressed:
-    console.line(f"interrupted after {len(done)} of {len(shapes)} shapes")
-    return 130
-  return int(any(map(failures, done)))
-
-
-def tune(
-  shape: suites.Shape, console: console_lib.Console
-) -> Iterator[autotune.Tuned]:
-  """Tunes one shape; what is left to XLA has nothing to tune, and is said so.
-
-  Raises:
-    cli.FlagError: this GPU has no Hopper kernel to tune.
-  """
-  fn, operands = call_of(shape)
-  try:
-    cases = autotune.find(fn, **operands)
-  except RuntimeError as error:
-    raise cli.FlagError(str(error)) from None
-  except ValueError as error:  # XLA's kernels compute it, or it is empty
-    console.line(f"{shape}  not tuned: {error}")
-    return
-  for case in cases:
-    yield autotune.tune(case, top=_TOP.value, doing=console.doing)
+  else:
+    console.line("no NVIDIA GPU here: interpreted, and nothing was remembered")
+  return int(is_bad)
 
 
 if __name__ == "__main__":

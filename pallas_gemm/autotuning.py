@@ -19,6 +19,7 @@ from typing import Any, Literal
 from absl import logging
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_gemm import compat, measure, tuning
 from pallas_gemm.kernels.sm90 import legal
@@ -176,7 +177,7 @@ def autotune(
     raise ValueError(f"top must be a positive integer, got {top!r}")
   cases = find(fn, *args, **kwargs)
   problems = []
-  with _progress(len(cases)) as (doing, step), compat.on_one_device():
+  with _progress(len(cases)) as (doing, step), on_one_device():
     for case in cases:
       problems.append(tune(case, top=top, doing=doing))
       step()
@@ -196,16 +197,89 @@ def tune(
     top: how many configs of the model to measure.
     doing: told what is under way.
   """
-  problem = case.problem
-  name = describe(problem)
-  chosen = tuning.model_of(problem).choose(problem)
-  configs = _candidates(problem, chosen, top)
+  name = describe(case.problem)
+  configs = candidates(case.problem, top)
   doing(f"{name}: compiling {len(configs)} configs, and XLA's product")
-  calls, reasons = _prepare(case, configs)
-  doing(f"{name}: measuring {len(calls)} of them")
-  seconds = dict(zip(calls, measure.seconds(list(calls.values()))))
+  prepared = prepare(case, configs)
+  doing(f"{name}: measuring {len(prepared.functions)} of them")
+  return measured(prepared)
+
+
+def candidates(problem: Problem, top: int) -> list[Config]:
+  """The model's choice, what else it ranks first, what was measured before."""
+
+  def is_legal(config: Config | None) -> bool:
+    return config is not None and not legal.reason(Plan.of(problem, config))
+
+  ranks = tuning.model_of(problem)
+  ordered = dict.fromkeys((ranks.choose(problem), *ranks.candidates(problem)))
+  found = list(itertools.islice(filter(is_legal, ordered), top))
+  known = cache.lookup(problem)
+  if known and is_legal(known.config) and known.config not in found:
+    found.append(known.config)
+  return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+  """What is measured of a problem; it holds no operands.
+
+  Attributes:
+    case: the problem.
+    configs: what was compiled, the model's choice first.
+    functions: by config, or "xla", what is right; of the operands by name.
+    reasons: why the rest is not.
+    sizes: rows of each group, if not as `trial` has them.
+  """
+
+  case: trial.Case
+  configs: list[Config]
+  functions: dict[How, Callable[..., trial.Results]]
+  reasons: dict[How, str]
+  sizes: np.ndarray | None = None
+
+
+def prepare(
+  case: trial.Case, configs: list[Config], sizes: np.ndarray | None = None
+) -> Prepared:
+  """Compiles a problem with configs and for XLA, and checks the results."""
+  attempt = trial.Trial(case, sizes)
+  found = Prepared(case, configs, {}, {}, sizes)
+  # XLA picks its kernels by timing them. Nothing else runs on the GPU until all
+  # is compiled.
+  with concurrent.futures.ThreadPoolExecutor(_COMPILERS) as pool:
+    compiled = {"xla": pool.submit(compiled_xla, case, attempt.operands)}
+    compiled |= {
+      config: pool.submit(trial.compiled, case, config, attempt.operands)
+      for config in configs
+    }
+  for how, future in compiled.items():
+    # One that can't be compiled or run costs none of the others.
+    try:
+      function = future.result()
+      reason = attempt.error(attempt.call(function)())
+    except Exception as error:  # pylint: disable=broad-exception-caught
+      reason = _first_line(error)
+    if reason is None:
+      found.functions[how] = function
+    else:
+      found.reasons[how] = reason
+  return found
+
+
+def measured(prepared: Prepared) -> Tuned:
+  """Measures what was prepared and remembers the fastest."""
+  problem, reasons = prepared.case.problem, prepared.reasons
+  operands = trial.operands(problem, prepared.sizes)
+  calls = [
+    functools.partial(function, **operands)
+    for function in prepared.functions.values()
+  ]
+  seconds = dict(zip(prepared.functions, measure.seconds(calls)))
   for how, reason in reasons.items():
+    name = describe(problem)
     logging.warning("autotune %s: %s failed: %s", name, how, reason)
+  configs, chosen = prepared.configs, prepared.configs[0]
   right = [config for config in configs if config in seconds]
   best = min(right, key=seconds.__getitem__, default=None)
   tuned = Tuned(
@@ -224,58 +298,10 @@ def tune(
   return tuned
 
 
-def _candidates(problem: Problem, chosen: Config, top: int) -> list[Config]:
-  """The model's choice, what else it ranks first, what was measured before."""
-
-  def is_legal(config: Config | None) -> bool:
-    return config is not None and not legal.reason(Plan.of(problem, config))
-
-  candidates = tuning.model_of(problem).candidates(problem)
-  ranked = filter(is_legal, dict.fromkeys((chosen, *candidates)))
-  found = list(itertools.islice(ranked, top))
-  measured = cache.lookup(problem)
-  if measured and is_legal(measured.config) and measured.config not in found:
-    found.append(measured.config)
-  return found
-
-
-def _prepare(
-  case: trial.Case, configs: list[Config]
-) -> tuple[dict[How, measure.Call], dict[How, str]]:
-  """Calls of what compiles and is right; why the rest is not."""
-  attempt = trial.Trial(case)
-  calls: dict[How, measure.Call] = {}
-  reasons: dict[How, str] = {}
-  # XLA picks its kernels by timing them. Nothing else runs on the GPU until all
-  # is compiled.
-  with concurrent.futures.ThreadPoolExecutor(_COMPILERS) as pool:
-    compiled = {"xla": pool.submit(compile_xla, case, attempt.operands)}
-    compiled |= {c: pool.submit(attempt.compile, c) for c in configs}
-  for how, future in compiled.items():
-    # One that can't be compiled or run costs none of the others.
-    try:
-      call = future.result()
-      reason = attempt.error(call())
-    except Exception as error:  # pylint: disable=broad-exception-caught
-      reason = _first_line(error)
-    if reason is None:
-      calls[how] = call
-    else:
-      reasons[how] = reason
-  return calls, reasons
-
-
-def compile_xla(
-  case: trial.Case, operands: dict[str, jax.Array]
-) -> measure.Call:
-  """A call of what the op runs where a case is left to XLA."""
-  return functools.partial(compiled_xla(case, operands), **operands)
-
-
 def compiled_xla(
   case: trial.Case, arrays: dict[str, jax.Array]
 ) -> Callable[..., trial.Results]:
-  """The same for arrays like the operands, as `trial.compiled`."""
+  """What the op runs where a case is left to XLA, as `trial.compiled`."""
   factors = {"alpha": case.alpha, "beta": case.beta}
   factors = {k: jnp.float32(v) for k, v in factors.items() if v != 1}
   spec = sm90.spec_of(case.problem, case.activation)
@@ -289,6 +315,13 @@ def compiled_xla(
 def _first_line(error: BaseException) -> str:
   lines = str(error).strip().splitlines()
   return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+
+
+def on_one_device() -> contextlib.AbstractContextManager[Any]:
+  """Context: arrays are made on one device, whichever mesh is set."""
+  if jax.sharding.get_abstract_mesh().empty:
+    return contextlib.nullcontext()
+  return jax.set_mesh(jax.sharding.Mesh(jax.local_devices()[0], ()))
 
 
 @contextlib.contextmanager

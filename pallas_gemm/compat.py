@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import os
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import logging
 import jax
@@ -129,7 +129,7 @@ def kernel(
     grid: thread blocks (clusters, if `cluster` is given) along each axis.
     grid_names: names of the axes.
     num_threads: Pallas threads, which are warpgroups, of a block. Their axis is
-      named "warpgroup"; without it there is no such axis, and one thread.
+      named "warpgroup"; without it there is no axis, and one thread.
     **kwargs: passed on to `plgpu.kernel`.
   """
   interpret = None
@@ -189,21 +189,10 @@ def tiled_layout(
   )
 
 
-class LayoutFacts(NamedTuple):
-  """A register layout taken apart; see `tiled_layout`."""
-
-  tiles: tuple[tuple[int, ...], ...]
-  warps: tuple[int | plgpu.Replicated, ...]
-  lanes: tuple[int | plgpu.Replicated, ...]
-  vector: int
-
-
-def layout_facts(layout: Any) -> LayoutFacts:
-  """What a layout that `tiled_layout` made consists of."""
+def layout_facts(layout: Any) -> tuple[Any, Any, Any]:
+  """What `tiled_layout` made a layout of: its tiles, warps and lanes."""
   tiled = layout.to_mgpu()
-  return LayoutFacts(
-    tiled.tiling.tiles, tiled.warp_dims, tiled.lane_dims, tiled.vector_dim
-  )
+  return tiled.tiling.tiles, tiled.warp_dims, tiled.lane_dims
 
 
 def store(ref: Any, value: jax.Array, *, optimized: bool = True) -> None:
@@ -262,22 +251,6 @@ def is_weak(*arrays: Any) -> bool:
 def with_weak_type(x: jax.Array) -> jax.Array:
   """The same array, weakly typed: it takes the dtype of what it meets."""
   return _convert_element_type(x, x.dtype, weak_type=True)
-
-
-def explicit_mesh(arrays: Sequence[Any]) -> Any:
-  """The mesh with Explicit axes that arrays have, or that is set; or None."""
-  explicit = jax.sharding.AxisType.Explicit
-  return next((m for m in _meshes(arrays) if explicit in m.axis_types), None)
-
-
-def is_mesh_known(arrays: Sequence[Any]) -> bool:
-  """Whether types or `jax.set_mesh` tell the mesh of a product traced now."""
-  return not all(mesh.empty for mesh in _meshes(arrays))
-
-
-def _meshes(arrays: Sequence[Any]) -> list[Any]:
-  meshes = [jax.typeof(x).sharding.mesh for x in arrays]
-  return [*meshes, jax.sharding.get_abstract_mesh()]
 
 
 def is_partitioned(axis_context: Any) -> bool:
@@ -372,13 +345,6 @@ def lowered(
 def require_devices(primitive: Any) -> None:
   """Tells JAX that a primitive's lowering asks for the mesh of the arrays."""
   _dispatch.prim_requires_devices_during_lowering.add(primitive)
-
-
-def on_one_device() -> contextlib.AbstractContextManager[Any]:
-  """Context: arrays are made on one device, whichever mesh is set."""
-  if jax.sharding.get_abstract_mesh().empty:
-    return contextlib.nullcontext()
-  return jax.set_mesh(jax.sharding.Mesh(jax.local_devices()[0], ()))
 
 
 def interpreter_effects() -> Set[Any]:

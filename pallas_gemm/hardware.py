@@ -10,7 +10,7 @@ Where the numbers come from:
   of technical specifications in the CUDA C++ Programming Guide, and the table
   of arithmetic throughput there for the fp32 lanes.
 * Per product (SMs, clock, rates): NVIDIA's datasheets and architecture
-  whitepapers, each named beside its rows. Tensor-core rates are *dense*:
+  whitepapers, each named above its rows. Tensor-core rates are *dense*:
   where a datasheet prints rates with sparsity, half of them. The clock is the
   boost clock that those rates are computed with; a GPU under load usually
   runs below it.
@@ -28,7 +28,7 @@ KIB, MIB = 1024, 1024**2
 
 # Groups of SMs of a Hopper GPU within which a cluster must find room; which of
 # their SMs work differs from GPU to GPU. SMs come in pairs.
-GPCS, _PAIRS_OF_A_GPC = 8, 9
+_GPCS, _PAIRS_OF_A_GPC = 8, 9
 
 # What memory and the caches move, and what they hold under one address. A
 # sector that is written in part is read first.
@@ -38,7 +38,7 @@ VECTOR_BYTES = 16
 
 # How an SM deals out registers and shared memory: to a warp so many registers
 # at a time, from the quarter of the SM that the warp runs on; to a block so
-# many bytes, and one KiB besides for CUDA.
+# many bytes, and one KiB more for CUDA.
 WARP_THREADS = 32
 _QUARTERS = 4
 _REGISTER_UNIT = 256
@@ -62,7 +62,7 @@ class Gpu:
     dram_bytes_per_s: peak rate of device memory, reads and writes together.
     shared_bytes_per_block: most shared memory that one thread block can have.
     shared_bytes_per_sm: shared memory of one SM; each resident thread block
-      takes 1 KiB of it besides its own.
+      takes 1 KiB of it more than its own.
     registers_per_sm: 32-bit registers of one SM.
     max_threads_per_sm: threads that can be resident on one SM.
     max_blocks_per_sm: thread blocks that can be.
@@ -97,64 +97,44 @@ class Gpu:
     return self.sm_count * 32 * 4 * self.clock_hz
 
 
-@dataclasses.dataclass(frozen=True)
-class _Architecture:
-  """What every GPU of one compute capability has in common."""
-
-  fp32_lanes_per_sm: int
-  shared_kib_per_sm: int
-  max_threads_per_sm: int
-  max_blocks_per_sm: int
-
-
+# Of each compute capability: float32 lanes and KiB of shared memory of an SM,
+# and most threads and thread blocks that are resident on it.
 _ARCHITECTURES = {
-  (8, 0): _Architecture(64, 164, 2048, 32),
-  (8, 6): _Architecture(128, 100, 1536, 16),
-  (8, 9): _Architecture(128, 100, 1536, 24),
-  (9, 0): _Architecture(128, 228, 2048, 32),
-  (10, 0): _Architecture(128, 228, 2048, 32),
-  (12, 0): _Architecture(128, 100, 1536, 24),
+  (8, 0): (64, 164, 2048, 32),
+  (8, 6): (128, 100, 1536, 16),
+  (8, 9): (128, 100, 1536, 24),
+  (9, 0): (128, 228, 2048, 32),
+  (10, 0): (128, 228, 2048, 32),
+  (12, 0): (128, 100, 1536, 24),
 }
 
 
-def _product(
-  name: str,
-  capability: tuple[int, int],
-  sms: int,
-  clock_mhz: int,
-  l2_mib: int,
-  dram_gb_per_s: float,
-  fp32: float,
-  tf32: float,
-  bf16: float,
-) -> Gpu:
-  """A row of the table; the rates in TFLOP/s, dense."""
-  architecture = _ARCHITECTURES[capability]
+def _product(name, capability, sms, mhz, l2_mib, dram_gb, *tflops) -> Gpu:
+  """A row of the table."""
+  lanes, shared_kib, threads, blocks = _ARCHITECTURES[capability]
+  fp32, tf32, bf16 = (rate * 1e12 for rate in tflops)
   return Gpu(
     name=name,
     compute_capability=capability,
     sm_count=sms,
-    fp32_lanes_per_sm=architecture.fp32_lanes_per_sm,
-    clock_hz=clock_mhz * 1e6,
+    fp32_lanes_per_sm=lanes,
+    clock_hz=mhz * 1e6,
     l2_bytes=l2_mib * MIB,
-    dram_bytes_per_s=dram_gb_per_s * 1e9,
-    shared_bytes_per_block=(
-      architecture.shared_kib_per_sm * KIB - _RESERVED_SHARED_BYTES
-    ),
-    shared_bytes_per_sm=architecture.shared_kib_per_sm * KIB,
+    dram_bytes_per_s=dram_gb * 1e9,
+    shared_bytes_per_block=shared_kib * KIB - _RESERVED_SHARED_BYTES,
+    shared_bytes_per_sm=shared_kib * KIB,
     registers_per_sm=64 * KIB,
-    max_threads_per_sm=architecture.max_threads_per_sm,
-    max_blocks_per_sm=architecture.max_blocks_per_sm,
-    fp32_flops=fp32 * 1e12,
-    tf32_flops=tf32 * 1e12,
-    bf16_flops=bf16 * 1e12,
+    max_threads_per_sm=threads,
+    max_blocks_per_sm=blocks,
+    fp32_flops=fp32,
+    tf32_flops=tf32,
+    bf16_flops=bf16,
   )
 
 
 # L2 of GH100 products: 10 MiB come with each memory stack that is enabled, so
 # five stacks (H100 80 GB) have 50 MiB and six (H200, GH200, H100 NVL) 60.
 # On GeForce the tensor cores run at half rate when they accumulate in float32.
-#
 # capability, SMs, MHz, L2 MiB, DRAM GB/s, dense TFLOP/s in fp32, TF32, bf16.
 # fmt: off
 _PRODUCTS = {
@@ -209,7 +189,7 @@ def lookup(name: str) -> Gpu:
       "GeForce" do not matter. "H100" is the one of 80 GB with HBM3.
 
   Raises:
-    ValueError: no such GPU in the table; the message lists the known names.
+    ValueError: it is not in the table; the message lists the known names.
 
   Example:
     >>> from pallas_gemm import hardware
@@ -269,7 +249,7 @@ def sm_count() -> int:
   return current().sm_count
 
 
-def clusters_at_once(blocks: int, sms: int | None = None) -> int:
+def clusters_at_once(blocks: int, sms: int) -> int:
   """Clusters of so many thread blocks that surely run together, one an SM.
 
   SMs come in pairs, and a cluster lies within a GPC, which has nine pairs at
@@ -278,19 +258,14 @@ def clusters_at_once(blocks: int, sms: int | None = None) -> int:
   said 30 and 15 of one H100 (`cudaOccupancyMaxActiveClusters`). More would have
   to wait until the first ones end.
 
-  Args:
-    blocks: of a cluster.
-    sms: of the GPU; None are those of `current()`.
-
   Example:
     >>> from pallas_gemm import hardware
     >>> [hardware.clusters_at_once(blocks, 132) for blocks in (1, 2, 4, 8)]
     [132, 66, 29, 13]
   """
-  sms = sm_count() if sms is None else sms
   if blocks == 1:
     return sms
-  return max(1, _fewest_clusters(sms // 2, GPCS, -(-blocks // 2)))
+  return max(1, _fewest_clusters(sms // 2, _GPCS, -(-blocks // 2)))
 
 
 @functools.cache
@@ -328,7 +303,7 @@ def occupancy(
   """How many blocks of a kernel are resident on an SM.
 
   Args:
-    gpu: the GPU.
+    gpu: of the SM.
     registers: of a thread when the kernel starts. Warps that later pass
       registers on to each other (setmaxnreg) do so within their block.
     threads: of a block.
@@ -341,41 +316,34 @@ def occupancy(
     Occupancy(blocks=4, warps=32, limit='registers')
   """
   warps = -(-threads // WARP_THREADS)
-  registers_a_warp = _round_up(registers * WARP_THREADS, _REGISTER_UNIT)
-  warps_a_quarter = gpu.registers_per_sm // _QUARTERS // registers_a_warp
-  shared = _round_up(shared_bytes + _RESERVED_SHARED_BYTES, _SHARED_UNIT_BYTES)
+  of_warp = -(-registers * WARP_THREADS // _REGISTER_UNIT) * _REGISTER_UNIT
+  warps_a_quarter = gpu.registers_per_sm // _QUARTERS // of_warp
+  of_block = -(-(shared_bytes + _RESERVED_SHARED_BYTES) // _SHARED_UNIT_BYTES)
+  of_block *= _SHARED_UNIT_BYTES
   room = {
     "registers": _QUARTERS * warps_a_quarter // warps,
-    "shared memory": gpu.shared_bytes_per_sm // shared,
+    "shared memory": gpu.shared_bytes_per_sm // of_block,
     "threads": gpu.max_threads_per_sm // (warps * WARP_THREADS),
     "blocks": gpu.max_blocks_per_sm,
   }
   blocks = min(room.values())
-  limits = (name for name, count in room.items() if count == blocks)
-  return Occupancy(blocks, blocks * warps, " and ".join(limits))
-
-
-def _round_up(count: int, unit: int) -> int:
-  return -(-count // unit) * unit
+  limits = " and ".join(x for x, count in room.items() if count == blocks)
+  return Occupancy(blocks, blocks * warps, limits)
 
 
 @contextlib.contextmanager
 def assume(name: str | Gpu):
-  """Context: traces and lowerings are made for the GPU of that name.
+  """Context that yields the `Gpu` that traces and lowerings are made for.
 
-  For lowering and compiling on machines without a GPU: `current()` gives this
-  GPU inside, and kernels are lowered for it instead of interpreted. What is
-  traced here can't be run on a CPU.
+  For machines without a GPU: `current()` gives this one inside, and kernels are
+  lowered for it instead of interpreted. They can't be run on a CPU.
 
   Args:
     name: as for `lookup`; or a GPU, of which `current()` knows name, compute
       capability and number of SMs if it is not in the table.
 
-  Yields:
-    The `Gpu`.
-
   Raises:
-    ValueError: no such GPU in the table.
+    ValueError: a name that is not in the table.
 
   Example:
     >>> from pallas_gemm import hardware
@@ -401,11 +369,8 @@ def _plain(name: str) -> str:
 
 def _reported_sm_count(device: Any) -> int | None:
   """SMs by the device's word; abstract devices call them num_cores."""
-  for attribute in ("core_count", "num_cores"):
-    count = getattr(device, attribute, None)
-    if isinstance(count, int) and count > 0:
-      return count
-  return None
+  counts = (getattr(device, x, None) for x in ("core_count", "num_cores"))
+  return next((x for x in counts if isinstance(x, int) and x > 0), None)
 
 
 def _estimate(device: Any, sms: int | None) -> Gpu:

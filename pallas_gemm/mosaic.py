@@ -32,7 +32,7 @@ class CompilerParams(plgpu.CompilerParams):
   up to 128 bytes). It refuses a matrix that is not a whole number of them, a
   ragged one, and a copy that does not start with an atom is wrong: what is past
   the end of the atom comes as zeros. A copy that is one atom wide, a narrow
-  one, needs no such grid: its rows lie one after the other in shared memory
+  one, needs no grid: its rows lie one after the other in shared memory
   either way. Narrow copies of ragged matrices are described to TMA row by row,
   if their row stride is a multiple of 16 bytes.
 

@@ -8,7 +8,7 @@ multicore architectures*, 2009). FLOP per byte of device memory is the
 arithmetic intensity; the intensity from which on arithmetic binds is the
 ridge point of the GPU.
 
-Rates beside those of the datasheet, the same on all GPUs of `hardware`:
+Rates that no datasheet has, the same on all GPUs of `hardware`:
 
 * shared memory: 32 banks of 4 bytes, 128 bytes a clock on each SM;
 * L2 to an SM: 64 bytes a clock on each SM (Z. Jia et al., *Dissecting the

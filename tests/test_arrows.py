@@ -1,5 +1,6 @@
-"""Imports go downwards: between the package's rooms, and in its kernels."""
+"""Imports go downwards, names name one thing each, and functions are short."""
 
+import ast
 import pathlib
 
 import pytest
@@ -26,6 +27,9 @@ ORDERS = {
 }
 
 PACKAGE = pathlib.Path(pallas_gemm.__file__).parent
+FILES = [str(x.relative_to(PACKAGE)) for x in sorted(PACKAGE.rglob("*.py"))]
+# The ladder's kernels are read in one piece.
+SHORT = [x for x in FILES if x.startswith(("kernels", "ops", "tuning", "ptx"))]
 
 
 @pytest.mark.parametrize("folder", ORDERS)
@@ -53,3 +57,25 @@ def test_an_arrow_upwards_is_seen(tmp_path):
     "a": {"b": {"a.py"}},
     "b": {"a": {"b.py"}, "__init__": {"b.py"}},
   }
+
+
+def test_classes_of_two_modules_have_two_names():
+  found = {}
+  for file in FILES:
+    for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+      if isinstance(node, ast.ClassDef):
+        found.setdefault(node.name, []).append(file)
+  # Which users write, and by its module.
+  assert len(found.pop("Config")) == 2
+  assert not {name: files for name, files in found.items() if len(files) > 1}
+
+
+@pytest.mark.parametrize("file", SHORT)
+def test_functions_have_at_most_60_lines(file):
+  """Besides what their docstrings say."""
+  for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+    if isinstance(node, ast.FunctionDef):
+      said = node.body[0] if ast.get_docstring(node) is not None else None
+      lines = node.end_lineno - node.lineno + 1
+      lines -= said.end_lineno - said.lineno + 1 if said else 0
+      assert lines <= 60, node.name

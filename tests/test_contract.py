@@ -18,41 +18,23 @@ from pallas_gemm.ladder import LADDER, contract, with_variants
 from tests.support import problems
 
 SimtConfig = contract.SimtConfig
-TensorCoreConfig = contract.TensorCoreConfig
-
-NAMES = (
-  "naive",
-  "coalesced",
-  "shared_memory",
-  "blocktiling_1d",
-  "blocktiling_2d",
-  "vectorized",
-  "warptiling",
-  "double_buffering",
-  "tensor_cores",
-  "warp_specialized",
-  "persistent",
-  "cluster_multicast",
-)
+TensorCoreConfig, Gemm = contract.TensorCoreConfig, contract.Gemm
+ONE_TILE = TensorCoreConfig(64, 64, 64, stages=2, epilogue_n=64)
+TOO_MANY = 64 * 65536
 
 each_rung = pytest.mark.parametrize(
   "rung", with_variants(), ids=lambda r: r.name
 )
 
 
-def test_twelve_rungs_in_order():
-  assert isinstance(LADDER, tuple)
-  assert tuple(rung.name for rung in LADDER) == NAMES
-  assert tuple(rung.number for rung in LADDER) == tuple(range(1, 13))
-
-
 @each_rung
-def test_dtypes(rung):
-  expected = contract.FLOAT32 if rung.number <= 8 else contract.FLOAT16S
-  assert rung.dtypes == expected
-  assert rung.config_type is (
-    SimtConfig if rung.number <= 8 else TensorCoreConfig
-  )
+def test_dtypes_and_kind_of_config(rung):
+  dtypes, own, other = contract.FLOAT16S, TensorCoreConfig, SimtConfig
+  if rung.number <= 8:
+    dtypes, own, other = contract.FLOAT32, SimtConfig, TensorCoreConfig
+  assert (rung.dtypes, rung.config_type) == (dtypes, own)
+  reason = rung.is_legal(other(64, 64, 64), Gemm(8, 8, 8, dtypes[0]))
+  assert reason == f"config must be a {own.__name__}, got {other.__name__}"
 
 
 @each_rung
@@ -79,31 +61,13 @@ def test_signature(rung):
 
 
 @each_rung
-def test_a_rung_is_a_value(rung):
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    rung.number = 0
-  config = rung.default_config(contract.Problem(64, 64, 64, rung.dtypes[0]))
-  assert hash(config) == hash(dataclasses.replace(config))
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    config.block_m = 1
-
-
-@each_rung
 @pytest.mark.parametrize(
-  "shape",
-  [
-    (1, 1, 1),
-    (4095, 4095, 4095),
-    (8192, 64, 16384),
-    (64, 8192, 512),
-    (4095, 1, 7),
-  ],
-  ids=str,
+  "shape", [(1, 1, 1), (4095, 4095, 4095), (64, 8192, 512), (4095, 1, 7)]
 )
 def test_the_default_config_is_legal(rung, shape):
   for dtype in rung.dtypes:
     for beta in (0.0, 1.0):
-      problem = contract.Problem(*shape, dtype=dtype, beta=beta)
+      problem = Gemm(*shape, dtype=dtype, beta=beta)
       config = rung.default_config(problem)
       assert isinstance(config, rung.config_type)
       assert rung.is_legal(config, problem) is None
@@ -112,11 +76,7 @@ def test_the_default_config_is_legal(rung, shape):
 def test_importing_touches_no_device():
   # An unknown platform makes any use of a device an error.
   done = subprocess.run(
-    [
-      sys.executable,
-      "-c",
-      "import pallas_gemm.ladder, experiments.ladder",
-    ],
+    [sys.executable, "-c", "import pallas_gemm.ladder, experiments.ladder"],
     env=os.environ | {"JAX_PLATFORMS": "no_such_platform"},
     capture_output=True,
     text=True,
@@ -126,50 +86,31 @@ def test_importing_touches_no_device():
 
 # What a wrong call is told, and what is wrong in it. Arrays are ones, given by
 # shape, and by dtype if it is not the rung's.
-_C = {"c": (3, 2)}
+FLOAT8, ONE = "float8_e4m3fn", np.ones(())
 BAD_CALLS = [
   ("ValueError: a must have rank 2, got shape (3,)", {"a": (3,)}),
   ("ValueError: b must have rank 2, got shape (1, 5, 2)", {"b": (1, 5, 2)}),
   ("ValueError: c must have rank 2, got shape (3,)", {"c": (3,)}),
-  (
-    "ValueError: b must have K = 5 rows, as a (3, 5) has columns, got shape"
-    " (4, 2)",
-    {"b": (4, 2)},
-  ),
-  (
-    "ValueError: c must have shape (3, 2), got (2, 3)",
-    {"c": (2, 3), "beta": 1},
-  ),
+  ("ValueError: b must have K = 5 rows, as a (3, 5) has", {"b": (4, 2)}),
   ("ValueError: c must have shape (3, 2), got (2, 3)", {"c": (2, 3)}),
   (
     "TypeError: a has dtype int32; {name} takes {dtype}",
     {"a": (3, 5, "int32")},
   ),
-  (
-    "TypeError: b has dtype float8_e4m3fn; {name} takes {dtype}",
-    {"b": (5, 2, "float8_e4m3fn")},
-  ),
-  (
-    "TypeError: c has dtype int8; {name} takes {dtype}",
-    {"c": (3, 2, "int8"), "beta": 1.0},
-  ),
+  ("TypeError: b has dtype float8_e4m3fn; {name} takes", {"b": (5, 2, FLOAT8)}),
+  ("TypeError: c has dtype int8; {name} takes", {"c": (3, 2, "int8")}),
+  ("TypeError: a must have native byte order", {"a": (3, 5, ">f{size}")}),
   ("TypeError: a must be an array, got list", {"a": [[1.0]]}),
   ("TypeError: b must be an array, got NoneType", {"b": None}),
   ("ValueError: beta is 0.5 but c is None; pass c", {"beta": 0.5}),
-  (
-    "TypeError: alpha must be a Python int or float, got ndarray",
-    {"alpha": np.ones(())},
-  ),
+  ("TypeError: alpha must be a Python int or float, got nd", {"alpha": ONE}),
   ("TypeError: alpha must be a Python int or float, got str", {"alpha": "1"}),
   ("ValueError: alpha must fit into a float: int too", {"alpha": 10**400}),
   (
     "TypeError: beta must be a Python int or float, got bool",
-    {"beta": True} | _C,
+    {"beta": True, "c": (3, 2)},
   ),
-  (
-    "TypeError: config of {name} must be a {config}, got dict",
-    {"config": {"block_m": 64}},
-  ),
+  ("TypeError: config of {name} must be a {config}, got dict", {"config": {}}),
   (
     "TypeError: config of {name} must be a {config}, got {other}",
     {"config": lambda own, other: other(64, 64, 64)},
@@ -194,8 +135,9 @@ def _argument(value, rung, *configs):
   if not isinstance(value, tuple):
     return value
   shape = [x for x in value if isinstance(x, int)]
+  own = np.dtype("float16" if rung.number > 8 else "float32")
   dtype = value[-1] if isinstance(value[-1], str) else rung.dtypes[0]
-  return np.ones(shape, jnp.dtype(dtype))
+  return np.ones(shape, jnp.dtype(dtype.format(size=own.itemsize)))
 
 
 @each_rung
@@ -225,78 +167,36 @@ def test_dtypes_may_not_differ(rung):
     rung.gemm(a, b)
 
 
-@each_rung
-def test_arrays_of_the_other_byte_order_are_refused(rung):
-  dtype = np.dtype("float32" if rung.number <= 8 else "float16")
-  a = np.ones((3, 5), dtype.newbyteorder())
-  with pytest.raises(TypeError, match="a must have native byte order"):
-    rung.gemm(a, np.ones((5, 2), dtype))
-
-
-@each_rung
-def test_legality_of_a_config_of_another_rung_is_told(rung):
-  other = TensorCoreConfig if rung.config_type is SimtConfig else SimtConfig
-  problem = contract.Problem(8, 8, 8, rung.dtypes[0])
-  reason = rung.is_legal(other(64, 64, 64), problem)
-  want = rung.config_type.__name__
-  assert reason == f"config must be a {want}, got {other.__name__}"
-
-
 # Configs that Mosaic can't compile, that wait for ever or that CUDA can't
 # launch, and why they are refused.
 @pytest.mark.parametrize(
   ("name", "config", "m", "reason"),
   [
-    ("naive", SimtConfig(1, 1), 8, "outputs a block: 1, at least 2"),
-    ("coalesced", SimtConfig(1, 1), 8, "outputs a block: 1, at least 2"),
+    (1, SimtConfig(1, 1), 8, "outputs a block: 1, at least 2"),
+    (2, SimtConfig(1, 1), 8, "outputs a block: 1, at least 2"),
+    (3, SimtConfig(1, 32, 1), 8, "block_m: 1, at least 2"),
+    (5, SimtConfig(8, 2048, 64, 1, 128), 8, "bytes of shared memory"),
+    ("8a", SimtConfig(32, 512, 32, 4, 32, 4, 4), 8, "bytes of shared memory"),
+    (8, SimtConfig(128, 128, 16, 16, 8, 4), 8, "stages must be at least 2"),
     (
-      "shared_memory",
-      SimtConfig(1, 32, 1),
-      8,
-      "block_m: 1, at least 2",
-    ),
-    (
-      "blocktiling_2d",
-      SimtConfig(8, 2048, 64, 1, 128),
-      8,
-      "bytes of shared memory",
-    ),
-    (
-      "double_buffering_registers",
-      SimtConfig(32, 512, 32, 4, 32, 4, stages=4),
-      8,
-      "bytes of shared memory",
-    ),
-    (
-      "double_buffering",
-      SimtConfig(128, 128, 16, 16, 8, 4, stages=1),
-      8,
-      "stages must be at least 2, got 1",
-    ),
-    (
-      "tensor_cores",
+      9,
       TensorCoreConfig(64, 64, 64),
-      64 * 65536,
-      "tiles along M: 65536, at most 65535",
+      TOO_MANY,
+      "tiles along M: 65536, at most",
     ),
-    (
-      "warp_specialized",
-      TensorCoreConfig(64, 64, 64, stages=2, epilogue_n=64),
-      64 * 65536,
-      "tiles along M: 65536, at most 65535",
-    ),
+    (10, ONE_TILE, TOO_MANY, "tiles along M: 65536, at most 65535"),
   ],
 )
 def test_a_config_that_cannot_run_is_refused(name, config, m, reason):
   rung = ladder_lib.find(name)
-  problem = contract.Problem(m, 64, 64, rung.dtypes[0])
+  problem = Gemm(m, 64, 64, rung.dtypes[0])
   assert re.search(reason, rung.is_legal(config, problem) or "legal")
 
 
 @each_rung
 def test_a_config_that_no_gpu_can_hold_is_refused(rung):
   a, b, _ = problems.operands(8, 8, 8, rung.dtypes[0])
-  problem = contract.Problem(8, 8, 8, rung.dtypes[0])
+  problem = Gemm(8, 8, 8, rung.dtypes[0])
   default = rung.default_config(problem)
   changes = [{"block_m": 1 << 14, "block_n": 1 << 14}, {"stages": 999}]
   if default.block_k:  # Without slabs, their depth means nothing.
@@ -317,36 +217,34 @@ def test_errors_are_the_same_under_jit(rung):
     jax.jit(rung.gemm)(a, a)
 
 
-FIELDS = contract.TENSOR_CORE_FIELDS
+ALL, SIZES = contract.TENSOR_CORE_FIELDS, ("block_m", "block_n", "block_k")
 
 
-@pytest.mark.parametrize("field", ["split", "raster_dim"])
-def test_check_fields_of_names(field):
-  config = TensorCoreConfig(64, 64, 64, epilogue_n=64, **{field: "k"})
-  assert "'m' or 'n'" in contract.check_fields(config, FIELDS)
-  assert field in contract.check_fields(config, FIELDS)
-
-
-def test_check_fields_takes_a_good_config():
-  good = TensorCoreConfig(64, 64, 64, epilogue_n=64)
-  assert contract.check_fields(good, FIELDS) is None
-  assert contract.check_fields(SimtConfig(64, 64, 8), ("block_k",)) is not None
-  assert contract.check_fields(SimtConfig(1, 1, 8), ("block_k",)) is not None
-  sizes = ("block_m", "block_n", "block_k")
-  assert contract.check_fields(SimtConfig(64, 64, 8), sizes) is None
-  assert "power of two" in contract.check_fields(SimtConfig(48, 64, 8), sizes)
-
-
-def test_a_field_without_a_use_must_stay():
-  config = TensorCoreConfig(64, 64, 64, stages=3)
-  reason = contract.check_fields(config, FIELDS[:3])
-  assert reason == "stages has no meaning here and must stay 1, got 3"
+@pytest.mark.parametrize(
+  ("config", "uses", "reason"),
+  [
+    (ONE_TILE, ALL, None),
+    (dataclasses.replace(ONE_TILE, split="k"), ALL, "split must be 'm' or 'n'"),
+    (
+      dataclasses.replace(ONE_TILE, raster_dim=1),
+      ALL,
+      "raster_dim must be 'm'",
+    ),
+    (ONE_TILE, SIZES, "stages has no meaning here and must stay 1, got 2"),
+    (SimtConfig(64, 64, 8), SIZES, None),
+    (SimtConfig(64, 64, 8), ("block_k",), "block_m has no meaning"),
+    (SimtConfig(48, 64, 8), SIZES, "block_m must be a power of two, got 48"),
+  ],
+)
+def test_fields(config, uses, reason):
+  found = contract.check_fields(config, uses)
+  assert found == reason if reason is None else found.startswith(reason)
 
 
 @each_rung
 @pytest.mark.parametrize("shape", [(1, 1, 1), (129, 65, 7), (256, 512, 64)])
 def test_padding_is_what_the_kernel_needs_and_no_more(rung, shape):
-  problem = contract.Problem(*shape, rung.dtypes[0])
+  problem = Gemm(*shape, rung.dtypes[0])
   config = rung.default_config(problem)
   padded = rung.padded(problem, config)
   assert rung.padded(padded, config) == padded
@@ -356,7 +254,7 @@ def test_padding_is_what_the_kernel_needs_and_no_more(rung, shape):
 
 
 @pytest.mark.parametrize(
-  "name, label",
+  ("name", "label"),
   [
     (8, "8"),
     ("8a", "8a"),

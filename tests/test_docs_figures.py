@@ -15,8 +15,8 @@ from matplotlib.text import Text
 
 from docs import figures
 from docs.figures import _facts, style
-from experiments.harness import dense_plots, ragged_suites
-from pallas_gemm import ladder
+from experiments.harness import dense_plots, shapes
+from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract, register_layouts, traffic
 
 # Names that pages refer to.
@@ -56,12 +56,11 @@ def shown_texts(figure):
 
 def test_names():
   assert NAMES <= set(figures.FIGURES)
-
-
-@pytest.mark.parametrize("name", figures.FIGURES)
-def test_docstring_says_what_to_see(name):
-  summary, empty, *rest = picture(name).__doc__.splitlines()
-  assert summary.endswith(".") and not empty and rest
+  for name in figures.FIGURES:  # the docstring says what to see
+    summary, empty, *rest = picture(name).__doc__.splitlines()
+    assert summary.endswith(".") and not empty and rest, name
+  with pytest.raises(ValueError, match="c_by_blocks"):
+    figures.draw("nothing", "light")
 
 
 @pytest.mark.parametrize("look", style.STYLES)
@@ -95,11 +94,6 @@ def test_same_drawing_same_file(tmp_path):
     assert "<dc:date>" not in text and "<text" not in text
 
 
-def test_unknown_name():
-  with pytest.raises(ValueError, match="c_by_blocks"):
-    figures.draw("nothing", "light")
-
-
 def test_words_stand_out_on_every_colour():
   def luminance(colour):
     rgb = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -124,6 +118,58 @@ def test_words_stand_out_on_every_colour():
 # What pictures claim.
 
 
+def test_sizes_and_places():
+  sizes = [size for _, _, size in picture("memory_hierarchy").sizes()]
+  assert sizes == [
+    "256 KiB an SM", "up to 228 KiB an SM", "50 / 60 MiB", "80 / 141 GB",
+  ]  # fmt: skip
+  loaders = picture("steps_along_k").loaders()
+  assert loaders.tolist() == [[row // 4, row % 4] for row in range(32)]
+  assert picture("grid_and_blockspec").picked() == [
+    ("A", "i, k", (1, 3)), ("B", "k, j", (3, 2)), ("C", "i, j", (1, 2)),
+  ]  # fmt: skip
+  shape, own = picture("register_layout").owned()
+  assert (shape, own[1, 5].tolist()) == ((4, 32), [[1, 5]])
+  assert picture("ring_of_stages").stages() == {"8": 2, "9b": 4, "10": 4}
+  before, moved = picture("producer_consumers").registers()
+  assert (before, 128 * sum(moved)) == ([168] * 3, 64512)
+  waves = [len(wave) for wave in picture("persistent_tiles").waves()]
+  assert waves == [132, 132, 132, 116]
+  swizzle = picture("swizzle")
+  assert (swizzle.conflict(False), swizzle.conflict(True)) == (8, 1)
+  assert [*map(sorted, swizzle.places(True))] == [[*range(8)]] * 8
+
+
+def test_what_a_thread_computes():
+  values = picture("one_value_per_thread_to_column").thread_values
+  assert values("shared_memory") == (1, 1, 1)
+  assert values("blocktiling_1d") == (8, 1, 8)
+  rows, columns = picture("thread_tile_outer_product").fragments()
+  assert rows.tolist() == [*range(0, 16, 2)]
+  assert columns.tolist() == [*range(0, 128, 16)]
+  own = picture("vector_loads").taken()
+  assert own.shape == (32, 4, 2)
+  assert (np.diff(own[..., 0]) == 0).all()
+  assert (np.diff(own[..., 1]) == 1).all()
+  assert len(np.unique(own.reshape(-1, 2), axis=0)) == 16 * 8
+  own = picture("warp_tiles").owned()
+  rows, columns = (np.unique(own[0, 0, :, side]) for side in (0, 1))
+  assert rows.tolist() == [16 * i + r for i in range(4) for r in range(4)]
+  assert columns.tolist() == [32 * j + c for j in range(2) for c in range(4)]
+
+
+def test_rows_that_are_drawn():
+  grouped = picture("grouped_share")
+  shares = [grouped.share(row) for row in grouped.cases()]
+  assert shares and 0 < min(shares) and max(shares) <= 1
+  found = picture("group_sizes").cases()
+  assert len(found) == len(shapes.GROUPED["sizes"].problems)
+  halves = picture("ladder_overview").speeds()
+  assert [len(rungs) for _, rungs, _ in halves] == [8, 4]
+  for _, rungs, dot in halves:
+    assert dot > 0 and all(speed > 0 for _, speed in rungs)
+
+
 def test_bands_are_what_a_block_reads():
   c_by_blocks = picture("c_by_blocks")
   bands = c_by_blocks.bands()
@@ -143,37 +189,8 @@ def test_lines_that_a_warp_touches():
     for operand in "AB":
       addresses = [getattr(lane, operand.lower()) for lane in warp]
       assert len(touched[operand]) == traffic.units_touched(
-        addresses, a_and_b.PROBLEM.k, unit=traffic.LINE_BYTES
+        addresses, a_and_b.PROBLEM.k, unit=hardware.LINE_BYTES
       )
-
-
-def test_memory_sizes():
-  levels = picture("memory_hierarchy").sizes()
-  assert [size for _, _, size in levels] == [
-    "256 KiB an SM", "up to 228 KiB an SM", "50 / 60 MiB", "80 / 141 GB",
-  ]  # fmt: skip
-
-
-def test_every_row_of_a_tile_has_a_loader():
-  found = picture("steps_along_k").loaders()
-  assert found.tolist() == [[row // 4, row % 4] for row in range(32)]
-
-
-def test_loads_and_fmas_of_a_thread():
-  values = picture("one_value_per_thread_to_column").thread_values
-  assert values("shared_memory") == (1, 1, 1)
-  assert values("blocktiling_1d") == (8, 1, 8)
-  rows, columns = picture("thread_tile_outer_product").fragments()
-  assert rows.tolist() == [*range(0, 16, 2)]
-  assert columns.tolist() == [*range(0, 128, 16)]
-
-
-def test_words_taken_are_neighbours():
-  own = picture("vector_loads").taken()
-  assert own.shape == (32, 4, 2)
-  assert (np.diff(own[..., 0]) == 0).all()
-  assert (np.diff(own[..., 1]) == 1).all()
-  assert len(np.unique(own.reshape(-1, 2), axis=0)) == 16 * 8
 
 
 def test_bank_conflicts_are_those_of_the_layouts():
@@ -203,13 +220,6 @@ def test_bank_conflicts_are_those_of_the_layouts():
     assert most(words) == banks.conflict(words) == times
 
 
-def test_patches_of_a_thread():
-  own = picture("warp_tiles").owned()
-  rows, columns = (np.unique(own[0, 0, :, side]) for side in (0, 1))
-  assert rows.tolist() == [16 * i + r for i in range(4) for r in range(4)]
-  assert columns.tolist() == [32 * j + c for j in range(2) for c in range(4)]
-
-
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_ring_times(stages):
   times = _facts.ring_times(12, stages, load=1.5, compute=1.0, gap=0.3)
@@ -223,10 +233,6 @@ def test_ring_times(stages):
   ]
   assert max(pauses) < 1e-9 if stages == 4 else min(pauses) >= 0
   assert stages != 1 or min(pauses) > 1.4
-
-
-def test_stages_of_the_rings():
-  assert picture("ring_of_stages").stages() == {"8": 2, "9b": 4, "10": 4}
 
 
 def test_slots_hand_on_to_the_next():
@@ -259,24 +265,6 @@ def test_accumulators_are_dealt_as_ptx_says():
     assert own[warp, lane, register].tolist() == [row, column]
 
 
-def test_swizzle_parts_a_column():
-  swizzle = picture("swizzle")
-  assert (swizzle.conflict(False), swizzle.conflict(True)) == (8, 1)
-  for row in swizzle.places(True):
-    assert sorted(row) == [*range(8)]
-
-
-def test_registers_fit():
-  before, moved = picture("producer_consumers").registers()
-  assert before == [168] * 3
-  assert 128 * sum(moved) == 64512
-
-
-def test_waves():
-  waves = picture("persistent_tiles").waves()
-  assert [len(wave) for wave in waves] == [132, 132, 132, 116]
-
-
 def test_order_of_tiles():
   order_and_l2 = picture("tile_order_and_l2")
   by_row, strips = order_and_l2.orders().values()
@@ -302,31 +290,11 @@ def test_multicast_halves_what_leaves_l2():
   assert math.isclose(reads[0] / reads[1], (a + b) / (shared_a + shared_b))
 
 
-def test_blocks_that_a_point_picks():
-  picked = picture("grid_and_blockspec").picked()
-  assert picked == [
-    ("A", "i, k", (1, 3)), ("B", "k, j", (3, 2)), ("C", "i, j", (1, 2)),
-  ]  # fmt: skip
-
-
-def test_who_holds_a_block_of_rung_2():
-  shape, own = picture("register_layout").owned()
-  assert shape == (4, 32)
-  assert own[1, 5].tolist() == [[1, 5]]
-
-
 def test_points_under_the_roof():
   found = picture("roofline").measured()
   intensities = [0.25, 0.25, 8, 16, 21.3, 21.3, 32, 42.7, 64, 85.3, 85.3, 128]
   assert [x for _, x, _ in found] == pytest.approx(intensities, rel=0.01)
   assert [rung.number for rung, _, _ in found] == [*range(1, 13)]
-
-
-def test_speeds_of_all_rungs():
-  halves = picture("ladder_overview").speeds()
-  assert [len(rungs) for _, rungs, _ in halves] == [8, 4]
-  for _, rungs, dot in halves:
-    assert dot > 0 and all(speed > 0 for _, speed in rungs)
 
 
 def test_histogram_holds_every_case():
@@ -335,14 +303,3 @@ def test_histogram_holds_every_case():
   counts, _ = np.histogram(speeds, edges)
   assert counts.sum() == len(speeds)
   assert 1.0 in edges
-
-
-def test_shares_of_the_roofline():
-  grouped = picture("grouped_share")
-  shares = [grouped.share(row) for row in grouped.cases()]
-  assert shares and 0 < min(shares) and max(shares) <= 1
-
-
-def test_every_size_of_groups_is_drawn():
-  found = picture("group_sizes").cases()
-  assert len(found) == len(ragged_suites.SIZES)

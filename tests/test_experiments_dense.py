@@ -18,12 +18,11 @@ from experiments.harness import (
   dense_cases,
   dense_latency,
   dense_tables,
-  dense_unseen,
   overview,
   prepared,
   report,
   rows,
-  suites,
+  shapes,
   tables,
   timing,
 )
@@ -49,7 +48,7 @@ def case(**fields):
 def run(monkeypatch, tmp_path, capsys):
   """Runs the program in this process: (status, standard output)."""
   (tmp_path / "README.md").write_text(programs.readme("dense"))
-  monkeypatch.setitem(dense_cases.SPECIAL, "interpret", SMALL)
+  monkeypatch.setitem(shapes.DENSE, "interpret", shapes.Suite(SMALL, ()))
 
   def call(*args):
     places = f"--output_dir={tmp_path}", f"--readme={tmp_path / 'README.md'}"
@@ -68,12 +67,8 @@ def gpu(monkeypatch):
   fake = types.SimpleNamespace(targets_gpu=lambda: True)
   monkeypatch.setattr(dense, "compat", fake)
   monkeypatch.setattr(run_lib, "_BANDWIDTH_SHAPE", (64, 32))
-  monkeypatch.setattr(
-    dense_cases,
-    "SUITES",
-    {"square": [PLAIN], "llama_8b": [PLAIN, PLAIN | {"m": 8}]},
-  )
-  monkeypatch.setitem(dense_cases.SPECIAL, "quick", SMALL)
+  published = {"square": [PLAIN], "llama_8b": [PLAIN, PLAIN | {"m": 8}]}
+  programs.pretend_suites(monkeypatch, "DENSE", published, SMALL)
 
 
 def replaces_matmul(monkeypatch, wrong, when):
@@ -144,7 +139,7 @@ def test_a_timed_run_compares_with_jnp(run, gpu, tmp_path):
 
 
 def test_all_suites_latency_plots_and_readme(run, gpu, monkeypatch, tmp_path):
-  tiny = suites.Shape(16, 24, 32)
+  tiny = shapes.Shape(16, 24, 32)
   monkeypatch.setattr(dense_latency, "FIRST_CALLS", (tiny, tiny))
   monkeypatch.setattr(dense_latency, "EAGER_CALLS", 3)
   status, out = run("--suite=all,square", "--update_readme")
@@ -253,7 +248,7 @@ def test_random_problems_have_a_file_of_their_own(
   run, gpu, monkeypatch, tmp_path
 ):
   drawn = [dataclasses.replace(case(), suite=name) for name in ("odd", "short")]
-  monkeypatch.setattr(dense_unseen, "draw", lambda seed, count, dtype: drawn)
+  monkeypatch.setattr(dense_cases, "draw", lambda seed, count, dtype: drawn)
   status, out = run("--unseen=2")
   assert status == 0, out
   found = [r for r in rows.read(tmp_path / "dense_unseen.jsonl") if r["passed"]]
@@ -360,7 +355,7 @@ def test_interrupt_keeps_finished_rows(run, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
   "args, message",
   [
-    (["--suite=nope"], "--suite: no suite 'nope'; there are quick"),
+    (["--suite=nope"], "--suite: no suite 'nope'; there are square"),
     (["--suite=square,all"], "--suite=square,all: too large without"),
     (["--shapes=4x4"], "--shapes: want MxNxK"),
     (["--dtype=float32"], "--dtype: the ops are compared in 16 bits"),
@@ -389,14 +384,14 @@ def test_both_arms_of_every_case_give_the_same_arrays():
 
 
 def test_random_problems_are_those_of_their_seed():
-  drawn = dense_unseen.draw(77, 200, "float16")
-  assert drawn == dense_unseen.draw(77, 200, "float16")
-  assert set(dense_unseen.draw(77, 20, "float16")) < set(drawn)
-  assert drawn != dense_unseen.draw(78, 200, "float16")
+  drawn = dense_cases.draw(77, 200, "float16")
+  assert drawn == dense_cases.draw(77, 200, "float16")
+  assert set(dense_cases.draw(77, 20, "float16")) < set(drawn)
+  assert drawn != dense_cases.draw(78, 200, "float16")
   assert len(set(drawn)) > 190 and all(
     each.dtype == "float16" for each in drawn
   )
-  assert {each.suite for each in drawn} == set(dense_unseen._KINDS)
+  assert {each.suite for each in drawn} == set(dense_cases._KINDS)
   for each in drawn[::5]:
     operands = each.operands()
     mine = jax.eval_shape(dense_cases.ours(each), **operands)

@@ -16,7 +16,7 @@ from experiments.harness import (
   ladder_tables,
   report,
   rows,
-  suites,
+  shapes,
   timing,
 )
 from pallas_gemm import compat, hardware
@@ -107,7 +107,7 @@ def test_interpreter_run_checks_all_and_times_nothing(run, tmp_path):
     )
     assert row["passed"] is True
     assert row["max_error"] <= row["error_bound"]
-    assert (row["m"], row["n"], row["k"]) == suites.suite("interpret")[0]
+    assert (row["m"], row["n"], row["k"]) == shapes.suite("one")[0]
     for name in ("ms_median", "tflops", "gbytes_per_s", "ratio_to_jnp_dot"):
       assert row[name] is None
     problem = contract.Problem(row["m"], row["n"], row["k"], row["dtype"])
@@ -270,7 +270,8 @@ def test_peers_that_can_not_run_are_named_with_their_reason(
 def test_readme_is_rewritten_between_markers_and_only_once(
   run, gpu, monkeypatch, tmp_path
 ):
-  monkeypatch.setitem(suites.SUITES, "ladder", suites.square(32))
+  cube = shapes.Suite([{"m": 32, "n": 32, "k": 32}], ())
+  monkeypatch.setitem(shapes.DENSE, "ladder", cube)
   run("--sizes=32", "--nopeers", "--update_readme")
   text = (tmp_path / "README.md").read_text()
   assert text.startswith("# Title\n\n<!-- ladder:begin -->\n\n")
@@ -420,7 +421,7 @@ def test_the_sweep_has_rows_of_its_own(run, gpu, monkeypatch, tmp_path):
 
 
 def test_what_the_sweep_runs_is_a_suite():
-  sizes = [shape.m for shape in suites.suite("sweep")]
+  sizes = [shape.m for shape in shapes.suite("sweep")]
   assert sizes == [128, 256, 512, 1024, 2048, 4096, 8192]
 
 

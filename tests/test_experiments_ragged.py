@@ -12,12 +12,12 @@ import pytest
 from experiments import ragged
 from experiments.harness import (
   cli,
-  group_sizes,
   peers,
   ragged_cases,
   ragged_peers,
   ragged_tokamax,
   rows,
+  shapes,
   timing,
 )
 from experiments.harness import run as run_lib
@@ -45,7 +45,7 @@ def case(**fields):
 def run(monkeypatch, tmp_path, capsys):
   """Runs the program in this process: (status, standard output)."""
   (tmp_path / "README.md").write_text(programs.readme("ragged"))
-  monkeypatch.setitem(ragged_cases.SPECIAL, "interpret", SMALL)
+  monkeypatch.setitem(shapes.GROUPED, "interpret", shapes.Suite(SMALL, ()))
 
   def call(*args):
     places = f"--output_dir={tmp_path}", f"--readme={tmp_path / 'README.md'}"
@@ -63,9 +63,8 @@ def gpu(monkeypatch):
   monkeypatch.setattr(ragged, "compat", fake)
   monkeypatch.setattr(run_lib, "_BANDWIDTH_SHAPE", (64, 32))
   decode = [SHAPE | {"sizes": "random"}]
-  suites = {"distributions": SMALL[:2], "decode": decode}
-  monkeypatch.setattr(ragged_cases, "SUITES", suites)
-  monkeypatch.setitem(ragged_cases.SPECIAL, "quick", SMALL)
+  published = {"distributions": SMALL[:2], "decode": decode}
+  programs.pretend_suites(monkeypatch, "GROUPED", published, SMALL)
 
 
 def replaces_ragged_dot(monkeypatch, wrong):
@@ -175,7 +174,8 @@ def test_what_can_not_run_costs_no_other(run, monkeypatch, tmp_path):
 
   replaces_ragged_dot(monkeypatch, broken)
   other = SHAPE | {"groups": 2}
-  monkeypatch.setitem(ragged_cases.SPECIAL, "interpret", [SHAPE, other])
+  pair = shapes.Suite([SHAPE, other], ())
+  monkeypatch.setitem(shapes.GROUPED, "interpret", pair)
   status, out = run()
   assert status == 1
   assert [row["groups"] for row in stored(tmp_path)] == [2]
@@ -198,7 +198,7 @@ def test_an_arm_beside_the_op_may_fail(run, gpu, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
   "args, message",
   [
-    (["--suite=nope"], "--suite: no suite 'nope'; there are quick"),
+    (["--suite=nope"], "--suite: no suite 'nope'; there are mixtral"),
     (["--suite=decode,all"], "--suite=decode,all: too large without"),
     (["--passes=up"], "--passes: no pass 'up'; there are forward, dx"),
     (["--passes=dx"], "--passes=dx: interpret has no such case"),
@@ -326,7 +326,7 @@ def test_a_pass_computes_one_product(pass_):
     assert text.count(" ragged-dot(") + text.count(" dot(") == 1, text
 
 
-@pytest.mark.parametrize("name", group_sizes.DISTRIBUTIONS)
+@pytest.mark.parametrize("name", ragged_cases.DISTRIBUTIONS)
 def test_group_sizes(name):
   for m, groups in ((16384, 32), (64, 64), (33, 4)):
     sizes = case(m=m, groups=groups, sizes=name).group_sizes(seed=3)

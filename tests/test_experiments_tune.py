@@ -1,34 +1,31 @@
-"""The tuning program: flags, rows, table, exit status. No GPU needed."""
+"""The program that measures configs: flags, rows, status. No GPU needed."""
 
+import json
 import signal
 
 from absl import flags
-import jax
 import pytest
 
 from experiments import tune
-from experiments.harness import cli, freeze, rows, suites
-from pallas_gemm import compat, tuning
+from experiments.harness import cli, freeze, rows
+from pallas_gemm import autotuning, compat, tuning
 from pallas_gemm.kernels.sm90.config import Config
-from pallas_gemm.tuning import autotune, cache, model
+from pallas_gemm.tuning import cache, model
 from tests.support import programs
 
-CHOSEN = Config(block_m=64, block_n=64, consumers=1, stages=2, epilogue_n=64)
-FASTER = Config(block_m=64, block_n=64, consumers=1, stages=2, epilogue_n=32)
-ACTIVATIONS = "relu", "gelu", "silu"
-PROVENANCE = {"device", "driver", "cuda", "jax", "jaxlib", "commit", "utc"}
+CHOSEN, FASTER, THIRD = CONFIGS = [
+  Config(block_m=64, block_n=64, consumers=1, stages=2, epilogue_n=n)
+  for n in (64, 32, 16)
+]
+GIVEN = Config(stages=1)
+GROUPS = "--groups=24x40x4x8xodd"
 
 
 @pytest.fixture(autouse=True)
 def small_model(tmp_path, monkeypatch):
-  """A cache of its own, and a model of two small configs."""
+  """A cache of its own, and a model of three small configs."""
   monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
-  monkeypatch.setattr(
-    model, "candidates", lambda problem, **_: [CHOSEN, FASTER]
-  )
-  monkeypatch.setattr(
-    model, "predict", lambda plan, known=None: 1e-6 * plan.config.epilogue_n
-  )
+  monkeypatch.setattr(model, "candidates", lambda problem, **_: CONFIGS)
   monkeypatch.setattr(model, "choose", lambda problem: CHOSEN)
   cache.clear()
   yield
@@ -40,157 +37,197 @@ def run(capsys):
   """Runs the program in this process: (status, standard output)."""
 
   def call(*args):
-    status = programs.call(tune.main, args)
-    return status, capsys.readouterr().out
+    return programs.call(tune.main, args), capsys.readouterr().out
 
   return call
 
 
 @pytest.fixture
+def output(tmp_path):
+  return tmp_path / "rows.jsonl"
+
+
+@pytest.fixture
 def tuned(monkeypatch):
-  """Measures nothing; yields the cases that were to be tuned."""
-  cases = []
+  """Compiles and measures nothing; what was to be measured."""
+  seen = []
 
-  def fake(case, *, top, doing):
-    doing("something")
-    cases.append(case)
-    return autotune.Tuned(
-      problem=case.problem,
-      config=FASTER,
-      seconds=1e-4,
-      model_config=CHOSEN,
-      model_seconds=2e-4,
-      tried=((CHOSEN, 2e-4, None), (FASTER, 1e-4, None))[:top],
-    )
+  def prepare(case, configs, sizes):
+    seen.append(autotuning.Prepared(case, configs, {}, {}, sizes))
+    return seen[-1]
 
-  monkeypatch.setattr(autotune, "tune", fake)
-  return cases
+  def measured(prepared):
+    times = [(1e-6 * c.epilogue_n, None) for c in prepared.configs]
+    if prepared.configs[-1] == GIVEN:
+      times[-1] = None, "too large"
+    tried = tuple((c, *x) for c, x in zip(prepared.configs, times))
+    times = 32e-6, CHOSEN, 64e-6, tried, 50e-6
+    return autotuning.Tuned(prepared.case.problem, FASTER, *times)
 
-
-def names(cases):
-  return [autotune.describe(case.problem) for case in cases]
+  monkeypatch.setattr(autotuning, "prepare", prepare)
+  monkeypatch.setattr(autotuning, "measured", measured)
+  return seen
 
 
-def test_interpreted(run, tmp_path):
-  status, out = run(f"--output_dir={tmp_path}", "--shapes=40x24x32")
+def names(seen):
+  return [autotuning.describe(x.case.problem) for x in seen]
+
+
+def test_interpreted(run, output):
+  """Without a shape, a small one."""
+  status, out = run(f"--output={output}", "--top=2")
   assert status == 0
-  assert "40x24x32 bfloat16" in out and "nothing was remembered" in out
-  found = rows.read(tmp_path / "tune.jsonl")
-  assert [row["config"]["epilogue_n"] for row in found] == [64, 32]
-  assert [row["chosen_by_model"] for row in found] == [True, False]
-  assert sum(row["fastest"] for row in found) == 1
+  assert "48x40x24 bfloat16" in out and "nothing was remembered" in out
+  found = rows.read(output)
+  assert {row["config"].get("epilogue_n", 64) for row in found} == {32, 64}
   for row in found:
-    assert (row["m"], row["n"], row["k"]) == (40, 24, 32)
-    assert row["ms_median"] > 0 and row["failed"] is None
-    assert row["ms_model"] == 1e-3 * row["config"]["epilogue_n"]
-    assert row["interpreted"] and PROVENANCE <= row.keys()
+    assert row["run"] == "tune" and row["us"] > 0 and row["xla_us"] > 0
+    assert {"device", "jax", "commit", "utc"} <= row.keys()
   assert not cache.folder().exists()
 
 
-def test_table(run, tuned):
-  status, out = run("--shapes=40x24x32,8x8x8")
-  assert status == 0
-  assert out.count("2.00x as fast as the model's choice") == 2
-  line = out.splitlines()[-2]
-  assert line.split() == [
-    "8x8x8", "bfloat16", "100.0", "200.0", "2.000x", "0", "epilogue_n=32",
-  ]  # fmt: skip
+@pytest.mark.parametrize(
+  ("shape", "want"),
+  [
+    ("40x24x32 --dtype=float16", "float16"),
+    ("40x24x32:NN:none:float32", "bfloat16 out_dtype=float32"),
+    ("2x40x24x32:TN", "bfloat16 batch=2 batched_a batched_b transpose_a"),
+    ("40x24x32:NT:bias+gelu", "bfloat16 transpose_b bias=n activation=gelu"),
+    ("40x24x32:NN:residual", "bfloat16 c_dtype=bfloat16"),
+    ("40x24x32:NN:gated", "bfloat16 activation=silu gated"),
+  ],
+)
+def test_a_shape_says_what_is_computed(run, tuned, shape, want):
+  assert run(*f"--shapes={shape}".split())[0] == 0
+  assert names(tuned) == [f"40x24x32 {want}"]
 
 
-def test_what_is_left_to_xla_does_not_end_a_suite(run, tuned, monkeypatch):
-  find = autotune.find
+def test_shapes_suites_seeds_and_groups(run, tuned, output):
+  groups = f"{GROUPS},24x40x4x8xodd:dw,24x40x4x8xodd:gated"
+  run("--shapes=9x8x7", "--suite=gated", "--random=1:3", groups)
+  gated = "4096x14336x4096 bfloat16 activation=silu gated"
+  assert names(tuned)[:2] == ["9x8x7 bfloat16", gated]
+  assert names(tuned)[5:] == [
+    "32x40x24 bfloat16 ragged=m groups=4",
+    "24x40x32 bfloat16 transpose_a ragged=k groups=4",
+    "32x40x24 bfloat16 activation=silu gated ragged=m groups=4",
+  ]
+  for found in tuned[5:]:
+    assert len(found.sizes) == 4 and (found.sizes % 2 == 1).all()
+
+
+def test_which_configs_are_measured(run, tuned, output):
+  output.write_text(json.dumps({"config": {"stages": 1}}) + "\n")
+  configs = "--top=1", "--more=1", f"--configs={output}"
+  status, out = run("--shapes=40x24x32", *configs)
+  first, drawn, given = tuned[0].configs
+  assert first == CHOSEN and drawn in (FASTER, THIRD) and given == GIVEN
+  assert status == 1 and "too large" in out
+
+
+def test_rows_are_read_as_they_were_measured(run, tuned, output):
+  """Fastest first; what is no default or not bfloat16 is said."""
+  run("--shapes=40x24x32", GROUPS, f"--output={output}", "--dtype=float16")
+  found = rows.read(output)
+  assert [row["us"] for row in found[:3]] == [16.0, 32.0, 64.0]
+  assert found[-1]["group_sizes"] == "odd"
+  for prepared, row in zip(tuned, (found[0], found[-1])):
+    read = {"dtype": "bfloat16", "out_dtype": "bfloat16"} | row["problem"]
+    assert tuning.Problem.flat(**read) == prepared.case.problem
+    assert row["xla_us"] == 50.0
+
+
+def test_an_interrupted_run_is_resumed(run, tuned, output, monkeypatch):
+  measured = autotuning.measured
+
+  def interrupted(prepared):
+    if prepared.case.problem.m == 9:
+      signal.raise_signal(signal.SIGINT)
+    return measured(prepared)
+
+  monkeypatch.setattr(autotuning, "measured", interrupted)
+  args = "--shapes=8x8x8,9x8x8", GROUPS, f"--output={output}"
+  status, out = run(*args)
+  assert status == 130 and "interrupted after 1 of 3 cases" in out
+  assert {row["problem"]["m"] for row in rows.read(output)} == {8}
+  monkeypatch.setattr(autotuning, "measured", measured)
+  tuned.clear()
+  assert run(*args, "--resume")[0] == run(*args, "--resume")[0] == 0
+  assert [x.case.problem.m for x in tuned] == [9, 32]
+  run(*args, "--resume", "--run=other")
+  assert len(tuned) == 5
+
+
+def test_what_is_left_to_xla_or_late_does_not_end_a_run(
+  run, tuned, monkeypatch
+):
+  find, clock = autotuning.find, iter((0, 10, 10, 20))
 
   def some(fn, a, **operands):
     if a.shape == (8, 8):
       raise ValueError("rows are short")
     return find(fn, a=a, **operands)
 
-  monkeypatch.setattr(autotune, "find", some)
-  status, out = run("--shapes=8x8x8,40x24x32")
-  assert status == 0
-  assert "8x8x8  not tuned: rows are short" in out
+  monkeypatch.setattr(autotuning, "find", some)
+  monkeypatch.setattr(tune.time, "monotonic", lambda: next(clock))
+  status, out = run("--shapes=8x8x8,40x24x32,16x16x16", "--seconds=15")
+  assert status == 0 and "not tuned: rows are short" in out
+  assert out.count("out of time: ") == 1
   assert names(tuned) == ["40x24x32 bfloat16"]
 
 
-def test_the_models_choice_may_be_the_fastest():
-  found = autotune.Tuned(None, CHOSEN, 1e-4, CHOSEN, 1e-4, ())
-  assert tune.short(found) == "the model's"
-
-
-def test_shapes_and_suites_each_once(run, tuned):
-  run("--suite=interpret,textbook", "--shapes=16x16x16,9x8x7")
-  assert names(tuned) == [
-    "16x16x16 bfloat16",
-    "9x8x7 bfloat16",
-    "48x40x24 bfloat16",
-  ]
-
-
-def test_without_shapes_a_small_one_is_interpreted(run, tuned):
-  run()
-  (shape,) = suites.suite("interpret")
-  assert names(tuned) == [f"{shape} bfloat16"]
+def test_processes_share_the_work(run, output, monkeypatch):
+  args = "--shapes=8x8x8,16x8x8", "--processes=2", f"--output={output}"
+  monkeypatch.chdir(programs.ROOT)
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+  monkeypatch.setattr(tune.sys, "argv", ["tune", *args, "--top=1"])
+  status, out = run(*args)
+  assert status == 0 and out.count("XLA's product") == 2
+  assert [row["problem"]["m"] for row in rows.read(output)] == [8, 16]
+  monkeypatch.setattr(tune.sys, "executable", "false")
+  status, out = run(*args)
+  assert status == 1 and out.count("a process ended with 1") == 2
 
 
 @pytest.mark.parametrize(
-  "flags_, want",
+  ("args", "told"),
   [
-    ("--dtype=float16", "float16"),
-    ("--out_dtype=float32", "bfloat16 out_dtype=float32"),
-    ("--layout=nt", "bfloat16 transpose_b"),
-    ("--layout=tn", "bfloat16 transpose_a"),
-    ("--layout=tt --epilogue=bias", "bfloat16 transpose_a transpose_b bias=n"),
-    ("--epilogue=residual", "bfloat16 c_dtype=bfloat16"),
+    ("--dtype=float32", "--dtype"),
+    ("--suite=none_such", "--suite"),
+    ("--shapes=1x2", "--shapes: want .* got '1x2'"),
+    ("--shapes=8x8x8:NT:tanh", "--shapes: want"),
+    ("--shapes=8x8x8:NT:gated", "--shapes: want"),
+    ("--random=3", "--random: want SEED:COUNT, got '3'"),
+    ("--groups=8x8x8x8xsome", "--groups: want"),
+    ("--groups=8x8x8x8xeven:back", "--groups: want"),
+    ("--configs=/no/such", "--configs: there is no file /no/such"),
+    ("--output=/no/such/rows.jsonl", "--output: want a file .*/no/such"),
+    ("--freeze=/no/such/h200.jsonl", "--freeze: want a file .*/no/such"),
+    ("--freeze=", "--freeze=: want a path"),
+    ("--resume", "--output"),
   ],
 )
-def test_flags_say_what_is_computed(run, tuned, flags_, want):
-  run("--shapes=40x24x32", *flags_.split())
-  assert names(tuned) == [f"40x24x32 {want}"]
+def test_what_cannot_be_carried_out(run, args, told):
+  with pytest.raises((cli.FlagError, flags.Error), match=told):
+    run(*args.split())
 
 
-@pytest.mark.parametrize("epilogue", ["none", "gated_silu"])
-def test_groups(run, tuned, epilogue, tmp_path):
-  """A grouped product, and those of its derivatives."""
-  flags_ = "--shapes=40x24x32 --groups=3".split()
-  run(*flags_, f"--epilogue={epilogue}", f"--output_dir={tmp_path}")
-  problems = [case.problem for case in tuned]
-  assert sorted(p.along for p in problems) == ["k", "m", "m"]
-  assert {p.groups.count for p in problems} == {3}
-  assert problems[0].epilogue.gated == (epilogue == "gated_silu")
-  found = rows.read(tmp_path / "tune.jsonl")
-  assert {row["kernel"] for row in found} == {"sm90_ragged"}
-  assert all(row["ms_model"] > 0 for row in found)
+def test_what_a_gpu_can_not_tune(run, monkeypatch):
+  def find(*args, **kwargs):
+    raise RuntimeError("tuning needs a Hopper GPU")
+
+  monkeypatch.setattr(autotuning, "find", find)
+  with pytest.raises(cli.FlagError, match="needs a Hopper GPU"):
+    run()
+  monkeypatch.setattr(compat, "targets_gpu", lambda: True)
+  with pytest.raises(cli.FlagError, match="want --suite"):
+    run()
 
 
-@pytest.mark.parametrize("epilogue", flags.FLAGS["epilogue"].parser.enum_values)
-def test_epilogues(run, tuned, epilogue):
-  run("--shapes=40x24x32", f"--epilogue={epilogue}", "--out_dtype=float32")
-  (case,) = tuned
-  parts = epilogue.split("_")
-  assert (case.problem.epilogue.bias == "n") == ("bias" in parts)
-  assert (case.problem.epilogue.c_dtype is not None) == ("residual" in parts)
-  assert case.problem.epilogue.gated == ("gated" in parts)
-  activation = next(
-    (getattr(jax.nn, x) for x in parts if x in ACTIVATIONS), None
-  )
-  assert case.activation is activation
-  assert case.problem.out_dtype == "float32"
-
-
-@pytest.fixture
-def forgotten():
-  """What is read of a table is read again, before and after."""
-  cache._shipped.cache_clear()
-  yield
-  cache._shipped.cache_clear()
-
-
-def test_freeze(run, monkeypatch, tmp_path, forgotten):
+def test_freeze(run, monkeypatch, tmp_path):
   """A line a problem, which the shipped table reads."""
-  del forgotten
   whole = freeze.table_of
-  some = lambda device: whole(device, suite="interpret")  # noqa: E731
-  monkeypatch.setattr(freeze, "table_of", some)
+  monkeypatch.setattr(freeze, "table_of", lambda x: whole(x, suite="interpret"))
   path = tmp_path / "nvidia_h200.jsonl"
   assert run(f"--freeze={path}") == (0, "")
   monkeypatch.setattr(cache, "_SHIPPED", tmp_path)
@@ -201,128 +238,12 @@ def test_freeze(run, monkeypatch, tmp_path, forgotten):
   for problem, entry in known.items():
     how = next(tuning.ranked(problem)).how
     assert entry.config == (None if how == "xla" else how)
+  cache._shipped.cache_clear()
 
 
-def test_a_place_that_nothing_can_be_frozen_to_is_told_first(
-  run, monkeypatch, tmp_path
-):
-  monkeypatch.delattr(freeze, "table_of")
-  for path in (tmp_path, tmp_path / "missing" / "h200.jsonl"):
-    with pytest.raises(cli.FlagError, match=f"--freeze: want .*{path}: "):
-      run(f"--freeze={path}")
-  with pytest.raises(flags.Error, match="--freeze=: want a path"):
-    run("--freeze=")
-
-
-def test_top(run, tuned, tmp_path):
-  run("--top=1", f"--output_dir={tmp_path}")
-  assert len(rows.read(tmp_path / "tune.jsonl")) == 1
-
-
-def test_a_failed_config_is_told(run, monkeypatch, tmp_path):
-  monkeypatch.setattr(
-    autotune,
-    "tune",
-    lambda case, **_: autotune.Tuned(
-      case.problem, None, None, CHOSEN, None, ((CHOSEN, None, "too large"),)
-    ),
-  )
-  status, out = run(f"--output_dir={tmp_path}")
-  assert status == 1
-  assert "too large" in out and "none works" in out
-  (row,) = rows.read(tmp_path / "tune.jsonl")
-  assert row["failed"] == "too large" and row["ms_median"] is None
-
-
-def test_interrupted_runs_keep_what_they_finished(
-  run, tuned, monkeypatch, tmp_path
-):
-  fake = autotune.tune
-
-  def interrupted(case, **kwargs):
-    if case.problem.m == 9:
-      signal.raise_signal(signal.SIGINT)
-    return fake(case, **kwargs)
-
-  monkeypatch.setattr(autotune, "tune", interrupted)
-  status, out = run("--shapes=8x8x8,9x8x8,7x8x8", f"--output_dir={tmp_path}")
-  assert status == 130
-  assert "interrupted after 1 of 3 shapes" in out
-  assert {row["m"] for row in rows.read(tmp_path / "tune.jsonl")} == {8}
-
-
-@pytest.mark.parametrize(
-  "flags_, want",
-  [
-    ("--dtype=float32", "--dtype"),
-    ("--suite=none_such", "--suite"),
-    ("--shapes=1x2", "--shapes"),
-    ("--layout=nt --epilogue=gated_silu", "--layout"),
-    ("--groups=2 --epilogue=relu", "--groups"),
-    ("--groups=2 --layout=nt", "--groups"),
-  ],
-)
-def test_what_cannot_be_carried_out(run, flags_, want):
-  with pytest.raises(cli.FlagError, match=want):
-    run(*flags_.split())
-
-
-def test_a_gpu_wants_to_be_told_what(run, monkeypatch):
-  monkeypatch.setattr(compat, "targets_gpu", lambda: True)
-  with pytest.raises(cli.FlagError, match="--suite or --shapes"):
-    run()
-
-
-def test_a_gpu_that_is_no_hopper(run, monkeypatch):
-  def find(*args, **kwargs):
-    raise RuntimeError("tuning needs a Hopper GPU")
-
-  monkeypatch.setattr(autotune, "find", find)
-  with pytest.raises(cli.FlagError, match="needs a Hopper GPU"):
-    run()
-
-
-def program(*args):
-  """The program as a user starts it: (status, stdout, stderr)."""
-  return programs.start("experiments.tune", *args)
-
-
-def test_help_lists_the_flags():
-  status, out, err = program("--help")
+def test_help_is_for_newcomers():
+  status, out, err = programs.start("experiments.tune", "--help")
   assert status == 0, err
-  for name in ("suite", "shapes", "dtype", "out_dtype", "top", "epilogue"):
-    assert f"--{name}" in out or f"--[no]{name}" in out, name
-  assert "llama_70b" in out and "pallas_gemm.autotune" in out
-
-
-def test_a_bad_flag_is_one_line():
-  status, out, err = program("--epilogue=swish")
-  assert status == 2 and not out
-  assert err.startswith("error: ") and len(err.splitlines()) == 1
-
-
-def test_rows_that_can_not_be_written_are_told_before_a_run(
-  run, tuned, tmp_path
-):
-  folder = tmp_path / "file" / "below"
-  (tmp_path / "file").touch()
-  with pytest.raises(cli.FlagError, match=f"--output_dir: want .*{folder}"):
-    run(f"--output_dir={folder}")
-  assert not tuned
-
-
-def test_a_run_without_rows_names_no_file(run, monkeypatch, tmp_path):
-  """Nor does what was taken for a config's failure make a row."""
-
-  def interrupted(case, **kwargs):
-    try:
-      signal.raise_signal(signal.SIGINT)
-    except KeyboardInterrupt:
-      reason = "INTERNAL: callback failed"
-    tried = ((CHOSEN, None, reason),)
-    return autotune.Tuned(case.problem, None, None, CHOSEN, None, tried)
-
-  monkeypatch.setattr(autotune, "tune", interrupted)
-  status, out = run(f"--output_dir={tmp_path / 'new'}")
-  assert status == 130 and "interrupted after 0 of 1 shapes" in out
-  assert "rows: " not in out and not (tmp_path / "new").exists()
+  for said in ("--shapes", "--[no]resume", "llama_70b", "pallas_gemm.autotune"):
+    assert said in out
+  assert "--share" not in out  # what the program says to itself

@@ -16,17 +16,12 @@ def pretend(monkeypatch, **attributes):
 
 
 @pytest.mark.parametrize("name", hardware.known_names())
-def test_rates_follow_from_lanes_and_clock(name):
+def test_rates_follow_from_lanes_and_clock_and_sizes_are_plausible(name):
   gpu = hardware.lookup(name)
   fp32 = 2 * gpu.sm_count * gpu.fp32_lanes_per_sm * gpu.clock_hz
   assert gpu.fp32_flops == pytest.approx(fp32, rel=0.02)
   assert gpu.fp32_flops <= gpu.tf32_flops < gpu.bf16_flops
   assert gpu.bf16_flops / gpu.tf32_flops == pytest.approx(2, rel=0.02)
-
-
-@pytest.mark.parametrize("name", hardware.known_names())
-def test_memory_sizes_are_plausible(name):
-  gpu = hardware.lookup(name)
   assert gpu.modelled_on is None
   assert gpu.shared_bytes_per_sm - gpu.shared_bytes_per_block == 1024
   assert gpu.shared_bytes_per_block < 256 * 1024
@@ -88,20 +83,19 @@ def test_blocks_that_an_sm_can_hold(name, blocks):
 
 
 @pytest.mark.parametrize(
-  "name", ["h200", "NVIDIA H200", "nvidia h200", " H200 "]
+  ("spelled", "name"),
+  [
+    ("h200", "NVIDIA H200"),
+    ("nvidia h200", "NVIDIA H200"),
+    (" H200 ", "NVIDIA H200"),
+    ("H200 NVL", "NVIDIA H200 NVL"),
+    ("RTX 3090", "NVIDIA GeForce RTX 3090"),
+    ("H100", "NVIDIA H100 80GB HBM3"),
+    ("nvidia gh200", "NVIDIA GH200 480GB"),
+  ],
 )
-def test_lookup_forgives_spelling(name):
-  assert hardware.lookup(name).name == "NVIDIA H200"
-
-
-def test_lookup_tells_h200_from_h200_nvl():
-  assert hardware.lookup("H200 NVL").name == "NVIDIA H200 NVL"
-  assert hardware.lookup("RTX 3090").name == "NVIDIA GeForce RTX 3090"
-
-
-def test_lookup_knows_what_products_are_called():
-  assert hardware.lookup("H100").name == "NVIDIA H100 80GB HBM3"
-  assert hardware.lookup("nvidia gh200").name == "NVIDIA GH200 480GB"
+def test_lookup_forgives_spelling(spelled, name):
+  assert hardware.lookup(spelled).name == name
 
 
 @pytest.mark.parametrize("name", ["H20", "", "cpu", "A100"])
@@ -110,11 +104,8 @@ def test_lookup_of_an_unknown_name_lists_the_known(name):
     hardware.lookup(name)
   for known in hardware.known_names():
     assert known in str(error.value)
-
-
-def test_gpu_is_frozen():
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    hardware.lookup("H200").sm_count = 1
+  with pytest.raises(ValueError, match="known GPU"), hardware.assume(name):
+    pass
 
 
 def test_without_a_gpu_the_default_is_modelled(monkeypatch):
@@ -123,48 +114,26 @@ def test_without_a_gpu_the_default_is_modelled(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["H100 PCIe", "H200", "A100-SXM4-80GB"])
-def test_assume_is_seen_by_current(name):
-  before = hardware.current()
-  with hardware.assume(name) as gpu:
-    assert compat.targets_gpu()
-    assert hardware.current() == gpu == hardware.lookup(name)
-    assert hardware.sm_count() == gpu.sm_count
-  assert hardware.current() == before
-
-
-def test_assume_reaches_a_trace():
-  seen = []
+def test_assume_is_seen_by_current_and_by_a_trace(name):
+  seen, before = [], hardware.current()
 
   def f(x):
     seen.append(hardware.sm_count())
     return x
 
-  with hardware.assume("H100 PCIe"):
+  with hardware.assume(name) as gpu:
+    assert compat.targets_gpu()
+    assert hardware.current() == gpu == hardware.lookup(name)
     jax.jit(f).trace(jax.ShapeDtypeStruct((1,), "float32"))
-  assert seen == [114]
+  assert seen == [gpu.sm_count] and hardware.current() == before
 
 
-def test_assume_of_an_unknown_name():
-  with pytest.raises(ValueError, match="known GPU"):
-    with hardware.assume("Voodoo 2"):
-      pass
-
-
-def test_a_known_device_keeps_the_sm_count_that_it_reports(monkeypatch):
-  pretend(
-    monkeypatch,
-    device_kind="NVIDIA H200",
-    core_count=66,
-    compute_capability="9.0",
-  )
-  gpu = hardware.current()
-  assert gpu.sm_count == hardware.sm_count() == 66
-  assert gpu == dataclasses.replace(hardware.lookup("H200"), sm_count=66)
-
-
-def test_a_known_device_that_reports_nothing(monkeypatch):
-  pretend(monkeypatch, device_kind="NVIDIA H200")
-  assert hardware.current() == hardware.lookup("H200")
+@pytest.mark.parametrize("told", [{}, {"core_count": 66}])
+def test_a_known_device_has_the_sm_count_that_it_reports(monkeypatch, told):
+  pretend(monkeypatch, device_kind="NVIDIA H200", **told)
+  row, sms = hardware.lookup("H200"), told.get("core_count", 132)
+  assert hardware.current() == dataclasses.replace(row, sm_count=sms)
+  assert hardware.sm_count() == sms
 
 
 def test_an_unknown_device_is_scaled_from_its_peer(monkeypatch):

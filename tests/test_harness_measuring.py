@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import types
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +19,9 @@ from experiments.harness import (
   prepared,
   provenance,
   ragged_cases,
-  ragged_suites,
   rows,
   run,
-  suites,
+  shapes,
   timing,
 )
 from pallas_gemm import numerics
@@ -44,17 +44,15 @@ def test_operands_are_normal_seeded_and_of_the_problem():
 
 
 def test_shapes_are_read_and_named():
-  shape = suites.parse(" 4096x8192X64 ")
-  assert shape == suites.Shape(m=4096, n=8192, k=64)
+  shape = shapes.parse(" 4096x8192X64 ")
+  assert shape == shapes.Shape(m=4096, n=8192, k=64)
   assert str(shape) == "4096x8192x64"
   for bad in ("", "4x4", "4x4x4x4", "axbxc", "-1x2x3", "0x1x1"):
     with pytest.raises(ValueError, match="got"):
-      suites.parse(bad)
-  with pytest.raises(ValueError, match="no suite 'none'; there are ladder"):
-    suites.suite("none")
-  for shapes in suites.SUITES.values():
-    assert shapes and len(set(shapes)) == len(shapes)
-    assert all(min(shape) >= 1 for shape in shapes)
+      shapes.parse(bad)
+  with pytest.raises(ValueError, match="no suite 'none'; there are square"):
+    shapes.suite("none")
+  assert shapes.suite("training") == shapes.suite("training")[:2]
 
 
 def test_versions_fill_a_row_and_are_none_where_unknown():
@@ -106,19 +104,57 @@ def test_monitor_takes_medians_and_lives_with_gaps():
   assert monitor.load == provenance.Load()  # nothing known, one sample
 
 
-def test_smi_answers_are_read(monkeypatch):
-  monkeypatch.setattr(provenance.shutil, "which", lambda name: name)
+@pytest.fixture
+def nvml(monkeypatch):
+  """Stands in for the driver's library; questions in `refused` fail."""
+  answers = {
+    "nvmlDeviceGetClockInfo": 1980,
+    "nvmlDeviceGetPowerUsage": 699_210,
+    "nvmlDeviceGetTemperature": 54,
+  }
 
-  def answer(stdout):
-    done = subprocess.CompletedProcess([], 0, stdout=stdout)
-    monkeypatch.setattr(provenance.subprocess, "run", lambda *a, **k: done)
+  class Library:
+    refused = ()
 
-  answer("1980, 699.21, 54\n")
-  assert provenance._smi_load() == provenance.Load(1980.0, 699.21, 54.0)
-  answer("1980, [N/A], 54\n")
-  assert provenance._smi_load() == provenance.Load(1980.0, None, 54.0)
-  answer("something else\n")
-  assert provenance._smi_load() == provenance.Load()
+    def nvmlSystemGetDriverVersion(self, text, size):
+      text.value = b"580.95.05"
+      return size < 80
+
+    def __getattr__(self, name):
+      def call(*args):
+        if name in answers:
+          args[-1]._obj.value = answers[name]
+        return int(name in self.refused)
+
+      return call
+
+  library = Library()
+  device = types.SimpleNamespace(platform="gpu")
+  monkeypatch.setattr(provenance.jax, "devices", lambda: [device])
+  monkeypatch.setattr(provenance.ctypes, "CDLL", lambda name: library)
+  provenance._nvml.cache_clear()
+  yield library
+  provenance._nvml.cache_clear()
+
+
+def test_nvml_is_asked(nvml):
+  assert provenance.read_load() == provenance.Load(1980, 699.21, 54)
+  assert provenance._driver() == "580.95.05"
+  nvml.refused = ("nvmlDeviceGetPowerUsage",)
+  assert provenance.read_load() == provenance.Load(1980, None, 54)
+
+
+def test_without_nvml_nothing_is_known(nvml, monkeypatch):
+  nvml.refused = ("nvmlInit_v2",)
+  assert provenance.read_load() == provenance.Load()
+
+  def none(name):
+    raise OSError(name)
+
+  monkeypatch.setattr(provenance.ctypes, "CDLL", none)
+  provenance._nvml.cache_clear()
+  assert provenance.read_load() == provenance.Load()
+  assert provenance._driver() is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -266,7 +302,7 @@ def test_all_that_is_from_elsewhere_claims_kernels():
   of_ragged = {*ragged_cases.PEERS, *ragged_cases.BESIDE}
   assert of_ragged - {ragged_cases.TWO} == ragged_cases.CLAIMS.keys()
   cases = [*dense_cases.suite("interpret")]
-  for pass_ in ragged_suites.PASSES:
+  for pass_ in shapes.PASSES:
     shape = {"suite": "", "m": 8, "n": 8, "k": 8, "groups": 2, "pass_": pass_}
     cases.append(ragged_cases.Case(**shape, tune_tokamax=True))
   ours = {case_lib.OURS, ragged_cases.TWO}

@@ -12,7 +12,7 @@ from experiments.harness import (
   ladder_tables,
   plots,
   published,
-  suites,
+  shapes,
   tables,
 )
 from pallas_gemm import hardware
@@ -58,7 +58,7 @@ def ladder_rows(size=4096, device="NVIDIA H200"):
 def sweep_rows():
   """Every rung and variant over the sizes of the sweep; 1 not at the last."""
   found = []
-  sizes = [shape.m for shape in suites.suite("sweep")]
+  sizes = [shape.m for shape in shapes.suite("sweep")]
   for rung in ladder_lib.with_variants():
     for size in sizes[:-1] if rung.number == 1 else sizes:
       tflops = rung.number * size / 128

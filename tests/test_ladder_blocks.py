@@ -5,19 +5,15 @@ import dataclasses
 import functools
 import importlib
 import itertools
-import types
 
-import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments.harness import modelled
-from pallas_gemm import compat, hardware, ladder, numerics
+from pallas_gemm import hardware, ladder, numerics
 from pallas_gemm.ladder import blocks, contract
-from pallas_gemm.ladder.contract import cdiv
 from tests.support import interpret, problems
 
 each_rung = pytest.mark.parametrize(
@@ -49,7 +45,7 @@ def _exchange(specs, which: str, *args, **kwargs) -> blocks.Specs:
 @each_rung
 def test_other_blocks_are_another_product(rung, monkeypatch):
   monkeypatch.setattr(hardware, "sm_count", lambda: 2)
-  some = contract.Problem(512, 512, 512, rung.dtypes[0], beta=1.0)
+  some = contract.Gemm(512, 512, 512, rung.dtypes[0], beta=1.0)
   config = problems.small_configs(rung, some)[-1]
   (a_spec, *_), c_spec = rung.specs(some, config)
   # Two blocks each way, so that those of (j, i) are there too; two steps.
@@ -80,8 +76,8 @@ SHAPES = [(1, 1, 1), (65, 130, 67), (129, 257, 65), (264, 392, 136)]
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
-def _problem(rung, shape, beta=0.0) -> contract.Problem:
-  return contract.Problem(*shape, rung.dtypes[0], beta=beta)
+def _problem(rung, shape, beta=0.0) -> contract.Gemm:
+  return contract.Gemm(*shape, rung.dtypes[0], beta=beta)
 
 
 def _configs(rung, problem):
@@ -133,7 +129,7 @@ def test_a_grid_is_the_problem_in_blocks(rung, shape):
       sizes = config.block_m, config.block_n, config.block_k or 1
       assert out.block_shape == sizes[:2]
       assert (inputs[0].block_shape[1] or 1) == sizes[2]
-      assert rung.grid(problem, config) == tuple(map(cdiv, shape, sizes))
+      assert rung.grid(problem, config) == tuple(map(pl.cdiv, shape, sizes))
 
 
 @pytest.mark.any_jax
@@ -159,8 +155,8 @@ def test_a_page_tells_of_grid_and_blocks(rung, shape):
 
 
 def test_a_page_tells_who_shares_a_block():
-  rung = ladder.find(12)
-  problem = contract.Problem(4096, 4096, 4096, "bfloat16")
+  rung, naive = ladder.find(12), ladder.find(1)
+  problem = contract.Gemm(4096, 4096, 4096, "bfloat16")
   config = contract.TensorCoreConfig(
     128, 256, 64, 3, 2, epilogue_n=64, cluster_m=2
   )
@@ -168,56 +164,15 @@ def test_a_page_tells_who_shares_a_block():
   assert a.endswith("SMEM    16,384  read 16 times")
   assert b.endswith("SMEM    32,768  read 16 times, multicast")
   *_, started = modelled.grid_lines(rung, problem, config)
-  assert started == (
-    "  started: 66 clusters of 2 x 1 blocks, which take (i, j) in turn"
-  )
-  naive = ladder.find(1)
+  assert "started: 66 clusters of 2 x 1 blocks" in started
   config = naive.default_config(problem)
   *_, k = modelled.grid_lines(naive, problem, config)  # and nothing more
   assert k.split() == ["k", "4,096", "K"]
 
 
-# Functions of `blocks`.
-
 A = plgpu.BlockSpec((8, 4), lambda i, j, k: (i, k))
 # A row of B, in blocks of 16 columns.
 ROW = plgpu.BlockSpec((None, 16), lambda i, j, k: (k, j))
-
-
-def test_window():
-  class At:
-    def __getitem__(self, index):
-      return index
-
-  ref = types.SimpleNamespace(at=At())
-  assert blocks.window(A, ref, 2, 7, 3) == (pl.ds(16, 8), pl.ds(12, 4))
-  assert blocks.window(ROW, ref, 7, 2, 3) == (3, pl.ds(32, 16))
-  with pytest.raises(ValueError, match="shorter"):
-    blocks.window(dataclasses.replace(A, block_shape=(8,)), ref, 0, 0, 0)
-
-
-def test_elements_and_bytes():
-  assert blocks.elements(A) == 32
-  assert blocks.elements(ROW) == 16
-  assert blocks.shared_bytes((A, ROW), stages=3, itemsize=2) == 3 * 2 * 48
-  assert blocks.shared_bytes((), stages=3, itemsize=2) == 0
-
-
-def test_ring():
-  transforms = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
-  spec = plgpu.BlockSpec((64, 64), A.index_map, transforms=transforms)
-  assert blocks.ring(spec, 3, jnp.bfloat16) == plgpu.SMEM(
-    (3, 64, 64), jnp.bfloat16, transforms=transforms
-  )
-
-
-def test_along_k():
-  shared = dataclasses.replace(A, collective_axes=("cluster_n",))
-  spec = blocks.along_k(shared, 5, 6, delay_release=1)
-  assert spec.index_map(7) == (5, 7)
-  assert spec.delay_release == 1
-  assert blocks.along_k(shared, 5, 6).delay_release == 0
-  assert (spec.block_shape, spec.collective_axes) == ((8, 4), ("cluster_n",))
 
 
 @pytest.mark.parametrize("grid", [(3, 4, 5), (1, 1, 2), (2, 3, 1)], ids=str)
@@ -226,30 +181,3 @@ def test_times_read_by_counting(spec, grid):
   points = itertools.product(*map(range, grid))
   counts = collections.Counter(spec.index_map(*point) for point in points)
   assert set(counts.values()) == {blocks.times_read(spec, grid)}
-
-
-def test_copy_in_brings_a_block_to_a_slot():
-  """Blocks (1, 0) and (1, 2) of A, into the slots of a ring."""
-  spec = plgpu.BlockSpec((8, 128), lambda i, j, k: (i, k))
-
-  def body(a_ref, out_ref, a_ring, landed):
-    for slot, k in enumerate((0, 2)):
-      blocks.copy_in(spec, a_ref, a_ring.at[slot], landed.at[slot], 1, 0, k)
-    for slot in range(2):
-      plgpu.barrier_wait(landed.at[slot])
-      out_ref[slot] = a_ring[slot]
-
-  a = np.arange(16 * 384, dtype=np.float32).reshape(16, 384)
-  kernel = compat.kernel(
-    body,
-    name="copies",
-    grid=(1,),
-    grid_names=("block",),
-    out_type=jax.ShapeDtypeStruct((2, 8, 128), a.dtype),
-    scratch_types=(
-      blocks.ring(spec, 2, a.dtype),
-      plgpu.Barrier(num_barriers=2),
-    ),
-  )
-  out, _ = interpret.run(lambda: kernel(a))
-  np.testing.assert_array_equal(out, [a[8:, :128], a[8:, 256:]])

@@ -19,7 +19,7 @@ TUNED = [rung for rung in with_variants() if rung.number >= 6]
 
 def _compile(rung, dtype=None, beta=0.0):
   dtype = dtype or rung.dtypes[0]
-  problem = contract.Problem(SIZE, SIZE, SIZE, dtype, beta=beta)
+  problem = contract.Gemm(SIZE, SIZE, SIZE, dtype, beta=beta)
   return compiled_lib.compile_rung(rung, problem)
 
 

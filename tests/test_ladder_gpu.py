@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.harness import inputs, suites
+from experiments.harness import inputs, shapes
 from pallas_gemm import numerics
 from pallas_gemm.ladder import LADDER, contract, with_variants
 from tests.support import problems
@@ -15,21 +15,12 @@ each_rung = pytest.mark.parametrize(
   "rung", with_variants(), ids=lambda r: r.name
 )
 SHAPES = (
-  suites.suite("edges")
-  + suites.suite("primes")
-  + (
-    suites.Shape(129, 257, 65),
-    suites.Shape(1023, 513, 257),
-    suites.Shape(1024, 1024, 1024),
-    suites.Shape(1, 4095, 511),
-    suites.Shape(200, 128, 72),  # as wide as a consumer of rung 8
-    suites.Shape(4095, 1, 511),
-  )
+  shapes.suite("edges") + shapes.suite("primes") + shapes.suite("past_tiles")
 )
 
 
 def _run(rung, shape, dtype, *, alpha=1.0, beta=0.0, config=None, seed=0):
-  problem = contract.Problem(*shape, dtype, alpha, beta)
+  problem = contract.Gemm(*shape, dtype, alpha, beta)
   a, b, c = inputs.operands(problem, seed)
 
   @jax.jit
@@ -72,7 +63,7 @@ def test_random_shapes(rung):
 @each_rung
 def test_small_configs(rung):
   shape = (200, 264, 200)
-  problem = contract.Problem(*shape, rung.dtypes[0], beta=1.0)
+  problem = contract.Gemm(*shape, rung.dtypes[0], beta=1.0)
   for config in problems.small_configs(rung, problem):
     _run(rung, shape, rung.dtypes[0], beta=1.0, config=config)
 
@@ -89,7 +80,7 @@ def test_the_same_bits_every_time(rung):
 @each_rung
 def test_beta_of_zero_does_not_read_c(rung):
   a, b, c = inputs.operands(
-    contract.Problem(130, 70, 90, rung.dtypes[0], beta=1.0), 0
+    contract.Gemm(130, 70, 90, rung.dtypes[0], beta=1.0), 0
   )
   out = jax.jit(lambda a, b, c: rung.gemm(a, b, c))(a, b, c * np.nan)
   assert np.isfinite(np.asarray(out, np.float32)).all()
@@ -102,11 +93,3 @@ def test_fp32_rungs_agree_to_the_bit(rung):
   _, operands, out = _run(rung, shape, "float32")
   expected = jax.jit(lambda a, b, c: LADDER[1].gemm(a, b, c))(*operands)
   np.testing.assert_array_equal(np.asarray(out), np.asarray(expected))
-
-
-@pytest.mark.parametrize("rung", LADDER[:3], ids=lambda r: r.name)
-def test_the_classics_blocks(rung):
-  """16^3 in 4 x 4 blocks."""
-  block_k = 4 if rung.number == 3 else 0
-  config = contract.SimtConfig(block_m=4, block_n=4, block_k=block_k)
-  _run(rung, (16, 16, 16), "float32", config=config)

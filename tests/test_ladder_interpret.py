@@ -167,7 +167,7 @@ def test_a_sum_longer_than_the_ring(rung):
 def test_the_worked_example(rung):
   """16x16x16 in 4x4 blocks, as the textbooks draw it."""
   a, b, _ = problems.operands(16, 16, 16, "float32")
-  default = rung.default_config(contract.Problem(16, 16, 16))
+  default = rung.default_config(contract.Gemm(16, 16, 16))
   slab = 4 if default.block_k else 0
   config = dataclasses.replace(default, block_m=4, block_n=4, block_k=slab)
   _assert_right(rung.gemm(a, b, config=config), a, b)

@@ -48,14 +48,14 @@ def _key(bug: mutations.Bug) -> tuple[str, str, int, str]:
   return (bug.module.rsplit(".", 1)[-1], *bug.key)
 
 
-def _problem(rung: contract.Rung) -> contract.Problem:
+def _problem(rung: contract.Rung) -> contract.Gemm:
   """Several tiles, more slabs of K than stages, edges on each side, a C."""
   m, n, k = 200, 136, 264
   if rung.config_type is contract.SimtConfig:
-    config = problems.small_configs(rung, contract.Problem(1, 1, 1))[0]
+    config = problems.small_configs(rung, contract.Gemm(1, 1, 1))[0]
     m, n = config.block_m + 1, config.block_n - 1
     k = (config.stages + 1) * max(config.block_k, 1) + 1
-  return contract.Problem(m, n, k, rung.dtypes[0], beta=1.0)
+  return contract.Gemm(m, n, k, rung.dtypes[0], beta=1.0)
 
 
 def _run(rung, problem, config) -> tuple[numerics.Check, interpret.Report]:

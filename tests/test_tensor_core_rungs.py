@@ -83,12 +83,6 @@ def test_cluster_of_four(side, monkeypatch):
   gemm(RUNGS[3], (260, 270, 130), changed(ROWS, **{side: 4}))
 
 
-def test_a_cluster_lies_along_one_side():
-  config = changed(ROWS, cluster_m=2, cluster_n=2)
-  problem = contract.Problem(256, 256, 256, "bfloat16")
-  assert "along one side" in RUNGS[3].is_legal(config, problem)
-
-
 @pytest.mark.any_jax
 @pytest.mark.parametrize("rung", RING_RUNGS[1:], ids=lambda r: r.name)
 @pytest.mark.parametrize("raster,raster_dim", [(2, "m"), (3, "n"), (99, "m")])
@@ -116,29 +110,24 @@ def test_result_does_not_depend_on_the_schedule(two_sms):
     np.testing.assert_array_equal(problems.bits(first), problems.bits(out))
 
 
-def test_default_config_fills_the_gpu():
-  def tiles(m, n):
-    problem = contract.Problem(m, n, 4096, "bfloat16")
-    config = k12_cluster_multicast.RUNG.default_config(problem)
-    return config.block_m * config.block_n
-
-  assert tiles(4096, 8192) == tiles(8192, 8192) == 128 * 256
-  # 32 tiles of 128 x 256 would leave most of the SMs idle.
-  assert tiles(1024, 1024) < 128 * 256
-
-
-def test_default_config_has_no_idle_partner():
-  for shape, idle in (((16, 8192), "cluster_m"), ((8192, 16), "cluster_n")):
-    problem = contract.Problem(*shape, 4096, "bfloat16")
-    config = k12_cluster_multicast.RUNG.default_config(problem)
-    assert getattr(config, idle) == 1
-
-
-def test_default_config_counts_tiles_of_padded_columns():
-  # XLA pads 64 columns to 128: tiles of 128 x 64 would be twice as many.
-  problem = contract.Problem(16896, 64, 4096, "bfloat16")
+@pytest.mark.parametrize(
+  ("m", "n", "fields"),
+  [
+    (4096, 8192, {"block_m": 128, "block_n": 256}),
+    (8192, 8192, {"block_m": 128, "block_n": 256}),
+    # 32 tiles of 128 x 256 would leave most of the SMs idle.
+    (1024, 1024, {"block_m": 128, "block_n": 64}),
+    # A partner along the short side would be idle.
+    (16, 8192, {"cluster_m": 1}),
+    (8192, 16, {"cluster_n": 1}),
+    # XLA pads 64 columns to 128: tiles of 128 x 64 would be twice as many.
+    (16896, 64, {"block_m": 128, "block_n": 128}),
+  ],
+)
+def test_default_config(m, n, fields):
+  problem = contract.Gemm(m, n, 4096, "bfloat16")
   config = k12_cluster_multicast.RUNG.default_config(problem)
-  assert (config.block_m, config.block_n) == (128, 128)
+  assert changed(config, **fields) == config
 
 
 @pytest.mark.parametrize(
@@ -161,12 +150,13 @@ def test_default_config_counts_tiles_of_padded_columns():
     (2, {"cluster_m": 2}, "cluster_m"),
     (2, {"block_n": 192, "epilogue_n": 64}, "even number of subtiles"),
     (3, {"cluster_m": 4, "cluster_n": 4}, "at most 8 blocks"),
+    (3, {"cluster_m": 2, "cluster_n": 2}, "along one side"),
     (3, {"cluster_m": 3}, "block_k must be a multiple"),
   ],
 )
 def test_illegal_configs_say_why(rung, fields, reason):
   rung = RUNGS[rung]
-  base = rung.default_config(contract.Problem(128, 256, 64, "bfloat16"))
+  base = rung.default_config(contract.Gemm(128, 256, 64, "bfloat16"))
   if rung is not RUNGS[0]:
     base = changed(
       base, block_m=128, block_n=256, split="m", cluster_m=1, cluster_n=1
@@ -178,7 +168,7 @@ def test_illegal_configs_say_why(rung, fields, reason):
 
 
 def test_other_architectures_are_refused():
-  problem = contract.Problem(128, 128, 128, "bfloat16")
+  problem = contract.Gemm(128, 128, 128, "bfloat16")
   with hardware.assume("A100-SXM4-80GB"):
     for rung in RUNGS:
       reason = rung.is_legal(rung.default_config(problem), problem)

@@ -1,7 +1,6 @@
 """traffic: the worked numbers of the classic texts, and what must hold."""
 
 import dataclasses
-import itertools
 import math
 
 from hypothesis import given
@@ -9,15 +8,13 @@ from hypothesis import strategies as st
 import pytest
 
 from pallas_gemm import hardware, ladder
-from pallas_gemm.ladder import blocks, traffic, traffic_text
-from pallas_gemm.ladder.contract import Problem, SimtConfig, TensorCoreConfig
+from pallas_gemm.ladder import blocks, lanes, traffic
+from pallas_gemm.ladder.contract import Gemm, SimtConfig, TensorCoreConfig
 
 H200 = hardware.lookup("H200")
-A100 = hardware.lookup("A100-SXM4-80GB")
-SMALL = Problem(16, 16, 16)
-CUBE = Problem(4096, 4096, 4096)
+SMALL = Gemm(16, 16, 16)
+CUBE = Gemm(4096, 4096, 4096)
 BLOCK_4X4 = SimtConfig(block_m=4, block_n=4)
-TILE_4X4 = SimtConfig(block_m=4, block_n=4, block_k=4)
 # 8 x 8 a thread, as rung 6 has them by default; rung 7 can do so too.
 VECTORIZED = SimtConfig(64, 128, 16, 8, 8, vector=4)
 RUNGS = {rung.label: rung for rung in ladder.with_variants()}
@@ -26,7 +23,7 @@ with hardware.assume("H200"):
 
 
 def problem_for(label, m, n, k, **kwargs):
-  return Problem(m, n, k, dtype=RUNGS[label].dtypes[0], **kwargs)
+  return Gemm(m, n, k, dtype=RUNGS[label].dtypes[0], **kwargs)
 
 
 def model(rung, problem, config=None):
@@ -48,16 +45,9 @@ def test_small_example_naive(rung):
   assert t.block_reads == 512
   assert t.block_unique_reads == 128
   assert t.global_load_bytes == 32768
-  assert t.flops == 2 * 16**3
+  assert t.flops == 2 * t.fmas == 2 * 16**3
   assert t.intensity == 0.25
   assert t.compute_to_load == 0.5
-
-
-def test_small_example_in_shared_memory():
-  t = model("shared_memory", SMALL, TILE_4X4)
-  assert t.block_reads == t.block_unique_reads == 128
-  assert t.global_load_bytes == 8192
-  assert t.intensity == 1.0
 
 
 def test_the_gain_of_tiling_is_the_block_size():
@@ -70,53 +60,24 @@ def test_the_gain_of_tiling_is_the_block_size():
     assert before.global_load_bytes / after.global_load_bytes == block
 
 
-def test_small_example_by_walking_the_loops():
-  per_thread, different = 0, set()
-  for i, j in itertools.product(range(4), range(4)):
-    for k in range(16):
-      per_thread += 2
-      different |= {("a", i, k), ("b", k, j)}
-  t = model(1, SMALL, BLOCK_4X4)
-  assert (t.block_reads, t.block_unique_reads) == (per_thread, len(different))
-
-
-# Accesses per result.
-
-
 # Rung, config; what each term of a sum reads from global and shared memory.
-ACCESSES = [
-  (2, None, 2, 0),
-  (3, None, 1 / 16, 2),
-  (4, None, 1 / 32, 9 / 8),
-  (5, SimtConfig(64, 128, 8, thread_m=8, thread_n=8), 3 / 128, 1 / 4),
-  (5, SimtConfig(128, 128, 8, thread_m=16, thread_n=8), 1 / 64, 3 / 16),
-]
-
-
 @pytest.mark.parametrize(
-  ("rung", "config", "from_global", "from_shared"), ACCESSES
+  ("rung", "config", "from_global", "from_shared"),
+  [
+    (2, None, 2, 0),
+    (3, None, 1 / 16, 2),
+    (4, None, 1 / 32, 9 / 8),
+    (5, SimtConfig(64, 128, 8, thread_m=8, thread_n=8), 3 / 128, 1 / 4),
+    (5, SimtConfig(128, 128, 8, thread_m=16, thread_n=8), 1 / 64, 3 / 16),
+  ],
 )
 def test_accesses_per_result(rung, config, from_global, from_shared):
   for k in (32, 256, 4096):
-    t = model(rung, Problem(4096, 4096, k), config)
+    t = model(rung, Gemm(4096, 4096, k), config)
     assert t.global_accesses_per_result == k * from_global
     assert t.shared_accesses_per_result == k * from_shared
     loaded, stored = t.shared_load_bytes, t.shared_store_bytes
     assert (loaded > 0) == (stored > 0) == (from_shared > 0)
-
-
-def test_a_32_wide_block_cuts_global_traffic_32_times():
-  naive, tiled = model(2, CUBE, SimtConfig(32, 32)), model(3, CUBE)
-  assert naive.global_load_bytes == 32 * tiled.global_load_bytes
-
-
-@pytest.mark.parametrize(
-  ("rows", "columns", "ratio"),
-  [(1, 1, 0.5), (8, 1, 8 / 9), (8, 8, 4.0), (8, 16, 16 / 3), (64, 256, 51.2)],
-)
-def test_compute_to_load(rows, columns, ratio):
-  assert traffic.compute_to_load(rows, columns) == pytest.approx(ratio)
-  assert ratio == pytest.approx(rows * columns / (rows + columns))
 
 
 def test_vector_loads_change_instructions_and_not_bytes():
@@ -128,57 +89,44 @@ def test_vector_loads_change_instructions_and_not_bytes():
   assert vector.fma_issue_share == pytest.approx(64 / 68)
 
 
-# 256^3: one warp.
-
-
-def test_256_cubed():
-  cube = Problem(256, 256, 256)
-  assert model("coalesced", cube).fmas == 16_777_216
-  kib = 1024
-  of = {x: traffic.warp_footprint(x, CONFIGS[x], cube) for x in ("1", "2")}
-  assert of == {"1": (32 * kib, kib), "2": (kib, 32 * kib)}
-
-
 # Which addresses lanes touch.
 
 
-@pytest.mark.parametrize("k", [0, 5])
-def test_lanes(k):
-  """Four that walk along a row of C, and four along a column."""
-  walk = range(4)
-  row, column = (traffic.lanes_addresses(x, k=k) for x in "AB")
-  assert [x.a for x in row] == [(0, k)] * 4
-  assert [x.b for x in row] == [(k, lane) for lane in walk]
-  assert [x.c for x in row] == [(0, lane) for lane in walk]
-  assert [x.a for x in column] == [(lane, k) for lane in walk]
-  assert [x.b for x in column] == [(k, 0)] * 4
-  assert [x.c for x in column] == [(lane, 0) for lane in walk]
+WRAPPED = {"lanes": (3, 4, 5), "width": 4}
 
 
-def test_lanes_wrap_at_the_width_of_the_block():
-  lanes = traffic.lanes_addresses("A", lanes=(3, 4, 5), width=4)
-  assert [x.c for x in lanes] == [(0, 3), (1, 0), (1, 1)]
-  lanes = traffic.lanes_addresses("B", lanes=(3, 4, 5), width=4)
-  assert [x.c for x in lanes] == [(3, 0), (0, 1), (1, 1)]
-
-
-def test_unknown_mapping():
+@pytest.mark.parametrize(
+  ("mapping", "options", "results"),
+  [
+    ("A", {}, [(0, 0), (0, 1), (0, 2), (0, 3)]),
+    ("B", {}, [(0, 0), (1, 0), (2, 0), (3, 0)]),
+    ("A", WRAPPED, [(0, 3), (1, 0), (1, 1)]),
+    ("B", WRAPPED, [(3, 0), (0, 1), (1, 1)]),
+  ],
+)
+def test_lanes(mapping, options, results):
+  found = traffic.lanes_addresses(mapping, k=5, **options)
+  touched = [((i, 5), (5, j), (i, j)) for i, j in results]
+  assert [(x.a, x.b, x.c) for x in found] == touched
   with pytest.raises(ValueError, match="mapping must be 'A' or 'B', got 'C'"):
     traffic.lanes_addresses("C")
 
 
-def test_sectors_of_the_mappings():
-  # 32 neighbours are 128 bytes, 4 sectors; 32 rows are 32 sectors.
-  assert model(1, CUBE).sectors == (32, 1)
-  assert model(2, CUBE).sectors == (1, 4)
-  assert model(3, CUBE).sectors is None
-
-
-def test_sectors_of_a_block_smaller_than_a_warp():
-  # Rows of 16 floats are 64 bytes apart: each has its own sector.
-  assert model(1, SMALL, BLOCK_4X4).sectors == (4, 1)
-  # Four columns are 16 bytes; the warp takes all four rows.
-  assert model(2, SMALL, BLOCK_4X4).sectors == (4, 1)
+@pytest.mark.parametrize(
+  ("rung", "problem", "config", "sectors"),
+  [
+    # 32 neighbours are 128 bytes, 4 sectors; 32 rows are 32 sectors.
+    (1, CUBE, None, (32, 1)),
+    (2, CUBE, None, (1, 4)),
+    (3, CUBE, None, None),
+    # Rows of 16 floats are 64 bytes apart: each has its own sector. Four
+    # columns are 16 bytes; the warp takes all four rows.
+    (1, SMALL, BLOCK_4X4, (4, 1)),
+    (2, SMALL, BLOCK_4X4, (4, 1)),
+  ],
+)
+def test_sectors(rung, problem, config, sectors):
+  assert model(rung, problem, config).sectors == sectors
 
 
 def test_coalescing_is_what_separates_rungs_1_and_2():
@@ -206,11 +154,10 @@ def test_shared_memory_binds_rung_3():
     (1, SimtConfig(128, 1), (32, 1)),
     (1, SimtConfig(64, 64), (32, 32)),
     (2, None, (1, 32)),
-    (2, SimtConfig(1, 128), (1, 32)),
     (2, BLOCK_4X4, (4, 4)),
     (2, SimtConfig(64, 64), (32, 32)),
     (3, None, (1, 32)),
-    (3, TILE_4X4, (4, 4)),
+    (3, SimtConfig(4, 4, block_k=4), (4, 4)),
     (4, None, (8, 32)),
     (4, SimtConfig(64, 64, 32, thread_m=32), (32, 32)),
     (5, None, (16, 128)),
@@ -228,7 +175,7 @@ def test_warp_tiles(rung, config, tile):
   config = config or CONFIGS[rung.label]
   with hardware.assume("H200"):
     assert rung.is_legal(config, CUBE) is None
-  assert traffic.warp_tile(rung, config) == tile
+  assert lanes.warp_tile(rung, config) == tile
 
 
 def test_a_squarer_warp_reads_less_shared_memory():
@@ -240,18 +187,15 @@ def test_a_squarer_warp_reads_less_shared_memory():
 # Tensor cores.
 
 
-def test_wgmma_reads_of_a_tile():
+def test_reads_of_a_tile():
   # 128x128x64 in wgmmas of 64 x 128: A once, B for each 64 rows.
-  t = model(9, Problem(128, 128, 64, "bfloat16"))
+  t = model(9, Gemm(128, 128, 64, "bfloat16"))
   result = 128 * 128
   assert t.shared_load_bytes == (128 * 64 + 2 * 128 * 64 + result) * 2
   assert t.shared_store_bytes == (2 * 128 * 64 + result) * 2
   assert t.shared_accesses_per_result == 64 / 128 + 64 / 64
-
-
-def test_mma_reads_of_a_tile():
   # 2 x 2 warps of 64 x 64: A and B twice. The result leaves from registers.
-  t = model("9a", Problem(128, 128, 64, "bfloat16"))
+  t = model("9a", Gemm(128, 128, 64, "bfloat16"))
   assert t.shared_load_bytes == 2 * (128 + 128) * 64 * 2
   assert t.shared_store_bytes == (128 + 128) * 64 * 2
   assert t.shared_accesses_per_result == 64 / 64 + 64 / 64
@@ -259,7 +203,7 @@ def test_mma_reads_of_a_tile():
 
 
 def test_consumers_that_split_columns_read_more_of_a():
-  problem = Problem(4096, 4096, 4096, "bfloat16")
+  problem = Gemm(4096, 4096, 4096, "bfloat16")
   by_m = CONFIGS["10"]
   by_n = dataclasses.replace(by_m, split="n")
   m, n = (model(10, problem, config) for config in (by_m, by_n))
@@ -281,7 +225,7 @@ def test_the_result_passes_through_shared_memory():
 
 @pytest.mark.parametrize(("cm", "cn"), [(1, 1), (2, 1), (1, 2), (4, 1), (1, 4)])
 def test_multicast_divides_the_shared_operand(cm, cn):
-  problem = Problem(4096, 8192, 4096, "bfloat16")
+  problem = Gemm(4096, 8192, 4096, "bfloat16")
   alone = TensorCoreConfig(128, 256, 64, stages=3, consumers=2, epilogue_n=64)
   config = dataclasses.replace(alone, cluster_m=cm, cluster_n=cn)
   t = model(12, problem, config)
@@ -383,24 +327,18 @@ def test_nothing_to_multiply(label, change):
   assert t.global_load_bytes == t.global_store_bytes == results
   assert t.compulsory_bytes == 2 * results
   assert t.intensity == 0
-  text = traffic_text.explain(label, CONFIGS[label], problem, H200)
-  assert "nothing to launch" in text
 
 
 # What must hold for every problem.
 
 
 sizes = st.integers(1, 9000)
+labels, shapes = st.sampled_from(list(RUNGS)), st.tuples(sizes, sizes, sizes)
 
 
-@given(
-  st.sampled_from(list(RUNGS)),
-  sizes,
-  sizes,
-  sizes,
-  st.sampled_from([0.0, 1.0]),
-)
-def test_nothing_moves_less_than_what_is_compulsory(label, m, n, k, beta):
+@given(labels, shapes, st.sampled_from([0.0, 1.0]))
+def test_nothing_moves_less_than_what_is_compulsory(label, shape, beta):
+  m, n, k = shape
   t = model(label, problem_for(label, m, n, k, beta=beta))
   assert t.flops == 2 * m * n * k
   assert t.compulsory_bytes <= t.global_load_bytes + t.global_store_bytes
@@ -410,11 +348,7 @@ def test_nothing_moves_less_than_what_is_compulsory(label, m, n, k, beta):
   assert t.floor.seconds > 0
 
 
-@given(
-  st.sampled_from(list(RUNGS)),
-  st.tuples(sizes, sizes, sizes),
-  st.tuples(sizes, sizes, sizes),
-)
+@given(labels, shapes, shapes)
 def test_the_floor_rises_with_the_problem(label, shape, more):
   larger = [x + y for x, y in zip(shape, more)]
   small = model(label, problem_for(label, *shape))
@@ -422,17 +356,6 @@ def test_the_floor_rises_with_the_problem(label, shape, more):
   for field in ("compute_seconds", "memory_seconds", "shared_seconds"):
     assert getattr(large.floor, field) >= getattr(small.floor, field) * 0.999
   assert large.global_load_bytes >= small.global_load_bytes
-
-
-@given(st.integers(0, 3), st.integers(0, 3), st.integers(1, 64))
-def test_larger_blocks_read_less(rows, columns, k):
-  problem = Problem(512, 512, k)
-  small = SimtConfig(4, 4, 8)
-  large = SimtConfig(4 << rows, 4 << columns, 8)
-  assert (
-    model(3, problem, large).global_load_bytes
-    <= model(3, problem, small).global_load_bytes
-  )
 
 
 def test_intensity_rises_along_the_ladder():
@@ -445,7 +368,7 @@ def test_intensity_rises_along_the_ladder():
 
 
 def test_one_block_has_one_sm_to_itself():
-  t = model(9, Problem(128, 128, 4096, "bfloat16"))
+  t = model(9, Gemm(128, 128, 4096, "bfloat16"))
   assert t.blocks == 1
   even = t.flops / H200.bf16_flops
   assert t.floor.compute_seconds == pytest.approx(even * H200.sm_count)
@@ -473,47 +396,5 @@ def test_config_of_the_other_kind(label, other):
 
 def test_the_gpu_is_the_current_one():
   with hardware.assume("A100-SXM4-80GB"):
-    assert traffic.model(3, CONFIGS["3"], SMALL).gpu == A100
-
-
-@pytest.mark.parametrize("label", RUNGS)
-@pytest.mark.parametrize(
-  "shape", [(1, 1, 1), (16, 16, 16), (4095, 4097, 65), (16384, 16384, 16384)]
-)
-def test_explain_fits_a_terminal(label, shape):
-  problem = problem_for(label, *shape, beta=1.0)
-  text = traffic_text.explain(label, CONFIGS[label], problem, H200)
-  lines = text.split("\n")
-  assert all(len(line) <= 80 and line == line.rstrip() for line in lines)
-  assert text.isascii()
-  assert lines[0].startswith(f"rung {label}, {RUNGS[label].name}, ")
-  assert "NVIDIA H200 (132 SMs)" in lines[0]
-  assert sum(line.endswith("<- binds") for line in lines) == 1
-
-
-@pytest.mark.parametrize("label", RUNGS)
-def test_explain_claims_what_the_kernel_does(label):
-  problem = problem_for(label, 4096, 4096, 4096)
-  text = traffic_text.explain(label, CONFIGS[label], problem, H200)
-  tensor_cores = RUNGS[label].number >= 9
-  assert ("by wgmma" in text) == (tensor_cores and label != "9a")
-  assert ("for mma" in text) == (label == "9a")
-  assert ("issue slots" in text) == (2 < RUNGS[label].number <= 8)
-  assert ("by multicast" in text) == (label == "12")
-  assert ("different ones" in text) == (label in ("1", "2"))
-
-
-def test_explain_works_the_small_example():
-  text = traffic_text.explain(1, BLOCK_4X4, SMALL, H200)
-  lines = {" ".join(line.split()) for line in text.split("\n") if line.strip()}
-  assert "work 8,192 FLOP 2 M N K" in lines
-  assert "global reads of a block 512 BM BN (TM + TN) K / (TM TN)" in lines
-  assert "different ones 128 (BM + BN) K" in lines
-  assert "global bytes read 32,768 B by all blocks" in lines
-  assert "arithmetic intensity 0.25 FLOP/byte work / global bytes read" in lines
-
-
-def test_explain_says_that_rates_are_scaled():
-  gpu = dataclasses.replace(H200, name="other", modelled_on="NVIDIA H200")
-  text = traffic_text.explain(7, CONFIGS["7"], SMALL, gpu)
-  assert "rates scaled from NVIDIA H200" in text
+    found = traffic.model(3, CONFIGS["3"], SMALL).gpu
+  assert found == hardware.lookup("A100-SXM4-80GB")

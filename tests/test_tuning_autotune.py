@@ -72,19 +72,18 @@ def kernel(monkeypatch):
 
   def marked(compile_, how):
     def compile_marked(*args):
-      call = compile_(*args)
+      call = functools.partial(compile_(*args))
       call.how = how or args[1]
       return call
 
     return compile_marked
 
   monkeypatch.setattr(launch, "dense", matmul)
-  kernel = marked(trial.Trial.compile, None)
-  monkeypatch.setattr(trial.Trial, "compile", kernel)
-  by_xla = marked(autotuning.compile_xla, "xla")
-  monkeypatch.setattr(autotuning, "compile_xla", by_xla)
+  monkeypatch.setattr(trial, "compiled", marked(trial.compiled, None))
+  by_xla = marked(autotuning.compiled_xla, "xla")
+  monkeypatch.setattr(autotuning, "compiled_xla", by_xla)
   monkeypatch.setattr(
-    measure, "seconds", lambda calls: [SECONDS[c.how] for c in calls]
+    measure, "seconds", lambda calls: [SECONDS[c.func.how] for c in calls]
   )
   return tampering
 
@@ -141,7 +140,7 @@ def test_xlas_product_may_fail(fast_xla, monkeypatch):
   def run_out_of_memory(*_):
     raise RuntimeError("RESOURCE_EXHAUSTED: so many bytes")
 
-  monkeypatch.setattr(autotuning, "compile_xla", run_out_of_memory)
+  monkeypatch.setattr(autotuning, "compiled_xla", run_out_of_memory)
   found = autotuning.tune(case())
   assert found.entry == Entry(CONFIGS[1], 1e-4, None)
   assert "failed: xla: RuntimeError: RESOURCE_EXHAUSTED" in str(found)
@@ -232,7 +231,7 @@ def test_none_works(kernel):
 
 def test_nothing_works(kernel, monkeypatch):
   kernel.update(dict.fromkeys(CONFIGS, fails))
-  monkeypatch.setattr(autotuning, "compile_xla", fails)
+  monkeypatch.setattr(autotuning, "compiled_xla", fails)
   found = autotuning.tune(case())
   assert found.entry is None and cache.lookup(PROBLEM) is None
 
@@ -284,8 +283,8 @@ def test_right_results_pass_and_wrong_ones_do_not(kernel, name, out_dtype):
   attempt = trial.Trial(case(**fields))
   outs = attempt.compile(CONFIGS[0])()
   assert attempt.error(outs) is None
-  by_xla = autotuning.compile_xla(attempt.case, attempt.operands)
-  assert attempt.error(by_xla()) is None
+  by_xla = autotuning.compiled_xla(attempt.case, attempt.operands)
+  assert attempt.error(attempt.call(by_xla)()) is None
   last = (-1, -1, -1)
   for i, out in enumerate(outs):
     changed = [*outs]
@@ -295,7 +294,7 @@ def test_right_results_pass_and_wrong_ones_do_not(kernel, name, out_dtype):
 
 
 def test_xlas_product_takes_operands_by_name():
-  """Not those it was compiled for: tools/tuning_rows.py draws them anew."""
+  """Not those it was compiled for: operands are drawn anew to be timed."""
   arrays = trial.operands(PROBLEM)
   by_xla = autotuning.compiled_xla(trial.Case(PROBLEM), arrays)
   (one,), (other,) = by_xla(**arrays), by_xla(a=-arrays["a"], b=arrays["b"])

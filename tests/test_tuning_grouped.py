@@ -170,8 +170,8 @@ def test_a_right_result_passes_and_a_wrong_one_does_not(name):
   attempt = trial.Trial(trial.Case(problem, activation))
   results = attempt.compile(SMALL)()
   assert attempt.error(results) is None
-  by_xla = autotuning.compile_xla(attempt.case, attempt.operands)
-  assert attempt.error(by_xla()) is None
+  by_xla = autotuning.compiled_xla(attempt.case, attempt.operands)
+  assert attempt.error(attempt.call(by_xla)()) is None
   last = results[-1]
   wrong = last.at[(-1,) * last.ndim].add(jnp.asarray(64, last.dtype))
   assert "wrong result" in attempt.error((*results[:-1], wrong))

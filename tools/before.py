@@ -1,10 +1,10 @@
-"""Times this checkout's ops beside those of another one, interleaved.
+"""Times this checkout's ops and those of another one, interleaved.
 
   python tools/before.py --base=DIRECTORY --output=before.jsonl
   python tools/before.py --base=DIRECTORY --dense=square,gated --ragged=
 
 Both packages run in one process: the other one's is copied under another name.
-Each case of the suites is compiled by both, and timed in turns (CUPTI, cold
+Each case of the suites is compiled by both, and timed interleaved (CUPTI, cold
 L2). Then the host's time: a call outside of jit, and the first call of a new
 shape. A row a case, and at the end the geometric means.
 
@@ -139,7 +139,7 @@ def measured(kind: str, suite: str) -> Iterator[dict[str, Any]]:
 
 
 def host_times() -> Iterator[dict[str, Any]]:
-  """Rows of eager calls and of first calls, in turns."""
+  """Rows of eager calls and of first calls, interleaved."""
   names = {"now": "pallas_gemm", "before": "pallas_gemm_before"}
   ops = {arm: importlib.import_module(name) for arm, name in names.items()}
   x = jnp.ones((128, 128), jnp.bfloat16)

@@ -15,7 +15,7 @@ word is the other GPU. Units are printed with the number:
   {counter}`6 dram_read_bytes` a key of measured, stalls or occupancy
   {model}`6 intensity`         a field of pallas_gemm.ladder.traffic.Traffic;
                                floor is its least time, binds what it is due to
-  {published}`Boehm 6`         a published step, by the rung beside which it
+  {published}`Boehm 6`         a published step, by the rung next to which it
                                stands or by its name; "Boehm cublas"
   {row}`nvidia_h200/memory ns level=l2`
                                a field of the one row of a file that matches;

@@ -9,7 +9,7 @@ from experiments.harness import (
   ladder_tables,
   modelled,
   published,
-  suites,
+  shapes,
   tables,
 )
 from pallas_gemm import hardware, roofline
@@ -20,7 +20,7 @@ def rung(text: str) -> str:
   """A figure of a timed row: "6 tflops", "12 jnp 4096x8192x4096 h100".
 
   Raises:
-    UnknownError: there is no such rung, row or figure.
+    UnknownError: no rung, row or figure of that name.
   """
   name, field, shape, gpu = _parsed(text)
   try:
@@ -53,7 +53,7 @@ def counter(text: str) -> str:
   """A counter, a stall or a part of the occupancy: "6 dram_read_bytes".
 
   Raises:
-    UnknownError: there is no such rung or counter.
+    UnknownError: no rung or counter of that name.
   """
   name, key, shape, gpu = _parsed(text)
   if shape != results.CUBE:
@@ -73,7 +73,7 @@ def model(text: str) -> str:
   """What the traffic model says: "6 global_read_bytes", "6 floor h100".
 
   Raises:
-    UnknownError: there is no such rung or figure.
+    UnknownError: no rung or figure of that name.
   """
   name, key, shape, gpu = _parsed(text)
   t = traffic_of(name, shape, gpu)
@@ -97,7 +97,7 @@ def model(text: str) -> str:
 
 
 def traffic_of(
-  name: str, shape: suites.Shape = results.CUBE, gpu: str = "h200"
+  name: str, shape: shapes.Shape = results.CUBE, gpu: str = "h200"
 ) -> traffic.Traffic:
   """The traffic model of a rung with its default config."""
   one = results.rung(name)
@@ -112,7 +112,7 @@ def published_figure(text: str) -> str:
   A last "x" is the step's speed over cuBLAS on the same GPU.
 
   Raises:
-    UnknownError: there is no such ladder or step.
+    UnknownError: no ladder or step of that name.
   """
   source, *step = lookup.words(text, 2, "a source and a step")
   found = [x for x in published.LADDERS if source.lower() in x.source.lower()]
@@ -139,7 +139,7 @@ def gpu(text: str) -> str:
   """A fact of a GPU: "h200 sms", "rtx 3090 fp32", "h100 ridge_bf16".
 
   Raises:
-    UnknownError: there is no such GPU or fact.
+    UnknownError: no GPU or fact of that name.
   """
   *name, key = lookup.words(text, 2, "a GPU and a fact")
   device = results.gpu(" ".join(name))
@@ -182,7 +182,7 @@ def _ridge(device: hardware.Gpu, dtype: str) -> str:
   return f"{roofline.ridge_point(device, dtype):.3g} FLOP/byte"
 
 
-def _parsed(text: str) -> tuple[str, str, suites.Shape, str]:
+def _parsed(text: str) -> tuple[str, str, shapes.Shape, str]:
   """Kernel, key, shape and GPU of "6 tflops 4096x8192x4096 h100"."""
   form = "a rung and a key, then perhaps MxNxK and a GPU"
   found = lookup.words(text, 2, form)
@@ -191,7 +191,7 @@ def _parsed(text: str) -> tuple[str, str, suites.Shape, str]:
     gpu_name = found.pop().lower()
   shape = results.CUBE
   try:
-    shape = suites.parse(found[-1])
+    shape = shapes.parse(found[-1])
   except ValueError:
     pass
   else:

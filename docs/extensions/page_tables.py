@@ -42,7 +42,7 @@ def random(text: str) -> str:
   """Random problems on a GPU, "h100" say, by the seed that drew them.
 
   Raises:
-    UnknownError: there is no such GPU.
+    UnknownError: no GPU of that name.
   """
   measured = {name: results.GPUS[name] for name in results.MEASURED}
   gpu = lookup.pick(measured, text, "GPU")
@@ -54,7 +54,7 @@ def ops(text: str) -> str:
   """The ops against XLA on an H200: "dense", "ragged"; both if not said.
 
   Raises:
-    UnknownError: there are no such ops.
+    UnknownError: no ops of that name.
   """
   folder = rows_lib.RESULTS / rows_lib.slug(results.GPUS["h200"])
   parts = []

@@ -9,7 +9,7 @@ from experiments.harness import (
   counter_tables,
   ladder_pages,
   ladder_tables,
-  suites,
+  shapes,
   tables,
 )
 from experiments.harness import rows as rows_lib
@@ -17,7 +17,7 @@ from pallas_gemm import hardware
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract
 
-CUBE = suites.Shape(4096, 4096, 4096)
+CUBE = shapes.Shape(4096, 4096, 4096)
 # Short names of the GPUs that pages speak of.
 GPUS = {
   "h200": "NVIDIA H200",
@@ -72,13 +72,13 @@ def before(one: contract.Rung) -> contract.Rung | None:
   return ladder_lib.find(number) if number else None
 
 
-def problem(one: contract.Rung, shape: suites.Shape = CUBE) -> contract.Problem:
+def problem(one: contract.Rung, shape: shapes.Shape = CUBE) -> contract.Problem:
   """A rung's problem of a shape, in its own dtype."""
   return contract.Problem(*shape, one.dtypes[0])
 
 
 def timed(
-  one: contract.Rung, name: str, shape: suites.Shape = CUBE
+  one: contract.Rung, name: str, shape: shapes.Shape = CUBE
 ) -> dict[str, Any]:
   """A rung's timed row.
 
@@ -89,7 +89,7 @@ def timed(
 
 
 def kernel(
-  name: str, gpu_name: str, shape: suites.Shape = CUBE, dtype: str | None = None
+  name: str, gpu_name: str, shape: shapes.Shape = CUBE, dtype: str | None = None
 ) -> dict[str, Any]:
   """The timed row of a kernel, a baseline or a peer.
 
@@ -100,7 +100,7 @@ def kernel(
     dtype: None: that of the only one there is.
 
   Raises:
-    UnknownError: there is no such row, or several.
+    UnknownError: no row matches, or several do.
   """
   everything = device(gpu_name)
   wanted = {"kernel": name} | ({"dtype": dtype} if dtype else {})

@@ -34,7 +34,7 @@ def row(text: str) -> str:
   commit may be given by its first digits.
 
   Raises:
-    UnknownError: there is no such file or field, or not one such row.
+    UnknownError: no file or field of that name, or not one row matches.
   """
   file, field, *rest = _split(text)
   given = dict(word.split("=", 1) for word in rest)
@@ -84,7 +84,7 @@ def read(file: str) -> tuple[dict[str, Any], ...]:
   """The rows of a file of results, named without its ending.
 
   Raises:
-    UnknownError: there is no such file.
+    UnknownError: no file of that name.
   """
   path = rows_lib.RESULTS / f"{file}.jsonl"
   if not path.exists():

@@ -123,7 +123,7 @@ _QUANTITIES = {
 
 
 def traffic(label: str) -> str:
-  """The traffic model beside the bytes that were counted, at 4096^3."""
+  """The traffic model and the bytes that were counted, at 4096^3."""
   one = results.rung(label)
   rows = [results.counters(one, gpu) for gpu in results.MEASURED]
   models = [row.get("model") or {} for row in rows]
@@ -152,19 +152,11 @@ def traffic(label: str) -> str:
     f" {modelled.size(model.global_load_bytes)} of global memory,"
     f" {model.intensity:.3g} FLOP/byte.",
   ]
-  explained = [
-    (text, tables.short_name(row))
-    for key in keys
-    for row in rows
-    if (text := (row.get("explanation") or {}).get(key))
-  ]
-  for text, found in tables.grouped(explained, lambda pair: pair[0]).items():
-    parts.append(f"* {', '.join(gpu for _, gpu in found)}: {text}")
   return "\n\n".join(parts)
 
 
 def counters(label: str) -> str:
-  """A rung's counters and stalls beside those of the rung before."""
+  """A rung's counters and stalls, and those of the rung before."""
   one = results.rung(label)
   rungs = [x for x in (results.before(one), one) if x is not None]
   rows = [results.counters(x, gpu) for gpu in results.MEASURED for x in rungs]

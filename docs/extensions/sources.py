@@ -30,7 +30,7 @@ def excerpt(text: str) -> Excerpt:
   within another; "kernel.slab" is one where several have it.
 
   Raises:
-    UnknownError: there is no such rung or name, or several.
+    UnknownError: no rung or name, or several.
   """
   label, *names = lookup.words(text, 1, "a rung and perhaps a name")
   module = importlib.import_module(results.rung(label).module)
@@ -53,7 +53,7 @@ def diff(text: str) -> tuple[str, str]:
   first rung, which has none before, it is its code.
 
   Raises:
-    UnknownError: there is no such rung.
+    UnknownError: no rung of that name.
   """
   *older, newer = (results.rung(name.strip()) for name in text.split(","))
   before: contract.Rung | None
@@ -69,7 +69,7 @@ def sass(text: str) -> tuple[str, str]:
   """The machine code of a rung ("6", "6 loop") and the file that holds it.
 
   Raises:
-    UnknownError: there is no such file, or several.
+    UnknownError: no file, or several.
   """
   label, *rest = lookup.words(text, 1, "a rung and perhaps a part of a name")
   rung = results.rung(label)

@@ -12,11 +12,11 @@ import numpy as np
 
 from docs.figures import _facts
 from docs.figures.style import SMALL, TEXT, Sheet, Style, drawn
-from pallas_gemm import ladder
-from pallas_gemm.ladder import contract, traffic
+from pallas_gemm import hardware, ladder
+from pallas_gemm.ladder import contract
 
 PROBLEM = contract.Problem(4096, 4096, 4096)
-_WORDS = traffic.LINE_BYTES // PROBLEM.itemsize
+_WORDS = hardware.LINE_BYTES // PROBLEM.itemsize
 
 
 def touched(rung_name: str) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from docs.figures.style import Style, chart, drawn
-from experiments.harness import ragged_suites, ragged_tables
+from experiments.harness import ragged_tables, shapes
 from experiments.harness import rows as rows_lib
 
 _CALLED = {"even": "even", "random": "at random", "zipf": "skewed (zipf)"}
@@ -29,8 +29,8 @@ def cases() -> list[dict]:
 def draw(style: Style) -> Figure:
   """A panel a pass, a line a distribution of rows."""
   found = cases()
-  figure, axes = chart(34, ncols=len(ragged_suites.TRAINING), sharey=True)
-  for ax, pass_ in zip(axes, ragged_suites.TRAINING):
+  figure, axes = chart(34, ncols=len(shapes.TRAINING), sharey=True)
+  for ax, pass_ in zip(axes, shapes.TRAINING):
     for (how, called), colour in zip(_CALLED.items(), style.warps):
       line = sorted(
         (ragged_tables.rows_a_group(row), 100 * ragged_tables.share(row))

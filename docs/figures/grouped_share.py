@@ -11,7 +11,7 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from docs.figures.style import Style, chart, drawn
-from experiments.harness import ragged_cases, ragged_tables
+from experiments.harness import ragged_cases, ragged_tables, shapes
 from experiments.harness import rows as rows_lib
 from pallas_gemm import hardware
 
@@ -26,10 +26,9 @@ def cases() -> list[dict]:
   """The timed products of models, each pass by itself."""
   path = rows_lib.RESULTS / "nvidia_h200/ragged.jsonl"
   rows = ragged_tables.timed(rows_lib.latest(rows_lib.read(path)))
+  published = shapes.tagged(shapes.GROUPED, "published")
   return [
-    row
-    for row in rows
-    if row["pass"] in _PASSES and row["suite"] in ragged_cases.SUITES
+    row for row in rows if row["pass"] in _PASSES and row["suite"] in published
   ]
 
 

@@ -73,7 +73,7 @@ def draw(style: Style) -> Figure:
         at += MULTIPLY
         x = x0 + at * scale
         more = persistent and index + 1 < count and sm < len(found[index + 1])
-        if more:  # beside the next tile's arithmetic
+        if more:  # during the next tile's arithmetic
           sheet.box(x + 0.1, y + 0.68 * h, WRITE * scale, 0.32 * h,
                     fill=writing, z=3)  # fmt: skip
         else:

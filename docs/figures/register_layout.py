@@ -25,7 +25,7 @@ def owned():
 
 @drawn
 def draw(style: Style) -> Figure:
-  """The array in the middle, what a lane needs of A and B beside it."""
+  """The array in the middle, next to it what a lane needs of A and B."""
   shape, own = owned()
   sheet = Sheet(style, 38.6)
   x0, y0, w, h = 11.4, 11, 1.6, 4.2

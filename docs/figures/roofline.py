@@ -28,7 +28,7 @@ RIDGES = (
 )  # fmt: skip
 
 
-# Where labels stand beside their points, if not on the right.
+# Where labels stand next to their points, if not on the right.
 _LEFT, _BELOW = (-8, -1, "right"), (3, -13, "left")
 _ABOVE_LEFT, _BELOW_LEFT = (-8, 4, "right"), (-8, -6, "right")
 _PLACES = {

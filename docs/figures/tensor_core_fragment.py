@@ -47,8 +47,8 @@ def draw(style: Style) -> Figure:
         lane_at[row, column] = lane
   for row in range(16):
     for column in range(0, 8, 2):
-      lane, beside = lane_at[row, column : column + 2]
-      assert lane == beside
+      lane, right = lane_at[row, column : column + 2]
+      assert lane == right
       here = lane == PICKED
       strength = 1.0 if here else 0.42 if row < 8 else 0.25
       fill = style.tint(style.warps[0], strength)

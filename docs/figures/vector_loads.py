@@ -1,4 +1,4 @@
-"""One load of 16 bytes in place of four of 4, and A turned on its way.
+"""One load of 16 bytes in place of four of 4, and A transposed on its way.
 
 Above: a thread that takes four neighbouring words issues four load
 instructions, or one. Below: a warp's part of A's tile in rung 6. Each thread

@@ -47,7 +47,7 @@ class Claim:
   Attributes:
     own: a pattern that is found in the names of the arm's kernels.
     needs: what it takes to run them, for the reason of one that did not.
-    alone: whether all kernels of a call must be such, rather than some.
+    alone: whether all kernels of a call must match, rather than some.
   """
 
   own: str
@@ -86,7 +86,7 @@ class Case(Protocol):
   Attributes:
     suite: the list that it is of; those of a suite are compiled together.
     baseline: the arm whose time over that of the first is the row's ratio.
-    may_skip: whether arms beside the first may be left out. Then the row says
+    may_skip: whether arms after the first may be left out. Then the row says
       which, and why others were not.
     claims: of the arms from elsewhere, by name. The ops, the rungs and two
       calls of an op claim nothing: they may choose XLA.

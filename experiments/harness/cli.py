@@ -13,7 +13,8 @@ from typing import Any
 
 from absl import app, flags
 
-from experiments.harness import console, suites, timing
+from experiments.harness import console, timing
+from experiments.harness import shapes as shapes_lib
 from pallas_gemm import hardware
 from pallas_gemm.ladder import contract
 
@@ -145,7 +146,7 @@ def parse_rungs(
 
 def parse_shapes(
   shapes: Sequence[str], sizes: Sequence[str] = ()
-) -> tuple[suites.Shape, ...]:
+) -> tuple[shapes_lib.Shape, ...]:
   """Shapes of `--shapes` after squares of `--sizes`, each once.
 
   Raises:
@@ -155,9 +156,9 @@ def parse_shapes(
   for size in sizes:
     if not re.fullmatch(r"\d+", size.strip()) or int(size) < 1:
       raise FlagError(f"--sizes: want positive integers, got {size!r}")
-    found += suites.square(int(size))
+    found.append(shapes_lib.Shape(*[int(size)] * 3))
   try:
-    found += map(suites.parse, shapes)
+    found += map(shapes_lib.parse, shapes)
   except ValueError as error:
     raise FlagError(f"--shapes: {error}") from None
   return tuple(dict.fromkeys(found))

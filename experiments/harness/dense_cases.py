@@ -1,4 +1,4 @@
-"""The dense ops beside what a JAX user writes instead: cases, by suite.
+"""The dense ops and what a JAX user writes instead: cases, by suite.
 
 A case is one expression on one shape, written twice: with `pallas_gemm`, and
 with `jax.numpy` alone. Where `jnp.dot` gives 16 bits, the baseline rounds the
@@ -6,9 +6,11 @@ product before a bias, C or an activation sees it (XLA may fuse them and skip
 that); the ops round once, at the end.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
+import math
+import random
 from typing import Any
 
 import jax
@@ -16,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.harness import case as case_lib
-from experiments.harness import case_check, inputs, suites
+from experiments.harness import case_check, inputs, shapes
 import pallas_gemm
 from pallas_gemm import numerics, sampling
 
@@ -228,120 +230,129 @@ def _by_kernel(case: Case, matmul, gated):
   }[case.kernel]
 
 
-# Each suite as keyword arguments of its cases.
-def _plain(*names: str) -> list[dict[str, Any]]:
-  return [shape._asdict() for name in names for shape in suites.suite(name)]
-
-
-def _every(name: str, field: str, values) -> list[dict[str, Any]]:
-  """The shapes of a suite, each with every value of a field."""
-  return [shape | {field: value} for shape in _plain(name) for value in values]
-
-
-def _batched(batch: int, m: int, n: int, k: int, **kwargs) -> dict[str, Any]:
-  return {"batch": batch, "m": m, "n": n, "k": k, **kwargs}
-
-
-_EPILOGUES = (
-  "bias", "relu", "gelu", "silu", "residual", "residual+bias", "bias+gelu",
-  "bias+gelu_erf",
-)  # fmt: skip
-SUITES: dict[str, list[dict[str, Any]]] = {
-  "square": _plain("square"),
-  "llama_8b": _plain("llama_8b"),
-  "llama_70b": _plain("llama_70b"),
-  "unaligned": _plain("unaligned", "uneven"),
-  "tall_skinny": _plain("tall_skinny", "long_k"),
-  # And the derivatives of both matrices.
-  "lora": [
-    *_plain("lora"),
-    {"m": 4096, "n": 16, "k": 4096, "layout": "TN"},
-    {"m": 16, "n": 4096, "k": 4096, "layout": "TN"},
-    {"m": 64, "n": 8192, "k": 8192, "layout": "TN"},
-  ],
-  "narrow": _plain("narrow"),
-  # Besides: a ViT-B's layers at 64 images, a diffusion model's, a classifier's.
-  "models": [
-    *_plain("small_llm"),
-    {"m": 2048, "n": 8192, "k": 16384, "layout": "TN"},
-    {"m": 12608, "n": 2304, "k": 768, "epilogue": "bias"},
-    {"m": 12608, "n": 3072, "k": 768, "epilogue": "bias+gelu"},
-    {"m": 12608, "n": 768, "k": 3072, "epilogue": "bias"},
-    {"m": 4096, "n": 320, "k": 320},
-    {"m": 4096, "n": 1280, "k": 320, "epilogue": "bias+gelu"},
-    {"m": 256, "n": 512, "k": 784, "epilogue": "bias+relu"},
-    {"m": 256, "n": 10, "k": 512, "epilogue": "bias"},
-  ],
-  # Sums up to 256: adapters added to a layer's results, narrow layers, heads.
-  "short": [
-    {"m": 8192, "n": 4096, "k": 64, "epilogue": "residual"},
-    {"m": 2048, "n": 8192, "k": 64, "epilogue": "residual"},
-    {"m": 4096, "n": 11008, "k": 128, "epilogue": "residual"},
-    {"m": 4096, "n": 4096, "k": 256, "epilogue": "residual"},
-    {"m": 8192, "n": 4096, "k": 64, "epilogue": "bias+gelu"},
-    {"m": 8192, "n": 2048, "k": 128, "epilogue": "bias+gelu"},
-    *_plain("short"),
-    {"m": 8192, "n": 8192, "k": 64, "out_dtype": "float32"},
-    _batched(64, 512, 512, 64, layout="NT"),
-    _batched(96, 256, 256, 128),
-    _batched(2048, 64, 64, 64),
-    _batched(256, 128, 128, 64, out_dtype="float32"),
-  ],
-  "float32": _every("wide", "out_dtype", ("float32",)),
-  "vocabulary": _plain("vocabulary"),
-  "layouts": _every("backward", "layout", ("NN", "NT", "TN", "TT")),
-  "epilogues": _every("mlp", "epilogue", _EPILOGUES)
-  + _every("mlp", "out_dtype", ("float32",)),
-  "gated": _every("mlp", "kernel", ("gated_matmul",)),
-  "training": _every("training", "kernel", ("matmul_vjp",)),
-  "batched": [
-    _batched(32, 1024, 1024, 128, layout="NT"),
-    _batched(32, 1024, 1024, 128),
-    _batched(32, 1024, 128, 1024),
-    _batched(64, 512, 64, 512),
-    _batched(128, 128, 128, 128),
-    _batched(8, 2048, 2048, 2048),
-    _batched(8, 1000, 1000, 1000),
-    # Decoding with 8 queries a head, and tiny products.
-    _batched(64, 8, 4096, 128, layout="NT"),
-    _batched(64, 8, 128, 4096),
-    _batched(192, 197, 197, 64, layout="NT"),
-    _batched(1024, 64, 64, 64),
-    _batched(3, 1792, 832, 256, layout="NT"),
-  ],
-}
-QUICK = [
-  *(shape._asdict() for shape in suites.square(1024, 4096, 4095)),
-  {"m": 16, "n": 8192, "k": 8192},
-  *_every("mlp", "epilogue", ("bias+gelu",)),
-  *SUITES["gated"],
-  _batched(32, 1024, 1024, 128),
-]
-INTERPRET = [
-  *_plain("interpret"),
-  {"m": 33, "n": 24, "k": 40, "layout": "TT", "epilogue": "residual+bias"},
-  {"m": 16, "n": 32, "k": 48, "epilogue": "bias+gelu"},
-  {"m": 16, "n": 32, "k": 48, "kernel": "gated_matmul"},
-  {"m": 16, "n": 32, "k": 48, "kernel": "matmul_vjp"},
-  _batched(2, 16, 24, 32, out_dtype="float32"),
-]
-# The suites that no "all" holds: parts of others, or for the interpreter.
-SPECIAL = {"quick": QUICK, "interpret": INTERPRET}
-NAMES = (*SPECIAL, *SUITES, "all")
+NAMES = (*shapes.DENSE, "all")
 
 
 def suite(name: str, dtype: str = "bfloat16") -> list[Case]:
-  """The cases of a suite; of "all", those of every suite but the special.
+  """The cases of a suite; of "all", those of every published suite.
 
   Raises:
     ValueError: no suite has that name.
   """
-  found = suites.choose(name, SUITES, SPECIAL)
-  return [Case(suite=of, dtype=dtype, **kwargs) for of, kwargs in found]
+  return [Case(dtype=dtype, **x) for x in shapes.problems(shapes.DENSE, name)]
 
 
-def plain(shapes: tuple[suites.Shape, ...], dtype: str) -> list[Case]:
+def plain(found: Sequence[shapes.Shape], dtype: str) -> list[Case]:
   """Products of the shapes that a user named."""
-  return [
-    Case(suite="shapes", dtype=dtype, **shape._asdict()) for shape in shapes
+  return [Case(suite="shapes", dtype=dtype, **x._asdict()) for x in found]
+
+
+# Random problems, to see how the cost model fares where nothing was fitted:
+# sizes of models' layers and of numbers of tokens, or any; with every layout,
+# batches, and epilogues.
+# Widths of the layers of language and vision models.
+_WIDTHS = (
+    128, 256, 320, 384, 512, 576, 640, 768, 896, 1024, 1152, 1280, 1536, 1600,
+    1792, 2048, 2304, 2560, 2816, 2880, 3072, 3584, 4096, 4544, 5120, 5376,
+    5760, 6144, 6400, 6656, 7168, 8192, 8640, 9216, 10240, 11008, 12288, 13824,
+    14336, 16384, 17920, 18944, 24576, 27648, 28672, 32000, 32768,
+)  # fmt: skip
+_TOKENS = (
+    1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 100, 128, 160, 192, 200, 256,
+    320, 384, 500, 512, 640, 768, 1000, 1024, 1536, 2048, 2560, 3000, 4096,
+    5000, 6144, 8192, 12288, 16384,
+)  # fmt: skip
+_BATCHES = (2, 3, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_BATCHED = (
+    32, 48, 64, 80, 96, 128, 192, 196, 256, 384, 512, 768, 1024, 2048,
+)  # fmt: skip
+_SHORT = (16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256)
+_SQUARE = (
+    384, 640, 768, 896, 1280, 1536, 1792, 2304, 2560, 3072, 3584, 5120, 6144,
+    7168, 10240, 12288,
+)  # fmt: skip
+# The frequent ones stand in here several times.
+_KINDS = (
+  *["layer"] * 6,
+  *["odd"] * 2,
+  *["batched"] * 2,
+  "short",
+  "gated",
+  "square",
+)
+_LAYOUTS = (*["NN"] * 3, *["NT"] * 3, *["TN"] * 2, "TT")
+_DRAWN_EPILOGUES = (
+  *["none"] * 6,
+  "bias",
+  "bias+gelu",
+  "silu",
+  "residual",
+  "residual+bias",
+  "relu",
+  "bias+gelu_erf",
+)
+_OUT_DTYPES = (*[None] * 6, "float32")
+_BATCHED_EPILOGUES = (*["none"] * 5, "relu")
+# Larger ones are left out: 1.6 ms at 800 TFLOP/s; elements of the operands.
+_MOST_FLOPS = 1.3e12
+_MOST_ELEMENTS = 6e8
+
+
+def draw(seed: int, count: int, dtype: str) -> list[Case]:
+  """Random cases, those of a kind (the suite) one after the other.
+
+  Args:
+    seed: of the problems.
+    count: how many; the first of more with the same seed.
+    dtype: of the operands.
+  """
+  rng = random.Random(seed)
+  found: list[Case] = []
+  while len(found) < count:
+    case = Case(dtype=dtype, **_fields(rng))
+    elements = sum(math.prod(x.shape) for x in case.operands().values())
+    if case.flops() <= _MOST_FLOPS and elements <= _MOST_ELEMENTS:
+      found.append(case)
+  return sorted(found, key=lambda case: case.suite)
+
+
+def _fields(rng: random.Random) -> dict[str, Any]:
+  kind = rng.choice(_KINDS)
+  found: dict[str, Any] = {
+    "suite": kind,
+    "layout": rng.choice(_LAYOUTS),
+    "epilogue": rng.choice(_DRAWN_EPILOGUES),
+    "out_dtype": rng.choice(_OUT_DTYPES),
+  }
+  if kind == "layer":
+    sizes = rng.choice(_TOKENS), rng.choice(_WIDTHS), rng.choice(_WIDTHS)
+  elif kind == "odd":
+    sizes = _odd(rng)
+  elif kind == "batched":
+    found["batch"] = rng.choice(_BATCHES)
+    sizes = tuple(rng.choice(_BATCHED) for _ in range(3))
+    found["epilogue"] = rng.choice(_BATCHED_EPILOGUES)
+  elif kind == "short":
+    sizes = rng.choice(_TOKENS[20:]), rng.choice(_WIDTHS), rng.choice(_SHORT)
+  elif kind == "gated":
+    sizes = (
+      rng.choice(_TOKENS),
+      rng.choice(_WIDTHS[8:]),
+      rng.choice(_WIDTHS[8:40]),
+    )
+    plain = {"layout": "NN", "epilogue": "none", "out_dtype": None}
+    found |= {"kernel": "gated_matmul"} | plain
+  else:
+    sizes = (rng.choice(_SQUARE),) * 3
+  return found | dict(zip("mnk", sizes))
+
+
+def _odd(rng: random.Random) -> tuple[int, ...]:
+  """Any sizes, evenly on a logarithmic scale; most are multiples of 8."""
+  sizes = [
+    int(math.exp(rng.uniform(math.log(16), math.log(most))))
+    for most in (12000, 12000, 8000)
   ]
+  if rng.random() < 0.7:
+    sizes = [-(-size // 8) * 8 for size in sizes]
+  return tuple(sizes)

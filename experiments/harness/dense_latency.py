@@ -9,20 +9,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.harness import dense_cases, suites
+from experiments.harness import dense_cases
 from experiments.harness import run as run_lib
+from experiments.harness import shapes as shapes_lib
 import pallas_gemm
 from pallas_gemm.tuning import Problem, model
 
 # Shapes that no suite has: nothing of them is compiled yet. The first is not
 # reported: it pays for what a process does once.
 FIRST_CALLS = (
-  suites.Shape(640, 768, 896),
-  suites.Shape(24, 5120, 3072),
-  suites.Shape(1280, 1536, 1792),
-  suites.Shape(3072, 5120, 2304),
+  shapes_lib.Shape(640, 768, 896),
+  shapes_lib.Shape(24, 5120, 3072),
+  shapes_lib.Shape(1280, 1536, 1792),
+  shapes_lib.Shape(3072, 5120, 2304),
 )
-TINY = suites.Shape(128, 128, 128)
+TINY = shapes_lib.Shape(128, 128, 128)
 EAGER_CALLS = 200
 SUITE = "latency"
 
@@ -35,12 +36,12 @@ def rows(
   def op(a, b):
     return pallas_gemm.matmul(a, b, implementation=implementation)
 
-  def row(kernel: str, shape: suites.Shape, found, repeats: int):
+  def row(kernel: str, shape: shapes_lib.Shape, found, repeats: int):
     fields = shape._asdict() | found
     made = bench.row(suite=SUITE, kernel=kernel, dtype=dtype, **fields)
     return made | {"repeats": repeats}
 
-  def operands(shape: suites.Shape):
+  def operands(shape: shapes_lib.Shape):
     [case] = dense_cases.plain((shape,), dtype)
     return jax.block_until_ready(case.draw(bench.seed))
 
@@ -50,7 +51,7 @@ def rows(
     yield row("first_call", shape, found, 1)
   found = eager_calls(op, **operands(TINY))
   yield row("eager_call", TINY, found, EAGER_CALLS)
-  shapes = suites.suite("llama_70b")
+  shapes = shapes_lib.suite("llama_70b")
   found = {"choose_us": choosing(shapes, dtype)}
   yield row("model.choose", shapes[0], found, len(shapes))
 
@@ -86,7 +87,7 @@ def eager_calls(op: Callable, a: jax.Array, b: jax.Array) -> dict[str, float]:
   return {name: statistics.median(values) for name, values in times.items()}
 
 
-def choosing(shapes: tuple[suites.Shape, ...], dtype: str) -> float:
+def choosing(shapes: tuple[shapes_lib.Shape, ...], dtype: str) -> float:
   """us that the cost model takes for a problem that it has not seen."""
   choose = inspect.unwrap(model.choose)  # past its cache
   found = []

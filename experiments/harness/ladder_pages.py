@@ -10,7 +10,7 @@ from experiments.harness import (
   ladder_plots,
   ladder_tables,
   report,
-  suites,
+  shapes,
   tables,
 )
 from experiments.harness import console as console_lib
@@ -208,9 +208,9 @@ def _update_pages(
   report.update_readme(console)
 
 
-def own_problems() -> tuple[suites.Shape, ...]:
+def own_problems() -> tuple[shapes.Shape, ...]:
   """The shapes of the tables; others are of the sweep, or somebody's own."""
-  return suites.suite("ladder") + suites.suite("large")
+  return shapes.suite("ladder") + shapes.suite("large")
 
 
 def own_rows(devices: Iterable[Device]) -> dict[pathlib.Path, list[RowDict]]:

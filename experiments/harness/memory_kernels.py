@@ -1,15 +1,10 @@
 """Small kernels that touch one level of the memory hierarchy, and their data.
 
-`chase` takes one step after another along a ring: each load waits for the one
-before, whose result is its address. `read` loads tiles again and again, 128
-bits a thread; `copy` moves an array once.
-
-Trip counts are arguments: one kernel serves any length, and no compiler can
-take a loop apart. So is the number of tiles, without which the loads of a ring
-of few tiles would be the same in each round, and leave the loop.
+How often to load is an argument: one kernel serves any length, and no compiler
+can take a loop apart. So is the number of tiles: loads of a ring of few tiles
+would else be the same in each round, and leave the loop.
 """
 
-from collections.abc import Callable
 import functools
 from typing import Any
 
@@ -23,8 +18,7 @@ import numpy as np
 from pallas_gemm import compat
 from pallas_gemm.ladder.register_layouts import LANE, THREADS
 
-WORD_BYTES = 4
-LINE_BYTES = 128
+WORD_BYTES, LINE_BYTES = 4, 128
 LINE_WORDS = LINE_BYTES // WORD_BYTES
 # A load instruction of 128 bits takes a vector of the warpgroup, and a step of
 # `read` a tile: eight loads on their way at once.
@@ -32,34 +26,26 @@ VECTOR = 4 * THREADS
 LOADS = 8
 TILE = LOADS * VECTOR
 TILE_BYTES = TILE * WORD_BYTES
-# Blocks begin so many tiles apart. Where 8 blocks share an SM, none meets in L1
-# what another has just brought there, whichever way blocks are dealt to SMs.
+# Blocks start so many tiles apart: of 8 blocks that share an SM none meets in
+# L1 what another has just loaded, whichever way blocks are dealt to SMs.
 _APART = 37
 
 
 def order(lines: int, seed: int) -> np.ndarray:
   """The order in which a chase visits the lines: from line 0, at random."""
-  others = np.arange(1, lines, dtype=np.int32)
-  others = np.random.default_rng(seed).permutation(others)
-  return np.concatenate([np.zeros(1, np.int32), others])
+  others = np.random.default_rng(seed).permutation(lines - 1) + 1
+  return np.concatenate([[0], others]).astype(np.int32)
 
 
 def ring(visits: np.ndarray, lines: int) -> jax.Array:
   """int32 [lines * LINE_WORDS]: the first word of a line says where to go on.
 
-  Args:
-    visits: each line of the ring once, in order.
-    lines: of the array; those beyond the ring are never read.
+  Lines that are not visited are never read.
   """
-  following = np.zeros(lines, np.int32)
-  following[visits] = np.roll(visits, -1) * LINE_WORDS
-  return _spread(following)
-
-
-@jax.jit
-def _spread(following):
+  links = np.roll(visits, -1) * LINE_WORDS
   # On the device: a ring of GiB is but MiB of links.
-  return jnp.pad(following[:, None], ((0, 0), (0, LINE_WORDS - 1))).reshape(-1)
+  words = jnp.zeros((lines, LINE_WORDS), jnp.int32)
+  return words.at[visits, 0].set(links).reshape(-1)
 
 
 def end(visits: np.ndarray, steps: int) -> int:
@@ -71,12 +57,9 @@ def end(visits: np.ndarray, steps: int) -> int:
 def chase(
   links: jax.Array, steps: jax.Array, *, shared: bool = False
 ) -> jax.Array:
-  """int32 [THREADS], all alike: where `steps` steps along the links lead.
+  """int32 [THREADS], all alike: where steps [1] along the links lead.
 
-  Args:
-    links: of `ring`.
-    steps: int32 [1].
-    shared: goes through a copy of the links in shared memory.
+  `shared`: goes through a copy of the links in shared memory.
   """
 
   def body(links_ref, steps_ref, out_ref):
@@ -141,14 +124,7 @@ def copy(words: jax.Array) -> jax.Array:
   return _launch("copy", body, words.shape, words.size // TILE, (words,))
 
 
-def _launch(
-  name: str,
-  body: Callable[..., None],
-  out_shape: tuple[int, ...],
-  blocks: int,
-  operands: tuple[jax.Array, ...],
-  shared: bool = False,
-) -> jax.Array:
+def _launch(name, body, out_shape, blocks, operands, shared=False) -> jax.Array:
   """Runs a body; if asked, on a copy of its first operand in shared memory."""
 
   def on_copy(source_ref, *refs):
@@ -175,12 +151,11 @@ def _load(ref: Any) -> jax.Array:
 
 def example(name: str, words: int, **keywords: Any):
   """A kernel as a function, and its arguments; see `compiled`."""
-  kernel, arguments = {
-    "chase": (chase, [1]),
-    "read": (read, [2]),
-    "copy": (copy, []),
+  kernel, *lengths = {
+    "chase": (chase, 1),
+    "read": (read, 2),
+    "copy": (copy,),
   }[name]
-  shapes = [(words,), *((count,) for count in arguments)]
   return functools.partial(kernel, **keywords), [
-    jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes
+    jax.ShapeDtypeStruct((size,), jnp.int32) for size in (words, *lengths)
   ]

@@ -4,6 +4,8 @@ import importlib
 import inspect
 import math
 
+from jax.experimental import pallas as pl
+
 from experiments.harness import compiled, tables
 from pallas_gemm import hardware
 from pallas_gemm.ladder import blocks, contract, traffic, traffic_text
@@ -125,7 +127,7 @@ def block_cells(
     points = (*grid[:2], 1) if name == "C" else grid
     axes = spec.collective_axes or ()
     sharers = math.prod(getattr(config, axis) for axis in axes)
-    times = contract.cdiv(blocks.times_read(spec, points), sharers)
+    times = pl.cdiv(blocks.times_read(spec, points), sharers)
     text = f"read {times:,} times" if times > 1 else "read once"
     if sharers > 1:
       text += ", multicast"

@@ -4,17 +4,16 @@ Whatever can't be found out is None; nothing here raises.
 """
 
 from collections.abc import Callable
+import ctypes
 import dataclasses
 import datetime
 import functools
 import os
 import pathlib
 import re
-import shutil
 import statistics
 import subprocess
 import threading
-from typing import Any
 
 import jax
 import jaxlib
@@ -23,7 +22,8 @@ SAMPLE_EVERY_S = 0.05
 # Names the code's version where there is no git to ask (an unpacked archive).
 COMMIT_VARIABLE = "PALLAS_GEMM_COMMIT"
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_QUERY = "clocks.sm,power.draw,temperature.gpu"
+# Of NVML.
+_CLOCK_SM, _TEMPERATURE_GPU = 1, 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Monitor:
   """
 
   def __init__(self, read: Callable[[], Load] | None = None):
-    self._read = read or reader()
+    self._read = read or read_load
     self._samples: list[Load] = []
     self._stop = threading.Event()
     self._thread = threading.Thread(target=self._run, daemon=True)
@@ -82,65 +82,47 @@ class Monitor:
     return Load(**{f.name: median(f.name) for f in dataclasses.fields(Load)})
 
 
-def reader() -> Callable[[], Load]:
-  """Reads the first GPU's state: NVML where Python has it, else nvidia-smi."""
+def read_load() -> Load:
+  """The first GPU's state at this moment."""
   if jax.devices()[0].platform == "cpu":
-    return Load
-  return _nvml_reader() or _smi_load
-
-
-def _nvml_reader() -> Callable[[], Load] | None:
-  try:
-    import pynvml  # pylint: disable=g-import-not-at-top
-
-    pynvml.nvmlInit()
-    gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-    # One reading now: a library that can't is no reader.
-    pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)
-  except Exception:  # pylint: disable=broad-exception-caught
-    return None
-
-  def ask(question: Callable[..., Any], *args: Any, scale: float = 1.0):
-    try:
-      return question(gpu, *args) * scale
-    except pynvml.NVMLError:
-      return None
-
-  return lambda: Load(
-    sm_clock_mhz=ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
-    power_w=ask(pynvml.nvmlDeviceGetPowerUsage, scale=1e-3),
-    temperature_c=ask(
-      pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU
-    ),
+    return Load()
+  return Load(
+    sm_clock_mhz=_ask("nvmlDeviceGetClockInfo", _CLOCK_SM),
+    power_w=_ask("nvmlDeviceGetPowerUsage", scale=1e-3),
+    temperature_c=_ask("nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
   )
 
 
-def _smi(query: str) -> list[str] | None:
-  """Answers of nvidia-smi for the first GPU, or None."""
-  if shutil.which("nvidia-smi") is None:
-    return None
-  command = ["nvidia-smi", f"--query-gpu={query}"]
-  command += ["--format=csv,noheader,nounits", "--id=0"]
+@functools.cache
+def _nvml() -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
+  """NVML, which comes with the driver, and the first GPU's handle."""
   try:
-    done = subprocess.run(
-      command, capture_output=True, text=True, timeout=20, check=True
-    )
-  except (OSError, subprocess.SubprocessError):
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+  except OSError:
     return None
-  answers = [answer.strip() for answer in done.stdout.strip().split(",")]
-  return answers if len(answers) == len(query.split(",")) else None
+  gpu = ctypes.c_void_p()
+  failed = nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByIndex_v2(
+    0, ctypes.byref(gpu)
+  )
+  return None if failed else (nvml, gpu)
 
 
-def _smi_load() -> Load:
-  answers = _smi(_QUERY)
-  return Load() if answers is None else Load(*map(_number, answers))
-
-
-def _number(text: str) -> float | None:
-  try:
-    return float(text)
-  except ValueError:
+def _ask(question: str, *args: int, scale: float = 1.0) -> float | None:
+  """A number of the first GPU."""
+  if (there := _nvml()) is None:
     return None
+  nvml, gpu = there
+  value = ctypes.c_uint()
+  failed = getattr(nvml, question)(gpu, *args, ctypes.byref(value))
+  return None if failed else value.value * scale
+
+
+def _driver() -> str | None:
+  if (there := _nvml()) is None:
+    return None
+  text = ctypes.create_string_buffer(80)
+  failed = there[0].nvmlSystemGetDriverVersion(text, len(text))
+  return None if failed else text.value.decode()
 
 
 def device_name() -> str:
@@ -153,7 +135,6 @@ def versions() -> dict[str, str | None]:
   """The fields device, driver, cuda, jax, jaxlib and commit of a row."""
   device = jax.devices()[0]
   on_gpu = device.platform != "cpu"
-  answers = _smi("driver_version") if on_gpu else None
   # PJRT says e.g. "cuda 13000" for CUDA 13.0.
   said = re.search(r"cuda\s+(\d+)", device.client.platform_version)
   cuda = None
@@ -162,7 +143,7 @@ def versions() -> dict[str, str | None]:
     cuda = f"{number // 1000}.{number % 1000 // 10}"
   return {
     "device": device_name(),
-    "driver": answers[0] if answers else None,
+    "driver": _driver() if on_gpu else None,
     "cuda": cuda if on_gpu else None,
     "jax": jax.__version__,
     "jaxlib": jaxlib.__version__,

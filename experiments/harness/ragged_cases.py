@@ -1,4 +1,4 @@
-"""Grouped products beside what a JAX user writes instead: cases, by suite.
+"""Grouped products and what a JAX user writes instead: cases, by suite.
 
 A case is one pass (forward, a derivative, a gated product, a whole layer) on
 one shape with one distribution of group sizes. It is written several times:
@@ -10,6 +10,7 @@ be expected to beat.
 import dataclasses
 import functools
 import inspect
+import math
 from typing import Any
 
 import jax
@@ -18,16 +19,9 @@ import numpy as np
 
 from examples import moe
 from experiments.harness import case as case_lib
-from experiments.harness import (
-  case_check,
-  inputs,
-  ragged_peers,
-  ragged_suites,
-  suites,
-)
+from experiments.harness import case_check, inputs, ragged_peers, shapes
 from experiments.harness.case import OURS, Call, only
-from experiments.harness.group_sizes import DISTRIBUTIONS
-from experiments.harness.ragged_suites import LAYERS, TRAINING
+from experiments.harness.shapes import LAYERS, TRAINING
 import pallas_gemm
 from pallas_gemm import numerics, sampling
 
@@ -50,7 +44,7 @@ CLAIMS = {
 }
 # What others have for grouped products.
 PEERS = (LAX, FUSED, EXAMPLE, EXAMPLE_DW, *TOKAMAX, *TUNED.values())
-# What can be measured beside an op; what is tuned, as an option.
+# What can be measured next to an op; what is tuned, as an option.
 BESIDE = (DENSE, TWO, LAX, FUSED, EXAMPLE, EXAMPLE_DW, *TOKAMAX)
 
 # 2*M*K*N FLOP, so many times.
@@ -118,9 +112,7 @@ class Case(case_lib.Case):
     """Rows of each group, int32 [G]; None in a layer."""
     if self.is_layer:
       return None
-    return DISTRIBUTIONS[self.sizes](
-      self.m, self.groups, np.random.default_rng(seed)
-    ).astype(np.int32)
+    return group_sizes(self.sizes, self.m, self.groups, seed)
 
   def draw(self, seed: int) -> Operands:
     """The arguments, N(0, 1), on the device; a layer's weights are smaller."""
@@ -337,16 +329,65 @@ def _taking_all(fn: Call) -> Call:
   return call
 
 
-# The suites that no "all" holds; see `ragged_suites`.
-SUITES, SPECIAL = ragged_suites.SUITES, ragged_suites.SPECIAL
-NAMES = (*SPECIAL, *SUITES, "all")
+NAMES = (*shapes.GROUPED, "all")
 
 
 def suite(name: str, dtype: str = "bfloat16") -> list[Case]:
-  """The cases of a suite; of "all", those of every suite but the special.
+  """The cases of a suite; of "all", those of every published suite.
 
   Raises:
     ValueError: no suite has that name.
   """
-  found = suites.choose(name, SUITES, SPECIAL)
-  return [Case(suite=of, dtype=dtype, **kwargs) for of, kwargs in found]
+  return [Case(dtype=dtype, **x) for x in shapes.problems(shapes.GROUPED, name)]
+
+
+def group_sizes(how: str, m: int, groups: int, seed: int) -> np.ndarray:
+  """How M rows are shared out among groups: int [groups].
+
+  Args:
+    how: a name of `DISTRIBUTIONS`. "padded" leaves the last quarter of the rows
+      to no group; "odd" leaves a row over if the parities say so.
+    m: rows.
+    groups: how many.
+    seed: of what is drawn.
+  """
+  rng = np.random.default_rng(seed)
+  return DISTRIBUTIONS[how](m, groups, rng).astype(np.int32)
+
+
+def _even(m: int, groups: int, rng) -> np.ndarray:
+  del rng
+  return m // groups + (np.arange(groups) < m % groups)
+
+
+def _random(m: int, groups: int, rng) -> np.ndarray:
+  return rng.multinomial(m, np.full(groups, 1 / groups))
+
+
+def _zipf(m: int, groups: int, rng) -> np.ndarray:
+  shares = 1 / np.arange(1, groups + 1)
+  return rng.permutation(rng.multinomial(m, shares / shares.sum()))
+
+
+def _one_hot(m: int, groups: int, rng) -> np.ndarray:
+  return m * (np.arange(groups) == rng.integers(groups))
+
+
+def _half_empty(m: int, groups: int, rng) -> np.ndarray:
+  full = rng.permutation(np.arange(groups) < math.ceil(groups / 2))
+  sizes = np.zeros(groups, int)
+  sizes[full] = _even(m, int(full.sum()), rng)
+  return sizes
+
+
+DISTRIBUTIONS = {
+  "even": _even,
+  "random": _random,
+  "zipf": _zipf,
+  "one_hot": _one_hot,
+  "half_empty": _half_empty,
+  "odd": lambda m, groups, rng: (
+    2 * _random(max(0, m - groups) // 2, groups, rng) + 1
+  ),
+  "padded": lambda m, groups, rng: _random(m - m // 4, groups, rng),
+}

@@ -6,8 +6,8 @@ import itertools
 from experiments.harness import (
   plots,
   ragged_cases,
-  ragged_suites,
   ragged_tables,
+  shapes,
   tables,
 )
 from experiments.harness.case import OURS
@@ -74,7 +74,7 @@ def sizes(rows: Sequence[RowDict]):
   if len(devices := {row["device"] for row in found}) > 1:
     raise ValueError(f"want rows of one device, got {sorted(devices)}")
   by_pass = tables.grouped(found, lambda row: row["pass"])
-  passes = [x for x in ragged_suites.TRAINING if x in by_pass]
+  passes = [x for x in shapes.TRAINING if x in by_pass]
   fig, axes = plots.panels(12, 4.2, ncols=len(passes), sharey=True)
   for ax, pass_ in zip(axes, passes):
     group = by_pass[pass_]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 import operator
 import statistics
 
-from experiments.harness import ragged_cases, ragged_suites, tables
+from experiments.harness import ragged_cases, shapes, tables
 from experiments.harness.tables import RowDict
 
 DECODE, SIZES = "decode", "sizes"
@@ -216,7 +216,7 @@ def _sizes(rows: Sequence[RowDict]) -> str:
   found = [row for row in timed(rows) if row["suite"] == SIZES]
   columns = [
     (f"{pass_} {how}", group, {"": lambda row: _percent(share(row))})
-    for pass_ in ragged_suites.TRAINING
+    for pass_ in shapes.TRAINING
     for how, group in tables.grouped(
       (row for row in found if row["pass"] == pass_),
       lambda row: row["group_sizes"],
@@ -242,7 +242,7 @@ def _distributions(rows: Sequence[RowDict]) -> str:
   ]
   passes = tables.grouped(found, lambda row: row["pass"])
   ratio = {"": tables.field("ratio_to_even", tables.factor)}
-  columns = [(x, passes[x], ratio) for x in ragged_suites.PASSES if x in passes]
+  columns = [(x, passes[x], ratio) for x in shapes.PASSES if x in passes]
   index = {"speed over even groups": tables.field("group_sizes")}
   table = tables.pivot(found, index, columns)
   return tables.markdown(*table) if found else ""

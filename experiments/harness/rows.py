@@ -23,7 +23,7 @@ from experiments.harness import cli
 
 
 def _results(programs: pathlib.Path) -> pathlib.Path:
-  """Where rows go: beside the programs of a checkout, else to ./results."""
+  """Where rows go: next to the programs of a checkout, else to ./results."""
   if (programs.parent / "pyproject.toml").exists():
     return programs / "results"
   return pathlib.Path("results")
@@ -118,7 +118,7 @@ OPTIONAL_FIELDS: dict[str, Any] = {
   # Host time of calls under 20 us.
   "wall_ms_median": float,
   "baseline_wall_ms_median": float,
-  # Of the dense ops: what is computed, beside the product's dimensions.
+  # Of the dense ops: what is computed, next to the product's dimensions.
   "suite": str,
   "layout": str,
   "epilogue": str,

@@ -294,7 +294,7 @@ def _place_of(eqn: Any, ins: list[tuple[int, ...]]) -> tuple[int, ...] | None:
     return None
   at = next(iter(used), ())
   if name in _ELEMENTWISE:
-    # A number that has dimensions beside them may differ along them.
+    # A number with more dimensions may differ along them.
     return at
   if name == "broadcast_in_dim":
     return tuple(params["broadcast_dimensions"][i] for i in at)

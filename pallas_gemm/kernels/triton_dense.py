@@ -113,7 +113,7 @@ def precision_of(precision: Any, dtype: Any) -> str:
   Of float32: TF32 where XLA takes it too, exact where more is asked for.
 
   Raises:
-    NotImplementedError: it has no such arithmetic.
+    NotImplementedError: it has no arithmetic of that kind.
   """
   presets = lax.DotAlgorithmPreset
   if dtype != jnp.float32:

@@ -23,6 +23,7 @@ from pallas_gemm.ladder import (
   k11_persistent,
   k12_cluster_multicast,
 )
+from pallas_gemm.ladder.contract import Gemm as Gemm
 from pallas_gemm.ladder.contract import Problem as Problem
 from pallas_gemm.ladder.contract import Rung as Rung
 from pallas_gemm.ladder.contract import SimtConfig as SimtConfig

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import jax
+from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_gemm import blas, hardware
@@ -22,7 +23,7 @@ LEAST = 7, 5  # the first compute capability that CUDA 13's ptxas compiles for
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class Gemm:
   """alpha * A[m, k] @ B[k, n] + beta * C[m, n], all of one dtype.
 
   Attributes:
@@ -45,6 +46,9 @@ class Problem:
   def itemsize(self) -> int:
     """Bytes of one element."""
     return jnp.dtype(self.dtype).itemsize
+
+
+Problem = Gemm  # as users know it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,14 +157,14 @@ class Rung:
   dtypes: tuple[str, ...]
   config_type: type
   uses: tuple[str, ...]
-  default_config: Callable[[Problem], Config]
-  is_legal: Callable[[Any, Problem], str | None]
-  grid: Callable[[Problem, Any], tuple[int, int, int]]
-  specs: Callable[[Problem, Any], blocks.Specs]
-  launch: Callable[[Problem, Any], tuple[int, ...]]
+  default_config: Callable[[Gemm], Config]
+  is_legal: Callable[[Any, Gemm], str | None]
+  grid: Callable[[Gemm, Any], tuple[int, int, int]]
+  specs: Callable[[Gemm, Any], blocks.Specs]
+  launch: Callable[[Gemm, Any], tuple[int, ...]]
   layout: Callable[[Any], Any] | None
   warpgroups: Callable[[Any], int]
-  padding: Callable[[Problem, Any], tuple[int, int, int]]
+  padding: Callable[[Gemm, Any], tuple[int, int, int]]
   kernel: Callable[..., jax.Array]
   module: str
   variants: "tuple[Rung, ...]" = ()
@@ -233,14 +237,14 @@ class Rung:
     out = self.kernel(operands, padded, config)
     return out if padded == problem else out[: problem.m, : problem.n]
 
-  def padded(self, problem: Problem, config: Config) -> Problem:
+  def padded(self, problem: Gemm, config: Config) -> Gemm:
     """The problem with its sizes rounded up to what the kernel takes.
 
     XLA pads operands with zeros, and cuts the result: one read and one write
-    of each that does not fit, O(MK + KN + MN) bytes beside O(MNK) work.
+    of each that does not fit, O(MK + KN + MN) bytes for O(MNK) work.
     """
     m, n, k = (
-      cdiv(size, multiple) * multiple
+      pl.cdiv(size, multiple) * multiple
       for size, multiple in zip(
         (problem.m, problem.n, problem.k), self.padding(problem, config)
       )
@@ -250,11 +254,11 @@ class Rung:
 
 def check_arguments(
   a, b, c, *, alpha, beta, dtypes: tuple[str, ...], rung: str
-) -> Problem:
+) -> Gemm:
   """Checks what a user passed, see `blas`; returns the problem it describes."""
   factors = {"alpha": alpha, "beta": beta}
   m, n, k = blas.sizes(a, b, c, **factors, dtypes=dtypes, kernel=rung)
-  return Problem(
+  return Gemm(
     m, n, k, jnp.dtype(a.dtype).name, alpha=float(alpha), beta=float(beta)
   )
 
@@ -288,72 +292,7 @@ def check_fields(config: Config, uses: Sequence[str]) -> str | None:
   return None
 
 
-def at_most(what: str, value: int, most: int) -> str | None:
-  """Reason if there are too many of something."""
-  return f"{what}: {value}, at most {most}" if value > most else None
-
-
-def at_least(what: str, value: int, least: int) -> str | None:
-  """Reason if there are too few of something."""
-  return f"{what}: {value}, at least {least}" if value < least else None
-
-
-def block_is(config: SimtConfig, rows: int, columns: int) -> str | None:
-  """Reason if the block is not what its threads make up."""
-  got = config.block_m, config.block_n
-  if got == (rows, columns):
-    return None
-  return (
-    f"block_m x block_n must be {rows} x {columns} with thread_m x thread_n ="
-    f" {config.thread_m} x {config.thread_n}, got {got[0]} x {got[1]}"
-  )
-
-
-def vectors_fit(
-  config: SimtConfig, consumers: int = 1, least_depth: int = 1
-) -> str | None:
-  """Reason if threads can't move and hold the tiles in vectors of 4.
-
-  Args:
-    config: the tile sizes.
-    consumers: warpgroups that share out the block's columns.
-    least_depth: of a slab.
-  """
-  rows, columns, depth = config.thread_m, config.thread_n, config.block_k
-  if config.vector != 4 or min(rows, columns) < 4:
-    return (
-      "vector must be 4, and thread_m and thread_n at least that, got"
-      f" {config.vector}, {rows} and {columns}"
-    )
-  if depth < least_depth:
-    return f"block_k must be at least {least_depth}, got {depth}"
-  if depth * config.block_n % 512:
-    return (
-      f"block_k * block_n must be a multiple of 512, got"
-      f" {depth * config.block_n}"
-    )
-  return first(
-    block_is(config, 8 * rows, 16 * columns * consumers),
-    at_most("outputs a thread", rows * columns, 128),
-    at_most("block_k", depth, 32),
-    fits(4 * config.stages * depth * (config.block_m + config.block_n)),
-  )
-
-
-def fits(need: int) -> str | None:
-  """Reason if a block can't have so many bytes of shared memory."""
-  have = hardware.current().shared_bytes_per_block
-  if need > have:
-    return f"tiles need {need} bytes of shared memory, a block has {have}"
-  return None
-
-
-def first(*reasons: str | None) -> str | None:
-  """The first reason that is one."""
-  return next((r for r in reasons if r is not None), None)
-
-
-def _without_product(c: jax.Array | None, problem: Problem) -> jax.Array:
+def _without_product(c: jax.Array | None, problem: Gemm) -> jax.Array:
   """beta * C, or zeros: no kernel has anything to multiply."""
   if c is None:
     return jnp.zeros((problem.m, problem.n), problem.dtype)
@@ -368,7 +307,7 @@ def _pad_to(x: jax.Array, rows: int, columns: int) -> jax.Array:
 
 
 def combine(
-  acc: jax.Array, c: jax.Array | None = None, *, problem: Problem
+  acc: jax.Array, c: jax.Array | None = None, *, problem: Gemm
 ) -> jax.Array:
   """alpha * acc + beta * C in float32; used inside kernels.
 
@@ -382,11 +321,6 @@ def combine(
   if problem.beta != 1:
     c = c * jnp.float32(problem.beta)
   return acc + c
-
-
-def cdiv(a: int, b: int) -> int:
-  """Smallest integer >= a / b."""
-  return -(-a // b)
 
 
 def make_rung(

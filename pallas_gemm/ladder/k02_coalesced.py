@@ -38,7 +38,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.ladder import contract, register_layouts
+from pallas_gemm.ladder import contract, legal, register_layouts
 from pallas_gemm.ladder.blocks import GMEM, Specs, window
 from pallas_gemm.ladder.register_layouts import LANE, load, outer
 
@@ -69,9 +69,9 @@ def layout(config):
 def is_legal(config, problem):
   """None, or why `config` can't run."""
   outputs = config.block_m * config.block_n
-  return contract.first(
-    contract.at_least("outputs a block", outputs, 2),
-    contract.at_most("outputs a block", outputs, 4096),
+  return legal.first(
+    legal.at_least("outputs a block", outputs, 2),
+    legal.at_most("outputs a block", outputs, 4096),
   )
 
 

@@ -51,7 +51,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat, hardware
-from pallas_gemm.ladder import contract, register_layouts
+from pallas_gemm.ladder import contract, legal, register_layouts
 from pallas_gemm.ladder.blocks import GMEM, Specs, rows_of, shared_bytes, window
 from pallas_gemm.ladder.register_layouts import LANE, load, outer
 
@@ -89,13 +89,13 @@ def is_legal(config, problem):
   outputs = config.block_m * config.block_n
   # Each warpgroup copies rows of A and B; Mosaic has no arrays of one element.
   rows = max(warpgroups(config), 2)
-  return contract.first(
+  return legal.first(
     hardware.needs("mbarrier", (8, 0)),
-    contract.at_least("block_m", config.block_m, rows),
-    contract.at_least("block_k", config.block_k, rows),
-    contract.at_least("block_n", config.block_n, 2),
-    contract.at_most("threads a block", outputs, 1024),
-    contract.fits(shared_bytes(specs(problem, config).in_specs[:2], 1, 4)),
+    legal.at_least("block_m", config.block_m, rows),
+    legal.at_least("block_k", config.block_k, rows),
+    legal.at_least("block_n", config.block_n, 2),
+    legal.at_most("threads a block", outputs, 1024),
+    legal.fits(shared_bytes(specs(problem, config).in_specs[:2], 1, 4)),
   )
 
 

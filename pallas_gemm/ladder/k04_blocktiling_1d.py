@@ -44,7 +44,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat, hardware
-from pallas_gemm.ladder import contract, register_layouts
+from pallas_gemm.ladder import contract, legal, register_layouts
 from pallas_gemm.ladder.blocks import GMEM, Specs, rows_of, shared_bytes, window
 from pallas_gemm.ladder.register_layouts import LANE, load, outer
 
@@ -85,9 +85,9 @@ def is_legal(config, problem):
       "block_n must be 64, and block_m / (2 * thread_m), the block's"
       f" warpgroups, 1 to 8 and at most block_k, got {config}"
     )
-  return contract.first(
+  return legal.first(
     hardware.needs("mbarrier", (8, 0)),
-    contract.fits(shared_bytes(specs(problem, config).in_specs[:2], 1, 4)),
+    legal.fits(shared_bytes(specs(problem, config).in_specs[:2], 1, 4)),
   )
 
 

@@ -45,7 +45,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.ladder import contract, register_layouts
+from pallas_gemm.ladder import contract, legal, register_layouts
 from pallas_gemm.ladder.blocks import GMEM, Specs, shared_bytes, window
 from pallas_gemm.ladder.register_layouts import LANE, load, outer
 
@@ -78,11 +78,11 @@ def is_legal(config, problem):
   """None, or why `config` can't run."""
   thread = config.thread_m, config.thread_n
   tiles = specs(problem, config).in_specs[:2]
-  return contract.first(
-    contract.block_is(config, 8 * thread[0], 16 * thread[1]),
-    contract.at_most("outputs a thread", thread[0] * thread[1], 128),
-    contract.at_most("block_k", config.block_k, 64),
-    contract.fits(shared_bytes(tiles, 1, 4)),
+  return legal.first(
+    legal.block_is(config, 8 * thread[0], 16 * thread[1]),
+    legal.at_most("outputs a thread", thread[0] * thread[1], 128),
+    legal.at_most("block_k", config.block_k, 64),
+    legal.fits(shared_bytes(tiles, 1, 4)),
   )
 
 

@@ -46,7 +46,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.ladder import contract, register_layouts
+from pallas_gemm.ladder import contract, legal, register_layouts
 from pallas_gemm.ladder.blocks import GMEM, Specs, window
 from pallas_gemm.ladder.register_layouts import LANE, load, outer
 
@@ -78,8 +78,8 @@ def layout(config):
 def is_legal(config, problem):
   """None, or why `config` can't run."""
   del problem
-  return contract.first(
-    contract.vectors_fit(config),
+  return legal.first(
+    legal.vectors_fit(config),
     None
     if config.block_m % 64 == 0 and config.block_k % 8 == 0
     else "a slab of A must be a multiple of 64 x 8 to be dealt to 128"

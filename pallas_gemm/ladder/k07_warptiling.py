@@ -41,7 +41,7 @@ wide. The 128 accumulators leave room for two blocks on an SM; while one waits
 for its slab, the other computes. The slab is 8 deep: at 16 the unrolled loop
 is 35 KB of instructions.
 
-Source: S. Boehm (2022), kernel 10; such fragments after NVIDIA's CUTLASS
+Source: S. Boehm (2022), kernel 10; its fragments after NVIDIA's CUTLASS
 ("Efficient GEMM in CUDA") and S. Gray's maxas SGEMM.
 """
 
@@ -52,7 +52,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.ladder import contract, register_layouts
+from pallas_gemm.ladder import contract, legal, register_layouts
 from pallas_gemm.ladder.blocks import GMEM, Specs, rows_of, window
 from pallas_gemm.ladder.register_layouts import LANE, load, outer
 
@@ -85,7 +85,7 @@ def is_legal(config, problem):
   """None, or why `config` can't run."""
   del problem
   # A slab of A is dealt to 128 threads, a row and 4 columns at a time.
-  return contract.vectors_fit(config, least_depth=512 // config.block_m)
+  return legal.vectors_fit(config, least_depth=512 // config.block_m)
 
 
 def kernel(operands, problem, config):

@@ -1,4 +1,4 @@
-"""Rung 8, double_buffering: copies run beside the arithmetic; the SIMT summit.
+"""Rung 8, double_buffering: copies overlap the arithmetic; the SIMT summit.
 
 **Bottleneck before.** Rung 7 loads a slab, waits, computes, waits. Other blocks
 fill the gaps in part, and copies by registers take issue slots from the FFMAs.
@@ -33,7 +33,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat, hardware
-from pallas_gemm.ladder import blocks, contract
+from pallas_gemm.ladder import blocks, contract, legal
 from pallas_gemm.ladder import register_layouts as layouts
 from pallas_gemm.ladder.blocks import GMEM, SMEM, Specs, copy_in, window
 from pallas_gemm.ladder.register_layouts import LANE, load, outer, zeros
@@ -69,10 +69,10 @@ def is_legal(config, problem):
   """None, or why `config` can't run."""
   (a, b, *_), c = specs(problem, config)
   need = blocks.shared_bytes((a, a, b), config.stages, 4)
-  return hardware.needs("TMA", (9, 0)) or contract.first(
-    contract.vectors_fit(config, CONSUMERS, least_depth=16),
-    contract.at_most("columns of a TMA tile", config.block_n, 256),
-    contract.fits(need + blocks.shared_bytes((c,), 1, 4)),
+  return hardware.needs("TMA", (9, 0)) or legal.first(
+    legal.vectors_fit(config, CONSUMERS, least_depth=16),
+    legal.at_most("columns of a TMA tile", config.block_n, 256),
+    legal.fits(need + blocks.shared_bytes((c,), 1, 4)),
   )
 
 
@@ -174,7 +174,7 @@ def kernel(operands, problem, config):
     grid_names=("block",),
     num_threads=CONSUMERS + 1,
     scratch_types=(
-      blocks.ring(a_spec, stages, jnp.float32),  # as TMA brings it
+      blocks.ring(a_spec, stages, jnp.float32),  # as TMA copies it
       plgpu.SMEM((stages, bk, bm), jnp.float32),  # transposed
       blocks.ring(b_spec, stages, jnp.float32),
       plgpu.SMEM((CONSUMERS, bm, own_n), jnp.float32),
@@ -246,7 +246,7 @@ _BY_REGISTERS = contract.make_rung(
   idea="a second buffer by registers, without TMA",
   dtypes=contract.FLOAT32,
   DEFAULT=contract.SimtConfig(128, 128, 8, 16, 8, 4, stages=2, raster=8),
-  is_legal=lambda c, _: contract.vectors_fit(c, 1, 512 // c.block_m),
+  is_legal=lambda c, _: legal.vectors_fit(c, 1, 512 // c.block_m),
   specs=functools.partial(specs, memory=GMEM),
   kernel=kernel_by_registers,
 )

@@ -54,7 +54,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat, hardware
-from pallas_gemm.ladder import blocks, contract, register_layouts
+from pallas_gemm.ladder import blocks, contract, legal, register_layouts
 from pallas_gemm.ladder import tensor_core_common as common
 from pallas_gemm.ladder.blocks import GMEM, SMEM, Specs, along_k, window
 from pallas_gemm.ladder.register_layouts import load, rows_of_vectors, zeros
@@ -88,9 +88,9 @@ def is_legal(config, problem):
   need = blocks.shared_bytes((a, b), config.stages, 2)
   need += blocks.shared_bytes((c,), 1, 2)
   barriers = common.BARRIER_BYTES * (config.stages + 1)
-  return contract.first(
+  return legal.first(
     common.is_legal_tile(config, tiles),
-    contract.fits(need + barriers),
+    legal.fits(need + barriers),
     common.is_legal_grid(grid(problem, config)),
   )
 
@@ -141,14 +141,14 @@ def kernel(operands, problem, config, name="tensor_cores"):
 
 
 def is_legal_mma(config, problem):
-  """None, or why 9a can't run: fragments of 32 terms fit beside `acc`."""
+  """None, or why 9a can't run: fragments of 32 terms fit with `acc`."""
   bm, bn = specs(problem, config).out_specs.block_shape
   if not {bm, bn} <= {64, 128} or config.block_k != 32:
     return (
       "block_m and block_n must be 64 or 128, and block_k 32, got"
       f" {bm} x {bn} and {config.block_k}"
     )
-  return contract.first(
+  return legal.first(
     hardware.needs("mma of 16 x 8 x 16", (8, 0)),
     common.is_legal_grid(grid(problem, config)),
   )

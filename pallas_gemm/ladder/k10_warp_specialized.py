@@ -1,8 +1,8 @@
 """Rung 10: one warpgroup loads, two multiply, a ring of stages between them.
 
-**Bottleneck before.** Latency. In rung 9 loading and multiplying take turns:
+**Bottleneck before.** Latency. In rung 9 loading and multiplying alternate:
 each slab pays the way to L2 or device memory and back, several hundred clocks
-beside the 512 that its wgmmas take, and only neighbouring blocks fill the gap.
+to the 512 that its wgmmas take, and only neighbouring blocks fill the gap.
 
 **Idea.** Give loading to a warpgroup of its own, the producer. Shared memory is
 a ring of `stages` slots; slot s has two barriers. `full[s]`: both copies into
@@ -50,7 +50,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat
-from pallas_gemm.ladder import contract
+from pallas_gemm.ladder import contract, legal
 from pallas_gemm.ladder import tensor_core_common as common
 from pallas_gemm.ladder.blocks import Specs, along_k, copy_in, ring, window
 
@@ -79,7 +79,7 @@ def specs(problem, config):
 
 def is_legal(config, problem):
   """None, or why `config` can't run."""
-  return contract.first(
+  return legal.first(
     common.is_legal_ring(config, specs(problem, config), buffers=1),
     common.is_legal_grid(grid(problem, config)),
   )

@@ -13,8 +13,7 @@ that receives the copy have released it: a release goes to the `empty`
 barrier of each of those blocks. Tile and cluster are chosen per problem.
 
 **Loop.** Rung 11's; the specs' grid is that of the tiles, the launch's is
-(clusters,), and each block of a cluster has a tile of its own beside the
-others'.
+(clusters,), and the blocks of a cluster have neighbouring tiles.
 
     producer:  wait for empty, until the consumers of both blocks are done
                TMA half of B's block (k, j) to both blocks; A's block (i, k)
@@ -63,7 +62,7 @@ def _tile(bm, bn, split, stages, epilogue_n):
 
 
 # Tiles and clusters, with an estimate of how fast a long product runs with
-# each beside the first. For 128 x 256, three stages and subtiles of 128 columns
+# each, of the first's. For 128 x 256, three stages and subtiles of 128 columns
 # are 0.1-0.3 % ahead of four and 64: twice as wide subtiles in flight.
 _TILES = {
   _tile(128, 256, "m", 3, 128): 1.0,
@@ -123,7 +122,8 @@ def clusters_along(problem, config):
 
 def launch(problem, config):
   """As many clusters as run at the same time; no more than have tiles."""
-  most = hardware.clusters_at_once(config.cluster_m * config.cluster_n)
+  cluster = config.cluster_m * config.cluster_n
+  most = hardware.clusters_at_once(cluster, hardware.sm_count())
   return (min(math.prod(clusters_along(problem, config)), most),)
 
 

@@ -244,7 +244,8 @@ def rows_of_vectors(columns: int, vector: int = 4) -> Any:
 
 def base_tile(layout: Any) -> tuple[int, ...]:
   """The smallest array that the layout deals out; larger ones repeat it."""
-  return compat.layout_facts(layout).tiles[0]
+  (tile, *_), *_ = compat.layout_facts(layout)
+  return tile
 
 
 def owners(layout: Any, shape: tuple[int, int]) -> np.ndarray:
@@ -264,9 +265,9 @@ def owners(layout: Any, shape: tuple[int, int]) -> np.ndarray:
     >>> held[1, 5].tolist()  # warp 1, lane 5: row 1, column 5
     [[1, 5]]
   """
-  facts = compat.layout_facts(layout)
+  tiles, in_warps, in_lanes = compat.layout_facts(layout)
   index = np.arange(math.prod(shape)).reshape(shape)
-  for tile in facts.tiles:
+  for tile in tiles:
     lead = index.shape[: -len(tile)]
     sides = [
       (size // part, part)
@@ -283,9 +284,7 @@ def owners(layout: Any, shape: tuple[int, int]) -> np.ndarray:
     spare = math.prod(d.times for d in dims if not isinstance(d, int))
     return named, spare
 
-  (warps, spare_warps), (lanes, spare_lanes) = map(
-    dealt, (facts.warps, facts.lanes)
-  )
+  (warps, spare_warps), (lanes, spare_lanes) = map(dealt, (in_warps, in_lanes))
   own = [d for d in range(index.ndim) if d not in (*warps, *lanes)]
   held = index.transpose(*warps, *lanes, *own)
   held = held.reshape(1, WARPS // spare_warps, 1, LANES // spare_lanes, -1)

@@ -18,7 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import compat, hardware
-from pallas_gemm.ladder import blocks, contract
+from pallas_gemm.ladder import blocks, contract, legal
 
 # A swizzle atom: 8 rows of 64 16-bit elements, 128 bytes, the widest swizzle.
 ATOM_ROWS = 8
@@ -64,7 +64,7 @@ def swizzled(shape: tuple[int, ...], dtype: Any) -> plgpu.SMEM:
 
 
 def padding(
-  problem: contract.Problem, config: contract.TensorCoreConfig | None
+  problem: contract.Gemm, config: contract.TensorCoreConfig | None
 ) -> tuple[int, int, int]:
   """M to a multiple of 8, N and K to multiples of 64, N to 128 at least."""
   del config
@@ -76,7 +76,7 @@ def padding(
   return ATOM_ROWS, columns, ATOM_COLUMNS
 
 
-def padded_columns(problem: contract.Problem) -> int:
+def padded_columns(problem: contract.Gemm) -> int:
   """N as XLA pads it."""
   columns = padding(problem, None)[1]
   return pl.cdiv(problem.n, columns) * columns
@@ -244,7 +244,7 @@ def is_legal_grid(grid: tuple[int, int, int]) -> str | None:
 
   The first dimension of Pallas' grid is CUDA's y here, the second its x.
   """
-  return contract.at_most("tiles along M", grid[0], MOST_BLOCKS_Y)
+  return legal.at_most("tiles along M", grid[0], MOST_BLOCKS_Y)
 
 
 def is_legal_ring(
@@ -252,7 +252,7 @@ def is_legal_ring(
   specs: blocks.Specs,
   buffers: int | None = None,
 ) -> str | None:
-  """None, or why a ring of such stages with such a staging can't run."""
+  """None, or why a ring of these stages with its staging can't run."""
   if reason := is_legal_tile(config, specs):
     return reason
   if config.stages < 2:
@@ -276,11 +276,11 @@ def is_legal_ring(
   buffers = buffers or staging_buffers(config)
   staged = 2 * config.consumers * buffers * WGMMA_ROWS * width
   barriers = BARRIER_BYTES * (2 * config.stages + config.consumers)
-  return contract.fits(ring + staged + barriers)
+  return legal.fits(ring + staged + barriers)
 
 
 def is_legal_cluster(config: contract.TensorCoreConfig) -> str | None:
-  """None, or why blocks can't share tiles in such a cluster."""
+  """None, or why blocks of the cluster can't share tiles."""
   cluster = config.cluster_m, config.cluster_n
   most = min(PORTABLE_CLUSTER, hardware.sm_count())
   if cluster[0] * cluster[1] > most:

@@ -8,7 +8,7 @@ from pallas_gemm.ladder import contract, traffic
 def explain(
   rung: contract.Rung | int | str,
   config: contract.Config,
-  problem: contract.Problem,
+  problem: contract.Gemm,
   gpu: hardware.Gpu | None = None,
 ) -> str:
   """The model's numbers with the formulas they come from, for a terminal.

@@ -20,7 +20,7 @@ def batch_invariant() -> Iterator[None]:
   dtype all have the same config and the same order along K. It holds for the
   calling thread, for functions that are traced inside it, and may be nested.
 
-  XLA's own products give no such promise. On a Hopper GPU, products that the
+  XLA's own products do not promise that. On a Hopper GPU, products that the
   kernel does not take raise NotImplementedError in this context instead of
   falling back, and so do sums over devices (K sharded). Elsewhere XLA's product
   runs, with one warning, so that a program can be developed on any machine.

@@ -18,7 +18,7 @@ Axes = tuple[str, ...]
 Parts = dict[str, Axes]
 
 
-class Plan(NamedTuple):
+class MeshPlan(NamedTuple):
   """What a device does of a sharded product.
 
   Attributes:
@@ -85,7 +85,7 @@ def plan_of(
   out: PartitionSpec,
   mesh: Mapping[str, int],
   size: Mapping[str, int],
-) -> Plan:
+) -> MeshPlan:
   """Which parts a device multiplies, of operands and a result so sharded.
 
   A device computes its part of the result. What is summed over and sharded
@@ -118,7 +118,7 @@ def plan_of(
 
   ragged = spec.ragged or ""
   reads = Operands(*itertools.starmap(to, spec.words._asdict().items()))
-  return Plan(
+  return MeshPlan(
     reads,
     Operands(*map(sent, spec.words, have, reads)),
     tuple(sorted(set(sum(summed.values(), ())))),
@@ -176,8 +176,8 @@ def _cut_for_nothing(c: str, a: Parts, b: Parts, out: Parts, mesh: _Mesh):
   """Axes over which one operand is sharded along K, and the other whole.
 
   That one is cut for nothing, unless it is sharded over them elsewhere. Then
-  results are added up if they are much smaller than what would be gathered, as
-  the gradient of weights is beside the activations.
+  results are added up if they are much smaller than what would be gathered: a
+  gradient of weights, where that is activations.
   """
   if bool(a[c]) == bool(b[c]):
     return ()

@@ -40,7 +40,7 @@ def product(x: Operands, spec: Spec) -> list[jax.Array]:
     spec: what is computed.
   """
   operands = x.present()
-  known = compat.is_mesh_known(operands)
+  known = spec_lib.is_mesh_known(operands)
   primitive = product_p if known else product_on_unknown_mesh_p
   return primitive.bind(*compat.join_varying(*operands), spec=spec)
 
@@ -108,8 +108,7 @@ def _d_preactivation(x: Operands, dx: Operands, out, spec: Spec) -> jax.Array:
   alone = spec.product_alone(words)
   for a, b in ((dx.a, x.b), (x.a, dx.b)):
     if a is not None and b is not None:
-      operands = Operands(a, b, alpha=x.alpha, offsets=x.offsets)
-      (z,) = product(operands, alone)
+      (z,) = product(Operands(a, b, alpha=x.alpha, offsets=x.offsets), alone)
       if alone.out != spec.out:
         z = _spread(z, alone.out, out, spec, spec.out_dtype)
       terms.append(z)
@@ -135,7 +134,7 @@ def _d_preactivation(x: Operands, dx: Operands, out, spec: Spec) -> jax.Array:
 def _spread(v, word: str, like: jax.Array, spec: Spec, dtype: Any) -> jax.Array:
   """An operand of the epilogue, as large as the result and sharded like it."""
   to, typed = jax.typeof(like), None
-  if compat.explicit_mesh([like]) is not None:
+  if spec_lib.explicit_mesh([like]) is not None:
     typed = to.sharding
   v = spec_lib.in_order(v, word, spec.out)
   at = sorted(map(spec.out.index, word))
@@ -149,9 +148,8 @@ def _rows_of_bias(x: Operands, bias: jax.Array, spec: Spec) -> jax.Array:
   over rows of ones and a cotangent, both of the results' dtype.
   """
   w, wide = spec.words, x.wide(spec.out_dtype)
-  size = spec.letters(x)
   dtype = x.a.dtype if spec.rounds_cotangent else spec.out_dtype
-  ones = jnp.ones([1 if c == "k" else size[c] for c in w.a], dtype)
+  ones = jnp.ones([1 if c == "k" else spec.letters(x)[c] for c in w.a], dtype)
   at = w.bias.index("n")
   words = Operands(w.a, w.bias[:at] + "k" + w.bias[at:], offsets=w.offsets)
   alone = spec.product_alone(
@@ -321,8 +319,7 @@ def _grouped_cotangent(ct, x: Operands, to_a: bool, aval, spec: Spec):
     out_dtype=wide if shared else aval.dtype,
     parts=PartitionSpec(*[of_out[c] for c in shared], *aval.sharding.spec),
   )
-  operands = Operands(first[1], second[1], offsets=x.offsets)
-  (grad,) = product(operands, spec)
+  (grad,) = product(Operands(first[1], second[1], offsets=x.offsets), spec)
   if not shared:
     return grad
   return jnp.sum(grad, range(len(shared))).astype(aval.dtype)

@@ -27,7 +27,7 @@ from pallas_gemm import compat, hardware, report
 from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.ops import folding, implementations, xla
 from pallas_gemm.ops import spec as spec_lib
-from pallas_gemm.ops.mesh_plan import Axes, Plan, plan_of
+from pallas_gemm.ops.mesh_plan import Axes, MeshPlan, plan_of
 from pallas_gemm.ops.spec import Operands, Spec
 from pallas_gemm.version import __version__
 
@@ -35,7 +35,7 @@ Product = Callable[[Operands, Spec], list[jax.Array]]
 
 
 def _on_shard(
-  *operands: jax.Array, spec: Spec, plan: Plan, product: Product
+  *operands: jax.Array, spec: Spec, plan: MeshPlan, product: Product
 ) -> list[jax.Array]:
   """A device's part of the results, inside of a shard_map over all axes."""
   reduce_dtype = spec.reduce_dtype
@@ -105,7 +105,7 @@ def _own_groups(offsets: jax.Array, axes: Axes) -> jax.Array:
 
 
 def _scattered_first(
-  x: Operands, spec: Spec, plan: Plan
+  x: Operands, spec: Spec, plan: MeshPlan
 ) -> tuple[Operands, Spec]:
   """The product, with the dimension in front that is scattered.
 
@@ -116,19 +116,19 @@ def _scattered_first(
   first = next((c for c in plan.scatter if c in spec.out), "")
   if spec.ragged or spec.out.startswith(first):
     return x, spec
-  w, size, turned = spec.words, spec.letters(x), x
+  w, size, swapped = spec.words, spec.letters(x), x
   if first not in w.a:
-    turned, w = x._replace(a=x.b, b=x.a), w._replace(a=w.b, b=w.a)
+    swapped, w = x._replace(a=x.b, b=x.a), w._replace(a=w.b, b=w.a)
   free = [c for c in w.a if c in spec.out and size[c] != 1]
   if free[:1] != [first]:
-    copied = turned.a.size, math.prod(spec.shape(x))
+    copied = swapped.a.size, math.prod(spec.shape(x))
     if not all(isinstance(n, int) for n in copied) or copied[0] > copied[1]:
       return x, spec
   out = first + spec.out.replace(first, "")
-  return turned, dataclasses.replace(spec, words=w, out=out)
+  return swapped, dataclasses.replace(spec, words=w, out=out)
 
 
-def _added_up(z: jax.Array, out: str, plan: Plan) -> jax.Array:
+def _added_up(z: jax.Array, out: str, plan: MeshPlan) -> jax.Array:
   done: Axes = ()
   for letter, axes in plan.scatter.items():
     if letter in out:  # else C alone has it, say

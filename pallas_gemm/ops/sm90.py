@@ -100,7 +100,7 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
 
 
 def spec_of(problem: tuning.Problem, activation: Any) -> Spec:
-  """The folded product that is such a problem, without factors.
+  """The folded product that has this problem, without factors.
 
   Args:
     problem: what is computed.

@@ -8,7 +8,7 @@ from pallas_gemm.ops.spec import Operands, Spec
 
 
 def refuses(spec: Spec, x: Operands) -> str | None:
-  """Why it never takes such a product, whatever the sizes."""
+  """Why it never takes the product, whatever the sizes."""
   if spec.ragged:
     return "takes no groups"
   if spec.batch_invariant:

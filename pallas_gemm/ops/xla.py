@@ -74,7 +74,7 @@ def _is_of_a_vector(x: Operands, spec: Spec) -> bool:
   """Whether A has one row, or B one column, on any device.
 
   XLA makes of that an elementwise product and a sum, and rounds each product to
-  16 bits if such results are asked for: in bfloat16, N(0, 1) and K = 256, six
+  16 bits if those results are asked for: in bfloat16, N(0, 1) and K = 256, six
   times the bound. If float32 is asked for it does not, in as many fusions. How
   XLA shards operands is not known here: of a mesh's devices each may have one.
   A symbolic size is taken for more.
@@ -137,7 +137,7 @@ def _that_xla_multiplies(a: jax.Array, b: jax.Array) -> list[jax.Array]:
 
 
 def _without_shared_batch(v: jax.Array, word: str) -> tuple[jax.Array, str]:
-  """A folded operand that all of the batch shares has no such dimension."""
+  """A folded operand that all of the batch shares has no dimension for it."""
   shared = word.startswith("b") and v.shape[0] == 1
   return (jnp.squeeze(v, 0), word[1:]) if shared else (v, word)
 
@@ -161,9 +161,9 @@ def _grouped_dot(x: Operands, spec: Spec) -> jax.Array:
   """[M, N], of anything outside of the groups, or [G, M, N]."""
   a, b, first = x.a, x.b, x.offsets[0]
   both = max((a.dtype, b.dtype), key=lambda dtype: dtype.itemsize)
-  # XLA starts with the first row: rows are turned in a circle.
-  turned = spec.leading_rows
-  if turned:
+  # XLA starts with the first row: rows are rotated.
+  rotated = spec.leading_rows
+  if rotated:
     a = _rolled(a, -first)
     b = _rolled(b, -first) if spec.ragged == "k" else b
   out = lax.ragged_dot_general(
@@ -173,8 +173,8 @@ def _grouped_dot(x: Operands, spec: Spec) -> jax.Array:
     precision=spec.precision,
     preferred_element_type=spec.out_dtype,
   )
-  turned = turned and spec.ragged == "m"
-  return _rolled(out, first) if turned else out
+  rotated = rotated and spec.ragged == "m"
+  return _rolled(out, first) if rotated else out
 
 
 def _rolled(x: jax.Array, by: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pallas_gemm
-from pallas_gemm import compat, tracing
+from pallas_gemm import autotuning, tracing
 from tests.support import stand_in
 
 
@@ -165,7 +165,7 @@ def check_measured(mesh):
   (tuned,) = pallas_gemm.autotune(_kernel, a, b, top=1).problems
   assert (tuned.problem.m, tuned.problem.n, tuned.problem.k) == (16, 32, 32)
   assert tuned.seconds > 0 and tuned.xla_seconds > 0, tuned
-  with compat.on_one_device():
+  with autotuning.on_one_device():
     assert jnp.ones(3).sharding.num_devices == 1
 
 

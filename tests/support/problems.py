@@ -7,7 +7,7 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.harness import suites
+from experiments.harness import shapes
 from pallas_gemm import hardware
 from pallas_gemm.ladder import contract
 
@@ -15,15 +15,15 @@ SimtConfig = contract.SimtConfig
 TensorCoreConfig = contract.TensorCoreConfig
 
 # Small enough to be interpreted, none a multiple of a tile.
-SMALL_SHAPES = suites.suite("edges") + suites.suite("primes")[1:-1]
+SMALL_SHAPES = shapes.suite("edges") + shapes.suite("primes")[1:-1]
 # No dimension fits any tile, and each is more than one.
-ODD = suites.Shape(129, 257, 65)
+ODD = shapes.suite("odd")[0]
 # The same to the first rungs, whose blocks are small: the interpreter needs a
 # second for every few of theirs.
-ODD_FOR_SMALL_BLOCKS = suites.Shape(35, 67, 33)
+ODD_FOR_SMALL_BLOCKS = shapes.suite("odd_small")[0]
 # One shape for what does not depend on the shape, and one for small blocks.
-ONE_SHAPE = suites.suite("interpret")[0]
-ONE_SHAPE_FOR_SMALL_BLOCKS = suites.Shape(20, 24, 12)
+ONE_SHAPE = shapes.suite("one")[0]
+ONE_SHAPE_FOR_SMALL_BLOCKS = shapes.suite("one_small")[0]
 
 # (alpha, beta): what a BLAS test has to tell apart.
 FACTORS = (
@@ -54,7 +54,7 @@ def assume_sms(monkeypatch, count: int) -> None:
   monkeypatch.setattr(hardware, "current", lambda: gpu)
 
 
-def one_shape(rung: contract.Rung) -> suites.Shape:
+def one_shape(rung: contract.Rung) -> shapes.Shape:
   """A shape for what does not depend on the shape.
 
   For the first rungs' small blocks it is smaller.

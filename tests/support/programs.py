@@ -10,7 +10,7 @@ from absl import flags
 from absl.testing import flagsaver
 import pytest
 
-from experiments.harness import timing
+from experiments.harness import shapes, timing
 
 # Flags have their defaults outside of `call`.
 flags.FLAGS.mark_as_parsed()
@@ -57,6 +57,23 @@ def pretend_times(
 
   monkeypatch.setattr(timing, "measure", measure)
   monkeypatch.setattr(timing, "l2_flush", lambda size: None)
+
+
+def pretend_suites(
+  monkeypatch: pytest.MonkeyPatch,
+  kind: str,
+  published: Mapping[str, Sequence[shapes.Problem]],
+  small: Sequence[shapes.Problem],
+) -> None:
+  """Replaces the suites "DENSE" or "GROUPED"; "quick" and "interpret" too."""
+  special = dict.fromkeys(("quick", "interpret"), shapes.Suite([*small], ()))
+  tagged = {k: shapes.Suite([*x], {"published"}) for k, x in published.items()}
+  others = {
+    name: suite._replace(tags=frozenset())
+    for name, suite in getattr(shapes, kind).items()
+    if name not in published
+  }
+  monkeypatch.setattr(shapes, kind, others | special | tagged)
 
 
 def start(module: str, *args: str) -> tuple[int, str, str]:
