@@ -155,20 +155,6 @@ def test_export_with_symbolic_rows(op):
 
 
 @pytest.mark.parametrize(
-  ("op", "given"),
-  ((ADDED, 3), (RAGGED.of(n=2), 0)),
-  ids=("matmul", "ragged_dot"),
-)
-def test_donation(op, given):
-  """Of C, and of lhs, which is as large as the result."""
-  args = op.args()
-  want = op.plain(*args)
-  out = jax.jit(op.ours, donate_argnums=given)(*args)
-  products.assert_same(out, want)
-  assert args[given].is_deleted()
-
-
-@pytest.mark.parametrize(
   ("op", "kept"),
   (
     (MATMUL, [(2, 3), (2, 4), (3, 4)]),
@@ -208,30 +194,6 @@ def test_operands_are_read_in_place(op):
 
 
 # Dense products.
-
-
-@pytest.mark.parametrize("bias", (None, (4,), (2, 1)), ids=str)
-@pytest.mark.parametrize(
-  "epilogue",
-  (
-    {},
-    {"alpha": 0.5},
-    {"beta": 0.3},
-    {"activation": jax.nn.gelu, "beta": 1.0},
-    {"activation": jax.nn.silu, "alpha": -2.0, "beta": 0.3},
-  ),
-  ids=lambda epilogue: "+".join(epilogue) or "none",
-)
-def test_gradients_of_epilogues(epilogue, bias):
-  """Those that have a beta have a C."""
-  there = {"bias": bias, "c": (2, 4) if "beta" in epilogue else None}
-  names = [name for name, shape in there.items() if shape]
-
-  def of(f):
-    return lambda a, b, *rest: f(a, b, **dict(zip(names, rest)), **epilogue)
-
-  args = n64(2, 3), n64(3, 4), *[n64(*there[name]) for name in names]
-  assert_same_gradients(of(dense), of(plain), args)
 
 
 @pytest.mark.parametrize("b", ((), (3,)), ids=str)

@@ -1,4 +1,4 @@
-"""Whether a kernel writes outside of its result, on a GPU."""
+"""Whether a kernel writes outside of its result, or other bits, on a GPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +6,19 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+
+from tests.support import problems
+
+
+def assert_same_bits(compute: Callable[..., Any], *args: Any) -> Any:
+  """Computes it 101 times; returns what comes each time."""
+  first = compute(*args)
+  for _ in range(100):
+    for got, want in zip(
+      jax.tree.leaves(compute(*args)), jax.tree.leaves(first)
+    ):
+      np.testing.assert_array_equal(problems.bits(got), problems.bits(want))
+  return first
 
 
 def assert_written_inside(

@@ -214,6 +214,8 @@ def ragged(op: str, index: int) -> Call:
   is_mixed = is_general and draw.happens(0.3)
   dtypes = first, draw.dtype() if is_mixed else first
   lhs, rhs = (draw.array(*x) for x in zip(shapes, dtypes))
+  if not is_general:  # it promotes mixed dtypes, weak ones too, as jnp does
+    rhs = rhs.astype(lhs.dtype)
   numbers = (ragged_numbers(*labels),) if is_general else ()
   return Call((lhs, rhs, sizes, *numbers), keywords)
 
