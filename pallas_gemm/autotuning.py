@@ -274,7 +274,7 @@ def compile_xla(
 
 def compiled_xla(
   case: trial.Case, arrays: dict[str, jax.Array]
-) -> Callable[..., trial.Results]:
+) -> Callable[..., trial.Outs]:
   """The same for arrays like the operands, as `trial.compiled`."""
   factors = {"alpha": case.alpha, "beta": case.beta}
   factors = {k: jnp.float32(v) for k, v in factors.items() if v != 1}

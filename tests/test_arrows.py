@@ -18,10 +18,10 @@ ORDERS = {
     activations sm90 triton_dense triton_kernel triton_config epilogues
     function_key
   """,
-  "ptx": "__init__ clusters stores moves copies threads mlir",
+  "ptx": "__init__ clusters stores shifts copies threads mlir",
   "kernels/sm90": """
-    launch tables legal producer moves weights consumer exchange stores epilogue
-    mainloops block groups schedule plan matrices tiling layout config
+    launch tables legal producer by_threads consumer reduction stores epilogue
+    mainloops block groups schedule plan matrices loaders tiling layout config
   """,
 }
 

@@ -147,11 +147,11 @@ REPEATED = {
     Call(m=3000, n=2048, k=300, out_dtype="float32"),
     tuning.Config(stages=4, epilogue_n=32),
   ),
-  "moved_back": (
+  "shifted_inward": (
     Call(m=1200, n=3000, k=1000, transpose_a=True, bias="n", c_dtype=BF16),
     tuning.Config(**_TILE),
   ),
-  "moved_back_in_a_cluster": (
+  "shifted_inward_in_a_cluster": (
     Call(m=2048, n=3000, k=1024, out_dtype="float32"),
     tuning.Config(**_TILE, epilogue_n=32, cluster_m=2),
   ),

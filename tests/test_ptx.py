@@ -86,7 +86,7 @@ def test_rows_that_start_anywhere(
   before = machine.shared.copy()
   corner = 3, 64
   ptx.copy_rows_async(matrix, corner, raw)
-  ptx.move_rows(matrix, corner, raw, slot, rows, swizzle=atom, left=left)
+  ptx.shift_rows(matrix, corner, raw, slot, rows, swizzle=atom, left=left)
   row, column = np.mgrid[:rows, :columns]
   want = words_at(machine.globals, 2 * ((3 + row) * pitch + 64 + column))
   want = want if left is None else np.where(column < left, want, 0)
@@ -115,7 +115,7 @@ def test_what_lies_behind_a_matrix_is_not_read(
   raw = ptx_machine.Ref(2**16, (rows, 72), 144)
   slot = ptx_machine.Ref(SLOT, (rows, 64))
   ptx.copy_rows_async(matrix, corner, raw, columns=copied, to_end=True)
-  ptx.move_rows(matrix, corner, raw, slot, 0, swizzle=128)
+  ptx.shift_rows(matrix, corner, raw, slot, 0, swizzle=128)
   row, column = np.mgrid[:rows, :copied]
   at = 2 * ((corner[0] + row) * pitch + corner[1] + column)
   padded = np.concatenate([machine.globals, np.zeros(2**14, np.uint8)])

@@ -83,7 +83,7 @@ EXAMPLES = {
     None,
     240,
   ),
-  "moved_back": (
+  "shifted_inward": (
     {"m": 4112, "n": 4112, "transpose_a": True, "bias": "n"},
     DEFAULT | {"cluster_m": 2},
     "gelu",
@@ -286,7 +286,7 @@ def test_parts_of_k_go_to_other_blocks_16_bytes_a_thread():
   assert len(re.findall(r"\sLDS\.128", compiled.sass)) >= 4 * 4
 
 
-@pytest.mark.parametrize("name", ("plain", "moved_back", "evicted"))
+@pytest.mark.parametrize("name", ("plain", "shifted_inward", "evicted"))
 def test_results_that_leave_the_l2_first(name):
   """Those that are more than twice what it holds."""
   stores = re.findall(r"UTMASTG[^;]*", _compile(name).sass)

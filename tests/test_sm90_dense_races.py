@@ -14,18 +14,17 @@ import pytest
 
 from pallas_gemm.kernels.sm90 import (
   block,
+  by_threads,
   consumer,
   epilogue,
-  exchange,
-  moves,
   producer,
+  reduction,
   stores,
-  weights,
 )
 from tests.support import cases, group_cases, interpret, mutations, problems
 
 MODULES = (
-  block, producer, consumer, stores, epilogue, exchange, moves, weights
+  block, producer, consumer, stores, epilogue, reduction, by_threads
 )  # fmt: skip
 BUGS = [bug for module in MODULES for bug in mutations.bugs_of(module.__name__)]
 
@@ -107,12 +106,10 @@ COMES_TO = {
   (producer, "plgpu.barrier_wait", 1): "groups_in_pairs",
   (producer, "plgpu.barrier_wait", 2): "groups_in_pairs",
   (producer, "plgpu.barrier_wait", 3): "weights_by_threads",
-  (weights, "plgpu.barrier_arrive", 0): "weights_by_threads",
-  (weights, "plgpu.commit_smem", 0): "weights_by_threads",
-  (moves, "plgpu.barrier_arrive", 0): "threads",
-  (moves, "plgpu.commit_smem", 0): "threads",
-  (exchange, "plgpu.barrier_arrive", 0): "cluster_k",
-  (exchange, "plgpu.barrier_wait", 0): "cluster_k",
+  (by_threads, "plgpu.barrier_arrive", 0): "threads",
+  (by_threads, "plgpu.commit_smem", 0): "threads",
+  (reduction, "plgpu.barrier_arrive", 0): "cluster_k",
+  (reduction, "plgpu.barrier_wait", 0): "cluster_k",
   (stores, "plgpu.wait_smem_to_gmem", 0): "c_in_place",
   (stores, "plgpu.wait_smem_to_gmem", 3): "groups",
   (stores, "plgpu.commit_smem", 1): "groups",

@@ -8,7 +8,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import pytest
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels.sm90 import layout, legal
+from pallas_gemm.kernels.sm90 import layout, legal, loaders
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Barrier, Buffer, Plan
 from pallas_gemm.problem import Problem
@@ -190,7 +190,7 @@ def test_parts_of_k_in_a_cluster():
   assert legal.reason(found) is None
   assert (found.grid, found.clusters, found.slabs) == ((3, 4), 12, 4)
   assert found.work_tiles_of_a_block == 1
-  assert (found.share, found.own_share) == ((64, 64), (64, 16))
+  assert (found.warpgroup_tile, found.stored_tile) == ((64, 64), (64, 16))
   assert found.subtiles == ((0, 0),)
   (parts,) = (x for x in found.shared if x.name == "parts")
   assert (parts.shape, parts.dtype) == ((1, 1, 4, 64 * 16), "float32")
@@ -300,12 +300,12 @@ def _subsets(sizes):
   ],
   ids=str,
 )
-def test_last_tiles_are_moved_back_rather_than_operands_padded(
+def test_last_tiles_are_shifted_inward_rather_than_operands_padded(
   fields, changes, moved
 ):
   config = Config(**{"block_m": 128, "block_n": 128} | changes)
   found = plan(**{"m": 144, "n": 208, "k": 200} | fields, config=config)
-  assert found.moved_back == moved
+  assert found.shifted_inward == moved
   for is_moved, shape, padded in zip(
     moved, found.operand_shapes, found.operand_paddings
   ):
@@ -345,6 +345,29 @@ def test_slabs_of_weights_along_k_come_in_pairs_where_memory_binds(
   of = {"m": 120, "n": 256, "k": 640, "transpose_b": True} | fields
   found = plan(**of, ragged="m", groups=4, config=config)
   assert found.loads_pairs == pairs
+
+
+@pytest.mark.parametrize(
+  ("fields", "changes", "kind"),
+  [
+    ({}, {}, loaders.Loader),
+    ({"n": 204}, {}, loaders.Copies),  # rows of whole words
+    ({"n": 203}, {}, loaders.Shifts),
+    ({"k": 204, "transpose_b": True}, {}, loaders.Shifts),  # along K
+    ({"n": 200}, {}, loaders.Loader),  # which TMA can address
+    ({"n": 203, "k": 64}, {}, loaders.Loader),  # one slab, which is copied
+    ({"n": 40, "k": 204}, {"block_n": 64}, loaders.Loader),  # less than a tile
+    ({"n": 203}, {"cluster_n": 2}, loaders.Loader),
+    ({"n": 203}, {"moves": True}, loaders.SlabShifts),
+  ],
+  ids=str,
+)
+def test_who_loads_weights_of_groups(fields, changes, kind):
+  of = {"m": 120, "n": 256, "k": 640, "ragged": "m", "groups": 4} | fields
+  found = plan(**of, config=dataclasses.replace(SMALL, **changes)).loader
+  assert type(found) is kind
+  assert found.operands[1] == (kind is not loaders.Loader)
+  assert (found.why_not is None) == (not changes.get("moves", False))
 
 
 @pytest.mark.parametrize(

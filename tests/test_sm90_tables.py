@@ -1,4 +1,4 @@
-"""Tables of groups and their cut rows, to the bit, by a reference in NumPy."""
+"""Tables of groups and their K tails, to the bit, by a reference in NumPy."""
 
 import dataclasses
 import itertools
@@ -47,35 +47,35 @@ def _of_rows(plan: Plan, offsets: np.ndarray):
 
 
 def _of_slabs(offsets: np.ndarray, matrices):
-  """The same of groups along K, and the cut rows."""
+  """The same of groups along K, and the K tails."""
   rows = [
     (start, end, group)
     for group, (start, end) in enumerate(itertools.pairwise(offsets.tolist()))
   ]
   table = sorted(rows, key=lambda row: (row[0] - row[1], row[2]))
   counts = sum(end > start for start, end, _ in rows), offsets[-1] - offsets[0]
-  cut = [np.zeros((8 * len(rows), x.shape[1]), x.dtype) for x in matrices]
-  for x, into in zip(matrices, cut):
+  tails = [np.zeros((8 * len(rows), x.shape[1]), x.dtype) for x in matrices]
+  for x, into in zip(matrices, tails):
     for start, end, group in rows:
       count = (end - start) % 8
       into[8 * group : 8 * group + count] = x[end - count : end]
-  return np.array(table, np.int32), np.array(counts, np.int32), cut
+  return np.array(table, np.int32), np.array(counts, np.int32), tails
 
 
 def _check_rows(offsets: np.ndarray, rows: int = ROWS.m, config=CONFIG) -> None:
   problem = ROWS.changed(m=rows, groups=len(offsets) - 1)
   plan = Plan.of(problem, config)
-  found, cut = tables.make(plan, jnp.asarray(offsets, jnp.int32), ())
+  found, tails = tables.make(plan, jnp.asarray(offsets, jnp.int32), ())
   jax.tree.map(np.testing.assert_array_equal, found, _of_rows(plan, offsets))
-  assert not cut
+  assert not tails
 
 
 def _check_slabs(offsets: np.ndarray, *matrices: np.ndarray) -> None:
   problem = SLABS.changed(k=len(matrices[0]), groups=len(offsets) - 1)
   plan = Plan.of(problem, CONFIG)
   found = tables.make(plan, jnp.asarray(offsets, jnp.int32), matrices)
-  table, counts, cut = _of_slabs(offsets, matrices)
-  jax.tree.map(np.testing.assert_array_equal, found, ((table, counts), cut))
+  table, counts, tails = _of_slabs(offsets, matrices)
+  jax.tree.map(np.testing.assert_array_equal, found, ((table, counts), tails))
 
 
 def _matrices(rows: int, *columns: int) -> list[np.ndarray]:
@@ -148,13 +148,13 @@ def test_nan_of_other_groups_stays_there():
   x[:3], x[12:], x[5:8] = np.nan, np.inf, -np.inf
   offsets = jnp.asarray((3, 5, 5, 8, 12), jnp.int32)
   plan = Plan.of(SLABS.changed(k=40, groups=4), CONFIG)
-  _, (cut,) = tables.make(plan, offsets, (x,))
-  cut = np.asarray(cut, np.float32)
-  np.testing.assert_array_equal(cut[:2], np.asarray(x[3:5], np.float32))
-  assert not cut[2:16].any()
-  assert np.isneginf(cut[16:19]).all()
-  assert not cut[19:24].any()
-  assert np.isfinite(cut[24:]).all() and not cut[28:].any()
+  _, (tails,) = tables.make(plan, offsets, (x,))
+  tails = np.asarray(tails, np.float32)
+  np.testing.assert_array_equal(tails[:2], np.asarray(x[3:5], np.float32))
+  assert not tails[2:16].any()
+  assert np.isneginf(tails[16:19]).all()
+  assert not tails[19:24].any()
+  assert np.isfinite(tails[24:]).all() and not tails[28:].any()
 
 
 def _run() -> tuple[bool, bool]:
@@ -200,7 +200,7 @@ def test_a_planted_bug_is_caught(bug, monkeypatch):
 
 # Texts of a function, and wrong ones.
 REWRITES = {
-  "row_of_next_group": ("_cut_rows", "row < count", "row <= count"),
+  "row_of_next_group": ("_copy_tail", "row < count", "row <= count"),
   "ties_alike": ("_write_group", "(number < group)", "(number < 0)"),
   "no_rows_filled": ("_write_group", "size > 0", "size >= 0"),
   "itself_before": ("_rows_body", "number < group", "number <= group"),

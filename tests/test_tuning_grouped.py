@@ -10,7 +10,7 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm import autotuning, hardware, tuning
-from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90 import legal, loaders
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
@@ -86,7 +86,7 @@ def test_weights_that_threads_move_find_room_and_get_tall_tiles(gpu, rows, dx):
   problem = Problem.flat(**sizes, ragged="m", **DTYPES)
   with hardware.assume(gpu):
     config = grouped.choose(problem)
-    assert Plan.of(problem, config).b_by_moves
+    assert isinstance(Plan.of(problem, config).loader, loaders.Shifts)
     assert legal.reason(Plan.of(problem, config)) is None
   assert config.block_m >= 192 and config.block_n == 128
 

@@ -2,53 +2,82 @@
 
 from collections.abc import Iterable
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 
 from pallas_gemm import hardware
 from pallas_gemm.tuning import constants
 
-# The other parts say nothing about one config beside another, which is all that
-# rows tell: when XLA's product is faster, and how many stages are asked for.
-PARTS = {
+# Which config is chosen; how many stages are asked for, rows do not tell.
+_PARTS = {
   "model": constants.Model,
   "odd_sizes": constants.OddSizes,
   "grouped": constants.Grouped,
 }
+MODEL = tuple(
+  f"{part}.{field.name}"
+  for part, kind in _PARTS.items()
+  for field in dataclasses.fields(kind)
+)
+# When XLA's product is faster: where a search starts. The other constants of
+# that part say for which problems these are asked.
+_XLA = {
+  "xla.most": 1.0,
+  "xla.most_added_s": 2e-6,
+  "xla.launch": 3e-6,
+  "xla.per_k": 5e-9,
+  "xla.flops": 1e14,
+  "xla.words": 0.8,
+  "xla.short_launch": 2e-6,
+  "xla.short_per_k": 5e-10,
+  "xla.short_most_k": 8192.0,
+  "xla.short_padded": 2e-6,
+  "xla.short_rate": 0.9,
+  "xla.few_odd_rows": 1.0,
+}
+XLA = tuple(_XLA)
+NAMES = MODEL + XLA
 # At such a rate no time passes; JSON has no infinity.
 _ENDLESS = 1e12
 # What overlaps with this exponent is as long as the longest part of it.
 _SHARP = 32.0
+# Multiples, without which the term is 1, and what is added, without which it is
+# 0; by where a search starts.
+_FACTORS = {
+  1.0: "mma mma_three_consumers mma_many_rows columns narrow_dram narrow_mma"
+  " swapped streams deep hidden l2_cluster_k grouped.dram_many_rows",
+  1.5: "odd_sizes.odd_sums odd_sizes.misaligned",
+  2.0: "narrow activation with_c busy odd_sizes.by_copies odd_sizes.by_moves"
+  " odd_sizes.straddling_results",
+  4.0: "by_rows",
+}
+_ADDED = {
+  0.01: "small cut",
+  0.05: "subtile",
+  0.1: "writes scattered epilogue narrow_subtile_us",
+  0.2: "odd_sizes.shorter_loads",
+  0.5: "deferred_us exchange",
+  1.0: "applied added c_buffered_us wide saved pingpong pingpong_applied"
+  " pingpong_added reduce odd_sizes.copy",
+  2.0: "c_latency_us drain launch",
+  4.0: "odd_sizes.threads_row_cycles",
+  50.0: "barrier",
+  80.0: "share_m share_n",
+  100.0: "odd_sizes.threads_cycles",
+  200.0: "odd_sizes.short",
+  1000.0: "arrival",
+}
 
 
-class Term(NamedTuple):
-  """One constant.
+def terms(gpu: hardware.Gpu) -> dict[str, tuple[float, float | str | None]]:
+  """Of each constant by name: where a search starts, and what leaves it out.
 
-  Attributes:
-    start: a round number, of what is usual; rows have no say in it.
-    neutral: with which the term is gone: factors 1, what is added 0; or the
-      constant that then stands for it too.
-  """
-
-  start: float
-  neutral: float | str
-
-
-def terms(gpu: hardware.Gpu) -> dict[str, Term]:
-  """The constants by name.
+  The start is a round number, of what is usual; rows have no say in it. What
+  leaves a constant out is a number with which its term is gone, or the name of
+  the constant that then stands for it too; XLA's stay.
 
   Args:
     gpu: whose they are; rates start at parts of its own.
-
-  Example:
-    >>> from experiments.harness import fit_terms
-    >>> from pallas_gemm import hardware
-    >>> known = fit_terms.terms(hardware.lookup("H200"))
-    >>> known["model.barrier"]
-    Term(start=50.0, neutral=0.0)
-    >>> known["grouped.l2"]
-    Term(start=64.0, neutral='model.l2')
   """
   boost = gpu.clock_hz / 1e6
   memory = gpu.dram_bytes_per_s / 1e6  # bytes a microsecond
@@ -71,76 +100,24 @@ def terms(gpu: hardware.Gpu) -> dict[str, Term]:
     "odd_sizes.uneven": (200.0, "odd_sizes.short"),
     "grouped.l2": (64.0, "model.l2"),
   }
-  found |= {name: (start, 1.0) for name, start in _FACTORS.items()}
-  found |= {name: (start, 0.0) for name, start in _ADDED.items()}
-  return {name: Term(*found[name]) for name in NAMES}
+  for neutral, table in ((1.0, _FACTORS), (0.0, _ADDED)):
+    for start, names in table.items():
+      for name in names.split():
+        full = name if "." in name else f"model.{name}"
+        found[full] = start, neutral
+  found |= {name: (start, None) for name, start in _XLA.items()}
+  return {name: found[name] for name in NAMES}
 
 
-NAMES = tuple(
-  f"{part}.{field.name}"
-  for part, kind in PARTS.items()
-  for field in dataclasses.fields(kind)
-)
-_FACTORS = {
-  f"model.{name}": 1.0
-  for name in (
-      "mma", "third", "tall", "columns", "narrow_dram", "narrow_mma", "swapped",
-      "streams", "deep", "hidden", "apart",
-  )
-} | {
-  "grouped.tall": 1.0,
-  "model.narrow": 2.0,
-  "model.activation": 2.0,
-  "model.with_c": 2.0,
-  "model.by_rows": 4.0,
-  "model.busy": 2.0,
-  "odd_sizes.odd_sums": 1.5,
-  "odd_sizes.misaligned": 1.5,
-  "odd_sizes.by_copies": 2.0,
-  "odd_sizes.by_moves": 2.0,
-  "odd_sizes.straddling_results": 2.0,
-}  # fmt: skip
-_ADDED = {
-  "model.small": 0.01,
-  "model.writes": 0.1,
-  "model.scattered": 0.1,
-  "odd_sizes.beside": 0.2,
-  "model.barrier": 50.0,
-  "model.share_m": 80.0,
-  "model.share_n": 80.0,
-  "model.arrival": 1000.0,
-  "model.epilogue": 0.1,
-  "model.cut": 0.01,
-  "model.subtile": 0.05,
-  "model.packed": 0.5,
-  "model.applied": 1.0,
-  "model.added": 1.0,
-  "model.ahead": 1.0,
-  "model.wide": 1.0,
-  "model.saved": 1.0,
-  "model.awaited": 2.0,
-  "model.drain": 2.0,
-  "model.pingpong": 1.0,
-  "model.pingpong_applied": 1.0,
-  "model.pingpong_added": 1.0,
-  "model.slivers": 0.1,
-  "model.launch": 2.0,
-  "model.reduce": 1.0,
-  "model.exchange": 0.5,
-  "odd_sizes.copy": 1.0,
-  "odd_sizes.short": 200.0,
-  "odd_sizes.move": 100.0,
-  "odd_sizes.move_row": 4.0,
-}
+def start_of(gpu: hardware.Gpu) -> np.ndarray:
+  """The round numbers, [constants]."""
+  return np.array([start for start, _ in terms(gpu).values()])
 
 
 def values_of(known: constants.Constants) -> np.ndarray:
   """The constants in the order of `NAMES`."""
-  found = []
-  for name in NAMES:
-    part, field = name.split(".")
-    found.append(getattr(getattr(known, part), field))
-  return np.array(found)
+  split = (name.split(".") for name in NAMES)
+  return np.array([getattr(getattr(known, part), x) for part, x in split])
 
 
 def constants_of(
@@ -150,32 +127,35 @@ def constants_of(
 
   Args:
     values: [constants], or [candidates, constants].
-    others: has the parts that are not fitted.
+    others: has the constants that are not fitted.
   """
-  parts: dict[str, dict[str, float | np.ndarray]] = {part: {} for part in PARTS}
+  parts: dict[str, dict[str, float | np.ndarray]] = {}
   for name, value in zip(NAMES, values.T):
     part, field = name.split(".")
     value = value.copy() if values.ndim > 1 else float(value)
     if values.ndim > 1:
       value.setflags(write=False)  # a model that wrote to it would be wrong
-    parts[part][field] = value
-  made = {part: PARTS[part](**fields) for part, fields in parts.items()}
+    parts.setdefault(part, {})[field] = value
+  made = {
+    part: dataclasses.replace(getattr(others, part), **fields)
+    for part, fields in parts.items()
+  }
   return dataclasses.replace(others, **made)
 
 
 def without(
-  values: np.ndarray, dropped: Iterable[str], known: dict[str, Term]
+  values: np.ndarray, dropped: Iterable[str], gpu: hardware.Gpu
 ) -> np.ndarray:
-  """The values with the neutral ones of what is dropped.
+  """The values, [..., constants], with the neutral ones of what is dropped.
 
   Args:
-    values: [..., constants].
-    dropped: names.
-    known: `terms`.
+    values: those of all.
+    dropped: names of `MODEL`.
+    gpu: whose they are.
   """
-  values, late = values.copy(), []
+  known, values, late = terms(gpu), values.copy(), []
   for name in dropped:
-    neutral = known[name].neutral
+    _, neutral = known[name]
     if isinstance(neutral, str):
       late.append((name, neutral))
     else:

@@ -12,7 +12,7 @@ from pallas_gemm.ptx.copies import (
   prefetch,
   wait_async,
 )
-from pallas_gemm.ptx.moves import move_rows
+from pallas_gemm.ptx.shifts import shift_rows
 from pallas_gemm.ptx.stores import store_elements, store_rows
 from pallas_gemm.ptx.threads import unknown, wait_for_warpgroup
 
@@ -22,9 +22,9 @@ __all__ = [
   "copy_async",
   "copy_rows_async",
   "fence_cluster",
-  "move_rows",
   "prefetch",
   "send",
+  "shift_rows",
   "store_elements",
   "store_rows",
   "unknown",

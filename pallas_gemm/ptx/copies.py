@@ -66,7 +66,7 @@ def copy_async(window: Any, slot: Any, *, swizzle: int) -> None:
   def _(_, window, slot):
     pitch = mlir.pitch(window)
     width = _aligned_to(pitch)
-    place = mlir.Place(row_bytes, swizzle)
+    place = mlir.Swizzle(row_bytes, swizzle)
     pieces = row_bytes // width
     # A power of two, so that no thread divides.
     across = 2 ** math.ceil(math.log2(pieces))
@@ -113,7 +113,7 @@ def copy_rows_async(
   """Starts to copy rows that start anywhere, by cp.async, 16 bytes at a time.
 
   Each from the last multiple of 16 bytes on, so that it lies as many bytes
-  further in shared memory, up to 15; see `move_rows`. What is copied is
+  further in shared memory, up to 15; see `shift_rows`. What is copied is
   there when the group is done, that `commit_async` closes.
 
   A vector that holds the start or the end of a row may hold up to 14 bytes that

@@ -33,7 +33,7 @@ def swizzled_type(ref: Any, atom: int) -> plgpu.RefType:
   )
 
 
-class Place:
+class Swizzle:
   """Where the elements of a swizzled tile lie in shared memory.
 
   In atoms of 8 rows of up to 128 bytes; first the atoms of 8 whole rows. In an
@@ -51,10 +51,10 @@ class Place:
     """Bytes from the start to a column, in bytes, of a row."""
     inside = arith.remui(row, i32(ATOM_ROWS))
     # Bits of the address from 128 bytes on.
-    turn = arith.divui(arith.muli(inside, i32(self.atom)), i32(LINE_BYTES))
-    turn = arith.remui(turn, i32(self.atom // VECTOR_BYTES))
+    permuted = arith.divui(arith.muli(inside, i32(self.atom)), i32(LINE_BYTES))
+    permuted = arith.remui(permuted, i32(self.atom // VECTOR_BYTES))
     offset = arith.remui(column, i32(self.atom))
-    offset = arith.xori(offset, arith.muli(turn, i32(VECTOR_BYTES)))
+    offset = arith.xori(offset, arith.muli(permuted, i32(VECTOR_BYTES)))
     offset = multiply_add(inside, self.atom, offset)
     atom = arith.divui(column, i32(self.atom))
     offset = multiply_add(atom, ATOM_ROWS * self.atom, offset)

@@ -14,7 +14,7 @@ from jaxlib.mlir.dialects import arith, llvm
 from pallas_gemm import compat
 from pallas_gemm.hardware import SECTOR_BYTES, VECTOR_BYTES
 from pallas_gemm.ptx import mlir
-from pallas_gemm.ptx.moves import moved_by
+from pallas_gemm.ptx.shifts import shifted_by
 
 
 def store_elements(
@@ -125,7 +125,7 @@ def store_rows(
       x.registers.item() for x in (rows, left, from_start)
     )
     pitch = mlir.pitch(window)
-    place = mlir.Place(row_bytes, row_bytes)
+    place = mlir.Swizzle(row_bytes, row_bytes)
     buffers = mlir.shared_address(before), mlir.shared_address(own)
 
     def store(first: int, pieces: int) -> None:
@@ -240,7 +240,7 @@ def _store_piece(size: int) -> str:
     cvt.s64.s32 by, $3;
     add.s64 to, $0, by;
     @here ld.shared.v4.b32 {{w0, w1, w2, w3}}, [$1];
-    @next ld.shared.v4.b32 {{w4, w5, w6, w7}}, [$2];{moved_by("$4", 4, size)}
+    @next ld.shared.v4.b32 {{w4, w5, w6, w7}}, [$2];{shifted_by("$4", 4, size)}
     @full st.global.v4.b32 [to], {{w0, w1, w2, w3}};
     @!part bra DONE;{_store_elements(size)}
     DONE:

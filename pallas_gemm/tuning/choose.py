@@ -136,6 +136,6 @@ def _modelled(problem: Problem, xla_too: bool) -> list[Candidate]:
   by_kernel = Candidate(config, seconds, "model")
   if not xla_too:
     return [by_kernel]
-  if not problem.groups and (left := xla.faster(config, problem, seconds)):
+  if not problem.groups and (left := xla.faster(problem, seconds)):
     return [Candidate("xla", left.seconds, "model", left.why), by_kernel]
   return [by_kernel, Candidate("xla", None, "model")]

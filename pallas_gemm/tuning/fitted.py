@@ -62,27 +62,24 @@ ROW_STEP = 16
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 _MOST_STAGES = {64: 12, 128: 9}
 
-# Pairs of epilogue_buffers and the fewest stages with these, best first.
-Options = tuple[tuple[int, int], ...]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Kind:
-  """What has a say in what finds room; there is one for each that differs.
+class Resources:
+  """What decides what finds room; there is one for each that differs.
 
   Attributes:
     gpu: where.
-    problem: one of that kind, of sizes that say nothing.
+    problem: one that takes as much room, of sizes that say nothing.
   """
 
   gpu: hardware.Gpu
   problem: Problem
 
 
-_kind = functools.cache(Kind)
+_resources = functools.cache(Resources)
 
 
-def kind_of(problem: Problem, gpu: hardware.Gpu) -> Kind:
+def resources_of(problem: Problem, gpu: hardware.Gpu) -> Resources:
   """Whichever activation, that there is one is what counts."""
   p, epilogue = problem, problem.epilogue
   if epilogue.activation:
@@ -97,21 +94,21 @@ def kind_of(problem: Problem, gpu: hardware.Gpu) -> Kind:
     groups=p.groups and Groups(along=p.groups.along, count=1),
     epilogue=epilogue,
   )
-  return _kind(gpu, nominal)
+  return _resources(gpu, nominal)
 
 
 @functools.cache
-def _of_sums(kind: Kind) -> Kind:
+def _of_sums(resources: Resources) -> Resources:
   """Of dense products in float32, with nothing after them."""
-  epilogue = Epilogue(gated=kind.problem.epilogue.gated)
+  epilogue = Epilogue(gated=resources.problem.epilogue.gated)
   sums = dataclasses.replace(
-    kind.problem, out_dtype="float32", groups=None, epilogue=epilogue
+    resources.problem, out_dtype="float32", groups=None, epilogue=epilogue
   )
-  return _kind(kind.gpu, sums)
+  return _resources(resources.gpu, sums)
 
 
 @functools.cache
-def tiles(kind: Kind) -> tuple[Config, ...]:
+def tiles(resources: Resources) -> tuple[Config, ...]:
   """Every tile and cluster with as many stages as find room."""
   found = []
   for block_m, block_n, consumers, split in TILES:
@@ -128,14 +125,14 @@ def tiles(kind: Kind) -> tuple[Config, ...]:
         cluster_m=cluster_m,
         cluster_n=cluster_n,
       )
-      found.append(_fitted(config, kind))
+      found.append(_fitted(config, resources))
   return tuple(filter(None, found))
 
 
 @functools.cache
-def swapped(kind: Kind) -> tuple[Config, ...]:
+def swapped(resources: Resources) -> tuple[Config, ...]:
   """The same with operands swapped, for any number of rows."""
-  found, p = [], kind.problem
+  found, p = [], resources.problem
   is_wide = p.out_dtype == "float32" and p.epilogue.c_dtype is not None
   for block_m, consumers, most, block_k in SWAPPED:
     for block_n in range(ROW_STEP, most + 1, ROW_STEP):
@@ -152,12 +149,14 @@ def swapped(kind: Kind) -> tuple[Config, ...]:
         raster=4,
         swap_ab=True,
       )
-      found.append(_fitted(config, kind))
+      found.append(_fitted(config, resources))
   return tuple(filter(None, found))
 
 
 @functools.cache
-def in_parts(config: Config, split_k: int, kind: Kind) -> Config | None:
+def in_parts(
+  config: Config, split_k: int, resources: Resources
+) -> Config | None:
   """The tile for partial sums in float32; they have no epilogue.
 
   They are stored once a block, so that a deeper ring is worth more than room
@@ -166,22 +165,24 @@ def in_parts(config: Config, split_k: int, kind: Kind) -> Config | None:
   """
   config = dataclasses.replace(config, split_k=2)  # however many
   options = (2, 3), (1, 3), (2, 2), (1, 2)
-  parts = _fitted(config, _of_sums(kind), options)
+  parts = _fitted(config, _of_sums(resources), options)
   return parts and dataclasses.replace(parts, split_k=split_k)
 
 
 @functools.cache
-def in_cluster(config: Config, parts: int, kind: Kind) -> Config | None:
+def in_cluster(
+  config: Config, parts: int, resources: Resources
+) -> Config | None:
   """The tile for blocks of a cluster that have a part of K each."""
   shares = config.consumers if config.split == "n" else 1
   if config.block_n % (16 * shares * parts):  # a subtile has 16 columns or more
     return None
-  return _fitted(dataclasses.replace(config, cluster_k=parts), kind)
+  return _fitted(dataclasses.replace(config, cluster_k=parts), resources)
 
 
 @functools.cache
 def pingpong(
-  block_m: int, block_n: int, slabs: int, kind: Kind
+  block_m: int, block_n: int, slabs: int, resources: Resources
 ) -> Config | None:
   """The tile of two consumers, with as many whole tiles in the ring as fit."""
   config = Config(block_m=block_m, block_n=block_n, split="pingpong")
@@ -189,19 +190,21 @@ def pingpong(
     return None
   buffers = 1 if block_m * block_n == 64 * 64 else 2
   options = (buffers, 2 * slabs), (1, 2 * slabs)
-  found = _fitted(config, kind, options)
+  found = _fitted(config, resources, options)
   return found and dataclasses.replace(found, stages=found.stages // 2 * 2)
 
 
 @functools.cache
-def with_c_ahead(config: Config, kind: Kind) -> Config | None:
+def with_c_buffers(config: Config, resources: Resources) -> Config | None:
   """The tile with C in buffers of its own."""
-  return _fitted(config, kind, ((1, 3),))
+  return _fitted(config, resources, ((1, 3),))
 
 
 @functools.cache
 def _fitted(
-  config: Config, kind: Kind, options: Options | None = None
+  config: Config,
+  resources: Resources,
+  options: tuple[tuple[int, int], ...] | None = None,
 ) -> Config | None:
   """The config with the subtiles of its epilogue and the stages that find room.
 
@@ -209,50 +212,10 @@ def _fitted(
     options: pairs of epilogue_buffers and the fewest stages with these, best
       first; None for what suits the tile.
   """
-  problem, gpu = kind.problem, kind.gpu
-  epilogue = problem.epilogue
-  columns = config.block_n
-  if config.split == "n":
-    columns //= config.consumers
-  columns //= config.cluster_k
-  # One swizzle atom: such copies take matrices of any height (see compat).
-  atom = layout.elements_in(ATOM_BYTES, problem.out_dtype)
-  width = next(w for w in (atom, 32, 16) if columns % w == 0)
-  if bits(problem.out_dtype) == 16 and width < 32 < columns:
-    # 16 columns are stored twice, and it is still faster: with 128 x 240, 208
-    # and 144 tiles and K = 512 15.8 -> 14.1 us, 13.9 -> 12.6, 10.0 -> 9.7. In
-    # float32 and 144 columns 11.2 -> 11.6 (H200).
-    width = 32
-  config = dataclasses.replace(config, epilogue_n=width)
-  # Room for all subtiles of a tile, where that leaves a deep enough ring: they
-  # are then written without waiting for each other, and C may come in place of
-  # them. With C, 4096 x 14336 x 4096: 612 -> 603 us on an H200.
-  plan = Plan(problem, config, gpu)
-  subtiles = len(plan.subtiles)
-  options = options or ((subtiles, 3), (2, 3), (1, 3), (2, 2), (1, 2))
-  if epilogue.activation and config.consumers == subtiles == 3:
-    # An activation takes longer than a store: subtiles leave one at a time, not
-    # all together. With 192 x 192 tiles 8192 x 4096 x 64 with bias and gelu
-    # 37.8 -> 32.7 us, 12608 x 3072 x 768 102.1 -> 98.0 (H200).
-    options = options[1:]
-  is_wide = problem.out_dtype == "float32" or epilogue.save
-  size = config.block_m * config.block_n // config.consumers
-  is_large = (
-    epilogue.gated or size > 2**13 or (is_wide and config.consumers > 1)
-  )
-  if is_large and not epilogue.c_dtype and plan.deferred:
-    # Subtiles that are stored one at a time, beside slabs of the next tile,
-    # need no room: a deeper ring is worth more (4096^3: 171 -> 169 us), of one
-    # tile a block too (512 x 8192 x 8192: 89.9 -> 89.3 us, H200).
-    options = (1, 4), (1, 3), (1, 2)
-    suits = is_wide or not epilogue.activation
-    if problem.groups is None and suits and width >= 32:
-      # Half as wide they hold up a slab for less; 7168 x 8192 x 512: 81.9 ->
-      # 79.5 us. With an activation it is slower: 606 -> 613 us, unless what it
-      # is applied to is stored too: 8192 x 4096 x 1024 118 -> 116 (H200).
-      config = dataclasses.replace(config, epilogue_n=32)
-      if not (is_wide and Plan(problem, config, gpu).has_room_to_defer):
-        options = (2, 4), *options
+  problem, gpu = resources.problem, resources.gpu
+  config = _with_subtiles(config, problem)
+  if options is None:
+    config, options = _with_options(config, resources)
   for buffers, fewest in options:
     config = dataclasses.replace(config, stages=1, epilogue_buffers=buffers)
     plan = Plan(problem, config, gpu)
@@ -261,3 +224,56 @@ def _fitted(
     if count >= fewest:
       return dataclasses.replace(config, stages=count)
   return None
+
+
+def _with_subtiles(config: Config, problem: Problem) -> Config:
+  columns = config.block_n // config.cluster_k
+  if config.split == "n":
+    columns //= config.consumers
+  # One swizzle atom: such copies take matrices of any height (see compat).
+  atom = layout.elements_in(ATOM_BYTES, problem.out_dtype)
+  width = next(w for w in (atom, 32, 16) if columns % w == 0)
+  if bits(problem.out_dtype) == 16 and width < 32 < columns:
+    # 16 columns are stored twice, and it is still faster: with 128 x 240, 208
+    # and 144 tiles and K = 512 15.8 -> 14.1 us, 13.9 -> 12.6, 10.0 -> 9.7. In
+    # float32 and 144 columns 11.2 -> 11.6 (H200).
+    width = 32
+  return dataclasses.replace(config, epilogue_n=width)
+
+
+def _with_options(
+  config: Config, resources: Resources
+) -> tuple[Config, tuple[tuple[int, int], ...]]:
+  """The config, maybe with other subtiles, and the options that suit it."""
+  problem, gpu = resources.problem, resources.gpu
+  epilogue, plan = problem.epilogue, Plan(problem, config, gpu)
+  is_wide = problem.out_dtype == "float32" or epilogue.save
+  size = config.block_m * config.block_n // config.consumers
+  is_large = (
+    epilogue.gated or size > 2**13 or (is_wide and config.consumers > 1)
+  )
+  if is_large and not epilogue.c_dtype and plan.deferred:
+    # Subtiles that are stored one at a time, during slabs of the next tile,
+    # need no room: a deeper ring is worth more (4096^3: 171 -> 169 us), of one
+    # tile a block too (512 x 8192 x 8192: 89.9 -> 89.3 us, H200).
+    options = (1, 4), (1, 3), (1, 2)
+    suits = is_wide or not epilogue.activation
+    if problem.groups is None and suits and config.epilogue_n >= 32:
+      # Half as wide they hold up a slab for less; 7168 x 8192 x 512: 81.9 ->
+      # 79.5 us. With an activation it is slower: 606 -> 613 us, unless what it
+      # is applied to is stored too: 8192 x 4096 x 1024 118 -> 116 (H200).
+      config = dataclasses.replace(config, epilogue_n=32)
+      if not (is_wide and Plan(problem, config, gpu).has_room_to_defer):
+        options = (2, 4), *options
+    return config, options
+  # Room for all subtiles of a tile, where that leaves a deep enough ring: they
+  # are then written without waiting for each other, and C may come in place of
+  # them. With C, 4096 x 14336 x 4096: 612 -> 603 us on an H200.
+  subtiles = len(plan.subtiles)
+  options = (subtiles, 3), (2, 3), (1, 3), (2, 2), (1, 2)
+  if epilogue.activation and config.consumers == subtiles == 3:
+    # An activation takes longer than a store: subtiles leave one at a time, not
+    # all together. With 192 x 192 tiles 8192 x 4096 x 64 with bias and gelu
+    # 37.8 -> 32.7 us, 12608 x 3072 x 768 102.1 -> 98.0 (H200).
+    options = options[1:]
+  return config, options

@@ -16,7 +16,7 @@ import math
 import statistics
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.kernels.sm90 import legal, loaders
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
@@ -88,12 +88,12 @@ def _ranked(problem: Problem, clusters: bool) -> Iterator[Config]:
 
 
 def _of(
-  problem: Problem, is_tall: bool, known: constants.Constants
+  problem: Problem, has_many_rows: bool, known: constants.Constants
 ) -> constants.Constants:
   """The constants of groups, and of such tiles."""
   if problem.along == "m":
     return known.of_groups_of_rows
-  return known.of_tall_tiles_along_k if is_tall else known
+  return known.of_many_rows_along_k if has_many_rows else known
 
 
 def predict(plan: Plan, known: constants.Constants | None = None) -> float:
@@ -124,8 +124,8 @@ class _Batch(Plan):
   groups: Plan
 
   @property
-  def b_by_threads(self) -> bool:
-    return self.groups.b_by_threads
+  def loader(self) -> loaders.Loader:
+    return self.groups.loader
 
   @property
   def b_last_apart(self) -> bool:
@@ -146,7 +146,7 @@ def _with_room_to_move(
   """
   first = plan(config)
   room = first.gpu.shared_bytes_per_block
-  if not first.b_by_moves or first.shared_bytes <= room:
+  if not isinstance(first.loader, loaders.Shifts) or first.shared_bytes <= room:
     return config
   config = dataclasses.replace(config, epilogue_buffers=1)
   over = cdiv(max(0, plan(config).shared_bytes - room), first.slab_bytes)

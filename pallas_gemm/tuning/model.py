@@ -137,9 +137,11 @@ def _slab(
   narrow = _is_narrow(plan)
   multiply = bm * bn * bk / 2048 * fit.mma
   multiply *= 1 + fit.small * (1 - bm * bn / 2**15)
-  multiply *= fit.third if cfg.consumers == 3 else 1
-  multiply *= fit.tall if cfg.split == "m" and bm > 64 * cfg.consumers else 1
-  multiply *= fit.columns if cfg.split == "n" else 1
+  multiply *= fit.mma_three_consumers if cfg.consumers == 3 else 1
+  if cfg.split == "n":
+    multiply *= fit.columns
+  elif cfg.split == "m" and bm > 64 * cfg.consumers:
+    multiply *= fit.mma_many_rows
   multiply *= fit.swapped if cfg.swap_ab else 1
   multiply *= fit.narrow_mma if narrow else 1
   # wgmma reads A for each share of the columns, B for each 64 rows.
@@ -152,13 +154,13 @@ def _slab(
   slow_a, slow_b = odd.loads
   load_a, load_b = rows * slow_a / cfg.cluster_n, bn * slow_b / cfg.cluster_m
   loads = load_a + load_b
-  if plan.b_by_threads:  # beside TMA, which loads A
+  if odd_sizes.loads_weights(plan):  # while TMA loads A
     longer = largest(load_a, load_b)
-    loads = longer + odd.beside * (loads - longer)
+    loads = longer + odd.shorter_loads * (loads - longer)
   loads *= bytes_of(bk, p.a.dtype) / fit.l2 * (fit.narrow if narrow else 1)
   loads *= _busy_sms(plan, rounds) / plan.gpu.sm_count
-  loads *= fit.apart if cfg.cluster_k > 1 else 1
-  slab = largest(multiply, shared, loads) + odd.short + odd.moves
+  loads *= fit.l2_cluster_k if cfg.cluster_k > 1 else 1
+  slab = largest(multiply, shared, loads) + odd.short + odd.threads
   shared_m = fit.share_m if cfg.cluster_m > 1 else 0
   shared_n = fit.share_n if cfg.cluster_n > 1 else 0
   return slab + fit.barrier + shared_m + shared_n
@@ -241,9 +243,9 @@ def _between(
     least: microseconds of its results, without anything to hide them.
   """
   p, cfg = plan.problem, plan.config
-  beside = least - product / fit.busy
+  not_hidden = least - product / fit.busy
   if plan.by_rows:
-    return largest(epilogue, beside) if p.epilogue.activation else epilogue
+    return largest(epilogue, not_hidden) if p.epilogue.activation else epilogue
   has_c = p.epilogue.c_dtype is not None
   area = cfg.block_m * cfg.block_n / 2**15
   words = _stored_bytes(plan) / 2
@@ -253,11 +255,11 @@ def _between(
   at_once = plan.stored_at_once
   if at_once == 1:
     hidden = fit.hidden * epilogue
-    return largest(hidden, beside) if p.epilogue.activation else hidden
+    return largest(hidden, not_hidden) if p.epilogue.activation else hidden
   subtiles = _subtiles(plan)
-  between = fit.packed + fit.applied * area * bool(p.epilogue.activation)
-  slivers = fit.slivers if cfg.epilogue_n < 32 else 0
-  between += slivers * subtiles / cfg.consumers**2
+  between = fit.deferred_us + fit.applied * area * bool(p.epilogue.activation)
+  narrow = fit.narrow_subtile_us if cfg.epilogue_n < 32 else 0
+  between += narrow * subtiles / cfg.consumers**2
   late = fit.drain * area * words - product / (
     fit.busy if p.epilogue.activation else 1
   )
@@ -266,9 +268,9 @@ def _between(
   between += largest(more * area * (words - 1), at_once, late, 0)
   if has_c and plan.c_in_place:
     asked = min(subtiles, plan.slabs) * slab / fit.clock
-    between += fit.added * area + largest(0, fit.awaited - product + asked)
+    between += fit.added * area + largest(0, fit.c_latency_us - product + asked)
   elif has_c:
-    between += largest(fit.ahead * area, fit.awaited - product)
+    between += largest(fit.c_buffered_us * area, fit.c_latency_us - product)
   return between
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pallas_gemm import hardware
 from pallas_gemm.hardware import SECTOR_BYTES
-from pallas_gemm.kernels.sm90 import layout
+from pallas_gemm.kernels.sm90 import layout, loaders
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
@@ -28,22 +28,22 @@ class Costs(NamedTuple):
 
   Attributes:
     loads: of A and B, as multiples.
-    beside: what of the shorter loads is added to the longer ones.
+    shorter_loads: what of the shorter loads is added to the longer ones.
     results: device memory's time for results, as a multiple.
     copies: microseconds of the copies into and out of padded matrices, and of
       results that threads store.
     short: cycles that a slab takes longer because of short rows.
     sums: to add partial products, as a multiple.
-    moves: cycles that a slab takes longer where threads bring A or B.
+    threads: cycles that a slab takes longer where threads load A or B.
   """
 
   loads: tuple[float, float]
-  beside: float
+  shorter_loads: float
   results: float
   copies: float
   short: float
   sums: float
-  moves: float = 0.0
+  threads: float = 0.0
 
 
 NONE = Costs((1.0, 1.0), 1.0, 1.0, 0.0, 0.0, 1.0)
@@ -67,8 +67,8 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
   a, b = layout.bytes_of(a, p.a.dtype), layout.bytes_of(b, p.b.dtype)
   if plan.by_elements:
     copies += bytes_by_elements(plan) / fit.element_rate
-  move_a, move_b = plan.by_moves
-  slow_b = 1.0 if move_b else slower(b, fit)
+  by_a, by_b = plan.loader.operands
+  slow_b = 1.0 if by_b else slower(b, fit)
   # Of what a cluster shares, each block asks for a part.
   along = [(a, plan.config.cluster_n)] * (not p.a.k_last)
   along += [(b, plan.config.cluster_m)] * (not p.b.k_last)
@@ -82,15 +82,15 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
   straddles = result % 32 == 16 and not plan.by_rows
   return Costs(
     loads=(
-      1.0 if move_a else slower(a, fit),
-      by_threads(plan, fit) if plan.b_by_threads else slow_b,
+      1.0 if by_a else slower(a, fit),
+      by_threads(plan, fit) if loads_weights(plan) else slow_b,
     ),
-    beside=fit.beside if plan.b_by_threads else 1.0,
+    shorter_loads=fit.shorter_loads if loads_weights(plan) else 1.0,
     results=straddling_results(piece, fit) if straddles else 1.0,
     copies=copies,
     short=largest(0.0, *short),
     sums=fit.odd_sums if p.results % 2 else 1.0,
-    moves=_cycles_of_threads(plan, fit) if any(plan.by_moves) else 0.0,
+    threads=_cycles_of_threads(plan, fit) if plan.config.moves else 0.0,
   )
 
 
@@ -99,10 +99,10 @@ def _cycles_of_threads(plan: Plan, fit: constants.OddSizes) -> float:
   p, cfg = plan.problem, plan.config
   sides = (p.m, cfg.block_m, 1), (p.n, cfg.block_n, plan.products)
   total = 0.0
-  for (size, block, count), by_threads in zip(sides, plan.by_moves):
+  for (size, block, count), by_threads in zip(sides, plan.loader.operands):
     if by_threads:
       rows = min(block, layout.round_up(size, 8))
-      total += (fit.move + fit.move_row * rows) * count
+      total += (fit.threads_cycles + fit.threads_row_cycles * rows) * count
   return total * cfg.block_k / 64
 
 
@@ -110,22 +110,19 @@ def loaded_by_threads(
   configs: Iterable[Config], problem: Problem, gpu: hardware.Gpu
 ) -> Iterator[Config]:
   """The configs, and those of a few slabs with threads that load operands."""
-  p, shapes = problem, layout.operand_shapes(problem)
-  is_addressable = [
-    layout.is_addressable(columns, operand.dtype)
-    for (_, columns), operand in zip(shapes, (p.a, p.b))
-  ]
+  p, ((_, a), (_, b)) = problem, layout.operand_shapes(problem)
+  both_by_tma = layout.is_addressable(a, p.a.dtype)
+  both_by_tma &= layout.is_addressable(b, p.b.dtype)
   for config in configs:
     yield config
     c = config
     rows, columns = c.block_m, c.block_n * p.products
-    if all(is_addressable) or rows + columns > _MOST_ROWS or c.consumers > 2:
+    if both_by_tma or rows + columns > _MOST_ROWS or c.consumers > 2:
       continue
-    shares = c.cluster_m * c.cluster_n > 1
-    if shares or c.split == "pingpong":
+    if c.cluster_m * c.cluster_n > 1 or c.split == "pingpong":
       continue
     plan = Plan(problem, _moving(c, c.stages), gpu)
-    by_a, by_b = plan.by_moves
+    by_a, by_b = plan.loader.operands
     loaded = rows * by_a + columns * by_b
     if not loaded:
       continue
@@ -152,13 +149,18 @@ def bytes_by_elements(plan: Plan) -> float:
   return p.results * size * 16 / run if run < SECTOR_BYTES else 0.0
 
 
+def loads_weights(plan: Plan) -> bool:
+  """Whether threads load weights of groups."""
+  return isinstance(plan.loader, loaders.Weights)
+
+
 def by_threads(plan: Plan, fit: constants.OddSizes) -> float:
-  """Loads of B, as a multiple, where threads load it beside TMA."""
-  if plan.b_by_copies:
+  """Loads of B, as a multiple, where threads load it and TMA loads A."""
+  if isinstance(plan.loader, loaders.Copies):
     return fit.by_copies
   # A chunk takes as long whatever it holds: 60 groups of 136, 4096 x 1407, with
   # 128 x 64 tiles 734 us, with 128 x 128 473 (H100).
-  columns = 128 * plan.chunks * 64 / plan.config.block_k
+  columns = 128 * plan.loader.tile.chunks * 64 / plan.config.block_k
   return fit.by_moves * columns / plan.config.block_n
 
 

@@ -38,9 +38,9 @@ def suited(plan: Plan) -> Config:
   streams = min(p.m, p.n) <= fit.streamed_rows and is_whole
   if streams and cfg.stages < most:
     if work_tiles == 1 and _waits_unevenly(plan, fit):
-      most = min(most, max(FEWEST, round(in_one_answer(p, cfg.block_k, gpu))))
+      most = min(most, max(FEWEST, round(for_latency(p, cfg.block_k, gpu))))
     elif 2 * _blocks(plan) > gpu.sm_count:
-      share = gpu.dram_bytes_per_s * fit.even_answer / gpu.sm_count
+      share = gpu.dram_bytes_per_s * fit.even_latency_s / gpu.sm_count
       most = min(most, max(FEWEST, 1 + round(share / _own_bytes(plan))))
   if pingpong > 1:  # each consumer has room for a work tile
     most = pingpong * max(cdiv(most, pingpong), plan.slabs)
@@ -56,19 +56,19 @@ def for_any_rows(plan: Plan) -> Config:
   return dataclasses.replace(plan.config, **alone, moves=False)
 
 
-def in_one_answer(problem: Problem, block_k: int, gpu: hardware.Gpu) -> float:
-  """Stages with which a round of tiles asks for one answer of the memory.
+def for_latency(problem: Problem, block_k: int, gpu: hardware.Gpu) -> float:
+  """Stages with which a round of tiles has as much on its way as memory hides.
 
   One slab is multiplied meanwhile.
   """
   p = problem
   slab = bytes_of(p.m * block_k, p.a.dtype)
   slab += bytes_of(p.n * block_k, p.b.dtype) * p.products
-  return 1 + gpu.dram_bytes_per_s * constants.of(gpu).stages.answer / slab
+  return 1 + gpu.dram_bytes_per_s * constants.of(gpu).stages.latency_s / slab
 
 
 def _waits_unevenly(plan: Plan, fit: constants.Stages) -> bool:
-  """Whether more than one answer's slabs would be shared out unevenly."""
+  """Whether more slabs than that would be shared out unevenly."""
   if plan.problem.batch > 1:
     return False
   sms = plan.gpu.sm_count

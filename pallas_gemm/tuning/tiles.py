@@ -14,7 +14,7 @@ from pallas_gemm.tuning import fitted, stages
 
 # Tiles that may have C in buffers of its own; slabs with fewer of which it does
 # not come in time to where results are stored from.
-AHEAD = {(128, 128): 8, (128, 192): 8, (128, 256): 4}
+C_BUFFERED = {(128, 128): 8, (128, 192): 8, (128, 256): 4}
 _SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 # Slabs that a part of K must have to be worth a work tile of its own.
 _FEWEST_SLABS = 4
@@ -30,12 +30,12 @@ _STRIP = 8
 
 def worth_a_try(problem: Problem, gpu: hardware.Gpu) -> Iterator[Config]:
   """Configs for a problem; not all need be legal."""
-  kind = fitted.kind_of(problem, gpu)
+  resources = fitted.resources_of(problem, gpu)
   if _may_swap(problem) and not legal.may_not_swap(problem):
-    yield from _swapped(problem, kind)
+    yield from _swapped(problem, resources)
   if not problem.along:
-    yield from _pingpong(problem, kind)
-  yield from _tiles(problem, kind)
+    yield from _pingpong(problem, resources)
+  yield from _tiles(problem, resources)
 
 
 def _may_swap(problem: Problem) -> bool:
@@ -46,13 +46,13 @@ def _may_swap(problem: Problem) -> bool:
   return p.m % 64 > 0 and p.n >= _LEAST_WEIGHTS * p.m
 
 
-def _swapped(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
+def _swapped(problem: Problem, resources: fitted.Resources) -> Iterator[Config]:
   """Tiles with swapped operands."""
-  p, sms = problem, kind.gpu.sm_count
-  suits_deep = _suits_deep_slabs(p, kind.gpu)
+  p, sms = problem, resources.gpu.sm_count
+  suits_deep = _suits_deep_slabs(p, resources.gpu)
   some_heights, heights = _heights(p.m, False), _heights(p.m, True)
   either = some_heights | heights
-  for config in fitted.swapped(kind):
+  for config in fitted.swapped(resources):
     if config.block_n not in either or config.block_m >= 2 * max(p.n, 64):
       continue
     rows, columns = cdiv(p.m, config.block_n), cdiv(p.n, config.block_m)
@@ -68,37 +68,33 @@ def _swapped(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
       yield _in_one_strip(config, rows, columns)
 
 
-def _tiles(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
+def _tiles(problem: Problem, resources: fitted.Resources) -> Iterator[Config]:
   """Tiles whose consumers share them out, and parts of K of these."""
-  p, sms = problem, kind.gpu.sm_count
-  slabs = cdiv(p.k, 64)
-  suits_deep = _suits_deep_slabs(p, kind.gpu)
-  deep_in_rounds = _suits_deep_rounds(p)
-  straddles = layout.operands_straddle(p)
+  p, sms = problem, resources.gpu.sm_count
+  slabs, straddles = cdiv(p.k, 64), layout.operands_straddle(p)
   # Of 127 configs of so few slabs that were timed in a cluster and alone, those
   # in one take 3.5 % more in the mean, 4 % less at best; where rows straddle
   # sectors up to a quarter less (H100 and H200).
   is_short = slabs <= _FEWEST_SLABS and not straddles
+  suits_deep = _suits_deep_slabs(p, resources.gpu)
+  deep_in_rounds = _suits_deep_rounds(p)
   # A tile far larger than the matrix is not worth a try.
   most_rows, most_columns = 2 * max(p.m, 64), 2 * max(p.n, 32)
-  for config in fitted.tiles(kind):
+  for config in fitted.tiles(resources):
     if config.block_m >= most_rows or config.block_n >= most_columns:
       continue
     if config.block_n % 32 and not p.b.k_last:
       continue  # wgmma reads B along N in atoms of 32 columns or more
-    tall, wide = config.cluster_m > 1, config.cluster_n > 1
-    # A cluster with nobody to share with, or little to share.
-    if (tall or wide) and not p.along:
-      if is_short or not _gains_by_sharing(config, p, straddles):
-        continue
+    shares = config.blocks > 1
+    if shares and is_short and not p.along:
+      continue
+    if shares and not _gains_by_sharing(config, p, straddles):
+      continue
     rows, columns = cdiv(p.m, config.block_m), cdiv(p.n, config.block_n)
     tiles = rows * columns * p.batch
     if _are_too_many(tiles, config, p, sms):
       continue
-    # Of many tiles the few that hang over cost less than rows that TMA reads
-    # slowly: 4384 x 2496 x 328 NT 20.1 -> 16.5 us (H200).
-    is_large = straddles and min(rows, columns) >= _STRIP
-    if not (is_large or _suits_cluster(config, p)):
+    if shares and not _suits_cluster(config, p, rows, columns, straddles):
       continue
     # Parts that leave SMs idle, so that each is long: 16 x 16 x 262144 NT 11.5
     # -> 9.9 us, 32 x 24 x 100000 8.6 -> 8.5 (H100).
@@ -109,44 +105,64 @@ def _tiles(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
       in_rounds = deep_in_rounds and tiles > 2 * sms and config.block_n == 64
       if not ((suits_deep and is_one_round) or in_rounds or is_deep_sum):
         continue
-    alone = not (tall or wide or p.along)
-    least = AHEAD.get((config.block_m, config.block_n), 0)
-    if alone and p.epilogue.c_dtype == p.out_dtype and slabs < least:
-      ahead = fitted.with_c_ahead(config, kind)
-      if ahead is not None:
-        yield _in_one_strip(ahead, rows, columns)
-    if not alone:
+    if shares or p.along:
       yield config
-    elif is_short or not _suits_pairs(config, p, tiles, sms):
-      yield _in_one_strip(config, rows, columns)
-    if tall or wide or tiles > sms:
-      continue
-    for split in _SPLITS:
-      if tiles * split > 2 * sms or slabs < split * _FEWEST_SLABS:
-        break
-      parts = fitted.in_parts(config, split, kind)
-      if parts is not None:
-        yield parts
-    # The sums of larger tiles take long to send.
-    is_small = config.block_m * config.block_n <= 2**13
-    for split in _CLUSTERS_OF_K if is_small else ():
-      room = hardware.clusters_at_once(split, sms)
-      if tiles > room or slabs < split * _FEWEST_SLABS_OF_A_BLOCK:
-        break
-      parts = fitted.in_cluster(config, split, kind)
-      if parts is not None:
-        yield parts
+    else:
+      yield from _alone(config, p, resources, is_short)
+    if not shares:
+      yield from _in_parts(config, p, resources)
 
 
-def _pingpong(problem: Problem, kind: fitted.Kind) -> Iterator[Config]:
+def _alone(
+  config: Config, problem: Problem, resources: fitted.Resources, is_short: bool
+) -> Iterator[Config]:
+  """The tile in no cluster, with its order of tiles; and with buffers for C."""
+  p, cfg = problem, config
+  rows, columns = cdiv(p.m, cfg.block_m), cdiv(p.n, cfg.block_n)
+  least = C_BUFFERED.get((cfg.block_m, cfg.block_n), 0)
+  if p.epilogue.c_dtype == p.out_dtype and cdiv(p.k, 64) < least:
+    if buffered := fitted.with_c_buffers(cfg, resources):
+      yield _in_one_strip(buffered, rows, columns)
+  tiles = rows * columns * p.batch
+  if is_short or not _suits_pairs(cfg, p, tiles, resources.gpu.sm_count):
+    yield _in_one_strip(cfg, rows, columns)
+
+
+def _in_parts(
+  config: Config, problem: Problem, resources: fitted.Resources
+) -> Iterator[Config]:
+  """The tile with K cut in parts, and in parts that a cluster adds up."""
+  p, cfg, sms = problem, config, resources.gpu.sm_count
+  tiles = cdiv(p.m, cfg.block_m) * cdiv(p.n, cfg.block_n) * p.batch
+  if tiles > sms:
+    return
+  slabs = cdiv(p.k, 64)
+  for split in _SPLITS:
+    if tiles * split > 2 * sms or slabs < split * _FEWEST_SLABS:
+      break
+    if parts := fitted.in_parts(cfg, split, resources):
+      yield parts
+  if cfg.block_m * cfg.block_n > 2**13:
+    return  # the sums of larger tiles take long to send
+  for split in _CLUSTERS_OF_K:
+    room = hardware.clusters_at_once(split, sms)
+    if tiles > room or slabs < split * _FEWEST_SLABS_OF_A_BLOCK:
+      break
+    if parts := fitted.in_cluster(cfg, split, resources):
+      yield parts
+
+
+def _pingpong(
+  problem: Problem, resources: fitted.Resources
+) -> Iterator[Config]:
   """Tiles of two consumers that ping-pong, where slabs are few.
 
   One stores while the other multiplies, and neither keeps results that wait.
   """
-  p, sms = problem, kind.gpu.sm_count
+  p, sms = problem, resources.gpu.sm_count
   slabs = cdiv(p.k, 64)
   for block_m, block_n in fitted.PINGPONG.get(p.out_dtype, ()):
-    config = fitted.pingpong(block_m, block_n, slabs, kind)
+    config = fitted.pingpong(block_m, block_n, slabs, resources)
     rows, columns = cdiv(p.m, block_m), cdiv(p.n, block_n)
     if config is None or rows * columns * p.batch <= sms:
       continue
@@ -194,26 +210,30 @@ def _gains_by_sharing(
   """
   rate = 32 if straddles else 59
   columns = config.block_n * problem.products
-  if not problem.b.k_last and columns % 64:
+  if problem.along or (not problem.b.k_last and columns % 64):
     return True
   loads = bytes_of(config.block_m + columns, problem.a.dtype) / rate
   return loads > config.block_m * columns / 2048
 
 
-def _suits_cluster(config: Config, problem: Problem) -> bool:
+def _suits_cluster(
+  config: Config, problem: Problem, rows: int, columns: int, straddles: bool
+) -> bool:
   """Whether all tiles of a cluster lie in the matrix, and what they share.
 
   What lies outside is loaded, and slowly: 16 x 4096 x 4096 takes 15.9 us with
-  64 x 64 tiles in clusters of 1 x 2, 10.0 us without (H200).
+  64 x 64 tiles in clusters of 1 x 2, 10.0 us without (H200). Of many tiles the
+  few that hang over cost less than rows that TMA reads slowly: 4384 x 2496 x
+  328 NT 20.1 -> 16.5 us (H200).
   """
   p, cfg = problem, config
+  if straddles and min(rows, columns) >= _STRIP:
+    return True
   if cfg.cluster_m > 1:
     hangs_over = p.b.k_last and p.n % cfg.block_n
-    return not hangs_over and cdiv(p.m, cfg.block_m) % cfg.cluster_m == 0
-  if cfg.cluster_n > 1:
-    hangs_over = p.a.k_last and p.m % cfg.block_m
-    return not hangs_over and cdiv(p.n, cfg.block_n) % cfg.cluster_n == 0
-  return True
+    return not hangs_over and rows % cfg.cluster_m == 0
+  hangs_over = p.a.k_last and p.m % cfg.block_m
+  return not hangs_over and columns % cfg.cluster_n == 0
 
 
 def _suits_pairs(
@@ -230,8 +250,8 @@ def _suits_pairs(
   rows = cdiv(p.m, cfg.block_m)
   if rows != 2 or cfg.block_m > 64 or cfg.block_n < 128 or p.batch > 1:
     return False
-  in_pairs = dataclasses.replace(cfg, cluster_m=2)
-  return 0.8 * sms <= tiles <= sms and _suits_cluster(in_pairs, p)
+  hangs_over = p.b.k_last and p.n % cfg.block_n
+  return 0.8 * sms <= tiles <= sms and not hangs_over
 
 
 def _suits_deep_slabs(problem: Problem, gpu: hardware.Gpu) -> bool:
@@ -246,7 +266,7 @@ def _suits_deep_slabs(problem: Problem, gpu: hardware.Gpu) -> bool:
   p = problem
   if p.m > 64 or p.k < _LEAST_DEEP_K or p.along:
     return False
-  return stages.in_one_answer(p, 128, gpu) >= stages.FEWEST
+  return stages.for_latency(p, 128, gpu) >= stages.FEWEST
 
 
 def _suits_deep_rounds(problem: Problem) -> bool:

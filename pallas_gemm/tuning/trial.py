@@ -23,7 +23,7 @@ from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.problem import Problem
 
 Arrays = dict[str, jax.Array]
-Results = tuple[jax.Array, ...]
+Outs = tuple[jax.Array, ...]
 
 # Rows, and columns, of which results are checked; and of how many groups.
 _SAMPLE, _GROUPS = 256, 4
@@ -61,7 +61,7 @@ class Trial:
       (part, self._of(part)) for part in _parts(case.problem, self.operands)
     ]
 
-  def compile(self, config: Config) -> Callable[[], Results]:
+  def compile(self, config: Config) -> Callable[[], Outs]:
     """A call that runs the kernel with a config, compiled.
 
     Raises:
@@ -69,11 +69,11 @@ class Trial:
     """
     return self.call(compiled(self.case, config, self.operands))
 
-  def call(self, function: Callable[..., Results]) -> Callable[[], Results]:
+  def call(self, function: Callable[..., Outs]) -> Callable[[], Outs]:
     """The call of what `compiled` gives on the operands."""
     return functools.partial(function, **self.operands)
 
-  def error(self, results: Results) -> str | None:
+  def error(self, results: Outs) -> str | None:
     """None if the results are right, or what is wrong."""
     if not all(bool(jnp.isfinite(x).all()) for x in results):
       return "wrong result: not all of it is finite"
@@ -109,9 +109,7 @@ class Trial:
     )
 
 
-def compiled(
-  case: Case, config: Config, arrays: Arrays
-) -> Callable[..., Results]:
+def compiled(case: Case, config: Config, arrays: Arrays) -> Callable[..., Outs]:
   """The kernel with a config, compiled for arrays like the operands."""
   kernel, factors = launch.grouped, {}
   if case.problem.groups is None:

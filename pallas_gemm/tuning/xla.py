@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90 import layout
-from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import cdiv
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Epilogue, Problem
@@ -25,83 +24,86 @@ class Faster(NamedTuple):
   seconds: float | None = None
 
 
-def faster(config: Config, problem: Problem, time: float) -> Faster | None:
-  """XLA's product, if it is expected to be faster than this config.
-
-  XLA's library reads matrices whose rows start at multiples of 16 bytes about
-  as fast as others. If these are odd multiples, TMA here does not, and if they
-  are no whole swizzle atoms, some are padded and others need tiles that suit
-  them ill (792 x 3512 x 7016: 88 us, XLA 56, H100). Other matrices XLA does not
-  read fast either, but it reads small ones in less time than copies take, or
-  threads that bring them (100 x 3584 x 128 TN: 3.3 us, this kernel 3.6, H100).
-  Rows shorter than 128 bytes of a matrix that is stored along M or N, and K
-  below 32, are slow for TMA (4096 x 16 x 4096: 11.4 us, this kernel 17.1, and
-  10.7 where B is stored [N, K]; 1536 x 3584 x 24 NT: 5.4 us, this kernel 7.1,
-  H100). A vector times a matrix stored along K is a reduction to XLA, and small
-  ones are done when a tile has not yet left (1 x 1024 x 1024: 2.1 us, this
-  kernel 3.6). Few results of K up to 64 are sooner done too (64 x 80 x 64,
-  twice: 1.4 us, this kernel 1.8), and some more of short rows (312 x 10664 x
-  32: 4.6 us, this kernel 5.2). float32 results of sums neither short nor long
-  take longer to store (4096 x 4096 x 512: 28.9 us, this kernel 31.2; 5000 x
-  2048 x 2816: 78 us, this kernel 92, H100).
+def faster(problem: Problem, time: float) -> Faster | None:
+  """XLA's product, if it is expected to be faster than the Hopper kernel.
 
   Args:
-    config: of the kernel.
     problem: what is computed.
-    time: what the config is predicted to take, in seconds.
+    time: what the kernel is predicted to take, in seconds.
   """
   p, gpu = problem, hardware.current()
   if p.m == 1:  # a row in memory, however it is stored
     p = dataclasses.replace(p, a=dataclasses.replace(p.a, k_last=True))
   fit = constants.of(gpu).xla
-  apart = epilogue(p, fit, gpu)
-  if p.m == 1 and p.b.k_last and not p.epilogue.gated:
-    rate = fit.vector_rate * gpu.dram_bytes_per_s
-    matrices = p.matrices(p.b)
-    theirs = fit.vector_launch + matrices * p.n * p.k * 2 / rate + apart
-    if time > theirs:
-      return Faster(
-        f"a vector times a matrix stored along K would take {time * 1e6:.1f}"
-        f" us, XLA's reduction about {theirs * 1e6:.1f}",
-        theirs,
-      )
+  if (theirs := of_vector(p, fit, gpu)) and time > theirs:
+    return _as_slow_as(
+      "a vector times a matrix stored along K", time, "reduction", theirs
+    )
   if (theirs := of_short_rows(p, fit, gpu)) and time > fit.least_gain * theirs:
-    return Faster(
-      f"with rows shorter than 128 bytes it would take {time * 1e6:.1f} us,"
-      f" XLA's kernel about {theirs * 1e6:.1f}",
-      theirs,
-    )
-  if p.k <= 64 and p.results <= fit.few_results and _is_one_kernel(p):
-    return Faster(
-      "XLA's kernel starts sooner, and there is one slab to multiply"
-    )
-  if _is_one_slab_of_short_rows(p, fit):
-    return Faster(
-      "XLA's kernel starts sooner, and rows are shorter than 128 bytes"
-    )
-  if _has_wide_results(p, config, fit):
-    return Faster(
-      "float32 results of sums of this length would take longer to store"
-    )
+    words = "with rows shorter than 128 bytes it"
+    return _as_slow_as(words, time, "kernel", theirs)
+  if p.k <= 64 and _is_one_kernel(p):
+    # 64 x 80 x 64, twice: 1.4 us, this kernel 1.8; 312 x 10664 x 32: 4.6 and
+    # 5.2.
+    starts = "XLA's kernel starts sooner, and"
+    if p.results <= fit.few_results:
+      return Faster(f"{starts} there is one slab to multiply")
+    along_k = p.k < 64 and (p.a.k_last or p.b.k_last)
+    if (along_k or p.n < 64) and p.results <= fit.few_short_results:
+      return Faster(f"{starts} rows are shorter than 128 bytes")
   if theirs := of_odd_rows(p, fit, gpu):
-    if time <= fit.least_gain * theirs:
-      return None
-    return Faster(
-      "with rows that do not start at multiples of 16 bytes it would take"
-      f" {time * 1e6:.1f} us, XLA's kernel about {theirs * 1e6:.1f}",
-      theirs,
-    )
+    words = "with rows that do not start at multiples of 16 bytes it"
+    is_slower = time > fit.least_gain * theirs
+    return _as_slow_as(words, time, "kernel", theirs) if is_slower else None
+  return _of_rows_of_no_whole_atoms(p, time, fit, gpu)
+
+
+def _as_slow_as(what: str, time: float, how: str, theirs: float) -> Faster:
+  return Faster(
+    f"{what} would take {time * 1e6:.1f} us, XLA's {how} about"
+    f" {theirs * 1e6:.1f}",
+    theirs,
+  )
+
+
+def _of_rows_of_no_whole_atoms(
+  problem: Problem, time: float, fit: constants.Xla, gpu: hardware.Gpu
+) -> Faster | None:
+  """XLA's product, if whole atoms would save this kernel more than XLA loses.
+
+  XLA's library reads rows that start at multiples of 16 bytes about as fast as
+  others. TMA does not, and if they are no whole swizzle atoms, some matrices
+  are padded and others need tiles that suit them ill: 792 x 3512 x 7016 88 us,
+  XLA 56 (H100).
+  """
+  p = problem
   if (whole := with_whole_rows(p)) is None:
     return None
-  apart += padding(p, fit, gpu)
   least = model.predict(Plan.of(whole, model.choose(whole)))
-  if time <= fit.most * least + fit.most_beside + apart:
+  others = epilogue(p, fit, gpu) + padding(p, fit, gpu)
+  if time <= fit.most * least + fit.most_added_s + others:
     return None
   return Faster(
     f"with rows that are no multiples of 128 bytes it would take"
     f" {time * 1e6:.1f} us instead of {least * 1e6:.1f}; XLA's kernel reads"
     " them as they are"
   )
+
+
+def of_vector(
+  problem: Problem, fit: constants.Xla, gpu: hardware.Gpu
+) -> float | None:
+  """Seconds of its reduction: a vector times a matrix stored along K.
+
+  Small ones are done when a tile has not yet left: 1 x 1024 x 1024 2.1 us, this
+  kernel 3.6.
+  """
+  p = problem
+  if p.m > 1 or not p.b.k_last or p.epilogue.gated:
+    return None
+  rate = fit.vector_rate * gpu.dram_bytes_per_s
+  read = p.matrices(p.b) * p.n * p.k * 2
+  return fit.vector_launch + read / rate + epilogue(p, fit, gpu)
 
 
 def with_whole_rows(problem: Problem) -> Problem | None:
@@ -136,29 +138,6 @@ def _is_one_kernel(problem: Problem) -> bool:
   if epilogue.activation == "relu":
     epilogue = dataclasses.replace(epilogue, activation=None)
   return epilogue == Epilogue()
-
-
-def _is_one_slab_of_short_rows(problem: Problem, fit: constants.Xla) -> bool:
-  """Whether one slab of short rows, or into short rows, is multiplied."""
-  p = problem
-  if p.k > 64 or not _is_one_kernel(p):
-    return False
-  along_k = p.k < 64 and (p.a.k_last or p.b.k_last)
-  return (along_k or p.n < 64) and p.results <= fit.few_short_results
-
-
-def _has_wide_results(
-  problem: Problem, config: Config, fit: constants.Xla
-) -> bool:
-  """Whether float32 results of a product hold up the next tile's slabs."""
-  p = problem
-  if p.out_dtype != "float32" or _has_epilogue(p):
-    return False
-  work_tiles = Plan.of(p, config).work_tiles_of_a_block or 0
-  slabs = cdiv(p.k, 64)
-  is_neither = fit.fewest_wide_slabs <= slabs <= fit.most_wide_slabs
-  is_wide = p.results > fit.wide_results and work_tiles >= fit.wide_work_tiles
-  return is_neither and is_wide
 
 
 def padding(problem: Problem, fit: constants.Xla, gpu: hardware.Gpu) -> float:
@@ -204,24 +183,29 @@ def of_odd_rows(
     return None
   flops = 2.0 * p.batch * p.m * p.n * p.k * p.products
   is_alone = p.k <= 64 and _is_one_kernel(p)
-  apart = 0.0 if is_alone else epilogue(p, fit, gpu)
+  others = 0.0 if is_alone else epilogue(p, fit, gpu)
   rate = fit.short_rate * gpu.dram_bytes_per_s
   if p.k <= 64:
-    return fit.short_launch + 2 * _elements(p) / rate + apart
+    return fit.short_launch + 2 * _elements(p) / rate + others
   a, b, n = widths
   if p.m <= fit.few_rows and not (p.a.k_last or a % 2 or b % 8 or n % 8):
     longer = max(2 * _elements(p) / rate, flops / fit.few_flops)
     theirs = fit.short_launch + _steps_of_short_rows(p, fit) + longer
-    return fit.few_odd_rows * theirs + apart
+    return fit.few_odd_rows * theirs + others
   theirs = fit.launch + fit.per_k * p.k + flops / fit.flops
   words = 1.0 if any(width % 2 for width in widths) else fit.words
-  return words * theirs + apart
+  return words * theirs + others
 
 
 def of_short_rows(
   problem: Problem, fit: constants.Xla, gpu: hardware.Gpu
 ) -> float | None:
-  """Seconds that XLA's kernel takes if rows are short, else None."""
+  """Seconds that XLA's kernel takes if rows are short, else None.
+
+  TMA loads rows slowly that are shorter than 128 bytes, of a matrix stored
+  along M or N or of K below 32: 4096 x 16 x 4096 11.4 us, this kernel 17.1, and
+  10.7 where B is stored [N, K] (H100).
+  """
   p = problem
   along = [p.m] * (not p.a.k_last) + [p.n] * (not p.b.k_last)
   launch = fit.short_launch

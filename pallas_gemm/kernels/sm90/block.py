@@ -28,8 +28,8 @@ class Operands(NamedTuple):
     tables: of groups, by `tables.make`.
     a: A, of every product of a batch or of all.
     b: B likewise; of a gated product both.
-    cut: of groups along K, cut rows of A and of each B, likewise.
-    b_last: of each B that is not padded, `weights.last_slab`.
+    k_tails: of groups along K, the last rows of A and of each B, likewise.
+    b_last: of each B that is not padded, the last slab, padded.
     alpha, beta: [1]; None if there is none, or if it is compiled in.
     bias, c: None if there is none.
   """
@@ -37,7 +37,7 @@ class Operands(NamedTuple):
   tables: Any
   a: Any
   b: Any
-  cut: Any = ()
+  k_tails: Any = ()
   b_last: Any = ()
   alpha: Any = None
   beta: Any = None
@@ -67,7 +67,7 @@ class Shared:
     b_rings: of each B.
     full, empty: of each slot, what its loads and its readers arrive at.
     last_full: what the loads of a group's last slab arrive at instead.
-    raw: chunks of rows of B that threads have copied but not moved yet.
+    raw: chunks of rows of B that threads have copied but not shifted yet.
     raw_a, raw_b: slabs of A, and of each B, of dense products, likewise.
     staging: of each result, subtiles on their way to global memory; none of
       what is stored by elements.
@@ -76,7 +76,7 @@ class Shared:
     bias, bias_loaded: of each consumer, and its barriers.
     c, c_loaded: subtiles of C, None where they lie in `staging`.
     parts, parts_sent: of each consumer and product, what the blocks of a
-      cluster have summed of this one's share; and its barriers.
+      cluster have summed of this one's stored tile; and its barriers.
   """
 
   a_ring: Any
@@ -123,16 +123,14 @@ class Block:
       return schedule.dense_schedule(self.plan)
     return groups.grouped_schedule(self.plan, self.operands.tables)
 
-  def for_each_work_tile(self, visit, carry):
-    """carry = visit(work_tile, carry) for the work of this block."""
-    step = self.plan.clusters
-    return self._schedule.for_each(self.cluster, step, visit, carry)
+  def for_each_work_tile(self, visit, carry, own: bool = False):
+    """carry = visit(work_tile, carry) for the work of this block.
 
-  def for_each_own_work_tile(self, visit, carry):
-    """The same for one of the consumers that ping-pong."""
-    step = self.plan.clusters
-    first = self.cluster + self.warpgroup * step
-    step *= self.plan.pingpong
+    Or for its own of it, of one of the consumers that ping-pong.
+    """
+    first, step = self.cluster, self.plan.clusters
+    if own:
+      first, step = first + self.warpgroup * step, step * self.plan.pingpong
     return self._schedule.for_each(first, step, visit, carry)
 
   def for_each_slab(self, visit, slot, steps):
@@ -199,9 +197,9 @@ class Block:
     if self.shared.empty is not None:
       plgpu.barrier_arrive(self.shared.empty.at[slot], **when)
 
-  def share_corner(self, work_tile: schedule.WorkTile):
-    """Row and column of the result where this consumer's share starts."""
-    rows, columns = self.plan.share
+  def warpgroup_origin(self, work_tile: schedule.WorkTile):
+    """Row and column of the result where this consumer's tile starts."""
+    rows, columns = self.plan.warpgroup_tile
     row, column = work_tile.row, work_tile.column
     if self.plan.config.split == "m":
       row += self.warpgroup * rows
@@ -209,17 +207,17 @@ class Block:
       column += self.warpgroup * columns
     return row, column
 
-  def own_corner(self, work_tile: schedule.WorkTile):
+  def stored_origin(self, work_tile: schedule.WorkTile):
     """The same of what of it this consumer stores."""
-    row, column = self.share_corner(work_tile)
+    row, column = self.warpgroup_origin(work_tile)
     if self.plan.config.cluster_k > 1:
-      column += lax.axis_index("cluster_k") * self.plan.own_share[1]
+      column += lax.axis_index("cluster_k") * self.plan.stored_tile[1]
     return row, column
 
   def subtile_window(
     self, ref, work_tile, subtile: int, first=0, rows=WGMMA_ROWS
   ):
-    """The rows from `first` on of a subtile of this consumer's share.
+    """The rows from `first` on of a subtile that this consumer stores.
 
     Args:
       ref: a result, or C, in global memory.
@@ -228,7 +226,7 @@ class Block:
       first, rows: which of its rows.
     """
     plan = self.plan
-    i, j = self.own_corner(work_tile)
+    i, j = self.stored_origin(work_tile)
     i, j = i + plan.subtiles[subtile][0] + first, j + plan.subtiles[subtile][1]
     if plan.subtiles_overlap:
       j = mosaic.anywhere(j)

@@ -19,12 +19,12 @@ class Config:
     block_k: the slab of K that one stage of the ring holds.
     stages: slabs in flight.
     consumers: warpgroups that multiply.
-    split: the side of the tile that the consumers share out, or "pingpong":
+    split: the side of the tile that the consumers divide, or "pingpong":
       none, they compute a tile each, in turn.
     cluster_m, cluster_n: blocks of a cluster along each side; blocks of one
       tile column (row) share their loads of B (A).
     cluster_k: blocks of a cluster that sum a part of K each, for one tile, and
-      then add up the parts of a share of its columns each.
+      then add up a part of its columns each.
     raster: width of the strips, in clusters' tiles, that the order of tiles
       walks along.
     raster_dim: the side that a strip is `raster` wide along.
@@ -36,7 +36,7 @@ class Config:
     swap_ab: computes the transposed result from B and A instead: the tile's
       rows lie along N and its columns along M, so that `block_m` counts
       columns of the result, `block_n` rows, and likewise the other fields.
-    moves: threads bring the operands whose rows TMA can't address, which are
+    moves: threads load the operands whose rows TMA can't address, which are
       copied before the kernel otherwise.
   """
 

@@ -1,6 +1,6 @@
 """A warpgroup that computes: accumulators of work tiles, and their stores.
 
-What it does for the work tile before, and for C of this one, it does beside the
+What it does for the work tile before, and for C of this one, overlaps with the
 first slabs, while the tensor cores have them (`stores`).
 """
 
@@ -13,10 +13,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm.kernels.sm90 import exchange
+from pallas_gemm.kernels.sm90 import reduction
 from pallas_gemm.kernels.sm90.block import Block
 from pallas_gemm.kernels.sm90.epilogue import Epilogue
-from pallas_gemm.kernels.sm90.mainloops import FromShared, Mainloop
+from pallas_gemm.kernels.sm90.mainloops import FromShared
 from pallas_gemm.kernels.sm90.schedule import WorkTile
 from pallas_gemm.kernels.sm90.stores import Stores
 
@@ -47,7 +47,7 @@ class Consumer:
   """Multiplies by its main loop, stores by its stores."""
 
   block: Block
-  mainloop: Mainloop
+  mainloop: FromShared
   stores: Stores
 
   def run(self) -> None:
@@ -57,32 +57,30 @@ class Consumer:
     the ring, every `pingpong`-th, of whose barriers it thus sees all phases.
     """
     block, plan = self.block, self.block.plan
-    first, for_each = 0, block.for_each_work_tile
-    if plan.pingpong > 1:
-      first, for_each = block.warpgroup, block.for_each_own_work_tile
-    state = jnp.int32(first), self.stores.nothing()
-    _, pending = for_each(self._compute, state)
+    own = plan.pingpong > 1
+    state = jnp.int32(block.warpgroup if own else 0), self.stores.nothing()
+    _, pending = block.for_each_work_tile(self._compute, state, own)
     self.stores.end(pending)
 
   def _compute(self, work_tile: WorkTile, state):
     """The next slot, and what of the work tile's results waits."""
     slot, pending = state
     self.stores.begin(work_tile, pending)
-    beside = functools.partial(
-      self.stores.beside, work_tile=work_tile, pending=pending
+    overlap = functools.partial(
+      self.stores.overlap, work_tile=work_tile, pending=pending
     )
     accumulators, following = pl.run_scoped(
-      functools.partial(self._multiply, work_tile, slot, beside),
+      functools.partial(self._multiply, work_tile, slot, overlap),
       *self.mainloop.accumulators(),
     )
     slot = slot if following is None else following
-    accumulators = exchange.added_up(self.block, accumulators)
+    accumulators = reduction.reduced(self.block, accumulators)
     return slot, self.stores.finish(work_tile, accumulators)
 
-  def _multiply(self, work_tile: WorkTile, slot, beside, *accumulators):
+  def _multiply(self, work_tile: WorkTile, slot, overlap, *accumulators):
     """A work tile's accumulators, and the next slot as of `for_each_slab`.
 
-    beside(slab) is called once, while the tensor cores have that slab or when
+    overlap(slab) is called once, while the tensor cores have that slab or when
     there is no such slab, for the first `stores.slabs`.
     """
     block, slabs = self.block, self.stores.slabs
@@ -95,21 +93,21 @@ class Consumer:
         plgpu.wgmma_wait(self.mainloop.in_flight)  # this slab runs on
         block.release(before, predicate=step > 0)
 
-      def go_beside():
+      def overlap_slab():
         for slab in range(slabs):
-          pl.when(step == slab)(functools.partial(beside, slab))
+          pl.when(step == slab)(functools.partial(overlap, slab))
 
       # Loads wait for the release: 16384 x 2048 x 512 with C 61.1 -> 57.0 us
       # (H200). Subtiles of float32 take longer, and before it there is more to
-      # go beside: 4096 x 14336 x 4096 599.9 us, after it 609.6.
-      in_order = (release_before, go_beside)
+      # overlap with: 4096 x 14336 x 4096 599.9 us, after it 609.6.
+      in_order = (release_before, overlap_slab)
       is_wide = block.plan.problem.out_dtype == "float32"
       for act in in_order[::-1] if is_wide else in_order:
         act()
 
     last, following = block.for_each_slab(multiply, slot, work_tile.steps)
     for slab in range(1, slabs):
-      pl.when(work_tile.steps <= slab)(functools.partial(beside, slab))
+      pl.when(work_tile.steps <= slab)(functools.partial(overlap, slab))
     plgpu.wgmma_wait(0)
     block.release(last)
     return [acc[...] for acc in accumulators], following

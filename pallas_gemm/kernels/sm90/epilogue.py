@@ -1,10 +1,10 @@
 """What follows a product in the Hopper kernels: C, bias, activation, gate.
 
 It is computed in registers, subtile by subtile: 64 rows by `epilogue_n` columns
-of a consumer's share of a tile. C and the bias come through shared memory;
+of a consumer's tile. C and the bias come through shared memory;
 `stores` says when they are asked for.
 
-**C** comes in subtiles beside slabs of the work tile, to where the results of
+**C** comes in subtiles during slabs of the work tile, to where the results of
 the tile before have left, and each result takes the place of what was added to
 it (8192 x 8192 x 1024: 221 -> 205 us on an H200; `plan.c_in_place`). A short
 sum is over before C has come that way. With buffers of its own for all
@@ -30,7 +30,7 @@ from pallas_gemm.kernels.sm90.tiling import WGMMA_ROWS
 
 @dataclasses.dataclass(frozen=True)
 class Epilogue:
-  """What is done to the accumulators of a consumer's share.
+  """What is done to the accumulators of a consumer.
 
   Attributes:
     block: as the consumer sees it.
@@ -55,8 +55,8 @@ class Epilogue:
     if shared.bias is None:
       return
     along_n = block.plan.problem.epilogue.bias == "n"
-    size = block.plan.own_share[along_n]
-    along = pl.ds(block.own_corner(work_tile)[along_n], size)
+    size = block.plan.stored_tile[along_n]
+    along = pl.ds(block.stored_origin(work_tile)[along_n], size)
     bias = block.operands.bias
     plgpu.copy_gmem_to_smem(
       bias.at[work_tile.b, along]

@@ -23,7 +23,7 @@ on. Of the last slab TMA fetches blocks of 8 rows; those beyond the group's end
 from beyond the matrix, which gives zeros. The one block that the end cuts is
 first copied by that kernel, filled up with zeros. So rows of other groups never
 meet, a NaN stays in its group, and no step is masked. Results of groups without
-rows are zeros, which a warp of its own stores beside the products, or sums of a
+rows are zeros, which a warp of its own stores meanwhile, or sums of a
 slab of zeros (`Plan.stores_zeros`).
 
 Sources: MegaBlocks and CUTLASS (grouped GEMM with a schedule on the device).
@@ -39,11 +39,10 @@ from pallas_gemm import mosaic
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.schedule import (
-  NO_SUM,
   Index,
   Schedule,
   WorkTile,
-  corner,
+  origin,
   snake,
 )
 
@@ -81,7 +80,7 @@ def _schedule_of_rows(plan: Plan, tiles_ref, ends_ref) -> Schedule:
     tiles = _cdiv(end - start, cfg.block_m), columns
     m_tile, n_tile = tile_in_group(i - first * columns, tiles, cfg)
     row, rows = rows_of_tile(start, end, m_tile, cfg)
-    _, column = corner((0, n_tile), plan)
+    _, column = origin((0, n_tile), plan)
     is_group = group >= 0
     return WorkTile(
       row=mosaic.anywhere(row),
@@ -150,11 +149,11 @@ def _schedule_of_slabs(plan: Plan, groups_ref, counts_ref) -> Schedule:
 
   def work_tile(i: Index, known: tuple[Index, ...]) -> WorkTile:
     start, end, group = known
-    row, column = corner(snake(lax.rem(i, tiles), grid, cfg), plan)
+    row, column = origin(snake(lax.rem(i, tiles), grid, cfg), plan)
     whole = lax.div(end - start, cfg.block_k)
-    rest = lax.rem(end - start, cfg.block_k)
+    k_tail = lax.rem(end - start, cfg.block_k)
     # A group without rows that is summed up has a slab of zeros.
-    has_rest = (rest > 0) | (whole == 0)
+    has_tail = (k_tail > 0) | (whole == 0)
     return WorkTile(
       row=row,
       column=column,
@@ -162,9 +161,9 @@ def _schedule_of_slabs(plan: Plan, groups_ref, counts_ref) -> Schedule:
       b=0,
       out=group,
       start=mosaic.anywhere(start),
-      steps=whole + has_rest,
+      steps=whole + has_tail,
       whole=whole,
-      rest=rest,
+      k_tail=k_tail,
     )
 
   tables = groups_ref, counts_ref
@@ -203,7 +202,7 @@ def for_each_tile_of_zeros(plan: Plan, tables, cluster, visit) -> None:
     number = first + i * step
     group = groups_ref[lax.div(number, tiles), 2]
     tile = snake(lax.rem(number, tiles), plan.grid, cfg)
-    visit(WorkTile(*corner(tile, plan), out=group, **NO_SUM))
+    visit(WorkTile(*origin(tile, plan), group))
 
   first = filled_groups(tables) * tiles + cluster
   count = lax.div(tiles * plan.problem.groups.count + step - 1 - first, step)

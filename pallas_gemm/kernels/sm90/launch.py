@@ -8,13 +8,10 @@
 A block has one warp that loads and up to three warpgroups that multiply. The
 loader fills a ring of `stages` slabs by TMA, the consumers feed it to wgmma,
 and both walk over tiles without ever stopping for the other: while consumers
-write a tile, the ring fills with the next one's slabs. Rungs 10-12 of the
-ladder take that apart step by step; what is here beyond them:
+write a tile, the ring fills with the next one's slabs (`stores`, `epilogue`).
+Rungs 10-12 of the ladder take that apart step by step; what is here beyond
+them:
 
-* **A tile is written while the next one is multiplied**, subtile by subtile,
-  from registers (`stores`). C and the bias come by TMA while the product runs,
-  and the epilogue is computed in registers, before the only rounding
-  (`epilogue`).
 * **Short products** have no barriers for slots of the ring that nothing is
   loaded to twice, and no loop where a block has one tile: each barrier takes 45
   cycles to make ready. 512^3 3.46 -> 3.23 us (H200).
@@ -34,22 +31,22 @@ ladder take that apart step by step; what is here beyond them:
   with the best without (H100). 384 x 5760 x 2880 takes 20.3 us with tiles of 96
   rows by 192 columns, 24.0 with the best without; 200 x 4096 x 14336 35.0 and
   38.8 us (H200).
-* **Few tiles with a long sum** are cut along K in a cluster, whose blocks send
-  each other their sums (`Config.cluster_k`, `exchange`): no second kernel.
-* **split_k** writes float32 partial sums of parts of K, which XLA adds in a
-  fixed order (and applies the epilogue to): same bits every time, no atomics.
+* **Parts of K**, where tiles are few and sums long: of a cluster, whose blocks
+  send each other their sums (`reduction`); or of all blocks (`split_k`), which
+  write float32 sums that XLA adds in a fixed order, and applies the epilogue
+  to. Same bits every time, no atomics.
 
 Operands that TMA can't address are copied by XLA into padded ones, each on its
-own (`layout`), but for small ones that threads bring (`moves`) and weights of
-groups (`weights`). A result that it can't address is stored by threads, row by
-row or right from registers, or sliced.
+own (`layout`), but for small ones and weights of groups, which threads load
+(`by_threads`). A result that it can't address is stored by threads, row by row
+or right from registers, or sliced.
 Tiles may hang over every edge: TMA fills with zeros and drops stores. Along
-rows that are no whole number of swizzle atoms they are moved back, to end with
-the matrix (`Plan.moved_back`).
+rows that are no whole number of swizzle atoms they are shifted inward, to end
+with the matrix (`Plan.shifted_inward`).
 
 Sources: CUTLASS (warp-specialised persistent kernels, ping-pong among them,
-tile order), DeepGEMM (block_n that is no power of two, to
-cut the last wave), JAX's `hopper_matmul_mgpu` (idiom in Mosaic GPU).
+tile order), DeepGEMM (block_n that is no power of two, to cut the last wave),
+JAX's `hopper_matmul_mgpu` (idiom in Mosaic GPU).
 """
 
 from collections.abc import Callable, Sequence
@@ -62,7 +59,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat, mosaic
 from pallas_gemm.kernels import epilogues
-from pallas_gemm.kernels.sm90 import exchange, tables, weights
+from pallas_gemm.kernels.sm90 import reduction, tables
 from pallas_gemm.kernels.sm90.block import Block, Operands, Results, Shared
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.consumer import consume
@@ -112,20 +109,6 @@ def dense(
   Raises:
     NotImplementedError: the activation contains what a kernel can't compute;
       the reason.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> from pallas_gemm.kernels.sm90 import launch
-    >>> from pallas_gemm.kernels.sm90.config import Config
-    >>> from pallas_gemm.problem import Problem
-    >>> problem = Problem.flat(
-    ...   m=64, n=64, k=8, dtype="bfloat16", out_dtype="float32")
-    >>> config = Config(block_m=64, block_n=64, consumers=1, epilogue_n=32)
-    >>> a = jnp.ones((1, 64, 8), "bfloat16")
-    >>> b = jnp.ones((1, 8, 64), "bfloat16")
-    >>> (out,) = launch.dense(a, b, problem=problem, config=config)
-    >>> out.shape, float(out.max())
-    ((1, 64, 64), 8.0)
   """
   plan = Plan.of(problem, config)
   if config.swap_ab:
@@ -144,8 +127,10 @@ def dense(
   )
   epilogue = _epilogue(plan, activation, alpha=alpha, beta=beta)
   if config.split_k > 1:
-    sums = _launch(plan, operands, _no_epilogue, is_approximate=False)
-    totals = [_sum(x) for x in _dense_results(plan, sums.out)]
+    sums = _launch(plan, operands, lambda x, c, bias: x, is_approximate=False)
+    totals = [  # in order
+      functools.reduce(jnp.add, x) for x in _dense_results(plan, sums.out)
+    ]
     outs = epilogue(totals, c, _bias_of(totals[0].shape, bias, p))
     return tuple(x.astype(p.out_dtype) for x in outs)
   operands = operands._replace(
@@ -178,11 +163,8 @@ def grouped(
       along K [K, N].
     offsets: int32 [groups + 1], nondecreasing, within the rows of `a`: group g
       is rows offsets[g] to offsets[g + 1].
-    problem: what is computed; must describe the arguments.
-    config: how; one that `legal.reason` does not refuse.
-    b_up: the second B of a gated product.
     bias: [groups, N].
-    activation: elementwise, applied in float32.
+    problem, config, b_up, activation: as of `dense`.
 
   Returns:
     The result, [M, N] or [groups, M, N], and, if `problem.epilogue.save`,
@@ -197,11 +179,11 @@ def grouped(
   p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
   a = _padded(a, a_shape)
   b = [_padded(x, b_shape) for x in (b, b_up) if x is not None]
-  made, cut = tables.make(plan, offsets, (a, *b))
-  b_last = [weights.last_slab(x, plan) for x in b if plan.b_last_apart]
-  if plan.b_by_threads:
-    b = [weights.read_past_rows(x, config.block_n) for x in b]
-  operands = Operands(made, a, b, cut, b_last)
+  made, k_tails = tables.make(plan, offsets, (a, *b))
+  b_last = [_last_slab(x, plan) for x in b if plan.b_last_apart]
+  if plan.loader.operands[1]:
+    b = [_read_past_rows(x, config.block_n) for x in b]
+  operands = Operands(made, a, b, k_tails, b_last)
   if bias is not None:
     step = 16 // bias.dtype.itemsize  # of strides that TMA takes
     shape = bias.shape[0], round_up(bias.shape[1], step)
@@ -228,11 +210,6 @@ def _epilogue(
   )
 
 
-def _no_epilogue(accumulators, c, bias):
-  del c, bias
-  return accumulators
-
-
 def _read_factor(factor: float | jax.Array) -> jax.Array | None:
   """What the kernel reads; factors one by one: joining them takes a kernel."""
   return factor.reshape(1) if isinstance(factor, jax.Array) else None
@@ -245,11 +222,32 @@ def _operand(
   p, cfg = plan.problem, plan.config
   operand, block = ((p.a, cfg.block_m), (p.b, cfg.block_n))[side]
   x = _matrices(x, shape, operand.batched)
-  if not plan.by_moves[side]:
+  if not plan.loader.operands[side]:
     return x
   k = plan.slabs * cfg.split_k * cfg.cluster_k * cfg.block_k - p.k
   rows, columns = (block, k) if operand.k_last else (k, block)
-  return weights.read_past_rows(x, columns, rows)
+  return _read_past_rows(x, columns, rows)
+
+
+def _read_past_rows(x: jax.Array, columns: int, rows: int = 0) -> jax.Array:
+  """Matrices of which a kernel may read windows that run on past a row's end.
+
+  What it finds there is the next row's, so all but the last rows have it. The
+  interpreter checks the end of each row: there, rows get that many columns
+  more, of NaN; and matrices that many rows more, of zeros.
+  """
+  if compat.targets_gpu():
+    return x
+  lead = [(0, 0)] * (x.ndim - 2)
+  x = jnp.pad(x, [*lead, (0, 0), (0, columns)], constant_values=jnp.nan)
+  return jnp.pad(x, [*lead, (0, rows), (0, 0)])
+
+
+def _last_slab(b: jax.Array, plan: Plan) -> jax.Array:
+  """The last slab of each group's B, filled up with zeros."""
+  start = (plan.slabs - 1) * plan.config.block_k
+  last = b[:, :, start:] if plan.problem.b.k_last else b[:, start:]
+  return _padded(last, plan.last_slab_shape)
 
 
 def _matrices(x: jax.Array, shape: tuple[int, int], batched: bool) -> jax.Array:
@@ -271,9 +269,9 @@ def _launch(
 ) -> Results:
   """Runs the kernel; the results are of the shapes that it writes."""
   p, cfg = plan.problem, plan.config
-  is_moved = any(plan.moved_back)
-  starts_anywhere = plan.subtiles_overlap or plan.tiles_overlap or is_moved
-  of_ragged = "column" if is_moved else None
+  is_shifted = any(plan.shifted_inward)
+  starts_anywhere = plan.subtiles_overlap or plan.tiles_overlap or is_shifted
+  of_ragged = "column" if is_shifted else None
   bias_dtype = None if operands.bias is None else operands.bias.dtype
   axes = {"cluster_m": cfg.cluster_m, "cluster_n": cfg.cluster_n}
   if cfg.cluster_k > 1:
@@ -295,7 +293,7 @@ def _launch(
       narrow_copies_anywhere=bool(p.groups) or starts_anywhere,
       wide_copies_at_any_row=p.along == "k",
       wide_copies_of_ragged="atom" if plan.b_last_apart else of_ragged,
-      at_any_column_of=plan.any_column,
+      at_any_column_of=plan.unaligned_columns,
       evict_results_first=plan.evicts_results,
     ),
     scratch_types=plan.scratch_types(bias_dtype),
@@ -338,7 +336,7 @@ def _result_types(plan: Plan) -> Results:
     jax.ShapeDtypeStruct((*lead, *shape), jnp.dtype(plan.stored_dtype))
     for shape in shapes
   ]
-  return Results(out, exchange.result_types(plan))
+  return Results(out, reduction.result_types(plan))
 
 
 def _dense_results(plan: Plan, outs: Sequence[jax.Array]) -> list[jax.Array]:
@@ -346,14 +344,6 @@ def _dense_results(plan: Plan, outs: Sequence[jax.Array]) -> list[jax.Array]:
   p, (m, n), splits = plan.problem, plan.result_shape, plan.config.split_k
   shape = (splits, p.batch, m, n) if splits > 1 else (p.batch, m, n)
   return [x[..., :m, :n].reshape(shape) for x in outs]
-
-
-def _sum(parts: jax.Array) -> jax.Array:
-  """The sum over the first axis, in order."""
-  total = parts[0]
-  for part in parts[1:]:
-    total = total + part
-  return total
 
 
 def _bias_of(shape: tuple[int, ...], bias, problem: Problem):

@@ -39,7 +39,7 @@ def round_up(size: int, step: int) -> int:
 
 
 def last_slab_copies(block_k: int) -> list[int]:
-  """Rows of the copies that bring a slab of any number of blocks of 8 rows.
+  """Rows of the copies that make up a slab of any number of blocks of 8 rows.
 
   A half, a quarter, ... of the slab, down to a block. One block is left.
   """

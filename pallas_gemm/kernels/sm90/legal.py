@@ -30,18 +30,7 @@ _ARITHMETIC = {
 
 
 def reason(plan: Plan) -> str | None:
-  """None, or why the plan can't be run.
-
-  Example:
-    >>> from pallas_gemm.kernels.sm90 import legal
-    >>> from pallas_gemm.kernels.sm90.config import Config
-    >>> from pallas_gemm.kernels.sm90.plan import Plan
-    >>> from pallas_gemm.problem import Problem
-    >>> problem = Problem.flat(
-    ...   m=4096, n=4096, k=4096, dtype="bfloat16", out_dtype="bfloat16")
-    >>> legal.reason(Plan.of(problem, Config(epilogue_buffers=0)))
-    'epilogue_buffers must be at least 1, got 0'
-  """
+  """None, or why the plan can't be run."""
   p = plan.problem
   return (  # in this order: a rule may rely on those before it
     wrong_gpu(plan.gpu)
@@ -55,7 +44,7 @@ def reason(plan: Plan) -> str | None:
     or _groups_reason(plan)
     or _split_reason(plan)
     or _pingpong_reason(plan)
-    or _moves_reason(plan)
+    or plan.loader.why_not
     or _memory_reason(plan)
   )
 
@@ -127,7 +116,7 @@ def _tile_reason(plan: Plan) -> str | None:
   if cfg.block_k not in (64, 128):
     return f"block_k must be 64 or 128, got {cfg.block_k}"
   splits = ("m", "n", "pingpong")
-  if cfg.consumers not in tiling.REGISTERS or cfg.split not in splits:
+  if cfg.consumers not in _ACCUMULATORS or cfg.split not in splits:
     return (
       "consumers must be 1, 2 or 3 and split m, n or pingpong, got"
       f" {cfg.consumers} and {cfg.split!r}"
@@ -138,7 +127,7 @@ def _tile_reason(plan: Plan) -> str | None:
       f" copy by TMA takes, got {cfg.block_m}x{cfg.block_n}"
     )
   divided = {"m": cfg.block_m, "n": cfg.block_n}.get(cfg.split, 0)
-  rows, columns = plan.share
+  rows, columns = plan.warpgroup_tile
   step = 8 if plan.problem.b.k_last else 32
   if min(rows, columns) < 1 or divided % cfg.consumers:
     return f"consumers must divide the tile, got {cfg}"
@@ -159,7 +148,7 @@ def _tile_reason(plan: Plan) -> str | None:
 
 
 def _subtiles_reason(plan: Plan) -> str | None:
-  width, (_, columns) = plan.config.epilogue_n, plan.own_share
+  width, (_, columns) = plan.config.epilogue_n, plan.stored_tile
   dtypes = filter(None, (plan.stored_dtype, plan.problem.epilogue.c_dtype))
   is_one_atom = max(layout.bytes_of(width, x) for x in dtypes) <= ATOM_BYTES
   if width < 16 or width > columns or (columns % width and not is_one_atom):
@@ -184,7 +173,7 @@ def _cluster_reason(plan: Plan) -> str | None:
     )
   if cfg.blocks > plan.gpu.sm_count:
     return f"the GPU has too few SMs for a cluster of {cfg.blocks}"
-  # Each block loads its share of the rows of a tile as it is stored.
+  # Each block loads a part of the rows of a tile as it is stored.
   rows_a = cfg.block_m if p.a.k_last else cfg.block_k
   rows_b = cfg.block_n if p.b.k_last else cfg.block_k
   for name, rows in (("cluster_n", rows_a), ("cluster_m", rows_b)):
@@ -200,7 +189,7 @@ def _groups_reason(plan: Plan) -> str | None:
   if p.along == "k" and plan.subtiles_overlap:
     # Zeros of groups without rows are stored in subtiles side by side.
     return (
-      f"epilogue_n must divide {plan.share[1]} for groups along K, got"
+      f"epilogue_n must divide {plan.warpgroup_tile[1]} for groups along K, got"
       f" {cfg.epilogue_n}"
     )
   return _groups_of_rows_reason(plan) if p.along == "m" else None
@@ -219,7 +208,7 @@ def _groups_of_rows_reason(plan: Plan) -> str | None:
   if plan.operand_columns != atom:
     return (
       f"a consumer's columns must be a multiple of {atom} for groups of rows"
-      f" where B is stored [K, N], got {plan.share[1]}"
+      f" where B is stored [K, N], got {plan.warpgroup_tile[1]}"
     )
   width = layout.elements_in(ATOM_BYTES, p.out_dtype)
   if cfg.epilogue_n != width:
@@ -252,10 +241,10 @@ def _cluster_k_reason(plan: Plan) -> str | None:
   slabs = cdiv(plan.problem.k, cfg.block_k)
   if parts > slabs:
     return f"cluster_k must be in 1..{slabs}, got {parts}"
-  if plan.share[1] % (8 * parts):
+  if plan.warpgroup_tile[1] % (8 * parts):
     return (
       f"cluster_k must divide a consumer's columns in eights, got {parts} for"
-      f" {plan.share[1]}"
+      f" {plan.warpgroup_tile[1]}"
     )
   return None
 
@@ -279,18 +268,6 @@ def _pingpong_reason(plan: Plan) -> str | None:
   fewest = cfg.consumers * plan.slabs
   if cfg.stages < fewest:
     return f"with pingpong stages must be {fewest} or more, got {cfg.stages}"
-  return None
-
-
-def _moves_reason(plan: Plan) -> str | None:
-  cfg = plan.config
-  if not cfg.moves:
-    return None
-  shares = cfg.cluster_m * cfg.cluster_n > 1
-  if plan.problem.along or shares or cfg.split == "pingpong":
-    return "moves has no groups, no cluster of several tiles and no pingpong"
-  if not any(plan.by_moves):
-    return "moves is for operands whose rows TMA can't address, got none"
   return None
 
 

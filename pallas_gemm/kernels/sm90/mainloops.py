@@ -1,38 +1,20 @@
 """How a consumer multiplies a slab of A and B: one class a kind of operands.
 
 A main loop says what the consumer accumulates in and which wgmmas a slab is.
-The loop itself, with its waits and releases and what goes on beside it, is the
+The loop itself, with its waits and releases and what overlaps with it, is the
 consumer's, and the same for all. So another kind of operands, say of 8 bits or
 scaled ones, is a class here and what `Plan` has to know of it.
 """
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Any, Protocol
+from typing import Any
 
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm.kernels.sm90.block import Block
-
-
-class Mainloop(Protocol):
-  """The multiplication of a consumer's share of one slab."""
-
-  @property
-  def in_flight(self) -> int:
-    """wgmmas of a slab. They run on while the slab before is released."""
-
-  def accumulators(self) -> list[Any]:
-    """Types of what is allocated for the scope of a work tile."""
-
-  def issue(self, accumulators: Sequence[Any], slot) -> None:
-    """Starts the wgmmas of the slab in that slot, and does not wait for any.
-
-    The slab has arrived. What of it is read into registers must be read when
-    this returns; wgmma may go on reading it.
-    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +30,20 @@ class FromShared:
 
   @property
   def in_flight(self) -> int:
+    """wgmmas of a slab. They run on while the slab before is released."""
     return len(self.block.shared.b_rings)
 
   def accumulators(self) -> list[Any]:
-    accumulator = plgpu.ACC(self.block.plan.share, jnp.float32)
+    """Types of what is allocated for the scope of a work tile."""
+    accumulator = plgpu.ACC(self.block.plan.warpgroup_tile, jnp.float32)
     return [accumulator] * self.in_flight
 
   def issue(self, accumulators: Sequence[Any], slot) -> None:
+    """Starts the wgmmas of the slab in that slot, and does not wait for any.
+
+    The slab has arrived. What of it is read into registers must be read when
+    this returns; wgmma may go on reading it.
+    """
     shared = self.block.shared
     a = self._a(shared.a_ring.at[slot])
     for accumulator, b_ring in zip(accumulators, shared.b_rings):
@@ -62,7 +51,7 @@ class FromShared:
 
   def _a(self, tile):
     """The rows of A's tile that a consumer multiplies, as [rows, block_k]."""
-    plan, (rows, _) = self.block.plan, self.block.plan.share
+    plan, (rows, _) = self.block.plan, self.block.plan.warpgroup_tile
     nth = self.block.warpgroup if plan.config.split == "m" else 0
     window = pl.ds(nth * rows, rows)
     if not plan.problem.a.k_last:
@@ -71,7 +60,7 @@ class FromShared:
 
   def _b(self, tile):
     """The columns of B's tile that a consumer multiplies."""
-    plan, (_, columns) = self.block.plan, self.block.plan.share
+    plan, (_, columns) = self.block.plan, self.block.plan.warpgroup_tile
     nth = self.block.warpgroup if plan.config.split == "n" else 0
     window = pl.ds(nth * columns, columns)
     if plan.problem.b.k_last:

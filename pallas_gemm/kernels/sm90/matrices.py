@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 
-from pallas_gemm.kernels.sm90 import layout
+from pallas_gemm.kernels.sm90 import layout, loaders
 from pallas_gemm.kernels.sm90.layout import (
   ATOM_BYTES,
   ATOM_ROWS,
@@ -28,12 +28,24 @@ class Matrices(Tiling):
   # Operands.
 
   @functools.cached_property
+  def loader(self) -> loaders.Loader:
+    return loaders.of(self)
+
+  @functools.cached_property
+  def b_last_apart(self) -> bool:
+    """Whether B's last slab is copied, and so B need not be padded."""
+    if not self.b_would_be_padded:
+      return False
+    (_, columns), dtype = self.operand_shapes[1], self.problem.b.dtype
+    return self.loader.operands[1] or layout.is_addressable(columns, dtype)
+
+  @functools.cached_property
   def operand_shapes(self) -> tuple[Shape, Shape]:
     """Rows and columns of A and B in memory."""
     return layout.operand_shapes(self.problem)
 
   @functools.cached_property
-  def moved_back(self) -> tuple[bool, bool]:
+  def shifted_inward(self) -> tuple[bool, bool]:
     """Whether the last tiles along M, and along N, end where the matrix does.
 
     They then have rows, or columns, of the tiles before: the same bits are
@@ -46,53 +58,55 @@ class Matrices(Tiling):
     """
     p, cfg = self.problem, self.config
     shapes = self.operand_shapes
-    if shapes == self._whole_paddings or p.along:
+    if shapes == self.whole_paddings or p.along:
       return False, False
     dtypes = filter(None, (self.stored_dtype, p.epilogue.c_dtype))
     width = max(layout.bytes_of(cfg.epilogue_n, x) for x in dtypes)
     if p.k % ATOM_ROWS or width > ATOM_BYTES:
       return False, False
     sides = (p.m, cfg.block_m, p.a), (p.n, cfg.block_n, p.b)
-    moved = [
+    shifted = [
       not operand.k_last
       and size >= block
       and layout.is_addressable(size, operand.dtype)
       and shape != padded
       and not layout.is_soon_copied(p, operand, shape)
       for (size, block, operand), shape, padded in zip(
-        sides, shapes, self._whole_paddings
+        sides, shapes, self.whole_paddings
       )
     ]
-    return moved[0], moved[1]
+    return shifted[0], shifted[1]
 
   @functools.cached_property
   def operand_paddings(self) -> tuple[Shape, Shape]:
     """The same as they are handed to the kernel, most of them to TMA."""
-    (_, b), (_, b_pad) = self.operand_shapes, self._whole_paddings
-    if self.moved_back[1] or self.b_last_apart or self.by_moves[1]:
+    (_, b), (_, b_pad) = self.operand_shapes, self.whole_paddings
+    if self.shifted_inward[1] or self.b_last_apart or self.loader.operands[1]:
       return self._a_padding, b
-    if self.any_column:
+    if self.unaligned_columns:
       rows = b_pad[0] if self.problem.along == "k" else round_up(b_pad[0], 8)
-      b_pad = rows, self.any_column
+      b_pad = rows, self.unaligned_columns
     return self._a_padding, b_pad
 
   @functools.cached_property
   def _a_padding(self) -> Shape:
     """Rows and columns of A as it is handed to the kernel."""
-    as_it_is = self.moved_back[0] or self.by_moves[0]
-    return (self.operand_shapes if as_it_is else self._whole_paddings)[0]
+    as_it_is = self.shifted_inward[0] or self.loader.operands[0]
+    return (self.operand_shapes if as_it_is else self.whole_paddings)[0]
 
   @functools.cached_property
-  def any_column(self) -> int | None:
+  def unaligned_columns(self) -> int | None:
     """Columns of a B of which tiles start inside of swizzle atoms, if they do.
 
     As many as tiles reach, and none of A's: by that Mosaic GPU is told which
     copies these are (`mosaic.CompilerParams`). None where tiles start with
     atoms, or B is stored along K.
     """
-    if not self.tiles_overlap or self.problem.b.k_last or self.by_moves[1]:
+    p = self.problem
+    by_threads = p.along is None and self.loader.operands[1]
+    if not self.tiles_overlap or p.b.k_last or by_threads:
       return None
-    atom = layout.elements_in(ATOM_BYTES, self.problem.b.dtype)
+    atom = layout.elements_in(ATOM_BYTES, p.b.dtype)
     columns = round_up(self.read_columns, atom)
     return columns + atom * (columns == self._a_padding[1])
 
@@ -108,7 +122,7 @@ class Matrices(Tiling):
     if p.b.k_last:
       return p.n, block_k
     columns = round_up(p.n, layout.elements_in(ATOM_BYTES, p.b.dtype))
-    return block_k, self.any_column or columns
+    return block_k, self.unaligned_columns or columns
 
   # Results, and C.
 

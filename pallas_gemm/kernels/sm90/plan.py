@@ -16,37 +16,25 @@ import jax.numpy as jnp
 from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90 import layout
 from pallas_gemm.kernels.sm90.config import Config
-from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, cdiv, round_up
+from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, round_up
+from pallas_gemm.kernels.sm90.loaders import Buffer
 from pallas_gemm.kernels.sm90.matrices import Matrices
-from pallas_gemm.problem import Operand, Problem
+from pallas_gemm.kernels.sm90.tiling import THREADS, WGMMA_K_BYTES, WGMMA_ROWS
+from pallas_gemm.problem import Problem
 
 # Barriers and the alignment of what lies in shared memory.
 _SHARED_SLACK = 1024
+# Registers of a consumer that hold neither accumulators nor results.
+_OTHER_REGISTERS = 40
+# wgmmas in an unrolled lap of the ring; the descriptors of more would spill.
+_UNROLLED_WGMMAS = 16
+# A consumer's accumulators up to which the descriptors of a lap have room
+# with them and results that wait to be stored.
+_MOST_ACCUMULATORS_IF_UNROLLED = 64 * 128
 # Slabs are asked for in pairs where reading weights takes so many times as long
 # as multiplying by them, up to 147 rows a group on an H100; and where a group's
 # rows are so many times a tile's at most, so that most groups have one tile.
 _TO_LOAD_PAIRS, _ROWS_OF_ONE_TILE = 2.0, 1.25
-# Chunks of B in shared memory that threads have copied: one is moved while one
-# comes. 60 groups of 136 rows, 4096 x 1407, take 331 us with two and 329 with
-# three, which take room from the ring (H100).
-_CHUNKS_HELD = 2
-
-
-class Buffer(NamedTuple):
-  """What lies in shared memory under one name.
-
-  Attributes:
-    name: by which the kernel knows it.
-    shape, dtype: of each buffer.
-    swizzle: bytes of a swizzled row; 0 for plain rows.
-    count: buffers; None for one that is no list.
-  """
-
-  name: str
-  shape: tuple[int, ...]
-  dtype: str
-  swizzle: int = 0
-  count: int | None = None
 
 
 class Barrier(NamedTuple):
@@ -65,24 +53,6 @@ class Barrier(NamedTuple):
   over: tuple[str, ...] = ()
 
 
-class MovedTile(NamedTuple):
-  """What threads copy and move of a slab (`moves`).
-
-  Attributes:
-    rows: of the slab as it is stored, those that may lie in the matrix.
-    columns: likewise, in whole swizzle atoms.
-    copied: of the columns, those that may lie in the matrix.
-    chunk: rows that are moved at a time.
-    swizzle: bytes of a row of the slab's atoms.
-  """
-
-  rows: int
-  columns: int
-  copied: int
-  chunk: int
-  swizzle: int
-
-
 @dataclasses.dataclass(eq=False)
 class Plan(Matrices):
   """A tiling, matrices, and what a block has in shared memory.
@@ -91,22 +61,17 @@ class Plan(Matrices):
   dozens are weighed once.
 
   Where a config swaps operands, all of it is of the transposed `problem`.
-
-  Example:
-    >>> from pallas_gemm.kernels.sm90.config import Config
-    >>> from pallas_gemm.kernels.sm90.plan import Plan
-    >>> from pallas_gemm.problem import Problem
-    >>> problem = Problem.flat(
-    ...   m=4096, n=4096, k=4096, dtype="bfloat16", out_dtype="bfloat16")
-    >>> plan = Plan.of(problem, Config(block_m=128, block_n=256, stages=4))
-    >>> plan.grid, plan.share, plan.slabs
-    ((32, 16), (64, 256), 64)
   """
 
   @staticmethod
   def of(problem: Problem, config: Config) -> "Plan":
     """The plan on the GPU that a trace made now is for."""
     return _plan(problem, config, hardware.current())
+
+  @property
+  def registers(self) -> tuple[int, int]:
+    """Registers of a thread of the producer, and of one of a consumer."""
+    return self.loader.registers[self.config.consumers]
 
   @functools.cached_property
   def slab_bytes(self) -> int:
@@ -115,12 +80,6 @@ class Plan(Matrices):
     a = layout.bytes_of(cfg.block_m * cfg.block_k, p.a.dtype)
     b = layout.bytes_of(cfg.block_n * cfg.block_k, p.b.dtype)
     return a + b * self.products
-
-  @property
-  def b_slab_shape(self) -> tuple[int, int]:
-    """Rows and columns of a slab of B, as it is stored."""
-    shape = self.config.block_k, self.config.block_n
-    return shape[::-1] if self.problem.b.k_last else shape
 
   @functools.cached_property
   def buffers(self) -> int:
@@ -139,6 +98,65 @@ class Plan(Matrices):
     Else they are sums of a slab of zeros.
     """
     return self.problem.along == "k" and not self.by_rows
+
+  @functools.cached_property
+  def _subtiles_with_room(self) -> int:
+    """A consumer's subtiles that find room in registers while they wait.
+
+    None by rows: 60 groups of 136 along K, 4096 x 1407, take 377 us if none
+    waits, 422 if half do (H100).
+    """
+    cfg = self.config
+    directly = self.by_rows or self.by_elements
+    if self.pingpong > 1 or cfg.split_k > 1 or directly:
+      return 0
+    accumulators = cfg.block_m * cfg.block_n // (THREADS * cfg.consumers)
+    room = self.registers[1] - _OTHER_REGISTERS
+    room -= accumulators * self.products
+    elements = WGMMA_ROWS * cfg.epilogue_n * self.outputs
+    size = layout.bytes_of(elements, self.problem.out_dtype)
+    return max(0, min(len(self.subtiles), room * 4 * THREADS // size))
+
+  @functools.cached_property
+  def has_room_to_defer(self) -> bool:
+    """Whether all results find room during the next tile."""
+    return self._subtiles_with_room == len(self.subtiles)
+
+  @functools.cached_property
+  def stored_at_once(self) -> float:
+    """The part of a consumer's results that finds no room to wait.
+
+    All of them, if less than half would wait, or of results with C not all.
+    """
+    p, count = self.problem, len(self.subtiles)
+    if p.epilogue.c_dtype not in (None, p.out_dtype):
+      return 1.0
+    least = count if p.epilogue.c_dtype else count / 2
+    waiting = self._subtiles_with_room
+    return 1 - waiting / count if 0 < waiting >= least else 1.0
+
+  @functools.cached_property
+  def deferred(self) -> int:
+    """Subtiles of a consumer that wait until the next work tile is under way.
+
+    The last ones, in registers. None if no work tile follows.
+    """
+    if self.work_tiles_of_a_block == 1 or self.stored_at_once == 1:
+      return 0
+    return self._subtiles_with_room
+
+  @functools.cached_property
+  def whole_laps(self) -> bool:
+    """Whether work tiles are whole laps of the ring, worth unrolling."""
+    p, cfg = self.problem, self.config
+    if p.along == "k" or self.pingpong > 1:
+      return False  # groups differ in how many slabs they have
+    rows, columns = self.warpgroup_tile
+    if self.deferred and rows * columns > _MOST_ACCUMULATORS_IF_UNROLLED:
+      return False
+    k_steps = layout.bytes_of(cfg.block_k, p.a.dtype) // WGMMA_K_BYTES
+    lap = cfg.stages * (rows // WGMMA_ROWS) * k_steps * self.products
+    return self.slabs % cfg.stages == 0 and lap <= _UNROLLED_WGMMAS
 
   @functools.cached_property
   def has_bias(self) -> bool:
@@ -196,22 +214,11 @@ class Plan(Matrices):
         consumers,
         self.products,
         cfg.cluster_k,
-        math.prod(self.own_share),
+        math.prod(self.stored_tile),
       )
       found.append(Buffer("parts", parts, "float32"))
       found.append(Barrier("parts_sent", 1, consumers, ("cluster_k",)))
-    for name, moved, count in zip(
-      ("raw_a", "raw_b"), self.moved_tiles, (1, self.products)
-    ):
-      if moved:
-        beside = layout.elements_in(hardware.VECTOR_BYTES, p.a.dtype)
-        shape = self.slabs_held, moved.rows, moved.columns + beside
-        found.append(Buffer(name, shape, p.a.dtype, count=count))
-    if self.b_by_moves:
-      height, across = self.chunk_shape
-      across += layout.elements_in(hardware.VECTOR_BYTES, p.b.dtype)
-      shape = _CHUNKS_HELD, height, across
-      found.append(Buffer("raw", shape, p.b.dtype))
+    found += self.loader.buffers
     if p.along == "m" and not self.by_rows:
       # Not swizzled, so that rows are stored in any number.
       found.append(Buffer("partial_staging", (consumers, rows, width), dtype))
@@ -223,7 +230,7 @@ class Plan(Matrices):
         found.append(_swizzled("zeros", (rows, width), dtype, width))
     if self.has_bias:
       # TMA writes to multiples of 128 bytes.
-      along = round_up(max(self.own_share), 64)
+      along = round_up(max(self.stored_tile), 64)
       found.append(Buffer("bias", (consumers, along), "float32"))
       found.append(Barrier("bias_loaded", 1, consumers))
     if self.has_c:
@@ -232,57 +239,6 @@ class Plan(Matrices):
         found.append(_swizzled("c", ahead, p.epilogue.c_dtype, width))
       found.append(Barrier("c_loaded", 1, consumers * self.c_buffers))
     return tuple(found)
-
-  @functools.cached_property
-  def chunk_shape(self) -> tuple[int, int]:
-    """Rows and columns of B that threads copy, and move, at a time.
-
-    Of a warp as many rows, a power of two, as its lanes can move: a lane has
-    what lies of a row in one swizzle atom.
-    """
-    rows, columns = self.b_slab_shape
-    return self._chunk_rows(rows, columns), columns
-
-  def _chunk_rows(self, rows: int, columns: int) -> int:
-    """Of that many rows and columns, rows that threads move at a time.
-
-    As many as four warps have lanes for: 112 rows in one go, and not in seven
-    of 16 each, of which each waits for shared memory anew.
-    """
-    most = 4 * (32 // cdiv(columns, self.operand_columns))
-    return max(x for x in range(4, most + 1, 4) if rows % x == 0)
-
-  @property
-  def chunks(self) -> int:
-    """Chunks of a slab of B."""
-    return self.b_slab_shape[0] // self.chunk_shape[0]
-
-  @functools.cached_property
-  def moved_tiles(self) -> tuple[MovedTile | None, MovedTile | None]:
-    """What threads move of a slab of A, and of each B; None where TMA loads."""
-    p, cfg = self.problem, self.config
-    sides = (p.m, cfg.block_m, p.a), (p.n, cfg.block_n, p.b)
-    a, b = (
-      self._moved_tile(size, block, operand) if by_moves else None
-      for (size, block, operand), by_moves in zip(sides, self.by_moves)
-    )
-    return a, b
-
-  def _moved_tile(self, size: int, block: int, operand: Operand) -> MovedTile:
-    atom, block_k = self.operand_columns, self.config.block_k
-    rows, copied = min(block, round_up(size, ATOM_ROWS)), block_k
-    if not operand.k_last:
-      rows, copied = block_k, rows
-    columns = round_up(copied, atom)
-    swizzle = layout.bytes_of(atom, operand.dtype)
-    chunk = self._chunk_rows(rows, columns)
-    return MovedTile(rows, columns, copied, chunk, swizzle)
-
-  @property
-  def slabs_held(self) -> int:
-    """Slabs that threads have on their way: all, or as many as find room."""
-    stages = self.config.stages
-    return self.slabs if self.slabs <= stages else max(1, stages - 1)
 
   @functools.cached_property
   def shared_bytes(self) -> int:
@@ -305,7 +261,9 @@ class Plan(Matrices):
         found[item.name] = _barrier_type(item)
         continue
       if item.name == "bias":
-        along = round_up(self.own_share[self.problem.epilogue.bias == "n"], 64)
+        along = round_up(
+          self.stored_tile[self.problem.epilogue.bias == "n"], 64
+        )
         shape = (self.config.consumers, along)
         item = item._replace(shape=shape, dtype=bias_dtype)
       kind = _buffer_type(item)

@@ -10,16 +10,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import ptx
-from pallas_gemm.kernels.sm90 import groups
+from pallas_gemm.kernels.sm90 import by_threads, groups
 from pallas_gemm.kernels.sm90.block import Block, on_one_warp, window
+from pallas_gemm.kernels.sm90.by_threads import Loaded
 from pallas_gemm.kernels.sm90.layout import (
   ATOM_ROWS,
   cdiv,
   last_slab_copies,
   round_up,
 )
-from pallas_gemm.kernels.sm90.moves import Loaded, Moves
-from pallas_gemm.kernels.sm90.weights import load_by_threads
 
 
 def produce(block: Block) -> None:
@@ -27,9 +26,9 @@ def produce(block: Block) -> None:
   plan, producer = block.plan, Producer(block)
   registers, _ = plan.registers
   plgpu.set_max_registers(registers, action="decrease")
-  starts_anywhere = any(plan.moved_back) or plan.tiles_overlap
-  by_threads = plan.b_by_threads or any(plan.by_moves)
-  if not (plan.problem.groups or starts_anywhere or by_threads):
+  starts_anywhere = any(plan.shifted_inward) or plan.tiles_overlap
+  has_threads = any(plan.loader.operands)
+  if not (plan.problem.groups or starts_anywhere or has_threads):
 
     @on_one_warp
     def _():
@@ -40,7 +39,7 @@ def produce(block: Block) -> None:
   # That tiles start anywhere can be said to Mosaic GPU by whole warpgroups
   # alone, so here one warp has only the slabs of a work tile.
   def load(work_tile, slot):
-    if by_threads:
+    if has_threads:
       return producer.load_work_tile_by_threads(work_tile, slot)
     on_one_warp(lambda: producer.load_work_tile(work_tile, slot))
     following = slot + plan.pingpong * work_tile.steps
@@ -51,7 +50,7 @@ def produce(block: Block) -> None:
   if block.shared.zeros is not None:
     producer.store_zeros()
   slot = _for_each_work_tile(block, load)
-  if by_threads:  # all of whom have waited so far
+  if has_threads:  # all of whom have waited so far
     producer.drain(slot)
   else:
     on_one_warp(lambda: producer.drain(slot))
@@ -127,7 +126,10 @@ class Producer:
 
   def load_work_tile_by_threads(self, work_tile, slot):
     """The same where the threads of the warpgroup load A or B."""
-    block, (a, b) = self.block, self._operands(work_tile)
+    block, operands = self.block, self._operands(work_tile)
+    pairs = list(zip(operands, block.plan.loader.operands))
+    theirs = [x for x, is_theirs in pairs if is_theirs]
+    by_tma = [x for x, is_theirs in pairs if not is_theirs]
 
     def begin(load, step, slot):
       if block.shared.empty is not None:
@@ -135,23 +137,18 @@ class Producer:
       start = work_tile.start + step * block.plan.config.block_k
       on_one_warp(lambda: load(start, slot))
 
-    if any(block.plan.by_moves):
+    def load(start, slot):
+      for operand in by_tma:
+        self._load(operand, start, slot)
 
-      def load(start, slot):
-        for operand in (a, b):
-          if operand.moved is None:
-            self._load(operand, start, slot)
-
-      moves = Moves(block, work_tile, [x for x in (a, b) if x.moved])
-      return moves.load(slot, functools.partial(begin, load))
-    return load_by_threads(
+    load_last = functools.partial(self._load_copied_slab, work_tile)
+    return by_threads.load(
       block,
       work_tile,
+      theirs,
       slot,
-      begin=functools.partial(begin, functools.partial(self._load, a)),
-      begin_last=functools.partial(
-        begin, functools.partial(self._load_copied_slab, work_tile)
-      ),
+      begin=functools.partial(begin, load),
+      begin_last=functools.partial(begin, load_last),
     )
 
   def _load_slab(self, work_tile, start, slot) -> None:
@@ -170,7 +167,6 @@ class Producer:
     plan, shared = self.block.plan, self.block.shared
     problem, cfg = plan.problem, plan.config
     operands = self.block.operands
-    moved_a, moved_b = plan.moved_tiles
     a = Loaded(
       [operands.a],
       [shared.a_ring],
@@ -180,7 +176,6 @@ class Producer:
       extent=plan.loaded_a,
       peers="cluster_n" if cfg.cluster_n > 1 else None,
       raws=shared.raw_a,
-      moved=moved_a,
     )
     b = Loaded(
       operands.b,
@@ -191,7 +186,6 @@ class Producer:
       extent=plan.loaded_b,
       peers="cluster_m" if cfg.cluster_m > 1 else None,
       raws=shared.raw_b,
-      moved=moved_b,
     )
     return a, b
 
@@ -246,18 +240,18 @@ class Producer:
     first, last = jnp.int32(0), jnp.int32(cfg.block_k // ATOM_ROWS)
     for size in last_slab_copies(cfg.block_k):
       count = size // ATOM_ROWS
-      is_there = lax.rem(lax.div(work_tile.rest, size), 2) == 1
+      is_there = lax.rem(lax.div(work_tile.k_tail, size), 2) == 1
       row = jnp.where(is_there, start + first * ATOM_ROWS, beyond)
       load(refs, row, jnp.where(is_there, first, last - count), size)
       first = jnp.where(is_there, first + count, first)
       last = jnp.where(is_there, last, last - count)
-    has_cut = lax.rem(work_tile.rest, ATOM_ROWS) > 0
-    beyond = operands.cut[0].shape[0]
-    row = jnp.where(has_cut, work_tile.out * ATOM_ROWS, beyond)
-    load(operands.cut, row, first, ATOM_ROWS)
+    has_tail = lax.rem(work_tile.k_tail, ATOM_ROWS) > 0
+    beyond = operands.k_tails[0].shape[0]
+    row = jnp.where(has_tail, work_tile.out * ATOM_ROWS, beyond)
+    load(operands.k_tails, row, first, ATOM_ROWS)
 
   def prefetch_operands(self) -> None:
-    """Asks the L2 for this block's share of the rows of A and B."""
+    """Asks the L2 for this block's part of the rows of A and B."""
     block, operands = self.block, self.block.operands
     for ref in (operands.a, *operands.b):
       rows = cdiv(ref.shape[0], block.plan.clusters)
@@ -278,11 +272,7 @@ class Producer:
     longer: writes in one go would hold up their loads. Of 32 groups one with
     all rows: 988 -> 868 us on an H200.
     """
-    block, cfg, zeros = (
-      self.block,
-      self.block.plan.config,
-      self.block.shared.zeros,
-    )
+    block, zeros = self.block, self.block.shared.zeros
     subtile = jnp.zeros(zeros.shape, zeros.dtype)
     zeros[...] = plgpu.layout_cast(subtile, plgpu.Layout.WGMMA)
     plgpu.commit_smem()
@@ -292,10 +282,9 @@ class Producer:
     rows, columns = zeros.shape
 
     def store(work_tile):
-      corners = itertools.product(
-        range(0, cfg.block_m, rows), range(0, cfg.block_n, columns)
-      )
-      for i, j in corners:
+      down = range(0, block.plan.config.block_m, rows)
+      across = range(0, block.plan.config.block_n, columns)
+      for i, j in itertools.product(down, across):
         at = (
           pl.ds(work_tile.row + i, rows),
           pl.ds(work_tile.column + j, columns),

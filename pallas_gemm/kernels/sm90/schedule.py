@@ -28,79 +28,75 @@ class WorkTile(NamedTuple):
 
   Attributes:
     row, column: of the result, where this block's tile starts.
-    a, b, out: which matrix, where there are several of them.
+    out, a, b: which matrix, where there are several of them.
     start: the row of K where the sum starts.
-    steps: slabs that are summed; at least one.
+    steps: slabs that are summed; at least one, none of a tile that is stored
+      alone.
     whole: of these, the slabs all of whose rows of K are summed. None if all
       are.
-    rest: rows of K of the slab after those.
+    k_tail: rows of K of the slab after those.
     rows: of the tile that are stored; None for all.
     is_group: whether the tile belongs to a group; None if all do.
   """
 
   row: Index
   column: Index
-  a: Index
-  b: Index
   out: Index
-  start: Index
-  steps: Index
+  a: Index = 0
+  b: Index = 0
+  start: Index = 0
+  steps: Index = 0
   whole: Index | None = None
-  rest: Index | None = None
+  k_tail: Index | None = None
   rows: Index | None = None
   is_group: Index | None = None
 
-  def place(self) -> "Place":
+  def store_target(self) -> "StoreTarget":
     """Where its results go."""
-    which = self.out
+    packed = self.out
     if self.rows is not None:
-      which = jnp.where(self.is_group, self.rows, -self.rows)
-    return Place(*(jnp.int32(x) for x in (self.row, self.column, which)))
+      packed = jnp.where(self.is_group, self.rows, -self.rows)
+    return StoreTarget(*map(jnp.int32, (self.row, self.column, packed)))
 
 
-# Of a work tile that is stored and not summed.
-NO_SUM = {"a": 0, "b": 0, "start": 0, "steps": 0}
-
-
-class Place(NamedTuple):
+class StoreTarget(NamedTuple):
   """Where the results of a work tile go, in as few registers as that takes.
 
   Attributes:
     row, column: as of `WorkTile`.
-    which: the matrix; with groups of rows how many rows are stored, less than
+    packed: the matrix; with groups of rows how many rows are stored, less than
       none if they belong to no group.
   """
 
   row: jax.Array
   column: jax.Array
-  which: jax.Array
+  packed: jax.Array
+
+  @classmethod
+  def none(cls, plan: Plan) -> "StoreTarget":
+    """That of no work tile."""
+    none = 0 if plan.problem.along == "m" else -1
+    return cls(*map(jnp.int32, (0, 0, none)))
 
   def is_real(self, plan: Plan) -> jax.Array:
-    """Whether it is a work tile's, and not `no_place`."""
-    return self.which != (0 if plan.problem.along == "m" else -1)
+    """Whether it is a work tile's, and not `none`."""
+    return self.packed != (0 if plan.problem.along == "m" else -1)
 
   def work_tile(self, plan: Plan) -> WorkTile:
     """A work tile whose results go there; nothing else of it is known."""
-    row_moved, column_moved = plan.moved_back
-    anywhere = column_moved or plan.tiles_overlap
+    row_shifted, column_shifted = plan.shifted_inward
+    anywhere = column_shifted or plan.tiles_overlap
     column = _multiple_of(self.column, plan.config.block_n, anywhere)
     if plan.problem.along != "m":
-      row = _multiple_of(self.row, plan.config.block_m, row_moved)
-      return WorkTile(row, column, out=self.which, **NO_SUM)
+      row = _multiple_of(self.row, plan.config.block_m, row_shifted)
+      return WorkTile(row, column, self.packed)
     return WorkTile(
       mosaic.anywhere(self.row),
       column,
       out=0,
-      rows=jnp.abs(self.which),
-      is_group=self.which > 0,
-      **NO_SUM,
+      rows=jnp.abs(self.packed),
+      is_group=self.packed > 0,
     )
-
-
-def no_place(plan: Plan) -> Place:
-  """The place of no work tile."""
-  zero = jnp.int32(0)
-  return Place(zero, zero, zero if plan.problem.along == "m" else jnp.int32(-1))
 
 
 class Schedule(NamedTuple):
@@ -157,32 +153,32 @@ def dense_schedule(plan: Plan) -> Schedule:
   def work_tile(i: Index, known: tuple[()]) -> WorkTile:
     del known
     tile = i if work_tiles == tiles else lax.rem(i, tiles)
-    row, column = _inside(plan, corner(snake(tile, plan.grid, cfg), plan))
+    row, column = _inside(plan, origin(snake(tile, plan.grid, cfg), plan))
     part = lax.div(i, tiles)
     batch = lax.rem(part, p.batch)
     of_k = lax.div(part, p.batch)
     if cfg.cluster_k > 1:
       of_k = lax.axis_index("cluster_k")
     start = of_k * (steps * cfg.block_k)
-    return WorkTile(row, column, batch, batch, part, start, steps)
+    return WorkTile(row, column, part, batch, batch, start, steps)
 
   return Schedule(work_tiles, lambda _: (), work_tile)
 
 
 def _inside(plan: Plan, start: tuple[Index, Index]) -> tuple[Index, Index]:
-  """Where a tile starts, moved back if that is to end with the matrix."""
+  """Where a tile starts, shifted inward if that is to end with the matrix."""
   p, cfg = plan.problem, plan.config
   ends = p.m - cfg.block_m, p.n - cfg.block_n
   row, column = (
-    mosaic.anywhere(jnp.minimum(index, end)) if is_moved else index
-    for index, end, is_moved in zip(start, ends, plan.moved_back)
+    mosaic.anywhere(jnp.minimum(index, end)) if is_shifted else index
+    for index, end, is_shifted in zip(start, ends, plan.shifted_inward)
   )
   return row, column
 
 
-def _multiple_of(index: Index, block: int, is_moved: bool) -> Index:
+def _multiple_of(index: Index, block: int, is_shifted: bool) -> Index:
   """Tells Mosaic GPU where a tile may start, which a carry does not say."""
-  return mosaic.anywhere(index) if is_moved else pl.multiple_of(index, block)
+  return mosaic.anywhere(index) if is_shifted else pl.multiple_of(index, block)
 
 
 def snake(
@@ -193,7 +189,7 @@ def snake(
   return plgpu.planar_snake(tile, grid, minor, config.raster)
 
 
-def corner(tile: tuple[Index, Index], plan: Plan) -> tuple[Index, Index]:
+def origin(tile: tuple[Index, Index], plan: Plan) -> tuple[Index, Index]:
   """Row and column where this block's tile of a cluster's tile starts."""
   cfg = plan.config
   # To ask for a block's place in its cluster takes time where it is alone, too.

@@ -9,9 +9,9 @@ subtile is transposed when it is written to shared memory.
 
 **When.** While results are stored, a warpgroup gives the tensor cores nothing
 to do. So they are kept in registers, rounded, until the next work tile is under
-way, and each subtile is stored beside one of that tile's slabs. On an H200
+way, and each subtile is stored during one of that tile's slabs. On an H200
 short sums gain most (7168 x 8192 x 512: 0.85 -> 0.98x of jnp.dot; groups along
-K, G = 256: 2989 -> 2764 us), 4096^3 2 %. All subtiles beside the first slab
+K, G = 256: 2989 -> 2764 us), 4096^3 2 %. All subtiles during the first slab
 gain little: they take longer than a slab. Where registers do not suffice, as
 for float32 or what an activation is applied to, the last subtiles wait that
 find room and the others are stored at once: in float32 8192 x 8192 x 512 135 ->
@@ -35,7 +35,7 @@ import jax.numpy as jnp
 from pallas_gemm import compat, ptx
 from pallas_gemm.kernels.sm90.block import Block
 from pallas_gemm.kernels.sm90.epilogue import Epilogue
-from pallas_gemm.kernels.sm90.schedule import Place, WorkTile, no_place
+from pallas_gemm.kernels.sm90.schedule import StoreTarget, WorkTile
 from pallas_gemm.kernels.sm90.tiling import WGMMA_ROWS
 
 # Rows that TMA stores at a time where a group ends inside a tile.
@@ -49,11 +49,11 @@ class Pending(NamedTuple):
   """Results that are stored when the next work tile is under way.
 
   Attributes:
-    place: where they go.
+    target: where they go.
     subtiles: of each subtile that waits, the results, in their dtype.
   """
 
-  place: Place
+  target: StoreTarget
   subtiles: tuple[tuple[jax.Array, ...], ...]
 
 
@@ -77,7 +77,7 @@ class Stores:
 
   @property
   def slabs(self) -> int:
-    """The first slabs of a work tile with something beside them: `beside`."""
+    """The first slabs of a work tile, those that `overlap` is called for."""
     plan = self.block.plan
     return len(self._waiting) + (len(plan.subtiles) if plan.c_in_place else 0)
 
@@ -89,7 +89,7 @@ class Stores:
     result = jnp.zeros((WGMMA_ROWS, plan.subtile_width), staging[0].dtype)
     result = plgpu.layout_cast(result, plgpu.Layout.WGMMA)
     subtile = (result,) * len(staging)
-    return Pending(no_place(plan), (subtile,) * len(self._waiting))
+    return Pending(StoreTarget.none(plan), (subtile,) * len(self._waiting))
 
   def begin(self, work_tile: WorkTile, pending: Pending | None) -> None:
     """To be called before a work tile is multiplied."""
@@ -99,7 +99,7 @@ class Stores:
     self.epilogue.load_bias(work_tile)
     self.epilogue.load_first_c(work_tile)
 
-  def beside(
+  def overlap(
     self, slab: int, work_tile: WorkTile, pending: Pending | None
   ) -> None:
     """To be called when one of the first `slabs` slabs is under way.
@@ -138,7 +138,7 @@ class Stores:
       pairs = zip(results(subtile), self.block.shared.staging)
       return tuple(result.astype(staged.dtype) for result, staged in pairs)
 
-    return Pending(work_tile.place(), tuple(map(rounded, self._waiting)))
+    return Pending(work_tile.store_target(), tuple(map(rounded, self._waiting)))
 
   def end(self, pending: Pending | None) -> None:
     """To be called after the last work tile."""
@@ -150,8 +150,8 @@ class Stores:
   def _store_tile_of(self, pending: Pending, subtiles: range) -> None:
     """Stores some subtiles of a whole tile."""
     plan = self.block.plan
-    work_tile = pending.place.work_tile(plan)
-    is_whole = pending.place.is_real(plan)
+    work_tile = pending.target.work_tile(plan)
+    is_whole = pending.target.is_real(plan)
     if plan.problem.along == "m":
       _, is_whole = self._rows_of(work_tile)
 
@@ -165,10 +165,10 @@ class Stores:
     plan = self.block.plan
     if plan.problem.along != "m":
       return
-    work_tile = pending.place.work_tile(plan)
+    work_tile = pending.target.work_tile(plan)
     rows, is_whole = self._rows_of(work_tile)
 
-    @pl.when(pending.place.is_real(plan) & ~is_whole)
+    @pl.when(pending.target.is_real(plan) & ~is_whole)
     def _():
       results = self._results_that_waited(pending)
       self._store_first_rows(work_tile, results, self._waiting, rows)
@@ -180,15 +180,13 @@ class Stores:
     self, work_tile: WorkTile, results: _Results, subtiles: range
   ) -> None:
     """Stores some subtiles of a tile at once."""
-    if self.block.plan.by_rows:
+    plan = self.block.plan
+    if plan.by_rows or plan.by_elements:
+      store = self._store_by_rows if plan.by_rows else self._store_by_elements
       for subtile in subtiles:
-        self._store_by_rows(work_tile, *results(subtile), subtile)
+        store(work_tile, *results(subtile), subtile)
         self.epilogue.load_next_c(work_tile, subtile)
-    elif self.block.plan.by_elements:
-      for subtile in subtiles:
-        self._store_by_elements(work_tile, *results(subtile), subtile)
-        self.epilogue.load_next_c(work_tile, subtile)
-    elif self.block.plan.problem.along == "m":
+    elif plan.problem.along == "m":
       rows, is_whole = self._rows_of(work_tile)
       pl.when(is_whole)(lambda: self._store_tile(work_tile, results, subtiles))
       pl.when(~is_whole)(
@@ -199,7 +197,7 @@ class Stores:
 
   def _rows_of(self, work_tile: WorkTile):
     """How many rows of a tile are stored, and whether that is simply all."""
-    most, _ = self.block.plan.share
+    most, _ = self.block.plan.warpgroup_tile
     is_split = self.block.plan.config.split == "m"
     above = self.block.warpgroup * most if is_split else 0
     rows = jnp.clip(work_tile.rows - above, 0, most)
@@ -227,10 +225,10 @@ class Stores:
       plgpu.wait_smem_to_gmem(newest, wait_read_only=True)
       for subtile in now:
         for staged, result in zip(staging, results(subtile)):
-          place = staged.at[block.warpgroup, subtile % buffers]
+          buffer = staged.at[block.warpgroup, subtile % buffers]
           if plan.config.swap_ab:
-            place = place.transpose((1, 0))
-          place[...] = result.astype(staged.dtype)
+            buffer = buffer.transpose((1, 0))
+          buffer[...] = result.astype(staged.dtype)
       plgpu.commit_smem()
       for subtile in now:
         for staged, out_ref in zip(staging, outs):
@@ -263,7 +261,7 @@ class Stores:
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         # In float32: selecting 16-bit elements spills.
         result = jnp.where(keep, result.astype(jnp.float32), 0.0)
-        _store_to(staged, result)
+        compat.store(staged, result.astype(staged.dtype), optimized=False)
         plgpu.commit_smem()
         for height in _POWERS:
           above = here & ~(2 * height - 1)  # rows of greater heights
@@ -283,7 +281,7 @@ class Stores:
     """Stores a subtile from registers."""
     block, plan = self.block, self.block.plan
     (out_ref,), (i, j) = block.results.out, plan.subtiles[subtile]
-    row, column = block.own_corner(work_tile)
+    row, column = block.stored_origin(work_tile)
     ptx.store_elements(
       result.astype(out_ref.dtype),
       out_ref if len(out_ref.shape) == 2 else out_ref.at[work_tile.out],
@@ -314,12 +312,12 @@ class Stores:
     else:
       staged[...] = result.astype(staged.dtype)
     ptx.wait_for_warpgroup()  # every thread has written this one
-    row, column = block.share_corner(work_tile)
+    row, column = block.warpgroup_origin(work_tile)
     rows = p.m - row
     if p.along == "m":
       rows, _ = self._rows_of(work_tile)
     (out_ref,) = block.results.out
-    is_last = j + plan.subtile_width == plan.share[1]
+    is_last = j + plan.subtile_width == plan.warpgroup_tile[1]
     ptx.store_rows(
       staged,
       staging.at[1 - buffer] if j else None,
@@ -329,8 +327,3 @@ class Stores:
       from_start=not plan.tiles_overlap or column == 0,
       to_end=not plan.tiles_overlap and is_last,
     )
-
-
-def _store_to(staged, result: jax.Array) -> None:
-  """Stores a subtile to plain rows of shared memory."""
-  compat.store(staged, result.astype(staged.dtype), optimized=False)

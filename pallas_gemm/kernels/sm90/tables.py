@@ -52,7 +52,7 @@ Tables = tuple[jax.Array, jax.Array]
 def make(
   plan: Plan, offsets: jax.Array, matrices: Sequence[jax.Array]
 ) -> tuple[Tables, list[jax.Array]]:
-  """The tables that `groups.grouped_schedule` reads, and the cut rows.
+  """The tables that `groups.grouped_schedule` reads, and the K tails.
 
   Args:
     plan: of a problem with groups.
@@ -63,34 +63,19 @@ def make(
     Of groups of rows [most row tiles, 4], of each tile its group's first row,
     row after the last, number and first tile, and [groups + 2], how many row
     tiles there are up to each group. Rows before the first group and after the
-    last one are of group -1; rows of the table without a tile are zeros. No cut
-    rows.
+    last one are of group -1; rows of the table without a tile are zeros. No K
+    tails.
     Of groups along K [groups, 3], first row, row after the last and group,
     large groups first, and [2], how many groups have rows, and their rows. Of
-    each matrix [8 * groups, columns]: a group's rows beside blocks of 8, then
-    zeros.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> from pallas_gemm.kernels.sm90 import tables
-    >>> from pallas_gemm.kernels.sm90.config import Config
-    >>> from pallas_gemm.kernels.sm90.plan import Plan
-    >>> from pallas_gemm.problem import Problem
-    >>> problem = Problem.flat(
-    ...   m=100, n=64, k=64, ragged="m", groups=2, dtype="bfloat16",
-    ...   out_dtype="bfloat16")
-    >>> plan = Plan.of(problem, Config(block_m=64, block_n=64, consumers=1))
-    >>> offsets = jnp.asarray([0, 90, 100], jnp.int32)
-    >>> (tiles, ends), _ = tables.make(plan, offsets, ())
-    >>> tiles[:3].tolist(), ends.tolist()
-    ([[0, 90, 0, 0], [0, 90, 0, 0], [90, 100, 1, 2]], [0, 2, 3, 3])
+    each matrix [8 * groups, columns]: a group's rows after its last whole block
+    of 8, then zeros.
   """
   rows = plan.problem.along == "m"
   return (_of_rows if rows else _of_slabs)(plan, offsets, list(matrices))
 
 
 def _of_rows(plan: Plan, offsets: jax.Array, matrices: list[jax.Array]):
-  del matrices  # nothing is cut
+  del matrices  # there are no tails
   ranges = plan.problem.groups.count + 2
   parts = min(_MOST_PARTS, cdiv(plan.row_tiles, _TILES))
   tables = _int32(plan.row_tiles, 4), _int32(ranges)
@@ -101,7 +86,7 @@ def _of_rows(plan: Plan, offsets: jax.Array, matrices: list[jax.Array]):
 
 def _of_slabs(plan: Plan, offsets: jax.Array, matrices: list[jax.Array]):
   count = plan.problem.groups.count
-  cut = [
+  tails = [
     jax.ShapeDtypeStruct((ATOM_ROWS * count, x.shape[1]), x.dtype)
     for x in matrices
   ]
@@ -110,10 +95,10 @@ def _of_slabs(plan: Plan, offsets: jax.Array, matrices: list[jax.Array]):
     "rows": plgpu.SMEM((ATOM_ROWS, _COPY), plan.problem.a.dtype),
     "rows_loaded": plgpu.Barrier(num_arrivals=ATOM_ROWS),
   }
-  types = [(_int32(count, 3), _int32(2)), cut]
+  types = [(_int32(count, 3), _int32(2)), tails]
   kernel = _kernel(_slabs_body, plan, types, (parts, count), scratch)
-  tables, cut = kernel(offsets, matrices)
-  return tables, cut
+  tables, tails = kernel(offsets, matrices)
+  return tables, tails
 
 
 def _kernel(
@@ -180,7 +165,7 @@ def _rows_body(
 
 
 def _slabs_body(
-  offsets, matrices, tables, cut, *, bounds, loaded, rows, rows_loaded
+  offsets, matrices, tables, tails, *, bounds, loaded, rows, rows_loaded
 ) -> None:
   """A group's place among all, or some columns of its cut rows."""
   part = lax.axis_index("part")
@@ -190,12 +175,12 @@ def _slabs_body(
     _write_group(offsets, tables, _pieces(offsets, bounds, loaded))
 
   first = 1
-  for matrix, its_cut in zip(matrices, cut):
+  for matrix, its_tails in zip(matrices, tails):
     end = first + _parts_of(matrix)
 
     @pl.when((part >= first) & (part < end))
-    def _(matrix=matrix, its_cut=its_cut, nth=part - first):
-      _cut_rows(offsets, matrix, its_cut, nth, rows, rows_loaded)
+    def _(matrix=matrix, its_tails=its_tails, nth=part - first):
+      _copy_tail(offsets, matrix, its_tails, nth, rows, rows_loaded)
 
     first = end
 
@@ -225,7 +210,7 @@ def _parts_of(matrix) -> int:
   return cdiv(matrix.shape[1], _COPY)
 
 
-def _cut_rows(offsets, matrix, cut, part, rows, loaded) -> None:
+def _copy_tail(offsets, matrix, tails, part, rows, loaded) -> None:
   """Copies a part of the group's cut block of rows."""
   group = lax.axis_index("range")
   end = offsets[group + 1]
@@ -238,7 +223,7 @@ def _cut_rows(offsets, matrix, cut, part, rows, loaded) -> None:
       matrix.at[pl.ds(source, 1), columns], rows.at[pl.ds(row, 1)], loaded
     )
   plgpu.barrier_wait(loaded)
-  to = cut.at[pl.ds(group * ATOM_ROWS, ATOM_ROWS), columns]
+  to = tails.at[pl.ds(group * ATOM_ROWS, ATOM_ROWS), columns]
   plgpu.copy_smem_to_gmem(rows, to)
   plgpu.wait_smem_to_gmem(0)
 

@@ -20,26 +20,9 @@ from pallas_gemm.problem import Problem
 # wgmma: 64 rows by at most 256 columns, a multiple of 8, and 32 bytes of K.
 WGMMA_ROWS, WGMMA_COLUMNS, WGMMA_K_BYTES = 64, 256, 32
 THREADS = 128
-# Registers of a thread of the producer and of one, two or three consumers:
-# 128 * (24 + 2 * 240) = 64512 and 128 * (32 + 3 * 160) = 65536 of the 65536
-# that an SM has.
-REGISTERS = {1: (24, 240), 2: (24, 240), 3: (32, 160)}
-# The same where the producer's threads load B, and move it or not:
-# 128 * (104 + 2 * 200) = 128 * (56 + 2 * 224) = 64512.
-_REGISTERS_TO_MOVE = {1: (168, 240), 2: (104, 200), 3: (104, 136)}
-# Of dense products: with 104, addresses of A's and B's rows would spill.
-_REGISTERS_TO_MOVE_BOTH = {1: (168, 240), 2: (152, 176), 3: (128, 128)}
-_REGISTERS_TO_COPY = {1: (80, 240), 2: (56, 224), 3: (56, 152)}
-# Of these, a consumer's that hold neither accumulators nor results.
-_OTHER_REGISTERS = 40
 # Results with fewer columns are not stored by rows; sums that are shorter take
 # less time than their results take to be written.
 _FEWEST_COLUMNS, _MOST_K = 128, 256
-# wgmmas in an unrolled lap of the ring; the descriptors of more would spill.
-_UNROLLED_WGMMAS = 16
-# A consumer's accumulators up to which the descriptors of a lap have room
-# beside them and results that wait to be stored.
-_MOST_ACCUMULATORS_IF_UNROLLED = 64 * 128
 
 
 class Extent(NamedTuple):
@@ -96,7 +79,7 @@ class Tiling:
     return self.problem.products
 
   @functools.cached_property
-  def share(self) -> tuple[int, int]:
+  def warpgroup_tile(self) -> tuple[int, int]:
     """Rows and columns of the tile that one consumer computes."""
     cfg = self.config
     if cfg.split == "pingpong":
@@ -106,12 +89,12 @@ class Tiling:
     return cfg.block_m, cfg.block_n // cfg.consumers
 
   @functools.cached_property
-  def own_share(self) -> tuple[int, int]:
-    """Rows and columns of the share that the consumer stores.
+  def stored_tile(self) -> tuple[int, int]:
+    """Rows and columns of what the consumer stores.
 
     Where blocks sum parts of K, each has a part of the columns.
     """
-    rows, columns = self.share
+    rows, columns = self.warpgroup_tile
     return rows, columns // self.config.cluster_k
 
   @functools.cached_property
@@ -120,86 +103,18 @@ class Tiling:
     return self.config.consumers if self.config.split == "pingpong" else 1
 
   @functools.cached_property
-  def by_moves(self) -> tuple[bool, bool]:
-    """Whether threads bring A, and each B, of a dense product (`moves`).
-
-    Those that TMA can't address, if they are not transposed before.
-    """
-    p = self.problem
-    if not self.config.moves:
-      return False, False
-    a, b = (
-      not is_transposed and not layout.is_addressable(columns, operand.dtype)
-      for (_, columns), operand, is_transposed in zip(
-        layout.operand_shapes(p), (p.a, p.b), self.transposed
-      )
-    )
-    return a, b
-
-  @functools.cached_property
-  def b_by_threads(self) -> bool:
-    """Whether threads load B, and not TMA, which can't address its rows.
-
-    See `weights`, also for why it is not padded.
-    """
-    p, cfg = self.problem, self.config
-    if not self._b_would_be_padded or self._b_is_addressable:
-      return False
-    # All that is loaded lies in B: whole tiles of rows, or columns that run on
-    # into the next row.
-    is_inside = p.n % cfg.block_n == 0 if p.b.k_last else p.n >= cfg.block_n
-    return is_inside and self.pingpong == 1 and cfg.cluster_n == 1
-
-  @functools.cached_property
-  def b_by_copies(self) -> bool:
-    """Whether threads load B by cp.async: where rows allow 8 bytes at a time.
-
-    Not along K, see `weights.ByCopies`.
-    """
-    _, (_, columns) = layout.operand_shapes(self.problem)
-    row = layout.bytes_of(columns, self.problem.b.dtype)
-    return self.b_by_threads and not self.problem.b.k_last and row % 8 == 0
-
-  @property
-  def b_by_moves(self) -> bool:
-    """Whether threads load B in two steps: they copy rows, then move them."""
-    return self.b_by_threads and not self.b_by_copies
-
-  @functools.cached_property
-  def b_last_apart(self) -> bool:
-    """Whether B's last slab is copied, and so B need not be padded."""
-    if not self._b_would_be_padded:
-      return False
-    return self._b_is_addressable or self.b_by_threads
-
-  @functools.cached_property
-  def _b_would_be_padded(self) -> bool:
+  def b_would_be_padded(self) -> bool:
     """Whether weights of groups, of some slabs, would be padded for TMA."""
     p = self.problem
     if p.along != "m" or p.k <= self.config.block_k:
       return False
-    return layout.operand_shapes(p)[1] != self._whole_paddings[1]
+    return layout.operand_shapes(p)[1] != self.whole_paddings[1]
 
   @functools.cached_property
-  def _whole_paddings(self) -> tuple[layout.Shape, layout.Shape]:
+  def whole_paddings(self) -> tuple[layout.Shape, layout.Shape]:
     """Rows and columns of A and B once TMA can address all of them."""
     columns = self.operand_columns
     return layout.operand_paddings(self.problem, self.config, columns)
-
-  @functools.cached_property
-  def _b_is_addressable(self) -> bool:
-    _, (_, columns) = layout.operand_shapes(self.problem)
-    return layout.is_addressable(columns, self.problem.b.dtype)
-
-  @functools.cached_property
-  def registers(self) -> tuple[int, int]:
-    """Registers of a thread of the producer, and of one of a consumer."""
-    found = REGISTERS
-    if any(self.by_moves):
-      found = _REGISTERS_TO_MOVE_BOTH
-    if self.b_by_threads:
-      found = _REGISTERS_TO_COPY if self.b_by_copies else _REGISTERS_TO_MOVE
-    return found[self.config.consumers]
 
   # Work tiles.
 
@@ -213,7 +128,7 @@ class Tiling:
     17 columns of tiles.
     """
     p, cfg = self.problem, self.config
-    if not self.by_rows or self.share[1] <= self.subtile_width:
+    if not self.by_rows or self.warpgroup_tile[1] <= self.subtile_width:
       return False
     if cfg.split == "n":  # the other consumer has these columns
       return False
@@ -292,11 +207,17 @@ class Tiling:
 
   # The ring.
 
+  @property
+  def b_slab_shape(self) -> layout.Shape:
+    """Rows and columns of a slab of B, as it is stored."""
+    shape = self.config.block_k, self.config.block_n
+    return shape[::-1] if self.problem.b.k_last else shape
+
   @functools.cached_property
   def operand_columns(self) -> int:
     """Columns of the swizzle atoms of A and B; wgmma wants the same of both."""
     atom = layout.elements_in(ATOM_BYTES, self.problem.a.dtype)
-    is_whole = self.problem.b.k_last or self.share[1] % atom == 0
+    is_whole = self.problem.b.k_last or self.warpgroup_tile[1] % atom == 0
     return atom if is_whole else atom // 2
 
   @functools.cached_property
@@ -317,19 +238,6 @@ class Tiling:
       return True
     # Consumers that ping-pong have as many slots each, one of them most tiles.
     return round_up(work_tiles, self.pingpong) * self.slabs > cfg.stages
-
-  @functools.cached_property
-  def whole_laps(self) -> bool:
-    """Whether work tiles are whole laps of the ring, worth unrolling."""
-    p, cfg = self.problem, self.config
-    if p.along == "k" or self.pingpong > 1:
-      return False  # groups differ in how many slabs they have
-    rows, columns = self.share
-    if self.deferred and rows * columns > _MOST_ACCUMULATORS_IF_UNROLLED:
-      return False
-    k_steps = layout.bytes_of(cfg.block_k, p.a.dtype) // WGMMA_K_BYTES
-    lap = cfg.stages * (rows // WGMMA_ROWS) * k_steps * self.products
-    return self.slabs % cfg.stages == 0 and lap <= _UNROLLED_WGMMAS
 
   @functools.cached_property
   def loaded_a(self) -> Extent:
@@ -383,7 +291,7 @@ class Tiling:
       and not p.epilogue.save
       and not cfg.swap_ab
       and p.n >= _FEWEST_COLUMNS
-      and self.share[1] % self._columns_by_rows == 0
+      and self.warpgroup_tile[1] % self._columns_by_rows == 0
     )
 
   @functools.cached_property
@@ -426,60 +334,14 @@ class Tiling:
     All are of one width. Where it does not divide the columns, the last subtile
     ends with them, and what it shares with the subtile before is stored twice.
     """
-    (rows, columns), width = self.own_share, self.subtile_width
+    (rows, columns), width = self.stored_tile, self.subtile_width
     starts = [min(j, columns - width) for j in range(0, columns, width)]
     return tuple(itertools.product(range(0, rows, WGMMA_ROWS), starts))
 
   @functools.cached_property
   def subtiles_overlap(self) -> bool:
     """Whether the last of a row's `subtiles` has columns of the one before."""
-    return self.own_share[1] % self.subtile_width > 0
-
-  @functools.cached_property
-  def _subtiles_with_room(self) -> int:
-    """A consumer's subtiles that can wait beside the next tile's accumulators.
-
-    None by rows: 60 groups of 136 along K, 4096 x 1407, take 377 us if none
-    waits, 422 if half do (H100).
-    """
-    cfg = self.config
-    directly = self.by_rows or self.by_elements
-    if self.pingpong > 1 or cfg.split_k > 1 or directly:
-      return 0
-    accumulators = cfg.block_m * cfg.block_n // (THREADS * cfg.consumers)
-    room = self.registers[1] - _OTHER_REGISTERS
-    room -= accumulators * self.products
-    elements = WGMMA_ROWS * cfg.epilogue_n * self.outputs
-    size = layout.bytes_of(elements, self.problem.out_dtype)
-    return max(0, min(len(self.subtiles), room * 4 * THREADS // size))
-
-  @functools.cached_property
-  def has_room_to_defer(self) -> bool:
-    """Whether all results find room beside the next tile's accumulators."""
-    return self._subtiles_with_room == len(self.subtiles)
-
-  @functools.cached_property
-  def stored_at_once(self) -> float:
-    """The part of a consumer's results that finds no room to wait.
-
-    All of them, if less than half would wait, or of results with C not all.
-    """
-    p, count = self.problem, len(self.subtiles)
-    if p.epilogue.c_dtype not in (None, p.out_dtype):
-      return 1.0
-    least = count if p.epilogue.c_dtype else count / 2
-    waiting = self._subtiles_with_room
-    return 1 - waiting / count if 0 < waiting >= least else 1.0
-
-  @functools.cached_property
-  def deferred(self) -> int:
-    """Subtiles of a consumer that wait until the next work tile is under way.
-
-    The last ones, in registers. None if no work tile follows.
-    """
-    if self.work_tiles_of_a_block == 1 or self.stored_at_once == 1:
-      return 0
-    return self._subtiles_with_room
+    return self.stored_tile[1] % self.subtile_width > 0
 
 
 # The cost model asks for dozens of configs.

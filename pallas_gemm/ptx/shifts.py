@@ -1,4 +1,4 @@
-"""What threads move inside shared memory: rows to where TMA would put them."""
+"""What threads shift inside shared memory: rows to where TMA would put them."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ from pallas_gemm.hardware import VECTOR_BYTES
 from pallas_gemm.ptx import mlir
 
 
-def move_rows(
+def shift_rows(
   matrix: Any,
   corner: tuple[jax.Array, jax.Array],
   raw: Any,
@@ -24,7 +24,7 @@ def move_rows(
   swizzle: int,
   left: jax.Array | None = None,
 ) -> None:
-  """Moves rows from where `copy_rows_async` has put them to a tile.
+  """Shifts rows from where `copy_rows_async` has put them to a tile.
 
   Each warp the rows that it has copied, each lane what a row of a swizzle atom
   has, or half of it if there are lanes for that, so that no two of eight lanes
@@ -36,7 +36,7 @@ def move_rows(
     slot: [more rows, columns or more] of shared memory, swizzled.
     first: the row of it where the first one goes.
     swizzle: bytes of a row of the slot's atoms.
-    left: columns, of this corner on, that are moved; behind them are zeros.
+    left: columns, of this corner on, that are shifted; behind them are zeros.
       None for all.
   """
   size = jnp.dtype(matrix.dtype).itemsize
@@ -66,12 +66,14 @@ def move_rows(
     nth = arith.divui(lane, mlir.i32(own))
     column = arith.muli(nth, mlir.i32(piece))
     source = mlir.multiply_add(row, raw_pitch, mlir.shared_address(raw))
-    place = mlir.Place(slot_row_bytes, swizzle)
+    place = mlir.Swizzle(slot_row_bytes, swizzle)
     target = place.of(arith.addi(row, first), column)
     start = mlir.multiply_add(row, pitch, mlir.truncated(mlir.address(corner)))
     here = mlir.less(nth, row_bytes // piece)
     mlir.asm(
-      _move_piece(piece // VECTOR_BYTES, math.gcd(pitch, VECTOR_BYTES), is_cut),
+      _shift_piece(
+        piece // VECTOR_BYTES, math.gcd(pitch, VECTOR_BYTES), is_cut
+      ),
       "r,r,r,b,r",
       arith.addi(source, column),
       arith.addi(mlir.shared_address(slot), target),
@@ -86,11 +88,11 @@ def move_rows(
   _(at, raw, slot, jnp.int32(first), left)
 
 
-def _move_piece(vectors: int, size: int, is_cut: bool) -> str:
-  """What a thread of `move_rows` does: so many vectors, put together of more.
+def _shift_piece(vectors: int, size: int, is_cut: bool) -> str:
+  """What a thread of `shift_rows` does: so many vectors, put together of more.
 
   Operands: $0 the first one, $1 where it goes, $2 the bytes of it that are not
-  the row's, $3 whether there are any vectors, $4 the bytes that are moved.
+  the row's, $3 whether there are any vectors, $4 the bytes that are shifted.
   Swizzled vectors of a row differ by bits of their addresses.
 
   Args:
@@ -121,7 +123,7 @@ def _move_piece(vectors: int, size: int, is_cut: bool) -> str:
   )
   return f"""{{
     .reg .pred is; .reg .b32 w<{words + 4}>, bits, order, to;
-    bar.warp.sync 0xffffffff;{loads}{moved_by("$2", words, size)}{cut}{stores}
+    bar.warp.sync 0xffffffff;{loads}{shifted_by("$2", words, size)}{cut}{stores}
     bar.warp.sync 0xffffffff;
   }}"""
 
@@ -130,13 +132,13 @@ def _words(first: int) -> str:
   return "{" + ", ".join(f"w{first + i}" for i in range(4)) + "}"
 
 
-def moved_by(by: str, words: int, size: int) -> str:
+def shifted_by(by: str, words: int, size: int) -> str:
   """The first words, and what is behind them, by so many bytes, up to 15.
 
   Args:
     by: the register that says how many; a multiple of `size`.
     words: how many are wanted; four more are there.
-    size: 2, 4 or 8; 16 if nothing is to be moved.
+    size: 2, 4 or 8; 16 if nothing is to be shifted.
   """
   found = []
   for ahead in (2, 1):
