@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from examples import moe
+from examples import moe, sharded_moe
 from experiments.harness import ragged_cases
 from pallas_gemm import numerics
 from tests.support import programs
@@ -48,7 +48,10 @@ def test_layer(top_k, dtype):
 
 
 def test_what_takes_the_place_of_the_ops_gives_the_same():
+  """And a token of its own the same row."""
   params, x = drawn()
+  alone = moe.layer(params, x[7:8], top_k=2)
+  assert checked(alone, params, x[7:8], 2).passed
   dot = jax.lax.ragged_dot
   out = moe.layer(params, x, top_k=2, dot=dot, gated_dot=moe.gated(dot))
   assert checked(out, params, x, 2).passed
@@ -61,12 +64,6 @@ def test_the_weights_of_a_token_add_up_to_one():
   np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=8 * 2.0**-24)
   assert (np.asarray(weights) > 0).all()
   assert all(len(set(row)) == 3 for row in np.asarray(experts).tolist())
-
-
-def test_a_token_of_its_own_gives_the_same_row():
-  params, x = drawn()
-  alone = moe.layer(params, x[7:8], top_k=2)
-  assert checked(alone, params, x[7:8], 2).passed
 
 
 def test_derivatives_are_those_of_every_expert_on_every_token():
@@ -114,8 +111,9 @@ def test_help():
   assert "--top_k" in out and "python -m examples.moe" in out
 
 
-def test_more_experts_of_a_token_than_there_are(capsys):
+@pytest.mark.parametrize("program", (moe, sharded_moe))
+def test_more_experts_of_a_token_than_there_are(program, capsys):
   with pytest.raises(SystemExit) as caught:
-    moe.main(["--top_k=5"])
+    program.main(["--top_k=5"])
   assert caught.value.code == 2
   assert "--top_k must be from 1 to --experts=4" in capsys.readouterr().err

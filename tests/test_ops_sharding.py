@@ -37,147 +37,134 @@ SUMS = Spec(
 )
 
 
+GATED = dataclasses.replace(DENSE, words=Operands("mk", "kn", "kn"))
+GATED_GROUPED = dataclasses.replace(
+  GROUPED, words=Operands("mk", "gkn", "gkn", offsets="o")
+)
+BATCHED = dataclasses.replace(DENSE, words=Operands("bmk", "bkn"), out="bmn")
+# What is applied to the product has the parts of the result, not those of the
+# sums, which are scattered first.
+ADDED = dataclasses.replace(
+  DENSE, words=Operands("mk", "kn", bias="n", c="mn", alpha="")
+)
+X, Y, XY, NO = ("x",), ("y",), ("x", "y"), ()
+
+
 def _plan(spec, out, *have, mesh=MESH, **size):
   return mesh_plan.plan_of(spec, spec.named(have), out, mesh, SIZE | size)
 
 
-def _dense(a, b, out, **how):
-  """The parts of A and B that a device reads, and the plan."""
-  plan = _plan(DENSE, out, a, b, **how)
-  return plan.operands.a, plan.operands.b, plan
+def _row(name, spec, have, out, reads, *, size=None, **wanted):
+  """A product of operands that lie so, what a device reads, and the plan."""
+  return pytest.param(spec, have, out, reads, size or {}, wanted, id=name)
 
 
-# Dense products.
+# Nothing is summed over but what is said.
+PLANS = [
+  _row("rows and columns", DENSE, [P("x"), P(None, "y")], P("x", "y"),
+    [P("x", None), P(None, "y")]),
+  # However they lie, they are read as the result is sharded.
+  _row("as the result", DENSE, [P(None, "y"), P("x")], P("x", "y"),
+    [P("x", None), P(None, "y")]),
+  _row("K alike", DENSE, [P(None, "x"), P("x")], P(),
+    [P(None, "x"), P("x", None)], psum=X, said="psum ['x']"),
+  _row("scattered", DENSE, [P(None, "x"), P("x")], P("x"),
+    [P(None, "x"), P("x", None)], psum=X, scatter={"m": X},
+    said="psum_scatter {'m': ('x',)}"),
+  _row("two axes, one scattered", DENSE, [P(None, XY), P(XY)], P(None, "y"),
+    [P(None, XY), P(XY, None)], psum=XY, scatter={"n": Y},
+    said="psum_scatter {'n': ('y',)}, psum ['x']"),
+  # What is scattered varies fastest; the rest is multiplied in parts.
+  _row("scattered within a part", DENSE, [P("x", "y"), P("y")], P(XY),
+    [P("x", "y"), P("y", None)], psum=Y, scatter={"m": Y}),
+  _row("not what varies slowest", DENSE, [P(None, "y"), P("y")],
+    P(("y", "x")), [P(("y", "x"), None), P(None, None)]),
+  # K of the weights alone is sharded, over the axis of the rows.
+  _row("FSDP", DENSE, [P("x"), P("x")], P("x"), [P("x", None), P(None, None)],
+    said="a P('x', None), b P(None, None) from [16, 32]"),
+  _row("K over other axes", DENSE, [P(None, "x"), P("y")], P(),
+    [P(None, None), P(None, None)]),
+  _row("K in another order", DENSE, [P(None, "x"), P(("y", "x"))], P(),
+    [P(None, None), P(None, None)]),
+  _row("K as far as alike", DENSE, [P(None, "x"), P(XY)], P(),
+    [P(None, "x"), P("x", None)], psum=X),
+  # M is no multiple of the axis x: over y the sums are added up still.
+  _row("one axis is not summed", DENSE, [P(None, XY), P(XY)], P("x"),
+    [P("x", "y"), P("y", None)], psum=Y, size={"m": 6}),
+  _row("uneven K", DENSE, [P(None, "x"), P("x")], P(),
+    [P(None, None), P(None, None)], size={"k": 30}),
+  # XLA pads them.
+  _row("uneven M and N", DENSE, [P("x"), P(None, "y")], P("x", "y"),
+    [P("x", None), P(None, "y")], size={"m": 10, "n": 31}),
+  _row("axes of size 1", DENSE, [P("y", "x"), P("x")], P(("y", "x")),
+    [P("y", None), P(None, None)], size={"mesh": {"x": 1, "y": 2}}),
+  _row("batch", BATCHED, [P("x", None, "y"), P("x", "y")], P("x"),
+    [P("x", None, "y"), P("x", "y", None)], psum=Y, size={"b": 8}),
+  _row("what is added", ADDED, [P(None, "x"), P("x"), P(), P("x"), P()],
+    P(None, "x"), [P(None, "x"), P("x", None), P("x"), P(None, "x"), P()],
+    psum=X, scatter={"n": X}),
+  _row("gates alike", GATED, [P(None, "x"), P("x"), P("x")], P(),
+    [P(None, "x"), *[P("x", None)] * 2], psum=X),
+  _row("gates not alike", GATED, [P(None, "x"), P("x"), P(None, "x")], P(),
+    [P(None, None)] * 3),
+  # One operand lies whole on an axis: it is cut where results are few, else
+  # the other one is gathered, which is less to send.
+  _row("few results", DENSE, [P(None, "x"), P()], P(),
+    [P(None, "x"), P("x", None)], psum=X, size={"k": 2**16}),
+  _row("many results", DENSE, [P(None, "x"), P()], P(),
+    [P(None, None), P(None, None)]),
+  # A device multiplies the rows of its groups; the others are zero.
+  _row("experts", GROUPED, [P(), P("x"), P(), P()], P(),
+    [P(None, None), P("x", None, None), P(None, None), P(None)],
+    psum=X, groups=X),
+  # All rows are multiplied, and their sums scattered.
+  _row("experts and rows over one axis", GROUPED,
+    [P("x"), P("x"), P(), P()], P("x"),
+    [P(None, None), P("x", None, None), P(None, None), P(None)],
+    psum=X, scatter={"m": X}, groups=X, rows=(NO, X)),
+  _row("experts and rows", GROUPED, [P("y"), P("x"), P(), P()], P("y"),
+    [P("y", None), P("x", None, None), P(None, None), P(None)],
+    psum=X, groups=X, rows=(Y, Y)),
+  _row("experts and K", GROUPED, [P(None, "y"), P("x", "y"), P(), P()], P(),
+    [P(None, "y"), P("x", "y", None), P(None, None), P(None)],
+    psum=XY, groups=X),
+  _row("uneven experts", GROUPED, [P(), P("x"), P(), P()], P(),
+    [P(None, None), P(None, None, None), P(None, None), P(None)],
+    size={"g": 6, "o": 7}),
+  _row("gated experts alike", GATED_GROUPED, [P(), P("x"), P("x"), P()], P(),
+    [P(None, None), *[P("x", None, None)] * 2, P(None)], psum=X, groups=X),
+  _row("gated experts not alike", GATED_GROUPED, [P(), P("x"), P(), P()], P(),
+    [P(None, None), *[P(None, None, None)] * 2, P(None)]),
+  _row("rows of groups", GROUPED, [P("x"), P(None, None, "y"), P(), P()],
+    P("x", "y"), [P("x", None), P(None, None, "y"), P(None, "y"), P(None)],
+    rows=(X, X)),
+  _row("sums", SUMS, [P("x"), P("x"), P()], P(),
+    [P("x", None), P("x", None), P(None)], psum=X, rows=(X, NO)),
+  _row("few sums", SUMS, [P("x"), P(), P()], P(),
+    [P("x", None), P("x", None), P(None)], psum=X, rows=(X, NO),
+    size={"k": 2**16}),
+  _row("many sums", SUMS, [P("x"), P(), P()], P(),
+    [P(None, None), P(None, None), P(None)]),
+  _row("sums; the axis is taken", SUMS, [P("x"), P(None, "x"), P()],
+    P(None, None, "x"), [P(None, None), P(None, "x"), P(None)]),
+  # A device would hold those of all groups: it gathers the rows instead.
+  _row("sums of all groups", SUMS, [P("x"), P("x"), P()], P("x"),
+    [P(None, None), P(None, None), P(None)], groups=X),
+  _row("sums, groups over one axis", SUMS, [P(XY), P(XY), P()], P("x"),
+    [P("y", None), P("y", None), P(None)], psum=Y, groups=X, rows=(Y, NO)),
+]  # fmt: skip
 
 
-def test_rows_and_columns():
-  """Nothing is summed over: a device has its part of the result."""
-  a, b, plan = _dense(P("x"), P(None, "y"), P("x", "y"))
-  assert (a, b) == (P("x", None), P(None, "y"))
-  assert (plan.psum, plan.scatter) == ((), {})
-  assert (plan.rows, plan.groups) == (((), ()), ())
-
-
-def test_operands_follow_the_result():
-  """However they lie, they are read as the result is sharded."""
-  a, b, plan = _dense(P(None, "y"), P("x"), P("x", "y"))
-  assert (a, b) == (P("x", None), P(None, "y"))
-  assert plan.psum == ()
-
-
-def test_k_alike_is_added_up():
-  a, b, plan = _dense(P(None, "x"), P("x"), P())
-  assert (a, b) == (P(None, "x"), P("x", None))
-  assert (plan.psum, plan.scatter) == (("x",), {})
-  assert str(plan).endswith("psum ['x']")
-
-
-def test_sums_are_scattered_where_the_result_has_the_axis():
-  a, b, plan = _dense(P(None, "x"), P("x"), P("x"))
-  assert (a, b) == (P(None, "x"), P("x", None))
-  assert (plan.psum, plan.scatter) == (("x",), {"m": ("x",)})
-  assert str(plan).endswith("psum_scatter {'m': ('x',)}")
-
-
-def test_sums_over_two_axes_are_scattered_over_one():
-  a, b, plan = _dense(P(None, ("x", "y")), P(("x", "y")), P(None, "y"))
-  assert (a, b) == (P(None, ("x", "y")), P(("x", "y"), None))
-  assert (plan.psum, plan.scatter) == (("x", "y"), {"n": ("y",)})
-  assert str(plan).endswith("psum_scatter {'n': ('y',)}, psum ['x']")
-
-
-def test_scattered_within_a_part():
-  """What is scattered varies fastest; the rest is multiplied in parts."""
-  a, b, plan = _dense(P("x", "y"), P("y"), P(("x", "y")))
-  assert (a, b) == (P("x", "y"), P("y", None))
-  assert (plan.psum, plan.scatter) == (("y",), {"m": ("y",)})
-
-
-def test_not_scattered_over_what_varies_slowest():
-  a, b, plan = _dense(P(None, "y"), P("y"), P(("y", "x")))
-  assert (a, b) == (P(("y", "x"), None), P(None, None))
-  assert plan.psum == ()
-
-
-def test_fsdp_gathers_weights():
-  """K of the weights alone is sharded, over the axis of the rows."""
-  a, b, plan = _dense(P("x"), P("x"), P("x"))
-  assert (a, b) == (P("x", None), P(None, None))
-  assert plan.psum == ()
-  assert str(plan) == "a P('x', None), b P(None, None) from [16, 32]"
-
-
-@pytest.mark.parametrize("other", (P("y"), P(("y", "x"))))
-def test_k_not_alike_is_gathered(other):
-  a, b, plan = _dense(P(None, "x"), other, P())
-  assert (a, b) == (P(None, None), P(None, None))
-  assert plan.psum == ()
-
-
-def test_k_is_summed_as_far_as_it_is_alike():
-  a, b, plan = _dense(P(None, "x"), P(("x", "y")), P())
-  assert (a, b) == (P(None, "x"), P("x", None))
-  assert plan.psum == ("x",)
-
-
-def test_an_axis_that_cannot_be_summed_over_takes_no_other_along():
-  """M is no multiple of the axis x: over y the sums are added up still."""
-  both = ("x", "y")
-  a, b, plan = _dense(P(None, both), P(both), P("x"), m=6)
-  assert (a, b) == (P("x", "y"), P("y", None))
-  assert (plan.psum, plan.scatter) == (("y",), {})
-
-
-def test_uneven_k_is_gathered():
-  a, b, plan = _dense(P(None, "x"), P("x"), P(), k=30)
-  assert (a, b) == (P(None, None), P(None, None))
-  assert plan.psum == ()
-
-
-def test_uneven_rows_and_columns_are_left_in_parts():
-  """XLA pads them."""
-  a, b, _ = _dense(P("x"), P(None, "y"), P("x", "y"), m=10, n=31)
-  assert (a, b) == (P("x", None), P(None, "y"))
-
-
-def test_axes_of_size_1_are_none():
-  mesh = {"x": 1, "y": 2}
-  a, b, plan = _dense(P("y", "x"), P("x"), P(("y", "x")), mesh=mesh)
-  assert (a, b) == (P("y", None), P(None, None))
-  assert (plan.psum, plan.scatter) == ((), {})
-
-
-def test_batch():
-  spec = Spec(words=Operands("bmk", "bkn"), out="bmn", out_dtype=jnp.float32)
-  plan = _plan(spec, P("x"), P("x", None, "y"), P("x", "y"), b=8)
-  assert plan.operands.a == P("x", None, "y")
-  assert plan.operands.b == P("x", "y", None)
-  assert plan.psum == ("y",)
-
-
-def test_what_is_applied_has_the_parts_of_the_result():
-  """Not those of the sums, which are scattered first."""
-  spec = Spec(
-    words=Operands("mk", "kn", bias="n", c="mn", alpha=""),
-    out="mn",
-    out_dtype=jnp.float32,
-  )
-  have = P(None, "x"), P("x"), P(), P("x"), P()
-  plan = _plan(spec, P(None, "x"), *have)
-  assert plan.operands.a == P(None, "x")
-  assert plan.operands.b == P("x", None)
-  assert plan.operands.bias == P("x")
-  assert plan.operands.c == P(None, "x")
-  assert plan.operands.alpha == P()
-  assert plan.scatter == {"n": ("x",)}
-
-
-@pytest.mark.parametrize("up, psum", ((P("x"), ("x",)), (P(None, "x"), ())))
-def test_both_weights_of_a_gated_product_lie_alike(up, psum):
-  spec = Spec(words=Operands("mk", "kn", "kn"), out="mn", out_dtype=jnp.float32)
-  plan = _plan(spec, P(), P(None, "x"), P("x"), up)
-  assert plan.psum == psum
-  assert plan.operands.b == plan.operands.b_up
+@pytest.mark.parametrize(
+  ("spec", "have", "out", "reads", "size", "wanted"), PLANS
+)
+def test_plan(spec, have, out, reads, size, wanted):
+  plan = _plan(spec, out, *have, **size)
+  wanted = {"said": ""} | wanted
+  nothing = {"psum": NO, "scatter": {}, "groups": NO, "rows": (NO, NO)}
+  assert plan.operands.present() == reads
+  assert str(plan).endswith(wanted.pop("said"))
+  assert {name: getattr(plan, name) for name in nothing} == nothing | wanted
 
 
 _ONE = [(), ("x",), ("y",), ("x", "y"), ("y", "x")]
@@ -193,8 +180,9 @@ def test_every_dense_plan_is_one(size):
   """A device's parts make its part of the result, whatever lies where."""
   sizes = SIZE | size
   for a, b, out in itertools.product(_PAIRS, repeat=3):
-    read_a, read_b, plan = _dense(a, b, out, **size)
-    m, k, k_of_b, n = map(mesh_plan._axes, (*read_a, *read_b))
+    plan = _plan(DENSE, out, a, b, **size)
+    read = *plan.operands.a, *plan.operands.b
+    m, k, k_of_b, n = map(mesh_plan._axes, read)
     said = f"{a} x {b} -> {out}: {plan}"
     assert k == k_of_b, said
     assert len({*m, *k, *n}) == len(m + k + n), said  # an axis once
@@ -207,115 +195,6 @@ def test_every_dense_plan_is_one(size):
       assert axes + hit == mesh_plan._axes(want), said
       if hit:
         assert sizes[letter] % math.prod(MESH[x] for x in hit) == 0, said
-
-
-# Grouped products.
-
-
-def _grouped(x, w, out, **how):
-  return _plan(GROUPED, out, x, w, P(), P(), **how)
-
-
-def test_experts_are_summed_over():
-  """A device multiplies the rows of its groups; the others are zero."""
-  plan = _grouped(P(), P("x"), P())
-  assert plan.operands.a == P(None, None)
-  assert plan.operands.b == P("x", None, None)
-  assert plan.operands.offsets == P(None)
-  assert (plan.psum, plan.scatter) == (("x",), {})
-  assert (plan.groups, plan.rows) == (("x",), ((), ()))
-
-
-def test_experts_with_rows_over_the_same_axis():
-  """All rows are multiplied, and their sums scattered."""
-  plan = _grouped(P("x"), P("x"), P("x"))
-  assert plan.operands.a == P(None, None)
-  assert (plan.psum, plan.scatter) == (("x",), {"m": ("x",)})
-  assert (plan.groups, plan.rows) == (("x",), ((), ("x",)))
-
-
-def test_experts_with_rows_over_another_axis():
-  plan = _grouped(P("y"), P("x"), P("y"))
-  assert plan.operands.a == P("y", None)
-  assert plan.operands.b == P("x", None, None)
-  assert (plan.psum, plan.groups) == (("x",), ("x",))
-  assert plan.rows == (("y",), ("y",))
-
-
-def test_experts_and_k():
-  plan = _grouped(P(None, "y"), P("x", "y"), P())
-  assert plan.operands.a == P(None, "y")
-  assert plan.operands.b == P("x", "y", None)
-  assert (plan.psum, plan.groups) == (("x", "y"), ("x",))
-
-
-def test_uneven_experts_are_gathered():
-  plan = _grouped(P(), P("x"), P(), g=6, o=7)
-  assert plan.operands.b == P(None, None, None)
-  assert (plan.psum, plan.groups) == ((), ())
-
-
-@pytest.mark.parametrize("up, groups", ((P("x"), ("x",)), (P(), ())))
-def test_both_weights_of_gated_experts_lie_alike(up, groups):
-  spec = dataclasses.replace(
-    GROUPED, words=Operands("mk", "gkn", "gkn", offsets="o")
-  )
-  plan = _plan(spec, P(), P(), P("x"), up, P())
-  assert (plan.psum, plan.groups) == (groups, groups)
-  assert plan.operands.b == plan.operands.b_up == P(groups or None, None, None)
-
-
-def test_rows_of_groups():
-  plan = _grouped(P("x"), P(None, None, "y"), P("x", "y"))
-  assert plan.operands.a == P("x", None)
-  assert plan.operands.b == P(None, None, "y")
-  assert plan.operands.bias == P(None, "y")
-  assert (plan.psum, plan.groups) == ((), ())
-  assert plan.rows == (("x",), ("x",))
-
-
-def _sums(a, b, out, **how):
-  plan = _plan(SUMS, out, a, b, P(), **how)
-  return plan.operands.a, plan.operands.b, plan
-
-
-def test_sums_over_rows_of_groups():
-  a, b, plan = _sums(P("x"), P("x"), P())
-  assert (a, b) == (P("x", None), P("x", None))
-  assert (plan.psum, plan.rows, plan.groups) == (("x",), (("x",), ()), ())
-
-
-def test_what_one_operand_lies_whole_on_is_cut_where_results_are_few():
-  """Else the other operand is gathered, which is less to send."""
-  for of in (_sums, _dense):
-    at = P("x") if of is _sums else P(None, "x")
-    a, b, plan = of(at, P(), P(), k=2**16)
-    assert (a, b) == (at if of is _dense else P("x", None), P("x", None))
-    assert plan.psum == ("x",)
-    a, b, plan = of(at, P(), P())
-    assert (a, b) == (P(None, None), P(None, None))
-    assert plan.psum == ()
-
-
-def test_rows_are_not_cut_over_an_axis_that_is_taken():
-  a, b, plan = _sums(P("x"), P(None, "x"), P(None, None, "x"))
-  assert (a, b) == (P(None, None), P(None, "x"))
-  assert plan.psum == ()
-
-
-def test_sums_of_all_groups_are_not_scattered():
-  """A device would hold those of all groups: it gathers the rows instead."""
-  a, b, plan = _sums(P("x"), P("x"), P("x"))
-  assert (a, b) == (P(None, None), P(None, None))
-  assert (plan.psum, plan.scatter, plan.groups) == ((), {}, ("x",))
-
-
-def test_groups_take_no_other_axis_of_rows_along():
-  both = ("x", "y")
-  a, b, plan = _sums(P(both), P(both), P("x"))
-  assert (a, b) == (P("y", None), P("y", None))
-  assert (plan.psum, plan.groups) == (("y",), ("x",))
-  assert plan.rows == (("y",), ())
 
 
 # Digests.

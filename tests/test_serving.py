@@ -1,5 +1,6 @@
 """Exported functions of any number of rows, that keep their kernels."""
 
+import functools
 import io
 import os
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm import report, serving
-from tests.support import stand_in
+from tests.support import ops, stand_in
 from tests.support.products import assert_product, normal
 
 PLATFORMS = "cpu", "cuda"
@@ -29,23 +30,23 @@ def _shape(*shape, dtype="float32"):
   return jax.ShapeDtypeStruct(shape, dtype)
 
 
+def exported(fn=pallas_gemm.matmul, x=(1, 16), sizes=SIZES, **how):
+  """Of x [M, 16], or of another shape, and w [16, 8], in float32."""
+  return pallas_gemm.export_buckets(
+    fn, _shape(*x), _shape(16, 8), sizes=sizes, **how
+  )
+
+
 @pytest.fixture(scope="module")
 def served():
-  """x [M, 16] times w [16, 8], in float32."""
-  return pallas_gemm.export_buckets(
-    pallas_gemm.matmul,
-    _shape(1, 16),
-    _shape(16, 8),
-    sizes=SIZES,
-    platforms=PLATFORMS,
-  )
+  return exported(platforms=PLATFORMS)
 
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_rows(served, rows):
   x, w = normal(rows, 16), normal(16, 8)
   out = served(x, w)
-  assert out.dtype == "float32"
+  assert out.dtype == "float32" and out.shape == (rows, 8)
   assert_product(out, x, w)
   np.testing.assert_array_equal(jax.jit(served)(x, w), out)
 
@@ -53,54 +54,47 @@ def test_rows(served, rows):
 def test_the_next_size_runs(served):
   """And no other: its program is in the lowered call."""
   for rows, size in ((2, 8), (8, 8), (9, 16)):
-    lowered = jax.jit(served.__call__).lower(_shape(rows, 16), _shape(16, 8))
-    text = lowered.as_text()
+    shapes = _shape(rows, 16), _shape(16, 8)
+    text = ops.lowered(served.__call__, *shapes, platform="cpu")
     assert f"tensor<{size}x16xf32>" in text
     others = {*SIZES} - {size, rows, 16, 8}
     assert not [other for other in others if f"tensor<{other}x16xf32>" in text]
 
 
+def _kernels(text) -> int:
+  return text.count("@mosaic_gpu")
+
+
 @pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
 def test_kernels_are_in_each_module(dtype):
-  """A layer of two products has two in each, for CUDA; the CPU has none."""
+  """A layer of two products has two in each, for CUDA; the CPU has none.
+
+  What was read holds the kernel of the next size, too.
+  """
 
   def layer(x, gate, down):
     h = pallas_gemm.gated_matmul(x, gate, gate)
     return pallas_gemm.matmul(h, down, activation=jnp.tanh)
 
-  shapes = _shape(1, 1024, dtype=dtype), _shape(1024, 2048, dtype=dtype)
-  found = pallas_gemm.export_buckets(
-    layer,
-    *shapes,
-    _shape(2048, 1024, dtype=dtype),
-    platforms=PLATFORMS,
-    sizes=SIZES,
-  )
-  assert [_kernels(exported) for exported in found.exported] == [2] * 4
-  alone = pallas_gemm.export_buckets(
-    layer,
-    *shapes,
-    _shape(2048, 1024, dtype=dtype),
-    platforms=("cpu",),
-    sizes=(8,),
-  )
-  assert _kernels(alone.exported[0]) == 0
-
-
-def _kernels(exported) -> int:
-  return exported.mlir_module().count("@mosaic_gpu")
+  shapes = [
+    _shape(*shape, dtype=dtype)
+    for shape in ((1, 1024), (1024, 2048), (2048, 1024))
+  ]
+  of = functools.partial(pallas_gemm.export_buckets, layer, *shapes)
+  found = of(platforms=PLATFORMS, sizes=SIZES)
+  assert [_kernels(x.mlir_module()) for x in found.exported] == [2] * 4
+  (alone,) = of(platforms=("cpu",), sizes=(8,)).exported
+  assert _kernels(alone.mlir_module()) == 0
+  again = serving.Buckets.deserialize(found.serialize())
+  args = _shape(5, 1024, dtype=dtype), *shapes[1:]
+  assert _kernels(ops.lowered(again.__call__, *args)) == 2
 
 
 def test_a_kernel_of_padded_rows():
   """Whose sizes are those of the bucket; here the stand-in on the CPU."""
-
-  def product(x, w):
-    return pallas_gemm.matmul(x, w, implementation="sm90")
-
+  product = functools.partial(pallas_gemm.matmul, implementation="sm90")
   with stand_in.installed() as calls:
-    served = pallas_gemm.export_buckets(
-      product, _shape(1, 16), _shape(16, 8), sizes=(1, 8)
-    )
+    served = exported(product, sizes=(1, 8))
   assert [call.shapes[0] for call in calls] == [(1, 1, 16), (1, 8, 16)]
   x, w = normal(5, 16), normal(16, 8)
   assert_product(served(x, w), x, w)
@@ -145,29 +139,18 @@ def test_trees_of_arguments_and_results():
 
 def test_x_of_three_dimensions():
   """What follows M is as it was."""
-  served = pallas_gemm.export_buckets(
-    pallas_gemm.matmul, _shape(1, 3, 16), _shape(16, 8), sizes=(4,)
-  )
   x, w = normal(2, 3, 16), normal(16, 8)
-  assert_product(served(x, w), x, w)
-
-
-def test_rows_of_x_are_not_those_it_was_given_with():
-  served = pallas_gemm.export_buckets(
-    pallas_gemm.matmul, _shape(999, 16), _shape(16, 8), sizes=(2,)
-  )
-  assert served.exported[0].in_avals[0].shape == (2, 16)
+  assert_product(exported(x=(1, 3, 16), sizes=(4,))(x, w), x, w)
 
 
 # Sizes.
 
 
 def test_sizes_are_sorted():
-  served = pallas_gemm.export_buckets(
-    pallas_gemm.matmul, _shape(1, 16), _shape(16, 8), sizes=(8, 1, 8)
-  )
+  """Rows of x are not those that it was given with."""
+  served = exported(x=(999, 16), sizes=(8, 1, 8))
   assert served.sizes == (1, 8)
-  shapes = [exported.in_avals[0].shape for exported in served.exported]
+  shapes = [x.in_avals[0].shape for x in served.exported]
   assert shapes == [(1, 16), (8, 16)]
 
 
@@ -176,18 +159,19 @@ def test_sizes_by_default():
   assert serving.SIZES == (1, *(2**i for i in range(3, 13)))
 
 
-@pytest.mark.parametrize("sizes", ((), (0,), (0, 8), (-1,)))
-def test_wrong_sizes(sizes):
-  with pytest.raises(ValueError, match="sizes must be positive numbers"):
-    pallas_gemm.export_buckets(
-      pallas_gemm.matmul, _shape(1, 16), _shape(16, 8), sizes=sizes
-    )
-
-
-@pytest.mark.parametrize("sizes", [8, (1.0, 8), "18", (True, 8)])
-def test_sizes_that_are_no_integers(sizes):
-  with pytest.raises(TypeError, match="sizes must be a sequence of integers"):
-    pallas_gemm.export_buckets(lambda x: x, _shape(1, 4), sizes=sizes)
+@pytest.mark.parametrize(
+  ("error", "words", "sizes"),
+  [
+    *((ValueError, "positive numbers", x) for x in ((), (0,), (0, 8), (-1,))),
+    *(
+      (TypeError, "a sequence of integers", x)
+      for x in (8, (1.0, 8), "18", (True, 8))
+    ),
+  ],
+)
+def test_wrong_sizes(error, words, sizes):
+  with pytest.raises(error, match=f"sizes must be {words}"):
+    exported(sizes=sizes)
 
 
 @pytest.mark.parametrize(
@@ -311,23 +295,6 @@ def test_another_process_reads_it(served, tmp_path):
   assert float(done.stdout) < 1e-4
 
 
-def test_kernels_outlive_serialization():
-  """A call for CUDA of what was read holds the kernel of its size."""
-  shapes = (
-    _shape(1, 1024, dtype="bfloat16"),
-    _shape(1024, 2048, dtype="bfloat16"),
-  )
-  found = pallas_gemm.export_buckets(
-    pallas_gemm.matmul, *shapes, sizes=(1, 8), platforms=PLATFORMS
-  )
-  again = serving.Buckets.deserialize(found.serialize())
-  traced = jax.jit(again.__call__).trace(
-    _shape(5, 1024, dtype="bfloat16"), shapes[1]
-  )
-  text = traced.lower(lowering_platforms=("cuda",)).as_text()
-  assert text.count("@mosaic_gpu") == 1
-
-
 def test_symbolic_sizes_are_left_to_xla_with_one_warning(monkeypatch):
   warned = []
   monkeypatch.setattr(
@@ -335,12 +302,10 @@ def test_symbolic_sizes_are_left_to_xla_with_one_warning(monkeypatch):
   )
   report.reset()
   (rows,) = export.symbolic_shape("m")
+  f = export.export(jax.jit(pallas_gemm.matmul), platforms=["cuda"])
   for lead in ((), (2,)):
-    x = jax.ShapeDtypeStruct((*lead, rows, 256), jnp.bfloat16)
-    w = jax.ShapeDtypeStruct((256, 512), jnp.bfloat16)
-    exported = export.export(jax.jit(pallas_gemm.matmul), platforms=["cuda"])(
-      x, w
-    )
-    assert "mosaic_gpu" not in exported.mlir_module()
+    x = _shape(*lead, rows, 256, dtype="bfloat16")
+    found = f(x, _shape(256, 512, dtype="bfloat16"))
+    assert "mosaic_gpu" not in found.mlir_module()
   (message,) = warned
   assert "export_buckets" in message

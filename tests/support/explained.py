@@ -14,8 +14,6 @@ import pallas_gemm
 from pallas_gemm import compat, tracing
 from tests.support import stand_in
 
-_KINDS = AxisType.Explicit, AxisType.Auto
-
 
 def main() -> None:
   """Runs every check, with the stand-in for the kernel."""
@@ -25,14 +23,13 @@ def main() -> None:
       _with_mesh(AxisType.Explicit, check)
   _with_mesh(AxisType.Explicit, check_measured)
   with stand_in.installed():
-    for kind in _KINDS:
-      for check in check_columns, check_sums, check_alike, check_left_to_xla:
+    for kind in AxisType.Explicit, AxisType.Auto:
+      for check in (
+        *(check_columns, check_sums, check_alike, check_left_to_xla),
+        *(check_gathered, check_scattered, check_what_was_asked),
+        check_for_a_gpu,
+      ):
         _with_mesh(kind, check)
-      for check in check_gathered, check_scattered, check_what_was_asked:
-        _with_mesh(kind, check)
-    for kind, count in zip(_KINDS, (1, 0)):
-      _with_mesh(kind, functools.partial(check_for_a_gpu, count=count))
-    _with_mesh(AxisType.Auto, check_mesh_of_the_context)
 
 
 def _with_mesh(kind, check):
@@ -112,11 +109,9 @@ def check_what_was_asked(mesh):
   a, b = jnp.ones((64, 32)), jnp.ones((32, 16))
 
   def f(a, b):
-    reshard = jax.sharding.reshard
-    if not _is_explicit(a):
-      reshard = jax.lax.with_sharding_constraint
-    a = reshard(a, P("x"))
-    return _kernel(a, b)
+    constrain = jax.lax.with_sharding_constraint
+    reshard = jax.sharding.reshard if _is_explicit(a) else constrain
+    return _kernel(reshard(a, P("x")), b)
 
   (ran,) = tracing.compiled(*tracing.of_arrays(f, (a, b), {}))
   spec, x = ran.asked
@@ -174,22 +169,21 @@ def check_measured(mesh):
     assert jnp.ones(3).sharding.num_devices == 1
 
 
-def check_for_a_gpu(mesh, count):
-  """Lowering alone shows what Explicit axes have, not what Auto ones will."""
-  a, b = _shape(mesh, P("x"), 64, 32), _shape(mesh, P(), 32, 16)
-  found = pallas_gemm.explain(_kernel, a, b, platform="cuda")
-  assert found.platform == "cuda"
-  assert len(found.products) == count, found
-  assert found.is_partitioned_later == (count == 0)
-  assert ("not known yet" in str(found)) == (count == 0)
+def check_for_a_gpu(mesh):
+  """Lowering alone shows what Explicit axes have, not what Auto ones will.
 
-
-def check_mesh_of_the_context(mesh):
-  """Arrays that lie on no mesh: the one that is set is known all the same."""
-  a, b = jnp.ones((64, 32)), jnp.ones((32, 16))
-  with jax.set_mesh(mesh):
+  Arrays may lie on no mesh: the one that is set is known all the same.
+  """
+  for a, b in (
+    (_shape(mesh, P("x"), 64, 32), _shape(mesh, P(), 32, 16)),
+    (jnp.ones((64, 32)), jnp.ones((32, 16))),
+  ):
     found = pallas_gemm.explain(_kernel, a, b, platform="cuda")
-  assert found.is_partitioned_later, found
+    is_later = not _is_explicit(a)
+    assert found.platform == "cuda"
+    assert len(found.products) == 1 - is_later, found
+    assert found.is_partitioned_later == is_later
+    assert ("not known yet" in str(found)) == is_later
 
 
 def _matmul(a, b, out=None, **options):

@@ -16,8 +16,6 @@ from tests.support.mesh_cases import CASES
 from tests.support.mesh_ops import Case
 from tests.support.products import normal
 
-# Meshes.
-
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
@@ -337,32 +335,29 @@ class Unit:
     return f"{self.case.key} | {self.mode.name} | {self.transformation}"
 
 
-def units(full: bool = False) -> Iterator[Unit]:
+def units() -> Iterator[Unit]:
   """The matrix.
 
-  Args:
-    full: every case meets every transformation under every mesh; else the first
-      of an op in `SEVERAL` meets those transformations that others are spared,
-      and the rest of `SEVERAL` every other one. Those that are not in `SEVERAL`
-      meet derivatives, and every other one of `_EVERY`.
+  The first case of an op in `SEVERAL` meets those transformations that others
+  are spared, and the rest of `SEVERAL` every other one. Those that are not in
+  `SEVERAL` meet derivatives, and every other one of `_EVERY`.
   """
   ops = set()
   for i, case in enumerate(CASES):
-    several = full or case.key in SEVERAL
+    several = case.key in SEVERAL
     first = several and case.op not in ops
     ops |= {case.op} if several else set()
     for j, name in enumerate(TRANSFORMATIONS):
       of_all = name in _EVERY and (several or name == "vjp" or (i + j) % 2)
-      if of_all or full or first or (several and (i + j) % 2 == 0):
+      if of_all or first or (several and (i + j) % 2 == 0):
         yield Unit(case, EXPLICIT, name)
       if case.auto and (
-        full
-        or name == "vjp"
+        name == "vjp"
         or (name == "vmap" and (several or i % 2 == 0))
         or (several and (name == "jit" or (i + j) % 3 == 0))
       ):
         yield Unit(case, AUTO, name)
-      if several and (full or name in ("vjp", "eager")):
+      if several and name in ("vjp", "eager"):
         yield Unit(case, EXPLICIT_UNSET, name)
         if case.auto:
           yield Unit(case, AUTO_UNSET, name)
@@ -378,9 +373,9 @@ def units(full: bool = False) -> Iterator[Unit]:
         yield Unit(case, mode, "vjp")
 
 
-def needed(unit: Unit, arm: str, full: bool) -> bool:
+def needed(unit: Unit, arm: str) -> bool:
   """Whether an arm runs a unit; the rules of derivatives are those of both."""
-  if full or arm != "default" or unit.mode.mixed:
+  if arm != "default" or unit.mode.mixed:
     return True
   several = unit.case.key in SEVERAL
   return unit.transformation == "vjp" and (several or unit.mode is EXPLICIT)

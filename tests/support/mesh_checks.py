@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 import re
 from typing import Any
@@ -17,6 +18,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
+from pallas_gemm import report
 from tests.support import stand_in
 from tests.support.mesh_calls import (
   AUTO,
@@ -31,7 +33,7 @@ from tests.support.mesh_calls import (
   cotangent,
   only,
 )
-from tests.support.mesh_ops import Case
+from tests.support.mesh_cases import CASES
 
 KINDS = (
   "all-gather",
@@ -41,41 +43,33 @@ KINDS = (
   "collective-permute",
 )
 
-# The kernel's program where it is not as JAX's own, by reason, case and check:
-# how many arrays each kind of collective takes, in the order of `KINDS`.
+# The kernel's program where it is not as JAX's own, by case and check: how many
+# arrays each kind of collective takes, in the order of `KINDS`.
 _FSDP = "FSDP: M, and K of B over the same axis"
-_BY_CASE: dict[str, dict[str, dict[str, tuple[int, ...]]]] = {
-  "A sum whose result is sharded over the axis that is summed is scattered;"
-  " XLA on CPU adds it up everywhere and takes a slice.": {
-    f"matmul: {_FSDP}": {"explicit | vjp": (1, 0, 1)},
-    f"matmul: {_FSDP}; N": {"explicit | vjp": (1, 1, 1)},
-    f"gated_matmul: {_FSDP}; N": {"explicit | vjp": (2, 2, 2)},
-    "matmul: K, M of the result over its axis": {
-      "explicit | jit": (0, 0, 1),
-      "explicit | vjp": (1, 0, 1),
-      "explicit | jvp": (0, 0, 3),
-      "explicit | vmap": (0, 0, 1),
-    },
-    "matmul: M, K, N of the result over K's axis": {
-      "explicit | jit": (0, 0, 1),
-      "explicit | vjp": (1, 1, 1),
-      "explicit | jvp": (0, 0, 3),
-      "explicit | vmap": (0, 0, 1),
-    },
-  },
-  "What A alone is sharded along is gathered; here XLA adds up instead.": {
-    "matmul: K of A": {"explicit | vmap": (1,), "auto | vmap": (1,)},
-  },
+_M, _N = "matmul: K, M of the result over its axis", "matmul: M, K, N of the "
+_N += "result over K's axis"
+_COUNTS = {
+  # A sum whose result is sharded over the axis that is summed is scattered; XLA
+  # on CPU adds it up everywhere and takes a slice.
+  f"matmul: {_FSDP} | explicit | vjp": (1, 0, 1),
+  f"matmul: {_FSDP}; N | explicit | vjp": (1, 1, 1),
+  f"gated_matmul: {_FSDP}; N | explicit | vjp": (2, 2, 2),
+  f"{_M} | explicit | vjp": (1, 0, 1),
+  f"{_N} | explicit | vjp": (1, 1, 1),
+  f"{_N} | explicit | jit": (0, 0, 1),
+  f"{_N} | explicit | jvp": (0, 0, 3),
+  f"{_M} | explicit | vmap": (0, 0, 1),
 }
 DIFFERENCES = {
-  f"{case} | {check}": {k: n for k, n in zip(KINDS, counts) if n}
-  for by_case in _BY_CASE.values()
-  for case, checks in by_case.items()
-  for check, counts in checks.items()
+  check: {kind: n for kind, n in zip(KINDS, counts) if n}
+  for check, counts in _COUNTS.items()
 }
 
 
 # Arms.
+
+ARMS = "default", "kernel"
+BY_KEY = {case.key: case for case in CASES}
 
 
 class Arm:
@@ -89,11 +83,6 @@ class Arm:
   def kernel(self) -> bool:
     """Whether the stand-in computes."""
     return self.name == "kernel"
-
-  @property
-  def reference(self) -> bool:
-    """Whether jnp does."""
-    return self.name == "reference"
 
   @property
   def how(self) -> dict[str, Any]:
@@ -111,34 +100,39 @@ class Arm:
 
   def function(self, unit: Unit) -> Callable[..., Any]:
     """The op of a unit, of arrays by name."""
-    case, mode = unit.case, unit.mode
-    if self.reference:
-      op = case.plain(mode.asked(case))
-      typed = case.grouped and mode.typed
-      return _untyped(case, op, mode) if typed else op
-    how = self.how
+    case, mode, how = unit.case, unit.mode, self.how
     if self.kernel and not mode.kernels:
       how = {"implementation": ("sm90", "xla")}
     return case.ours(mode.asked(case), **how)
 
 
-def _untyped(
-  case: Case, op: Callable[..., Any], mode: Mode
-) -> Callable[..., Any]:
-  """A grouped product in jnp under an Explicit mesh: of whole operands."""
-
-  def call(x):
-    def place(value, spec):
-      mesh = jax.typeof(next(iter(x.values()))).sharding.mesh
-      return jax.sharding.reshard(value, NamedSharding(mesh, spec))
-
-    whole = {name: place(v, P()) for name, v in x.items()}
-    return place(op(whole), mode.typed_part(case.out))
-
-  return call
-
-
 # Checks.
+
+# By name, for some arms: those that are no unit of the matrix.
+CHECKS: list[tuple[str, tuple[str, ...], Callable[[Arm], None]]] = []
+
+
+def register(name: str, arms: tuple[str, ...] = ARMS, /, **parts: Any):
+  """Adds a check for each choice of values of `parts`, which its name has."""
+
+  def add(run):
+    for values in itertools.product(*parts.values()):
+      given = dict(zip(parts, values))
+      words = {k: getattr(v, "name", v) for k, v in given.items()}
+      found = name.format(**words), arms, functools.partial(run, **given)
+      CHECKS.append(found)
+    return run
+
+  return add
+
+
+def raised(f: Callable[..., Any], *args: Any, **keywords: Any):
+  """What a call raises, or None."""
+  try:
+    f(*args, **keywords)
+  except Exception as error:
+    return error
+  return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +233,7 @@ def check(unit: Unit, arm: Arm) -> dict[str, int]:
     _check_given_shardings(unit, arm, call, got.results)
   else:
     same_shardings(got.results, want.results)
-  if not arm.reference and call.jit:
+  if call.jit:
     _check_collectives(unit, arm, got.collectives, want.collectives)
   if arm.kernel:
     _check_shares(unit, call, arm.calls)
@@ -248,8 +242,9 @@ def check(unit: Unit, arm: Arm) -> dict[str, int]:
 
 @contextlib.contextmanager
 def logged_warnings() -> Iterator[list[str]]:
-  """Context: yields the messages that absl logs as warnings."""
+  """Context: yields the messages that absl logs as warnings, as if anew."""
   messages: list[str] = []
+  report.reset()
 
   class Handler(logging.Handler):
     def emit(self, record):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -11,23 +12,13 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 
 import pallas_gemm
-from tests.support import ragged
+from tests.support import ops, ragged
 from tests.support.products import normal
 
 Arrays = dict[str, Any]
 
-# The last two rows are in no group.
+# The last two of 32 rows are in no group.
 SIZES = np.array([3, 0, 9, 1, 6, 5, 2, 4], np.int32)
-ROWS = lax.RaggedDotDimensionNumbers(
-  (((1,), (1,)), ((), ())),
-  lhs_ragged_dimensions=(0,),
-  rhs_group_dimensions=(0,),
-)
-SUMS = lax.RaggedDotDimensionNumbers(
-  (((0,), (0,)), ((), ())),
-  lhs_ragged_dimensions=(0,),
-  rhs_group_dimensions=(),
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,102 +87,64 @@ class Case:
       how["out_sharding"] = asked
     if self.op == "dot_general":
       how.pop("implementation", None)
-    return lambda x: _OURS[self.op](x, **how)
+    op = getattr(pallas_gemm, self.op)
+
+    def call(x):
+      sizes = {"group_sizes": jnp.asarray(SIZES)} if self.grouped else {}
+      return op(**x, **sizes, **how)
+
+    return call
 
   def plain(self, asked: Any = None) -> Callable[[Arrays], jax.Array]:
     """The same in jnp; grouped products by what is not sharded."""
-    if self.grouped:
-      return lambda x: _PLAIN[self.op](x, **self.options)
-    return lambda x: _PLAIN[self.op](x, asked, **self.options)
-
-
-# What is called.
-
-
-def _ours_ragged(op):
-  def call(x, **how):
-    return op(x["lhs"], x["rhs"], _sizes(), bias=x.get("bias"), **how)
-
-  return call
-
-
-def _sizes():
-  return jnp.asarray(SIZES)
-
-
-_OURS = {
-  "matmul": lambda x, **how: pallas_gemm.matmul(
-    x["a"], x["b"], bias=x.get("bias"), c=x.get("c"), **how
-  ),
-  "gated_matmul": lambda x, **how: pallas_gemm.gated_matmul(
-    x["x"], x["gate"], x["up"], **how
-  ),
-  "dot_general": lambda x, **how: pallas_gemm.dot_general(
-    x["lhs"], x["rhs"], **how
-  ),
-  "ragged_dot": _ours_ragged(pallas_gemm.ragged_dot),
-  "gated_ragged_dot": lambda x, **how: pallas_gemm.gated_ragged_dot(
-    x["x"], x["gate"], x["up"], _sizes(), **how
-  ),
-  "ragged_dot_general": lambda x, **how: pallas_gemm.ragged_dot_general(
-    x["lhs"], x["rhs"], _sizes(), **how
-  ),
-}
+    how = {} if self.grouped else {"out_sharding": asked}
+    of = functools.partial(_PLAIN[self.op], **self.options, **how)
+    return lambda x: of(*[x[name] for name in self.args])
 
 
 def _matmul(
-  x,
-  out,
-  *,
+  a,
+  b,
+  *added,
+  out_sharding,
   alpha=1.0,
   beta=1.0,
-  activation=None,
+  activation=lambda z: z,
   transpose_a=False,
   transpose_b=False,
 ):
-  a = x["a"].mT if transpose_a else x["a"]
-  b = x["b"].mT if transpose_b else x["b"]
-  z = jnp.matmul(a, b, out_sharding=out)
-  z = z if alpha == 1 else alpha * z
-  z = z + beta * x["c"] if "c" in x else z
-  z = z + x["bias"] if "bias" in x else z
-  return z if activation is None else activation(z)
+  a, b = a.mT if transpose_a else a, b.mT if transpose_b else b
+  z = alpha * jnp.matmul(a, b, out_sharding=out_sharding)
+  for factor, v in zip((1.0, beta), added):  # bias and C, if there are
+    z = z + factor * v
+  return activation(z)
 
 
-def _gated(x, out):
-  gate, up = (
-    jnp.matmul(x["x"], x[name], out_sharding=out) for name in ("gate", "up")
-  )
+def _gated(x, *weights, out_sharding):
+  gate, up = (jnp.matmul(x, w, out_sharding=out_sharding) for w in weights)
   return jax.nn.silu(gate) * up
 
 
-def _dot_general(x, out, **options):
-  return lax.dot_general(x["lhs"], x["rhs"], out_sharding=out, **options)
+def _ragged(lhs, rhs, bias=None, *, transpose_rhs=False, **options):
+  rhs = rhs.mT if transpose_rhs else rhs
+  return ragged.plain(lhs, rhs, jnp.asarray(SIZES), bias, **options)
 
 
-def _ragged(x, *, activation=None, transpose_rhs=False):
-  rhs = x["rhs"].mT if transpose_rhs else x["rhs"]
-  return ragged.plain(
-    x["lhs"], rhs, _sizes(), x.get("bias"), activation=activation
-  )
+def _gated_ragged(x, gate, up):
+  return jax.nn.silu(_ragged(x, gate)) * _ragged(x, up)
 
 
-def _gated_ragged(x):
-  gate, up = (ragged.plain(x["x"], x[n], _sizes()) for n in ("gate", "up"))
-  return jax.nn.silu(gate) * up
-
-
-def _ragged_general(x, *, ragged_dot_dimension_numbers):
-  if ragged_dot_dimension_numbers is ROWS:
-    return ragged.plain(x["lhs"], x["rhs"], _sizes())
-  rows = ragged.membership(len(x["lhs"]), _sizes()).astype(x["lhs"].dtype)
-  return jnp.einsum("mg,mk,mn->gkn", rows, x["lhs"], x["rhs"])
+def _ragged_general(lhs, rhs, *, ragged_dot_dimension_numbers):
+  if ragged_dot_dimension_numbers is ops.ROWS:
+    return _ragged(lhs, rhs)
+  rows = ragged.membership(len(lhs), jnp.asarray(SIZES)).astype(lhs.dtype)
+  return jnp.einsum("mg,mk,mn->gkn", rows, lhs, rhs)
 
 
 _PLAIN = {
   "matmul": _matmul,
   "gated_matmul": _gated,
-  "dot_general": _dot_general,
+  "dot_general": lax.dot_general,
   "ragged_dot": _ragged,
   "gated_ragged_dot": _gated_ragged,
   "ragged_dot_general": _ragged_general,

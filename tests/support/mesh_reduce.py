@@ -4,7 +4,7 @@ Each op, forward and with its gradients, beside float64 and the bounds of
 `numerics`; and what the programs say of the collectives.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import functools
 import re
 from typing import Any
@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gemm import check, report
-from tests.support import mesh_calls, mesh_checks, mesh_errors
+from tests.support import mesh_calls, mesh_checks
 from tests.support.mesh_calls import AUTO, EXPLICIT, MANUAL, Mode
-from tests.support.mesh_checks import Arm
-from tests.support.mesh_extras import BY_KEY, register
-from tests.support.mesh_ops import SIZES, SUMS, Case
+from tests.support.mesh_checks import BY_KEY, Arm, register
+from tests.support.mesh_ops import SIZES, Case
+from tests.support.ops import SUMS
 
 # Over the axis x, or y of 2 devices, which has a smaller bound.
 _REDUCED = jnp.dtype("bfloat16"), 4
@@ -40,12 +40,7 @@ _CASES = {
 }
 
 
-def checks(arm: str) -> list[tuple[str, Callable[[Arm], None]]]:
-  """All that an arm runs, by name: those of `mesh_errors`, and these."""
-  return mesh_errors.checks(arm)
-
-
-def _values(key: str, mode: Mode, arm: Arm) -> None:
+def _values(arm: Arm, key: str, mode: Mode) -> None:
   """They are as good as parts that are rounded, and no better."""
   case = BY_KEY[key]
   call = mesh_calls.TRANSFORMATIONS["vjp"](case)
@@ -123,9 +118,8 @@ for _i, _key in enumerate(_CASES):
     if BY_KEY[_key].auto or _mode is EXPLICIT:
       register(
         f"{_key}, bfloat16 parts | {_mode.name}",
-        functools.partial(_values, _key, _mode),
         (("default", "kernel")[(_i + _mode.explicit) % 2],),
-      )
+      )(functools.partial(_values, key=_key, mode=_mode))
 
 
 # Programs.
@@ -147,6 +141,7 @@ def _lowered(arm: Arm, key: str, mode: Mode, **options: Any) -> str:
     return jax.jit(f).lower(*args).as_text()
 
 
+@register("reduce_dtype: collectives | explicit", ("kernel",))
 def _collectives(arm: Arm) -> None:
   """What is asked for is added up, float32 if nothing is."""
   for key, options, wanted in (
@@ -165,6 +160,7 @@ def _collectives(arm: Arm) -> None:
     assert found == wanted, (key, options, found)
 
 
+@register("reduce_dtype: unchanged", ("kernel",))
 def _unchanged(arm: Arm) -> None:
   """Float32 is the default; it is nothing to what is not added up by the op."""
   for key, mode, dtype in (
@@ -176,7 +172,3 @@ def _unchanged(arm: Arm) -> None:
   ):
     plain = _lowered(arm, key, mode)
     assert _lowered(arm, key, mode, reduce_dtype=dtype) == plain, (key, mode)
-
-
-register("reduce_dtype: collectives | explicit", _collectives, ("kernel",))
-register("reduce_dtype: unchanged", _unchanged, ("kernel",))

@@ -1,14 +1,14 @@
 """Every op under every kind of mesh, against JAX's own product; a program.
 
   python -m tests.support.meshes [--filter=TEXT] [--arms=default,kernel]
-    [--shard=I/N] [--full] [--table] [--verbose]
+    [--shard=I/N] [--table]
 
 Needs eight devices. Prints a line a check and exits with 1 if one fails.
 
 Arms: "default" is the op as it is (XLA's product on CPU); in "kernel" a
 stand-in takes the Hopper kernel's place, which XLA must not partition, and
-what it is given must be one device's share; "reference" is jnp, and shows that
-the checks themselves hold. `--table` adds the collectives of JAX's own product.
+what it is given must be one device's share. `--table` adds the collectives of
+JAX's own product.
 
 What a check compares: values, types and shardings of all results, and how many
 arrays each kind of collective takes in the compiled program. A difference of
@@ -23,7 +23,13 @@ import traceback
 
 import jax
 
-from tests.support import mesh_calls, mesh_checks, mesh_reduce
+from tests.support import (
+  mesh_calls,
+  mesh_checks,
+  mesh_errors,  # noqa: F401
+  mesh_extras,  # noqa: F401
+  mesh_reduce,  # noqa: F401
+)
 
 
 def main() -> int:
@@ -32,7 +38,7 @@ def main() -> int:
   if jax.device_count() < 8:
     print("needs 8 devices: XLA_FLAGS=--xla_force_host_platform_device_count=8")
     return 1
-  units = [u for u in mesh_calls.units(flags.full) if flags.filter in u.key]
+  units = [u for u in mesh_calls.units() if flags.filter in u.key]
   index, count = map(int, flags.shard.split("/"))
   done = failed = 0
   for name in flags.arms.split(","):
@@ -41,34 +47,30 @@ def main() -> int:
     found = [
       (unit.key, functools.partial(mesh_checks.check, unit))
       for unit in units[index::count]
-      if mesh_calls.needed(unit, name, flags.full)
+      if mesh_calls.needed(unit, name)
     ]
-    others = mesh_reduce.checks(name)
-    found += [p for p in others if flags.filter in p[0]][index::count]
+    others = [
+      (key, check)
+      for key, arms, check in mesh_checks.CHECKS
+      if name in arms and flags.filter in key
+    ]
     arm = mesh_checks.Arm(name)
     with arm.installed():
-      for key, run_check in found:
+      for key, check in found + others[index::count]:
         done += 1
-        failed += not _report(key, run_check, arm, flags)
+        start = time.monotonic()
+        try:
+          own = check(arm)
+        except Exception as error:  # whatever a broken op raises
+          failed += 1
+          print(f"FAIL  {key} [{name}] {type(error).__name__}: {error!s:.400}")
+          traceback.print_exc()
+          continue
+        own = f"  {own or ''}" if flags.table else ""
+        seconds = time.monotonic() - start
+        print(f"ok    {key} [{name}] {seconds:.1f}s{own}", flush=True)
   print(f"{failed} of {done} checks failed")
   return 1 if failed or not done else 0
-
-
-def _report(key, run_check, arm, flags) -> bool:
-  """Runs a check and prints a line; whether it is right."""
-  start = time.monotonic()
-  try:
-    own = run_check(arm)
-  except Exception as error:  # whatever a broken op raises
-    first = (str(error).strip() or "no message").splitlines()[0][:200]
-    print(f"FAIL  {key} [{arm.name}] {type(error).__name__}: {first}")
-    if flags.verbose:
-      traceback.print_exc()
-    return False
-  own = f"  {own or ''}" if flags.table else ""
-  seconds = time.monotonic() - start
-  print(f"ok    {key} [{arm.name}] {seconds:.1f}s{own}", flush=True)
-  return True
 
 
 def _flags():
@@ -76,9 +78,7 @@ def _flags():
   parser.add_argument("--filter", default="", help="text in a check's line")
   parser.add_argument("--arms", default="default,kernel")
   parser.add_argument("--shard", default="0/1", help="every N-th from the I-th")
-  parser.add_argument("--full", action="store_true")
   parser.add_argument("--table", action="store_true")
-  parser.add_argument("--verbose", action="store_true")
   return parser.parse_args()
 
 

@@ -36,36 +36,49 @@ class Program(NamedTuple):
   loss: Callable[..., jax.Array]
 
 
+def squares(forward: Callable[..., jax.Array]) -> Program:
+  """With the mean of squares of what is off a target, the second array."""
+
+  def of_data(params, x, target):
+    del target
+    return forward(params, x)
+
+  def loss(params, x, target):
+    return jnp.mean((forward(params, x) - target) ** 2)
+
+  return Program(of_data, loss)
+
+
 class Recipe(NamedTuple):
   """An example and what is expected of it.
 
   Attributes:
     params: the weights.
     specs: how they are sharded.
-    data: the arrays that a step of training takes beside the weights.
-    rows: how they are sharded.
-    result: how the result is.
     ours: the example's program.
     plain: the same in jax.numpy.
-    on_mesh: `plain` runs on the mesh, too; else on one device.
     step: a step of training: the new weights and the loss.
     shapes: of the operands of the products in `forward`, on a device.
     whole: sizes that no operand of any product has on a device.
     main: runs the example's own program with flags.
+    data: the arrays that a step of training takes beside the weights.
+    rows: how they are sharded.
+    result: how the result is.
+    on_mesh: `plain` runs on the mesh, too; else on one device.
   """
 
   params: Any
   specs: Any
-  data: tuple[jax.Array, ...]
-  rows: P
-  result: P
   ours: Program
   plain: Program
-  on_mesh: bool
   step: Callable[..., Any]
   shapes: set[tuple[tuple[int, ...], ...]]
   whole: set[int]
   main: Callable[[list[str]], int]
+  data: tuple[jax.Array, ...]
+  rows: P = layers.ROWS
+  result: P = layers.ROWS
+  on_mesh: bool = False
 
 
 def main(names: list[str]) -> None:
@@ -154,26 +167,25 @@ def draw(*shape: int, seed: int) -> jax.Array:
   return jax.random.normal(jax.random.key(seed), shape)
 
 
+def rows(count: int) -> tuple[jax.Array, jax.Array]:
+  """x and the target."""
+  return draw(count, 16, seed=1), draw(count, 16, seed=2)
+
+
 def mlp(axes: str) -> Recipe:
-  of_axes = sharded_mlp.MLPS[axes]
-  plain = functools.partial(of_axes, matmul=sharded_mlp.plain_matmul)
-
-  def program(mlp):
-    return Program(
-      lambda params, x, target: mlp(params, x),
-      functools.partial(sharded_mlp.loss, mlp=mlp),
-    )
-
+  ours = sharded_mlp.MLPS[axes]
   return Recipe(
     params=sharded_mlp.init(jax.random.key(0), features=16, hidden=48),
     specs=sharded_mlp.SHARDED,
-    data=(draw(256, 16, seed=1), draw(256, 16, seed=2)),
+    data=rows(256),
     rows=sharded_mlp.ROWS,
     result=sharded_mlp.ROWS,
-    ours=program(of_axes),
-    plain=program(plain),
+    ours=squares(ours)._replace(
+      loss=functools.partial(sharded_mlp.loss, mlp=ours)
+    ),
+    plain=squares(functools.partial(ours, matmul=sharded_mlp.plain_matmul)),
     on_mesh=True,
-    step=functools.partial(sharded_mlp.train_step, mlp=of_axes),
+    step=functools.partial(sharded_mlp.train_step, mlp=ours),
     shapes={UP, DOWN},
     whole={256, 48},
     main=sharded_mlp.main,
@@ -182,23 +194,14 @@ def mlp(axes: str) -> Recipe:
 
 def experts(axes: str) -> Recipe:
   del axes
-
-  def program(layer):
-    layer = functools.partial(layer, top_k=2)
-    return Program(
-      lambda params, x, target: layer(params, x),
-      lambda params, x, target: jnp.mean((layer(params, x) - target) ** 2),
-    )
-
   return Recipe(
     params=moe.init(jax.random.key(0), features=16, hidden=24, experts=6),
     specs=sharded_moe.SHARDED,
-    data=(draw(128, 16, seed=1), draw(128, 16, seed=2)),
+    data=rows(128),
     rows=sharded_moe.ROWS,
     result=sharded_moe.ROWS,
-    ours=program(sharded_moe.layer),
-    plain=program(moe.reference),
-    on_mesh=False,
+    ours=squares(functools.partial(sharded_moe.layer, top_k=2)),
+    plain=squares(functools.partial(moe.reference, top_k=2)),
     step=functools.partial(moe.train_step, top_k=2, layer=sharded_moe.layer),
     # Rows, three experts, and where the rows of each begin.
     shapes={((64, 16), (3, 16, 24), (4,)), ((64, 24), (3, 24, 16), (4,))},
@@ -255,14 +258,10 @@ def of_library(name: str, axes: str) -> Recipe:
   del axes
   model = layers.LIBRARIES[name](jax.random.key(0), 16, 48, jnp.float32)
 
-  def plain(params, x, target):
-    del target
+  def plain(params, x):
     by_shape = {v.shape: v for v in jax.tree.leaves(params)}
     hidden = jax.nn.gelu(x @ by_shape[16, 48] + by_shape[48,])
     return hidden @ by_shape[48, 16] + by_shape[16,]
-
-  def plain_loss(params, x, target):
-    return jnp.mean((plain(params, x, target) - target) ** 2)
 
   by_shape = {
     (16, 48): P(None, "model"),
@@ -273,15 +272,11 @@ def of_library(name: str, axes: str) -> Recipe:
   return Recipe(
     params=model.params,
     specs=jax.tree.map(lambda v: by_shape[v.shape], model.params),
-    data=(draw(256, 16, seed=1), draw(256, 16, seed=2)),
-    rows=layers.ROWS,
-    result=layers.ROWS,
-    ours=Program(
-      lambda params, x, target: model.apply(params, x),
-      functools.partial(layers.loss, apply=model.apply),
+    data=rows(256),
+    ours=squares(model.apply)._replace(
+      loss=functools.partial(layers.loss, apply=model.apply)
     ),
-    plain=Program(plain, plain_loss),
-    on_mesh=False,
+    plain=squares(plain),
     step=functools.partial(layers.train_step, apply=model.apply),
     # A fused bias is an operand; that of `down` follows a sum over devices.
     shapes={UP if name in ("linen", "nnx") else (*UP, (24,)), DOWN},
