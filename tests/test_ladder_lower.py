@@ -39,11 +39,11 @@ def _id(x) -> str:
 
 def _every_other_shape(*names: str) -> list[tuple]:
   """Of suites, the odd ones for one rung and the even ones for the next."""
-  shapes = [shape for name in names for shape in suites.suite(name)]
+  found = [shape for name in names for shape in suites.suite(name)]
   return [
     (rung, shape)
     for i, rung in enumerate(with_variants())
-    for shape in shapes[i % 2 :: 2]
+    for shape in found[i % 2 :: 2]
   ]
 
 
