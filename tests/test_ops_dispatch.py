@@ -131,7 +131,7 @@ def test_sm90_refuses_other_dtypes_and_gpus():
     {"out_dtype": "float32"},
     *({"precision": x} for x in (None, "highest", "fastest", "BF16_BF16_F32")),
   ),
-  ids=str,
+  ids=lambda keywords: ",".join(keywords),
 )
 def test_lowers_for_cuda(keywords):
   """Whatever the precision is, and with wide indices too."""
