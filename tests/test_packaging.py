@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+import re
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,13 @@ print(importlib.util.find_spec("experiments"))
 def built(repository, tmp_path_factory):
   """Wheel and sdist of this checkout, made without network, outside of it."""
   source = tmp_path_factory.mktemp("source")
-  for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+  for name in (
+    "pyproject.toml",
+    "setup.py",
+    "README.md",
+    "LICENSE",
+    "MANIFEST.in",
+  ):
     shutil.copy(repository / name, source)
   for name in ("pallas_gemm", "experiments", "examples", "tests"):
     ignored = shutil.ignore_patterns("__pycache__")
@@ -84,6 +91,16 @@ def test_the_wheel_holds_the_package_alone(wheel, repository):
     path.relative_to(repository).as_posix()
     for path in (repository / "pallas_gemm").rglob("*.py")
   }
+
+
+def test_the_description_has_no_link_into_a_checkout(wheel):
+  archive = zipfile.ZipFile(wheel)
+  [name] = [x for x in archive.namelist() if x.endswith("/METADATA")]
+  text = archive.read(name).decode()
+  assert "Author: The pallas_gemm authors" in text
+  targets = re.findall(r"\]\(([^)]*)\)", text)
+  assert "# pallas_gemm" in text and "make bench" in text
+  assert [x for x in targets if not x.startswith("https://")] == []
 
 
 def test_the_wheel_works_without_the_checkout(wheel, repository, tmp_path):
