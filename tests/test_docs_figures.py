@@ -60,14 +60,13 @@ def test_names():
     summary, empty, *rest = picture(name).__doc__.splitlines()
     assert summary.endswith(".") and not empty and rest, name
   with pytest.raises(ValueError, match="c_by_blocks"):
-    figures.draw("nothing", "light")
+    figures.draw("nothing")
 
 
-@pytest.mark.parametrize("look", style.STYLES)
 @pytest.mark.parametrize("name", figures.FIGURES)
-def test_draws_readably(name, look):
+def test_draws_readably(name):
   """Nothing is cut off, too small, or written over something else."""
-  figure = figures.draw(name, look)
+  figure = figures.draw(name)
   assert figure.get_figwidth() <= style.WIDTH / 10
   width, height = figure.bbox.width, figure.bbox.height
   found = shown_texts(figure)
@@ -85,9 +84,7 @@ def test_same_drawing_same_file(tmp_path):
   names = ["bank_conflicts", "dense_histogram"]
   first = figures.draw_all(tmp_path / "first", names)
   second = figures.draw_all(tmp_path / "second", names)
-  assert [path.name for path in first] == [
-    f"{name}-{look}.svg" for name in names for look in ("light", "dark")
-  ]
+  assert [path.name for path in first] == [f"{name}.svg" for name in names]
   for one, other in zip(first, second, strict=True):
     assert one.read_bytes() == other.read_bytes()
     text = one.read_text()
@@ -106,13 +103,13 @@ def test_words_stand_out_on_every_colour():
     low, high = sorted(map(luminance, colours))
     return (high + 0.05) / (low + 0.05)
 
-  for look in style.STYLES.values():
-    assert contrast(look.text, look.page) > 7
-    assert contrast(look.muted, look.page) > 4.5
-    for fill in (look.a, look.b, look.c, look.load, *look.warps):
-      for strength in (0.2, 0.4, 0.6, 1.0):
-        tint = look.tint(fill, strength)
-        assert contrast(look.on(tint), tint) > 4.3, (look.name, fill, strength)
+  look = style.LIGHT
+  assert contrast(look.text, look.page) > 7
+  assert contrast(look.muted, look.page) > 4.5
+  for fill in (look.a, look.b, look.c, look.load, *look.warps):
+    for strength in (0.2, 0.4, 0.6, 1.0):
+      tint = look.tint(fill, strength)
+      assert contrast(look.on(tint), tint) > 4.3, (fill, strength)
 
 
 # What pictures claim.
@@ -248,8 +245,8 @@ def test_slots_hand_on_to_the_next():
 
 
 def test_motion_is_written(tmp_path):
-  light, _ = figures.draw_all(tmp_path, ["ring_of_stages"])
-  text = light.read_text()
+  [path] = figures.draw_all(tmp_path, ["ring_of_stages"])
+  text = path.read_text()
   assert "@keyframes fill-3" in text and "prefers-reduced-motion" in text
   for name in re.findall(r"#([\w-]+)", text.split("</style>")[0]):
     is_colour = re.fullmatch("[0-9a-f]{6}", name)

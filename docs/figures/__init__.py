@@ -6,7 +6,7 @@ style)`, which adds the motion to the written file. What a picture shows of a
 kernel is asked of the kernel: its grid and BlockSpecs, its register layouts,
 the traffic model, the committed rows.
 
-  python -m docs.figures [folder]     writes <name>-light.svg, <name>-dark.svg
+  python -m docs.figures [folder]     writes <name>.svg
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ import pkgutil
 import matplotlib
 from matplotlib.figure import Figure
 
-from docs.figures.style import STYLES, Style
+from docs.figures.style import LIGHT, Style
 
 # Names of the pictures; what they share is in `style` and in `_` modules.
 FIGURES: tuple[str, ...] = tuple(
@@ -34,20 +34,18 @@ _SAVING = {"svg.hashsalt": "pallas_gemm", "svg.fonttype": "path"}
 _METADATA = {"Date": None, "Creator": None}
 
 
-def draw(name: str, style: Style | str) -> Figure:
+def draw(name: str, style: Style = LIGHT) -> Figure:
   """Draws one picture.
 
   Args:
     name: of `FIGURES`.
-    style: of `STYLES`, or its name.
+    style: its colours.
 
   Raises:
     ValueError: no such picture.
   """
   if name not in FIGURES:
     raise ValueError(f"name must be one of {', '.join(FIGURES)}, got {name!r}")
-  if isinstance(style, str):
-    style = STYLES[style]
   module = importlib.import_module(f".{name}", __name__)
   return module.draw(style)
 
@@ -55,13 +53,13 @@ def draw(name: str, style: Style | str) -> Figure:
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:
   """Writes a figure as SVG, byte for byte the same each time."""
   with matplotlib.rc_context(_SAVING):
-    figure.savefig(path, format="svg", transparent=True, metadata=_METADATA)
+    figure.savefig(path, format="svg", metadata=_METADATA)
 
 
 def draw_all(
   folder: str | os.PathLike[str], names: Iterable[str] = FIGURES
 ) -> list[pathlib.Path]:
-  """Writes <name>-light.svg and <name>-dark.svg of each picture.
+  """Writes <name>.svg of each picture.
 
   Args:
     folder: where to; made if it is not there.
@@ -75,10 +73,9 @@ def draw_all(
   written = []
   for name in names:
     module = importlib.import_module(f"{__name__}.{name}")
-    for style in STYLES.values():
-      path = folder / f"{name}-{style.name}.svg"
-      save(draw(name, style), path)
-      if hasattr(module, "animate"):
-        path.write_text(module.animate(path.read_text(), style))
-      written.append(path)
+    path = folder / f"{name}.svg"
+    save(draw(name), path)
+    if hasattr(module, "animate"):
+      path.write_text(module.animate(path.read_text(), LIGHT))
+    written.append(path)
   return written

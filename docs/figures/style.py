@@ -1,4 +1,4 @@
-"""How the pictures look: two styles, and a sheet to draw on.
+"""How the pictures look: colours, and a sheet to draw on.
 
 A meaning has one colour everywhere: A is blue, B orange, C and whatever
 computes it green, loading purple, waiting grey; warps have four colours of
@@ -32,11 +32,10 @@ Point = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-  """Colours for one kind of page.
+  """Colours.
 
   Attributes:
-    name: "light" or "dark"; also in the names of files.
-    page: what the picture lies on; it is transparent itself.
+    page: what the picture lies on, so that it reads on light and dark pages.
     text, muted: of words; of those that matter less.
     line: of frames and grids.
     a, b, c: of the matrices; c also of what computes it.
@@ -45,7 +44,6 @@ class Style:
     warps: of the four warps of a warpgroup.
   """
 
-  name: str
   page: str
   text: str
   muted: str
@@ -100,8 +98,8 @@ class Style:
       "xtick.labelcolor": self.text,
       "ytick.labelcolor": self.text,
       "axes.axisbelow": True,
-      "axes.facecolor": "none",
-      "figure.facecolor": "none",
+      "axes.facecolor": self.page,
+      "figure.facecolor": self.page,
       "axes.spines.top": False,
       "axes.spines.right": False,
       "grid.color": self.tint(self.line, 0.6),
@@ -111,7 +109,6 @@ class Style:
 
 
 LIGHT = Style(
-  name="light",
   page="#ffffff",
   text="#1f2328",
   muted="#59626c",
@@ -123,20 +120,6 @@ LIGHT = Style(
   wait="#b4bac1",
   warps=("#6457a6", "#cc6677", "#c2aa3e", "#2f8f9d"),
 )
-DARK = Style(
-  name="dark",
-  page="#131416",
-  text="#e6e8ea",
-  muted="#a3abb3",
-  line="#5a636c",
-  a="#4aa8e0",
-  b="#f0a02a",
-  c="#2cc296",
-  load="#dd87b9",
-  wait="#5b636b",
-  warps=("#9a8fe0", "#e0798a", "#d6c05a", "#4fb7c4"),
-)
-STYLES = {style.name: style for style in (LIGHT, DARK)}
 
 
 def drawn(draw: Callable[[Style], Figure]) -> Callable[[Style], Figure]:
