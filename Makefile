@@ -75,8 +75,9 @@ test-oldest: ## set up .venv-oldest; lower, and call each op, on the oldest JAX
 
 .PHONY: docs
 docs: EXTRAS = docs
-docs: ## set up; build the site into docs/_build/html; check its links
+docs: ## set up; run and check the pages; build docs/_build/html; check its links
 	$(SETUP)
+	$(PYTHON) -m docs.write --check --cells
 	$(PYTHON) -m sphinx -b html -W --keep-going docs docs/_build/html
 	$(PYTHON) -m docs.extensions.links docs/_build/html
 

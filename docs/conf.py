@@ -1,29 +1,60 @@
 """Sphinx's settings; `make docs` builds the site."""
 
-import hashlib
 import os
 import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-BUILD = ROOT / "docs" / "_build"
 
-# For this process and for the cells of pages: the checkout is importable, and
-# kernels are interpreted on the CPU.
+# For this process and for the notebook: the checkout is importable, and kernels
+# are interpreted on the CPU.
 sys.path.insert(0, str(ROOT))
+import nbformat  # noqa: E402
+
+from docs.extensions import cells, mathml  # noqa: E402
+
 os.environ["PYTHONPATH"] = os.pathsep.join(
   filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 
-def _sources_digest() -> str:
-  """Of all code that cells run: what they printed is of that code alone."""
-  digest = hashlib.sha256()
-  for folder in ("pallas_gemm", "experiments", "examples"):
-    for path in sorted((ROOT / folder).rglob("*.py")):
-      digest.update(path.read_bytes())
-  return digest.hexdigest()[:16]
+# What the sidebar lists, under its captions. It is no text of the pages, which
+# read without Sphinx.
+CONTENTS = {
+  "Start": "start slow coming_from why_gemm cuda_to_pallas notebook",
+  "The ladder": "rungs/index change_a_kernel roofline published measuring"
+  " lessons",
+  "The ops": "ops/index ops/results ops/grouped ops/precision ops/invariance"
+  " ops/tuning ops/xla meshes serving recipes",
+  "Reference": "api/ops api/ladder api/tuning glossary architecture"
+  " contributing changelog",
+}
+
+
+def _add_contents(app, page, source):
+  """Adds what pages have on the site alone: lists of pages, notebooks."""
+  trees = CONTENTS if page == "index" else {}
+  if page == "rungs/index":
+    rungs = sorted((ROOT / "docs" / "rungs").glob("[01]*.md"))
+    trees = {"Rungs": " ".join(path.stem for path in rungs)}
+  for caption, names in trees.items():
+    lines = "\n".join(names.split())
+    tree = f"```{{toctree}}\n:caption: {caption}\n:hidden:\n\n{lines}\n```"
+    source[0] += f"\n{tree}\n"
+  if page == "changelog":
+    source[0] = (ROOT / "CHANGELOG.md").read_text()
+  if "<!-- cell" in source[0]:
+    file = f"_notebooks/{page.replace('/', '_')}.ipynb"
+    (ROOT / "docs" / "_notebooks").mkdir(exist_ok=True)
+    nbformat.write(cells.notebook(source[0]), ROOT / "docs" / file)
+    source[0] += f"\n\n{{download}}`This page as a notebook </{file}>`\n"
+
+
+def setup(app):
+  """Sphinx's hook."""
+  mathml.setup(app)
+  app.connect("source-read", _add_contents)
 
 
 project = "pallas_gemm"
@@ -31,42 +62,21 @@ author = "The pallas_gemm authors"
 copyright = author
 
 extensions = [
-  "docs.extensions",
   "myst_nb",
-  "sphinx.ext.autodoc",
-  "sphinx.ext.napoleon",
   "sphinx_copybutton",
-  "sphinx_design",
 ]
-exclude_patterns = ["_build", "_generated", "extensions", "figures", "sass"]
-nitpicky = True
-# Names of other projects: their sites are not asked while this one is built.
-nitpick_ignore_regex = [(r"py:.*", r"(?!pallas_gemm\.).*")]
-
+exclude_patterns = ["_build", "_notebooks", "extensions", "figures", "sass"]
 myst_enable_extensions = [
-  "attrs_block",
-  "attrs_inline",
-  "colon_fence",
-  "deflist",
   "dollarmath",
 ]
 myst_heading_anchors = 4
 myst_dmath_double_inline = True
 
-# Cells run once for each state of the code; an error in one fails the build.
-nb_execution_mode = "cache"
-nb_execution_cache_path = str(BUILD / "cells" / _sources_digest())
+# Of the notebook alone: `docs.write` runs the cells of pages.
+nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 180
 nb_merge_streams = True
-
-# Of arguments, as the code has them.
-autodoc_preserve_defaults = True
-autodoc_member_order = "bysource"
-autodoc_typehints = "description"
-autodoc_typehints_description_target = "documented"
-napoleon_numpy_docstring = False
-napoleon_custom_sections = [("Attributes", "params_style")]
 
 copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = False

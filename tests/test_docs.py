@@ -26,7 +26,10 @@ PAGES = sorted(
 )
 README = (ROOT / "README.md").read_text()
 # Modules that need an extra which is not always installed.
-EXTRAS = {"docutils", "jax_triton", "matplotlib", "rich", "sphinx", "triton"}
+EXTRAS = {
+  "docutils", "jax_triton", "matplotlib", "nbclient", "nbformat", "rich",
+  "sphinx", "triton",
+}  # fmt: skip
 
 MODULES = sorted(
   module.name
@@ -76,7 +79,13 @@ def _helps() -> dict[str, str]:
   programs = {x.split()[2] for x in _commands() if " --" in x}
   return {
     program: subprocess.run(
-      [sys.executable, "-m", program, "--helpfull"],
+      # absl's programs print the flags of all modules.
+      [
+        sys.executable,
+        "-m",
+        program,
+        "--help" + "full" * (program[:4] != "docs"),
+      ],
       cwd=ROOT,
       env=os.environ | {"JAX_PLATFORMS": "cpu"},
       capture_output=True,

@@ -1,7 +1,4 @@
-"""The site's pages: their parts, their numbers, their commands, their roles.
-
-None of this needs Sphinx. What does is in test_docs_build.
-"""
+"""The pages: their parts, their numbers, their commands, what is written."""
 
 import json
 import os
@@ -16,6 +13,7 @@ from docs.extensions import (
   lookup,
   numbers,
   page_tables,
+  roadmap,
   rows,
   rung_tables,
   sources,
@@ -31,19 +29,18 @@ PARTS = (
   "What changes", "The code", "Traffic by hand", "Measured",
   "In the machine code", "Published ladders", "Exercises",
 )  # fmt: skip
-# The directives of a rung's page, each with the part that it stands in.
-DIRECTIVES = {
-  "picture": "The idea",
+# What is written into a rung's page, each with the part that it stands in.
+WRITTEN = {
   "rung-grid": "Grid and BlockSpecs",
   "rung-diff": "What changes",
   "rung-code": "The code",
-  "code-cell": "Traffic by hand",
+  "cell": "Traffic by hand",
   "rung-traffic": "Traffic by hand",
   "rung-card": "Measured",
   "rung-counters": "Measured",
 }
 # Without any numbers of ours.
-UNMEASURED = {"api.md", "changelog.md", "contributing.md"}
+UNMEASURED = {"changelog.md", "contributing.md"}
 NUMBER = re.compile(
   r"\d[\d.,]*(?:\s?(?:ms|us|µs|ns|[TGM]?FLOP/s|[TGM]B/s)\b|\s?%"
   # A factor; the sizes of a tile have a number or a letter after the x, and a
@@ -73,15 +70,19 @@ def test_every_rung_has_a_page():
 @pytest.mark.parametrize("page", RUNG_PAGES, ids=name_of)
 def test_a_rungs_page_has_its_parts(page):
   text, rung = page.read_text(), RUNGS[page.name]
-  assert pages.headings(text, 1) == [f"Rung {rung.number}: {rung.name}"]
-  assert pages.headings(text) == list(PARTS)
-  for directive, part in DIRECTIVES.items():
-    assert f"{{{directive}}}" in pages.section(text, part), directive
+  title = f"Rung {rung.number}: {roadmap.title(rung.number)}"
+  assert pages.headings(text, 1) == [title]
+  parts = list(PARTS) if rung.number > 1 else ["The problem", *PARTS[1:]]
+  assert pages.headings(text) == parts
+  for block, part in WRITTEN.items():
+    assert f"<!-- {block} " in pages.section(text, part), block
+  assert "](../img/" in pages.section(text, "The idea")
   exercises = pages.section(text, "Exercises")
-  assert len(re.findall(r"\{dropdown\} Answer", exercises)) == 2
-  # Its directives are about it.
-  found = re.findall(r"\{rung-(?:card|grid|traffic)\} *(\w+)", text)
+  assert exercises.count("<summary>Answer</summary>") == 2
+  # What is written is about it, and what it gains stands on top.
+  found = re.findall(r"<!-- rung-(?:box|card|grid|traffic) (\w+)", text)
   assert {int(re.sub(r"\D", "", label)) for label in found} == {rung.number}
+  assert text.index("<!-- rung-box ") < text.index("\n## ")
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=name_of)
@@ -105,17 +106,11 @@ def test_a_typed_number_is_found(typed):
 @pytest.mark.parametrize(
   "text",
   ["8 x 8 results", "128x256", "2 x TN", "16³ in 4 × 4 blocks", "32 × warp",
-   "32 lanes", "{rung}`6 time`", "`3 ms`", "```python\nx = 3 % 2\n```",
-   "```{code-block} text\n3 ms\n```"],
+   "32 lanes", "<!--rung 6 time-->3 ms<!---->", "`3 ms`",
+   "```python\nx = 3 % 2\n```", "<!-- rung-card 6 -->\n3 ms\n<!-- end -->"],
 )  # fmt: skip
 def test_other_numbers_may_be_typed(text):
   assert not NUMBER.search(pages.prose(f"# Title\n\n{text}\n"))
-
-
-def test_captions_and_dropdowns_are_prose():
-  fenced = "````{dropdown} Answer\n```{picture} x\n:alt: y\n3 ms\n```\n````\n"
-  assert pages.prose(fenced).strip() == "3 ms"
-  assert "3 ms" in pages.prose(":::{dropdown} Answer\n3 ms\n:::\n")
 
 
 def test_the_notebook_holds_no_outputs():
@@ -144,7 +139,7 @@ def test_a_command_of_a_page_runs(command):
 def test_which_commands_run():
   text = (
     "```console\n$ python -m a \\\n    --b\nprinted\n```\n"
-    "```{code-block} console\n:class: gpu\n$ python -m c\n```\n"
+    "```console gpu\n$ python -m c\n```\n"
   )
   assert list(pages.console(text)) == [
     ("python -m a --b", True),
@@ -153,10 +148,8 @@ def test_which_commands_run():
 
 
 def test_every_public_name_is_in_the_reference():
-  text = (pages.DOCS / "api.md").read_text()
-  found = re.findall(
-    r"^\.\. auto(?:function|class):: (?:pallas_gemm\.)?(\w+)$", text, re.M
-  )
+  text = "".join(path.read_text() for path in pages.DOCS.glob("api/*.md"))
+  found = re.findall(r"^<!-- api pallas_gemm\.(\w+)[ *\w]* -->$", text, re.M)
   assert not set(pallas_gemm.__all__) - set(found)
 
 
@@ -227,10 +220,10 @@ def test_what_roles_print(role, text, printed):
     (arithmetic.calc, "1 / 0", "can't compute"),
     (arithmetic.calc, "m * n", "want numbers"),
     (rung_tables.card, "13", "12 cluster_multicast"),
-    (sources.excerpt, "6 kernels", "there is DEFAULT, grid, specs"),
-    (sources.excerpt, "13 kernel", "12 cluster_multicast"),
-    (sources.diff, "6,7,8", "want a rung, or two"),
-    (sources.sass, "6 nothing_like_it", "0 files docs/sass/06_*.txt"),
+    (sources.rung_code, "6 kernels", "there is DEFAULT, grid, specs"),
+    (sources.rung_code, "13 kernel", "12 cluster_multicast"),
+    (sources.rung_diff, "6,7,8", "want a rung, or two"),
+    (sources.rung_sass, "6 nothing_like_it", "0 files docs/sass/06_*.txt"),
     (page_tables.ladder, "1x1x1", "4096x4096x4096 float32"),
     (page_tables.ops, "sparse", "dense, ragged"),
     (page_tables.random, "a100", "h200, h100"),
@@ -302,12 +295,9 @@ def test_the_last_row_of_a_kernel_counts():
 
 
 def test_code_of_a_rung():
-  found = sources.excerpt("6 kernel.slab")
-  path = pages.ROOT / found.file
-  lines = path.read_text().splitlines()
-  assert path.name == "k06_vectorized.py"
-  assert lines[found.first - 1].strip() == found.text.splitlines()[0]
-  assert found.text.startswith("def slab(k, acc):\n  a_tile = ")
+  file, text = sources.rung_code("6 kernel.slab").split("\n\n", 1)
+  assert file == "`pallas_gemm/ladder/k06_vectorized.py`"
+  assert text.startswith("```python\ndef slab(k, acc):\n  a_tile = ")
 
 
 @pytest.mark.parametrize("rung", ladder.with_variants(), ids=lambda x: x.label)
@@ -315,5 +305,5 @@ def test_tables_of_every_rung(rung):
   tables = (rung_tables.card, rung_tables.grid, rung_tables.traffic)
   for table in (*tables, rung_tables.counters):
     assert "| --: |" in table(rung.label)
-  assert sources.diff(rung.label)[0]
-  assert sources.excerpt(rung.label).text
+  assert sources.rung_diff(rung.label)
+  assert sources.rung_code(rung.label)

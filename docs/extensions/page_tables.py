@@ -1,6 +1,10 @@
 """The tables of README, for pages, and of random problems."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from docs.extensions import lookup, results
+from experiments import report
 from experiments.harness import (
   dense_tables,
   ladder_tables,
@@ -35,7 +39,32 @@ def ladder(text: str) -> str:
     raise lookup.UnknownError(
       f"no rows of the ladder at {text!r}; there is {lookup.listed(there)}"
     )
-  return ladder_tables.markdown(found)
+  return "\n\n".join(_narrow(rows) for rows in found)
+
+
+def _narrow(rows: Sequence[dict[str, Any]]) -> str:
+  """A GPU's rows, a table for each problem, on a column of text."""
+  first = ladder_tables.starts()[:1]
+  relative = ladder_tables.relative(rows, first)
+  columns = {
+    "#": ladder_tables.label,
+    "kernel": lambda row: row["kernel"],
+    "time": tables.TIME,
+    "TFLOP/s": tables.TFLOPS,
+    "% of peak": ladder_tables.of_peak,
+    "x jnp.dot": tables.RATIO,
+    "x before": relative["x before"],
+  }
+  parts = []
+  for problem, group in tables.grouped(rows, _problem).items():
+    header, cells = tables.pivot(group, columns)
+    parts.append(f"**{tables.short_name(rows[0])}: {problem}**")
+    parts.append(tables.markdown(header, cells, header[2:]))
+  return "\n\n".join(parts)
+
+
+def _problem(row: dict[str, Any]) -> str:
+  return f"{tables.shape(row).replace('x', ' × ')}, {row['dtype']}"
 
 
 def random(text: str) -> str:
@@ -63,3 +92,15 @@ def ops(text: str) -> str:
     rows = rows_lib.latest(rows_lib.read(folder / f"{name}.jsonl"))
     parts.append(markdown(rows))
   return "\n\n".join(parts)
+
+
+def published_ladders(text: str) -> str:
+  """What others published, a ladder a row."""
+  del text
+  return ladder_tables.published_markdown()
+
+
+def ops_overview(text: str) -> str:
+  """README's table of the ops."""
+  del text
+  return report.ops_overview()

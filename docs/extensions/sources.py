@@ -2,10 +2,10 @@
 
 import ast
 from collections.abc import Iterator
-import dataclasses
 import importlib
 import inspect
 import pathlib
+import shlex
 
 from docs.extensions import lookup, results
 from experiments.harness import rung_text
@@ -14,43 +14,46 @@ from pallas_gemm.ladder import contract
 SASS = lookup.ROOT / "docs" / "sass"
 
 
-@dataclasses.dataclass(frozen=True)
-class Excerpt:
-  """Lines of a file, the number of the first, and the file from the root."""
-
-  text: str
-  first: int
-  file: str
+# Lines that a page shows without a fold.
+_SCREEN = 60
 
 
-def excerpt(text: str) -> Excerpt:
+def rung_code(text: str) -> str:
   """A name of a rung's file ("6 kernel"), or all of it but the docstring.
-
-  A name is of a function, a class or a variable, and may be that of a function
-  within another; "kernel.slab" is one where several have it.
 
   Raises:
     UnknownError: no rung or name, or several.
   """
   label, *names = lookup.words(text, 1, "a rung and perhaps a name")
   module = importlib.import_module(results.rung(label).module)
-  path = pathlib.Path(inspect.getfile(module))
+  return _excerpt(pathlib.Path(inspect.getfile(module)), names)
+
+
+def code(text: str) -> str:
+  """A name of a file ("examples/moe.py layer"), or lines from one to another.
+
+  The latter are "examples/moe.py 'first line has' 'line after the last has'";
+  the second may be empty.
+
+  Raises:
+    UnknownError: there is no such file or name, or several.
+  """
+  file, *names = shlex.split(text)
+  path = lookup.ROOT / file
+  if not path.exists():
+    raise lookup.UnknownError(f"no file {file!r}")
+  if len(names) < 2:
+    return _excerpt(path, names)
   lines = path.read_text().splitlines()
-  tree = ast.parse("\n".join(lines))
-  if names:
-    first, last = _span(tree, " ".join(names), path)
-  else:
-    # The first statement after the docstring.
-    first, last = _start(tree.body[1]), len(lines)
-  code = inspect.cleandoc("\n" + "\n".join(lines[first - 1 : last]))
-  return Excerpt(code, first, path.relative_to(lookup.ROOT).as_posix())
+  start = _line(lines, names[0], 0, path)
+  end = _line(lines, names[1], start + 1, path) if names[1] else len(lines)
+  return _shown("\n".join(lines[start:end]).strip("\n"), path)
 
 
-def diff(text: str) -> tuple[str, str]:
-  """What a rung changes, and the language that this is written in.
+def rung_diff(text: str) -> str:
+  """What a rung changes of the one before ("6"), or of the one named ("7,8a").
 
-  "6" is what rung 6 changes of the one before, "7,8a" of the one named. Of the
-  first rung, which has none before, it is its code.
+  Of the first rung, which has none before, it is its code.
 
   Raises:
     UnknownError: no rung of that name.
@@ -60,13 +63,16 @@ def diff(text: str) -> tuple[str, str]:
   if len(older) > 1:
     raise lookup.UnknownError(f"want a rung, or two as in 6,7; got {text!r}")
   before = older[0] if older else results.before(newer)
-  if before is not None:
-    return rung_text.diff(before, newer), "diff"
-  return "\n".join(rung_text.code(newer)), "python"
+  if before is None:
+    return _fence("\n".join(rung_text.code(newer)), "python")
+  found = rung_text.diff(before, newer)
+  return folded(
+    f"From rung {before.label} to rung {newer.label}", _fence(found, "diff")
+  )
 
 
-def sass(text: str) -> tuple[str, str]:
-  """The machine code of a rung ("6", "6 loop") and the file that holds it.
+def rung_sass(text: str) -> str:
+  """The machine code of a rung ("6", "6 loop"), an excerpt in docs/sass.
 
   Raises:
     UnknownError: no file, or several.
@@ -86,7 +92,47 @@ def sass(text: str) -> tuple[str, str]:
       f"{len(found)} files docs/sass/{stem}_*.txt of {text!r}; there is"
       f" {lookup.listed(x.name for x in there)}"
     )
-  return found[0].read_text().rstrip(), f"docs/sass/{found[0].name}"
+  shown = _fence(found[0].read_text().rstrip(), "text")
+  return folded(f"Machine code of rung {rung.label}", shown)
+
+
+def folded(summary: str, text: str) -> str:
+  """Markdown that a reader unfolds, if it is longer than a screen."""
+  count = text.count("\n")
+  if count <= _SCREEN:
+    return text
+  return (
+    f"<details><summary>{summary}: {count} lines</summary>\n\n{text}\n\n"
+    "</details>"
+  )
+
+
+def _fence(text: str, language: str) -> str:
+  return f"```{language}\n{text}\n```"
+
+
+def _shown(text: str, path: pathlib.Path) -> str:
+  file = path.relative_to(lookup.ROOT).as_posix()
+  return f"`{file}`\n\n{_fence(text, 'python')}"
+
+
+def _line(lines: list[str], part: str, start: int, path: pathlib.Path) -> int:
+  for i, line in enumerate(lines[start:], start):
+    if part in line:
+      return i
+  raise lookup.UnknownError(f"no line of {path.name} has {part!r}")
+
+
+def _excerpt(path: pathlib.Path, names: list[str]) -> str:
+  lines = path.read_text().splitlines()
+  tree = ast.parse("\n".join(lines))
+  if names:
+    first, last = _span(tree, " ".join(names), path)
+  else:
+    # The first statement after the docstring.
+    first, last = _start(tree.body[1]), len(lines)
+  text = inspect.cleandoc("\n" + "\n".join(lines[first - 1 : last]))
+  return _shown(text, path)
 
 
 def _span(tree: ast.Module, name: str, path: pathlib.Path) -> tuple[int, int]:
