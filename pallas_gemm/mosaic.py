@@ -49,8 +49,8 @@ class CompilerParams(plgpu.CompilerParams):
       another row: what is past their ends is that one's. "column": at any
       multiple of 16 bytes of a row of matrices of whole blocks of 8 rows. All
       columns must lie in the matrix. None: they are refused.
-    at_any_column_of: columns of matrices of whole atoms of which wider copies
-      into shared memory start at any multiple of 16 bytes of a row, too.
+    columns_inside_atoms: columns of matrices of whole atoms of which wider
+      copies into shared memory start at any multiple of 16 bytes of a row, too.
     evict_results_first: whether the L2 drops what the kernel stores by TMA
       before anything else.
   """
@@ -58,7 +58,7 @@ class CompilerParams(plgpu.CompilerParams):
   narrow_copies_anywhere: bool = False
   wide_copies_at_any_row: bool = False
   wide_copies_of_ragged: Literal["atom", "column"] | None = None
-  at_any_column_of: int | None = None
+  columns_inside_atoms: int | None = None
   evict_results_first: bool = False
 
   def __post_init__(self):
@@ -194,10 +194,10 @@ def _described(params: CompilerParams, gmem, smem, transforms, into_smem: bool):
     return utils.memref_fold(smem, 0, 3), ()
   of_ragged = params.wide_copies_of_ragged if is_ragged else None
   any_row = params.wide_copies_at_any_row
-  any_column = of_ragged == "column" or shape[-1] == params.at_any_column_of
+  cuts_atoms = of_ragged == "column" or shape[-1] == params.columns_inside_atoms
   is_wide = into_smem and len(box) == 4 and box[2] == 8
-  if is_wide and (any_row or any_column or of_ragged):
-    return smem, (_Grid(box[2:], any_row, any_column),)
+  if is_wide and (any_row or cuts_atoms or of_ragged):
+    return smem, (_Grid(box[2:], any_row, cuts_atoms),)
   return smem, transforms
 
 
@@ -236,12 +236,12 @@ class _Grid(launch_context.MemRefTransform):
   Attributes:
     tiling: rows and columns of an atom.
     any_row: whether copies start inside of blocks.
-    any_column: whether copies start inside of atoms.
+    cuts_atoms: whether copies start inside of atoms.
   """
 
   tiling: tuple[int, int]
   any_row: bool
-  any_column: bool
+  cuts_atoms: bool
 
   def apply(self, ref):
     """The same memory under another shape."""
@@ -269,7 +269,7 @@ class _Grid(launch_context.MemRefTransform):
       -(-rows // height),
       -(-columns // width),
       rows if self.any_row else height,
-      columns if self.any_column else min(columns, width),
+      columns if self.cuts_atoms else min(columns, width),
     )
 
   def batch(self, leading_rank):
@@ -289,7 +289,7 @@ class _Grid(launch_context.MemRefTransform):
     block = atom = zero
     if not self.any_row:
       block, row = arith.divui(row, height), zero
-    if not self.any_column:
+    if not self.cuts_atoms:
       atom, column = arith.divui(column, width), zero
     return (*lead, block, atom, row, column)
 

@@ -299,15 +299,15 @@ def test_transposed_results(dtype, out_dtype, m, n, batch, monkeypatch):
   ct = normal(*batch, n, m, dtype=dtype)
   epilogue = {"bias": normal(n), "activation": jnp.tanh}
 
-  def turned(a, b, left, right, **how):
+  def swapped(a, b, left, right, **how):
     a, b = a.mT if left else a, b.mT if right else b
     flags = {"transpose_a": left, "transpose_b": right}
     return pallas_gemm.matmul(a, b, out_dtype=out_dtype, **flags, **how).mT
 
   def every(a, b):
     for sides in itertools.product(BOTH, BOTH):
-      out, vjp = jax.vjp(lambda a, b: turned(a, b, *sides), a, b)  # noqa: B023
-      yield out, turned(a, b, *sides, **epilogue), *vjp(ct.astype(out.dtype))
+      out, vjp = jax.vjp(lambda a, b: swapped(a, b, *sides), a, b)  # noqa: B023
+      yield out, swapped(a, b, *sides, **epilogue), *vjp(ct.astype(out.dtype))
 
   for out, after, d_a, d_b in jax.jit(lambda *x: list(every(*x)))(a, b):
     products.assert_product(out.mT, a, b)

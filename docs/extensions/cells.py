@@ -42,7 +42,9 @@ def _printed(outputs) -> str:
   parts = []
   for output in outputs:
     if output.output_type == "stream":
-      parts.append(output.text)
+      # Other logs differ from machine to machine.
+      ours = output.name == "stdout" or output.text.startswith("WARNING:absl:")
+      parts.append(output.text if ours else "")
     else:
       parts.append(output.data["text/plain"] + "\n")
   text = "".join(parts).strip("\n")

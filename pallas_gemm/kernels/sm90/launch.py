@@ -293,7 +293,7 @@ def _launch(
       narrow_copies_anywhere=bool(p.groups) or starts_anywhere,
       wide_copies_at_any_row=p.along == "k",
       wide_copies_of_ragged="atom" if plan.b_last_apart else of_ragged,
-      at_any_column_of=plan.unaligned_columns,
+      columns_inside_atoms=plan.unaligned_columns,
       evict_results_first=plan.evicts_results,
     ),
     scratch_types=plan.scratch_types(bias_dtype),
