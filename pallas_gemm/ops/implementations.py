@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gemm import compat, report
-from pallas_gemm.ops import folding, sm90, triton, xla
+from pallas_gemm.ops import folding, sm90, triton, xla, xla_groups
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.spec import Operands, Spec
 
@@ -110,7 +110,8 @@ def _first_of(x: Operands, spec: Spec) -> Sequence[jax.Array]:
     platform = "CUDA" if cuda else "other platforms than CUDA"
     why = "; ".join(refusals)
     skipped = f" (not {why})" if refusals else ""
-    report.log_once(f"{product} runs on {name!r} on {platform}{skipped}")
+    how = f" in {config}" if isinstance(config, xla_groups.Tiles) else ""
+    report.log_once(f"{product} runs on {name!r}{how} on {platform}{skipped}")
     kind = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), x)
     report.ran(
       report.Ran(

@@ -315,9 +315,9 @@ def _whole(ctx, operands, spec: Spec, cuda: bool, mesh, reason: str):
     to = NamedSharding(mesh, PartitionSpec(*spec.parts_of().values()))
 
   def run(*operands):
-    if spec.ragged:
-      by_xla = dataclasses.replace(spec, implementation=("xla",))
-      return implementations.run(*operands, spec=by_xla)
+    if spec.ragged:  # no loop: XLA partitions none
+      alone = dataclasses.replace(spec, config=None)
+      return implementations.folded(*operands, spec=alone, run=_by_lax)
     x = spec.named(operands)
     outs = xla.run(_added_as_results(x, spec) if is_explicit else x, spec, to)
     # A dimension that C alone has is still missing in a product alone.
@@ -334,6 +334,12 @@ def _whole(ctx, operands, spec: Spec, cuda: bool, mesh, reason: str):
       return compat.lowered(ctx, run, operands, typed=False)
   with jax.sharding.use_abstract_mesh(mesh):
     return compat.lowered(ctx, run, operands, typed=True)
+
+
+def _by_lax(x: Operands, spec: Spec) -> list[jax.Array]:
+  """A grouped product as `lax.ragged_dot`."""
+  is_empty = spec.is_empty(x)
+  return spec_lib.without_product(x, spec) if is_empty else xla.run(x, spec)
 
 
 def _added_as_results(x: Operands, spec: Spec) -> Operands:

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pallas_gemm import compat, dtypes, report
 from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.ops import spec as spec_lib
+from pallas_gemm.ops import xla_groups
 from pallas_gemm.ops.spec import Operands, Spec
 
 _MOST_ROLLED = 2**31 - 1
@@ -34,11 +35,14 @@ def check_invariance(batch_invariant: bool, cuda: bool, why: str = "") -> None:
   )
 
 
-def chosen(x: Operands, spec: Spec) -> tuple[None, str]:
-  """No config; it keeps no order of additions either."""
-  del x
+def chosen(x: Operands, spec: Spec) -> tuple[xla_groups.Tiles | None, str]:
+  """The loop of a grouped product, if it is one; None is XLA's own product.
+
+  Neither keeps an order of additions.
+  """
   check_invariance(spec.batch_invariant, compat.targets_gpu())
-  return None, ""
+  tiles = xla_groups.choose(x, spec) if spec.ragged else None
+  return tiles, "model" if tiles else ""
 
 
 def run(
@@ -46,9 +50,10 @@ def run(
 ) -> list[jax.Array]:
   """What `jnp.dot` runs, and XLA's fusions for the epilogue.
 
-  A dense product may have any letters. In a grouped one XLA multiplies every
-  row with every B, and with zeros where the row is not in the group: a NaN or
-  an infinity in B of one group reaches the rows of others.
+  A dense product may have any letters. A grouped one runs in a loop if
+  `spec.config` says so. Else XLA multiplies every row with every B, and with
+  zeros where the row is not in the group: a NaN or an infinity in B of one
+  group reaches the rows of others.
   """
   narrow = jnp.dtype(spec.out_dtype)
   # Whether `lax.dot_general` takes the results' dtype itself.
@@ -59,7 +64,7 @@ def run(
   dtype, sums = narrow if alone else x.wide(narrow), []
   for one, product in spec.products(x, out=spec.out, out_dtype=dtype):
     sums.append(
-      _grouped_dot(one, product)
+      _grouped_dot(one, product, spec.config)
       if spec.ragged
       else _dot(one, product, out_sharding)
     )
@@ -157,10 +162,21 @@ _DIMENSIONS = {
 }
 
 
-def _grouped_dot(x: Operands, spec: Spec) -> jax.Array:
+def _grouped_dot(x: Operands, spec: Spec, config: Any) -> jax.Array:
   """[M, N], of anything outside of the groups, or [G, M, N]."""
   a, b, first = x.a, x.b, x.offsets[0]
   both = max((a.dtype, b.dtype), key=lambda dtype: dtype.itemsize)
+  if isinstance(config, xla_groups.Tiles):
+
+    def dot(a, b, contracted, dtype):
+      return lax.dot_general(
+        *_that_xla_multiplies(a.astype(both), b.astype(both)),
+        (tuple((i,) for i in contracted), ((), ())),
+        precision=spec.precision,
+        preferred_element_type=dtype,
+      )
+
+    return xla_groups.run(x, spec, config, dot)
   # XLA starts with the first row: rows are rotated.
   rotated = spec.leading_rows
   if rotated:
