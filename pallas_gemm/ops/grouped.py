@@ -57,10 +57,12 @@ def ragged_dot(
   run time alone; a change of them compiles nothing again.
 
   What is not said here is as for `matmul`: on which kernel it runs,
-  transformations, numerics, derivatives, errors. XLA's product is
-  `jax.lax.ragged_dot_general`. Examples of a `jax.vmap` are computed one after
-  the other, by `jax.lax.map`. The derivative of a bias may run on XLA whatever
-  `implementation` is.
+  transformations, numerics, derivatives, errors. XLA's product is a loop that
+  multiplies tiles of rows with their own group's matrix, or, where that is
+  expected to take longer (few rows, many groups) and of symbolic sizes,
+  `jax.lax.ragged_dot_general`; `explain` tells. Examples of a `jax.vmap` are
+  computed one after the other, by `jax.lax.map`. The derivative of a bias may
+  run on XLA whatever `implementation` is.
 
   On a mesh each device runs the kernel on its part of the rows, of N, of K or
   of the groups (expert parallel): where K or groups are sharded, parts are
@@ -71,9 +73,9 @@ def ragged_dot(
   Rows in no group give zeros, whatever `lhs`, bias and activation are: those
   past the last group, and those of groups that `rhs` does not have. A negative
   size counts as 0, and groups are cut off at M: nothing is read or written out
-  of bounds. On the Hopper kernel a NaN stays in its group; XLA multiplies every
-  row with all of `rhs` or with zeros, so there a NaN or infinity in `rhs`
-  reaches all rows.
+  of bounds. A NaN stays in its group, on the Hopper kernel and in the loop;
+  `jax.lax.ragged_dot_general` multiplies every row with all of `rhs` or with
+  zeros, so there a NaN or infinity in `rhs` reaches all rows.
 
   Args:
     lhs: [M, K].

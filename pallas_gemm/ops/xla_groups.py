@@ -14,7 +14,6 @@ into no product), so groups of few rows cost less with `lax.ragged_dot`.
 
 from collections.abc import Callable
 import dataclasses
-import math
 from typing import NamedTuple
 
 import jax
@@ -62,26 +61,43 @@ _FLOPS, _BYTES, _GPU_STEP, _GPU_ROWS = 0.65, 0.8, 12e-6, 64
 _CPU = _Rates(flops=2e11, bytes=1e10, step=1e-5, rows=8)
 # Of fewer bytes none are saved.
 _FEW_BYTES = 2**20
+# Of the tiles that are weighed.
+_HEIGHTS = 12
 
 
 def choose(x: Operands, spec: Spec) -> Tiles | None:
   """The loop with the least predicted time; None if `lax.ragged_dot` has less.
 
-  Both are a roofline: products at the rate of the device, and what is copied
-  around them. On CPUs it is the loop: there it takes longer with a few rows
-  alone, of which microseconds are spent. Its temporaries are not larger.
+  Its temporaries are not larger. On CPUs it is the loop: there it takes longer
+  with a few rows alone, of which microseconds are spent.
 
-  None also if sizes are symbolic, and on other platforms than CPUs and GPUs.
+  None also if sizes are symbolic, on other platforms than CPUs and GPUs, and of
+  numbers of less than a byte, of which XLA multiplies no slices.
 
   Args:
     x: the operands of a folded product.
     spec: what is computed.
   """
-  sizes = spec.sizes(x)
-  is_known = all(isinstance(size, int) for size in sizes)
-  if not is_known or (rates := _rates(x, spec)) is None:
+  rates = _rates(x, spec)
+  is_symbolic = not all(isinstance(size, int) for size in spec.sizes(x))
+  bits = [jax.dtypes.itemsize_bits(v.dtype) for v in (x.a, x.b)]
+  if rates is None or is_symbolic or min(bits) < 8:
     return None
-  _, m, n, k, groups = sizes
+  of_lax, of_loop = times(x, spec, rates)
+  best = min(of_loop, key=of_loop.get, default=None)
+  is_faster = best and (rates is _CPU or of_loop[best] < of_lax)
+  return best if is_faster else None
+
+
+def times(
+  x: Operands, spec: Spec, rates: _Rates
+) -> tuple[float, dict[Tiles, float]]:
+  """Predicted seconds of `lax.ragged_dot` and of loops without more memory.
+
+  Both are a roofline: products at the rate of the device, and what is copied
+  around them.
+  """
+  _, m, n, k, groups = spec.sizes(x)
   rows, depth = (m, k) if spec.ragged == "m" else (k, m)
   size = max(x.a.dtype.itemsize, x.b.dtype.itemsize)
   # Bytes. A step along M copies its group's matrix, which is then read, and of
@@ -99,15 +115,13 @@ def choose(x: Operands, spec: Spec) -> Tiles | None:
 
   # What `lax.ragged_dot` makes of A: a matrix for each group.
   expanded = rows * groups * depth * size
-  least = seconds(rows * groups, 3 * expanded + 2 * rows * n * size)
-  best, least = None, math.inf if rates is _CPU else least
-  for tile in sorted({min(rates.rows << i, rows) for i in range(1, 16)}):
+  found = {}
+  for tile in sorted({min(rates.rows << i, rows) for i in range(_HEIGHTS)}):
     if held * depth * n + of_row * tile // 2 > max(expanded, _FEW_BYTES):
       break
     step = seconds(tile, moved * depth * n + of_row * tile) + rates.step
-    if (time := _count(rows, groups, tile) * step) < least:
-      best, least = Tiles(tile), time
-  return best
+    found[Tiles(tile)] = _count(rows, groups, tile) * step
+  return seconds(rows * groups, 3 * expanded + 2 * rows * n * size), found
 
 
 def _rates(x: Operands, spec: Spec) -> _Rates | None:
