@@ -136,11 +136,11 @@ def test_one_work_tile_a_block(shape, epilogue):
   config = next(
     c
     for c in model.candidates(problem)
-    if Plan.of(problem, c).work_tiles_of_a_block == 1
+    if Plan.of(problem, c).tiling.work_tiles_of_a_block == 1
     and legal.reason(Plan.of(problem, c)) is None
   )
   in_cluster = config.cluster_m * config.cluster_n > 1
-  assert Plan.of(problem, config).refills == in_cluster
+  assert Plan.of(problem, config).tiling.refills == in_cluster
   assert "mosaic_gpu" in _lower(problem, config), config
 
 
@@ -167,8 +167,8 @@ def test_work_tiles_of_one_slab(epilogue):
   problem = problem.changed(batch=512, batched_a=True, batched_b=True)
   config = model.choose(problem)
   plan = Plan.of(problem, config)
-  assert plan.work_tiles_of_a_block > 1
-  assert not plan.refills
+  assert plan.tiling.work_tiles_of_a_block > 1
+  assert not plan.tiling.refills
   assert "mosaic_gpu" in _lower(problem, config), config
 
 

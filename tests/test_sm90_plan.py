@@ -8,10 +8,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import pytest
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels.sm90 import layout, legal, loaders
+from pallas_gemm.kernels.sm90 import layout, legal, loaders, producer
 from pallas_gemm.kernels.sm90.config import Config
-from pallas_gemm.kernels.sm90.plan import Barrier, Buffer, Plan
+from pallas_gemm.kernels.sm90.loaders import Buffer
+from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
+from pallas_gemm.tuning import odd_sizes
 
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)
 NARROW = Config(block_m=64, block_n=96, stages=2, consumers=1, epilogue_n=32)
@@ -34,29 +36,33 @@ def test_a_plan_is_made_once_for_each_gpu():
   found = plan(4096, 4096, 4096)
   assert plan(4096, 4096, 4096) is found
   with hardware.assume("H100 PCIe") as gpu:
-    assert plan(4096, 4096, 4096).clusters <= gpu.sm_count < found.clusters
+    assert (
+      plan(4096, 4096, 4096).tiling.clusters
+      <= gpu.sm_count
+      < found.tiling.clusters
+    )
 
 
 def test_operands_that_are_swapped():
   """All is of the transposed problem, stored as the problem says."""
   found = plan(70, 600, 256, SWAPPED, bias="n", transpose_b=True)
   assert (found.problem.m, found.problem.n) == (600, 70)
-  biases = found.problem.epilogue.bias, found.given.epilogue.bias
+  biases = found.problem.epilogue.bias, found.tiling.given.epilogue.bias
   assert biases == ("m", "n")
-  assert found.grid == (10, 2)
-  assert found.operand_shapes == ((600, 256), (70, 256))
-  assert found.subtile_shape == (16, 64)
-  assert found.result_shape == (70, 600)
+  assert found.tiling.grid == (10, 2)
+  assert found.matrices.operand_shapes == ((600, 256), (70, 256))
+  assert found.matrices.subtile_shape == (16, 64)
+  assert found.matrices.result_shape == (70, 600)
 
 
 def test_a_stored_along_m_is_transposed_if_operands_are_swapped():
   found = plan(200, 640, 704, SWAPPED, transpose_a=True)
-  assert found.transposed == (False, True)
+  assert found.tiling.transposed == (False, True)
   assert found.problem.b.k_last
-  assert found.operand_shapes[1] == (200, 704)
-  into, _ = found.copied_bytes
+  assert found.matrices.operand_shapes[1] == (200, 704)
+  into, _ = odd_sizes.copied_bytes(found)
   assert into == [2 * 2 * 200 * 704]
-  assert plan(200, 640, 704, SMALL, transpose_a=True).transposed == (
+  assert plan(200, 640, 704, SMALL, transpose_a=True).tiling.transposed == (
     False,
     False,
   )
@@ -74,23 +80,20 @@ KINDS = {
 def test_what_is_allocated_is_what_is_accounted_for(kind):
   config = Config(block_n=64, stages=3, cluster_n=2)
   found = plan(4096, 4096, 4096, config, **KINDS[kind])
-  types = found.scratch_types("bfloat16")
-  assert list(types) == [x.name for x in found.shared]
+  types = found.memory.scratch_types("bfloat16")
+  assert list(types) == list(found.memory.shared)
   size = 0
-  for item in found.shared:
-    if isinstance(item, Barrier):
-      is_shared = isinstance(types[item.name], plgpu.ClusterBarrier)
-      assert (
-        is_shared == (item.over == ("cluster_n",)) == (item.name == "empty")
-      )
+  for name, item in found.memory.shared.items():
+    if not isinstance(item, Buffer):
+      is_shared = isinstance(item, plgpu.ClusterBarrier)
+      assert is_shared == (name == "empty")
       continue
-    assert isinstance(item, Buffer)
-    kinds = types[item.name]
+    kinds = types[name]
     for x in kinds if isinstance(kinds, list) else [kinds]:
       assert bool(x.transforms) == bool(item.swizzle)
       size += math.prod(x.shape) * x.dtype.itemsize
-  # But for barriers, and a bias in float32 along the longer side.
-  assert size <= found.shared_bytes <= size + 2048
+  # But for barriers, and a bias in float32.
+  assert size <= found.memory.shared_bytes <= size + 2048
 
 
 @pytest.mark.parametrize(
@@ -115,33 +118,33 @@ def test_short_rows_that_must_be_copied_are_transposed(
   fields = dict(fields)
   config = SWAPPED if fields.pop("swap", False) else SMALL
   found = plan(*shape, config, **fields)
-  assert found.transposed == transposed
-  into, _ = found.copied_bytes
+  assert found.tiling.transposed == transposed
+  into, _ = odd_sizes.copied_bytes(found)
   assert len(into) == copies
 
 
 def test_results_stored_by_rows_are_not_padded():
   found = plan(64, 131, 64, dataclasses.replace(SMALL, block_n=128))
-  assert found.by_rows
-  assert found.result_shapes == [(64, 131)]
+  assert found.tiling.by_rows
+  assert found.matrices.result_shapes == [(64, 131)]
 
 
 def test_bias_and_c_of_parts_of_k_are_not_the_kernels():
   config = dataclasses.replace(SMALL, split_k=2)
   found = plan(64, 64, 256, config, bias="n", c_dtype="bfloat16")
-  assert not {"bias", "c", "c_loaded"} & set(found.scratch_types())
-  assert found.stored_dtype == "float32"
+  assert not {"bias", "c", "c_loaded"} & set(found.memory.scratch_types())
+  assert found.matrices.stored_dtype == "float32"
 
 
 def test_what_is_loaded_of_a_tile():
   """Rows in steps of 8, of the last tile too, unless it is shared."""
-  assert plan(200, 64, 64).loaded_a == (64, 8, 192)
-  assert plan(9, 64, 64).loaded_a == (16, 16, 0)
+  assert plan(200, 64, 64).tiling.loaded_a == (64, 8, 192)
+  assert plan(9, 64, 64).tiling.loaded_a == (16, 16, 0)
   shared = dataclasses.replace(SMALL, cluster_n=2)
-  assert plan(200, 64, 64, shared).loaded_a == (64, 64, 0)
+  assert plan(200, 64, 64, shared).tiling.loaded_a == (64, 64, 0)
   # Stored along K: columns of a tile are no part of shared memory by itself.
-  assert plan(9, 64, 64).loaded_b == (64, 64, 0)
-  assert plan(200, 70, 64, transpose_b=True).loaded_b == (64, 8, 64)
+  assert plan(9, 64, 64).tiling.loaded_b == (64, 64, 0)
+  assert plan(200, 70, 64, transpose_b=True).tiling.loaded_b == (64, 8, 64)
 
 
 @pytest.mark.parametrize(
@@ -188,14 +191,21 @@ def test_parts_of_k_in_a_cluster():
   """Each block has a part of the slabs, and of the columns that it stores."""
   found = plan(130, 200, 1000, IN_PARTS, bias="n")
   assert legal.reason(found) is None
-  assert (found.grid, found.clusters, found.slabs) == ((3, 4), 12, 4)
-  assert found.work_tiles_of_a_block == 1
-  assert (found.warpgroup_tile, found.stored_tile) == ((64, 64), (64, 16))
-  assert found.subtiles == ((0, 0),)
-  (parts,) = (x for x in found.shared if x.name == "parts")
+  assert (found.tiling.grid, found.tiling.clusters, found.tiling.slabs) == (
+    (3, 4),
+    12,
+    4,
+  )
+  assert found.tiling.work_tiles_of_a_block == 1
+  assert (found.tiling.warpgroup_tile, found.tiling.stored_tile) == (
+    (64, 64),
+    (64, 16),
+  )
+  assert found.tiling.subtiles == ((0, 0),)
+  parts = found.memory.shared["parts"]
   assert (parts.shape, parts.dtype) == ((1, 1, 4, 64 * 16), "float32")
   # Results that TMA can't store are padded.
-  assert not plan(130, 201, 1000, IN_PARTS).by_rows
+  assert not plan(130, 201, 1000, IN_PARTS).tiling.by_rows
 
 
 @pytest.mark.parametrize(
@@ -237,7 +247,7 @@ def test_tiles_overlap_where_rows_of_results_start_anywhere():
   config = dataclasses.replace(SMALL, block_n=128)
   for n, overlaps in ((256, False), (257, True)):
     found = plan(256, n, 64, config, transpose_b=True)
-    assert found.tiles_overlap == overlaps
+    assert found.tiling.tiles_overlap == overlaps
 
 
 def test_one_stage_is_for_one_slab_a_block():
@@ -305,9 +315,9 @@ def test_last_tiles_are_shifted_inward_rather_than_operands_padded(
 ):
   config = Config(**{"block_m": 128, "block_n": 128} | changes)
   found = plan(**{"m": 144, "n": 208, "k": 200} | fields, config=config)
-  assert found.shifted_inward == moved
+  assert found.matrices.shifted_inward == moved
   for is_moved, shape, padded in zip(
-    moved, found.operand_shapes, found.operand_paddings
+    moved, found.matrices.operand_shapes, found.matrices.operand_paddings
   ):
     assert not is_moved or shape == padded
 
@@ -316,9 +326,9 @@ def test_groups_along_k_are_read_from_any_row():
   found = plan(
     70, 72, 203, ragged="k", groups=3, transpose_a=True, config=SMALL
   )
-  assert [rows for rows, _ in found.operand_paddings] == [203, 203]
-  (last,) = [x for x in found.shared if x.name == "last_full"]
-  assert last.arrivals == 2 * (1 + len(layout.last_slab_copies(64)))
+  assert [rows for rows, _ in found.matrices.operand_paddings] == [203, 203]
+  last = found.memory.shared["last_full"]
+  assert last.num_arrivals == 2 * (1 + len(layout.last_slab_copies(64)))
 
 
 @pytest.mark.parametrize(
@@ -344,7 +354,7 @@ def test_slabs_of_weights_along_k_come_in_pairs_where_memory_binds(
   config = Config(**{"block_m": 64, "block_n": 64, "stages": 3} | changes)
   of = {"m": 120, "n": 256, "k": 640, "transpose_b": True} | fields
   found = plan(**of, ragged="m", groups=4, config=config)
-  assert found.loads_pairs == pairs
+  assert producer.loads_pairs(found) == pairs
 
 
 @pytest.mark.parametrize(
@@ -364,7 +374,9 @@ def test_slabs_of_weights_along_k_come_in_pairs_where_memory_binds(
 )
 def test_who_loads_weights_of_groups(fields, changes, kind):
   of = {"m": 120, "n": 256, "k": 640, "ragged": "m", "groups": 4} | fields
-  found = plan(**of, config=dataclasses.replace(SMALL, **changes)).loader
+  found = plan(
+    **of, config=dataclasses.replace(SMALL, **changes)
+  ).matrices.loader
   assert type(found) is kind
   assert found.operands[1] == (kind is not loaders.Loader)
   assert (found.why_not is None) == (not changes.get("moves", False))
@@ -390,4 +402,4 @@ def test_who_loads_weights_of_groups(fields, changes, kind):
 def test_results_of_more_than_the_l2_leave_it_first(fields, changes, evicts):
   config = Config(**{"block_m": 128, "block_n": 128} | changes)
   found = plan(**{"m": 8192, "n": 8192, "k": 256} | fields, config=config)
-  assert found.evicts_results == evicts
+  assert found.matrices.evicts_results == evicts

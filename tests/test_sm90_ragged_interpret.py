@@ -103,7 +103,7 @@ def test_row_tiles_cover_each_row_once_but_in_the_last_tile(sizes):
   offsets = jnp.asarray(np.cumsum((4, *sizes)), jnp.int32)
   plan = Plan.of(problem, SMALL)
   (tiles, ends), _ = tables.make(plan, offsets, ())
-  assert len(tiles) == plan.row_tiles >= ends[-1]
+  assert len(tiles) == plan.tiling.row_tiles >= ends[-1]
   groups = np.full(200, -2)
   for i, (start, end, group, first) in enumerate(tiles[: ends[-1]].tolist()):
     row, rows = grouped.rows_of_tile(start, end, i - first, SMALL)

@@ -71,7 +71,7 @@ def test_results_that_would_straddle_sectors_leave_by_rows(gpu):
   """Subtiles of 64 bytes took 572 us (H200), 1407 columns by rows 367."""
   straddling = SLABS.changed(n=1400, k=8191, groups=60)
   with hardware.assume(gpu):
-    assert Plan.of(straddling, grouped.choose(straddling)).by_rows
+    assert Plan.of(straddling, grouped.choose(straddling)).tiling.by_rows
 
 
 @pytest.mark.parametrize("gpu", HOPPERS)
@@ -111,7 +111,7 @@ def test_few_rows_get_low_tiles_and_many_get_high_ones():
 @pytest.mark.parametrize("problem", [ROWS, SLABS], ids=["rows", "slabs"])
 def test_predicted_is_no_faster_than_the_tensor_cores(problem):
   gpu = hardware.lookup("NVIDIA H200")
-  seconds = grouped.predict(Plan(problem, grouped.choose(problem), gpu))
+  seconds = grouped.predict(Plan.new(problem, grouped.choose(problem), gpu))
   flops = 2 * problem.m * problem.n * problem.k
   assert 0.3 < flops / seconds / gpu.bf16_flops < 1
 

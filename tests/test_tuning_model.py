@@ -336,7 +336,7 @@ def test_consumers_ping_pong_where_sums_are_short(case):
   """By measured times, see `sm90.launch`."""
   config = model.choose(case)
   assert config.split == "pingpong"
-  assert config.stages >= 2 * Plan.of(case, config).slabs
+  assert config.stages >= 2 * Plan.of(case, config).tiling.slabs
   long = dataclasses.replace(case, k=1024)
   assert model.choose(long).split != "pingpong"
 
@@ -347,15 +347,15 @@ def test_consumers_that_ping_pong_refill_slots_of_three_work_tiles():
   config = model.choose(case)
   plan = Plan.of(case, config)
   assert (config.split, config.stages) == ("pingpong", 6)
-  assert plan.work_tiles_of_a_block == 3 and plan.refills
+  assert plan.tiling.work_tiles_of_a_block == 3 and plan.tiling.refills
 
 
 def test_c_of_short_sums_has_buffers_of_its_own():
   """27.5 us with C where results leave from, 22.5 in buffers of its own."""
   case = problem(4096, 4096, 256, c_dtype="bfloat16")
-  assert not Plan.of(case, model.choose(case)).c_in_place
+  assert not Plan.of(case, model.choose(case)).memory.c_in_place
   long = dataclasses.replace(case, k=4096)
-  assert Plan.of(long, model.choose(long)).c_in_place
+  assert Plan.of(long, model.choose(long)).memory.c_in_place
 
 
 def test_an_odd_number_of_results_is_copied_slowly():
@@ -407,7 +407,7 @@ def test_clusters_whose_tiles_would_lie_outside_are_not_tried():
   assert any(c.cluster_m * c.cluster_n > 1 for c in found)
   for config in found:
     plan = Plan.of(case, config)
-    rows, columns = plan.grid
+    rows, columns = plan.tiling.grid
     assert rows * config.cluster_m == cdiv(plan.problem.m, config.block_m)
     assert columns * config.cluster_n == cdiv(plan.problem.n, config.block_n)
   # A's few rows would be loaded as 64.

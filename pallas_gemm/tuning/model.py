@@ -72,7 +72,7 @@ def candidates(
   known = constants.of(gpu)
   some = tiles.worth_a_try(layout.with_rows_along_k(problem), gpu)
   some = odd_sizes.loaded_by_threads(some, problem, gpu)
-  plans = [Plan(problem, config, gpu) for config in some]
+  plans = [Plan.new(problem, config, gpu) for config in some]
   # Those that tie stay in order.
   yield from map(fit, sorted(plans, key=lambda plan: predict(plan, known)))
 
@@ -89,7 +89,7 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
   odd = odd_sizes.costs(plan, known.odd_sizes)
   rounds = _rounds(plan)
   slab = _slab(plan, fit, odd, rounds)
-  if rounds * plan.slabs > cfg.stages:
+  if rounds * plan.tiling.slabs > cfg.stages:
     # A slab is released when the next one has begun, so the loads of a ring of
     # two wait for each other.
     slab = largest(slab, (slab + fit.arrival) / (cfg.stages - 1))
@@ -97,24 +97,20 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
   memory = _memory(plan, fit, odd, rounds)
   time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
   if cfg.split_k > 1:
-    summed = p.results * plan.products * cfg.split_k * 4 / fit.reduce_rate
+    summed = p.results * p.products * cfg.split_k * 4 / fit.reduce_rate
     time += fit.reduce + summed * odd.sums
   return (time + odd.copies) * 1e-6
 
 
 def _rounds(plan: Plan) -> int:
   """Rounds of work tiles."""
-  return cdiv(_work_tiles(plan), plan.clusters_at_once)
-
-
-def _work_tiles(plan: Plan) -> int:
-  rows, columns = plan.grid
-  return rows * columns * plan.config.split_k * plan.problem.batch
+  room = hardware.clusters_at_once(plan.config.blocks, plan.gpu.sm_count)
+  return cdiv(plan.tiling.work_tiles, room)
 
 
 def _busy_sms(plan: Plan, rounds: int) -> int:
   """SMs that have a work tile in each round."""
-  return cdiv(_work_tiles(plan), rounds) * plan.config.blocks
+  return cdiv(plan.tiling.work_tiles, rounds) * plan.config.blocks
 
 
 def _is_narrow(plan: Plan) -> bool:
@@ -133,7 +129,7 @@ def _slab(
   x 1, 80 blocks, takes 505 cycles a slab (H100), 648 if each had its own rate.
   """
   p, cfg = plan.problem, plan.config
-  bm, bn, bk = cfg.block_m, cfg.block_n * plan.products, cfg.block_k
+  bm, bn, bk = cfg.block_m, cfg.block_n * p.products, cfg.block_k
   narrow = _is_narrow(plan)
   multiply = bm * bn * bk / 2048 * fit.mma
   multiply *= 1 + fit.small * (1 - bm * bn / 2**15)
@@ -146,7 +142,7 @@ def _slab(
   multiply *= fit.narrow_mma if narrow else 1
   # wgmma reads A for each share of the columns, B for each 64 rows.
   shares = cfg.consumers if cfg.split == "n" else 1
-  reads = bm // 64 * (64 * shares * plan.products + bn) * bk
+  reads = bm // 64 * (64 * shares * p.products + bn) * bk
   rows = min(bm, round_up(p.m, 8))  # those that are loaded
   writes = (rows + bn) * bk
   reads, writes = bytes_of(reads, p.a.dtype), bytes_of(writes, p.a.dtype)
@@ -169,7 +165,7 @@ def _slab(
 def _busy(plan: Plan, fit: constants.Model, rounds: int, slab: float) -> float:
   """Microseconds in which a block is busy; `slab` cycles each."""
   cfg = plan.config
-  product = plan.slabs * slab / fit.clock
+  product = plan.tiling.slabs * slab / fit.clock
   product += _exchange(plan, fit)
   epilogue = _epilogue(plan, fit, rounds)
   area = cfg.block_m * cfg.block_n / 2**15
@@ -189,14 +185,14 @@ def _exchange(plan: Plan, fit: constants.Model) -> float:
   if cfg.cluster_k == 1:
     return 0.0
   rows = min(cfg.block_m, round_up(p.m, 16))  # those of warps that send
-  sums = rows * cfg.block_n * plan.products * (1 - 1 / cfg.cluster_k)
+  sums = rows * cfg.block_n * p.products * (1 - 1 / cfg.cluster_k)
   waits = fit.exchange * (1 + math.log2(cfg.cluster_k)) / 2
   return waits + 4 * sums / fit.exchange_rate
 
 
 def _stored_bytes(plan: Plan) -> int:
   """Bytes that are stored for each of a tile's results."""
-  return bytes_of(plan.outputs, plan.stored_dtype)
+  return bytes_of(plan.tiling.outputs, plan.matrices.stored_dtype)
 
 
 def _subtiles(plan: Plan) -> float:
@@ -214,9 +210,9 @@ def _epilogue(plan: Plan, fit: constants.Model, rounds: int) -> float:
   epilogue = fit.epilogue + leaves + fit.subtile * _subtiles(plan)
   epilogue *= fit.activation if p.epilogue.activation else 1
   epilogue *= fit.with_c if p.epilogue.c_dtype else 1
-  if plan.tiles_overlap:
+  if plan.tiling.tiles_overlap:
     epilogue += (fit.by_rows - 1) * leaves
-  elif plan.by_rows:
+  elif plan.tiling.by_rows:
     shares = cfg.consumers if cfg.split == "n" else 1
     epilogue += fit.cut * cfg.block_m * shares
   if cfg.split_k == 1:
@@ -244,15 +240,15 @@ def _between(
   """
   p, cfg = plan.problem, plan.config
   not_hidden = least - product / fit.busy
-  if plan.by_rows:
+  if plan.tiling.by_rows:
     return largest(epilogue, not_hidden) if p.epilogue.activation else epilogue
   has_c = p.epilogue.c_dtype is not None
   area = cfg.block_m * cfg.block_n / 2**15
   words = _stored_bytes(plan) / 2
-  if plan.pingpong > 1:
+  if plan.tiling.pingpong > 1:
     applied = fit.pingpong_applied * bool(p.epilogue.activation)
     return area * (fit.pingpong * words + applied + fit.pingpong_added * has_c)
-  at_once = plan.stored_at_once
+  at_once = plan.memory.stored_at_once
   if at_once == 1:
     hidden = fit.hidden * epilogue
     return largest(hidden, not_hidden) if p.epilogue.activation else hidden
@@ -266,8 +262,8 @@ def _between(
   at_once *= fit.drain * area * words
   more = fit.saved if p.epilogue.save else fit.wide
   between += largest(more * area * (words - 1), at_once, late, 0)
-  if has_c and plan.c_in_place:
-    asked = min(subtiles, plan.slabs) * slab / fit.clock
+  if has_c and plan.memory.c_in_place:
+    asked = min(subtiles, plan.tiling.slabs) * slab / fit.clock
     between += fit.added * area + largest(0, fit.c_latency_us - product + asked)
   elif has_c:
     between += largest(fit.c_buffered_us * area, fit.c_latency_us - product)
@@ -284,8 +280,8 @@ def _memory(
 ) -> float:
   """Microseconds that device memory takes."""
   p, cfg = plan.problem, plan.config
-  bn, bk = cfg.block_n * plan.products, cfg.block_k
-  size = bytes_of(1, plan.stored_dtype)
+  bn, bk = cfg.block_n * p.products, cfg.block_k
+  size = bytes_of(1, plan.matrices.stored_dtype)
   moved = p.operand_bytes
   if cfg.split_k == 1:
     added = size if p.epilogue.c_dtype else 0

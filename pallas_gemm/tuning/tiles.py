@@ -71,7 +71,7 @@ def _swapped(problem: Problem, resources: fitted.Resources) -> Iterator[Config]:
 def _tiles(problem: Problem, resources: fitted.Resources) -> Iterator[Config]:
   """Tiles whose consumers share them out, and parts of K of these."""
   p, sms = problem, resources.gpu.sm_count
-  slabs, straddles = cdiv(p.k, 64), layout.operands_straddle(p)
+  slabs, straddles = cdiv(p.k, 64), _straddles(p)
   # Of 127 configs of so few slabs that were timed in a cluster and alone, those
   # in one take 3.5 % more in the mean, 4 % less at best; where rows straddle
   # sectors up to a quarter less (H100 and H200).
@@ -197,6 +197,12 @@ def _are_too_many(
   has_room = min(problem.m, problem.n) >= 512 and problem.along is None
   is_small = config.block_m * config.block_n < 2**14
   return has_room and is_small and tiles > 8 * sms
+
+
+def _straddles(problem: Problem) -> bool:
+  """Whether an operand's rows start at odd multiples of 16 bytes."""
+  p, ((_, a), (_, b)) = problem, layout.operand_shapes(problem)
+  return layout.straddles(a, p.a.dtype) or layout.straddles(b, p.b.dtype)
 
 
 def _gains_by_sharing(
