@@ -2,8 +2,12 @@
 
 A main loop says what the consumer accumulates in and which wgmmas a slab is.
 The loop itself, with its waits and releases and what overlaps with it, is the
-consumer's, and the same for all. So another kind of operands, say of 8 bits or
-scaled ones, is a class here and what `Plan` has to know of it.
+consumer's, and the same for all. Another kind of operands is a class here,
+which `of` chooses by the plan, and what the plan has to know of it: what comes
+with each slab has its room in `Memory.shared` and is loaded with A and B
+(`Producer._operands`); registers that accumulate are counted by
+`Memory._subtiles_with_room`; the swizzle of A and B, which is one, is of
+`Tiling.operand_columns`.
 """
 
 from collections.abc import Sequence
