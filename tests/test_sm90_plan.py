@@ -214,10 +214,10 @@ def test_what_subtiles_a_tile_does_not_have_is_said(fields, change, reason):
   assert reason in refusal(64, 96, 256, NARROW, change, **fields)
 
 
-@pytest.mark.parametrize("cluster", ((2, 2), (4, 1), (1, 3)))
-def test_a_cluster_is_a_pair(cluster):
+@pytest.mark.parametrize("cluster", ((2, 2), (8, 1), (1, 3)))
+def test_a_cluster_lies_along_one_side(cluster):
   change = dict(zip(("cluster_m", "cluster_n"), cluster))
-  assert "1 or 2 blocks" in refusal(1000, 1000, 256, SMALL, change)
+  assert "1, 2 or 4 blocks" in refusal(1000, 1000, 256, SMALL, change)
 
 
 @pytest.mark.parametrize(
