@@ -11,6 +11,10 @@ from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Epilogue, Problem
 from pallas_gemm.tuning import constants, model
 
+# What the fastest config is predicted to take at least of the time of device
+# memory or of the tensor cores.
+_FLOOR = 0.94
+
 
 class Faster(NamedTuple):
   """XLA's product where it is expected to be faster than the Hopper kernel.
@@ -79,15 +83,27 @@ def _of_rows_of_no_whole_atoms(
   p = problem
   if (whole := with_whole_rows(p)) is None:
     return None
+  others = fit.most_added_s + epilogue(p, fit, gpu) + padding(p, fit, gpu)
+  # Most are near what nothing undercuts, and kept without asking the model.
+  if time <= fit.most * _floor(whole, gpu) + others:
+    return None
   least = model.predict(Plan.of(whole, model.choose(whole)))
-  others = epilogue(p, fit, gpu) + padding(p, fit, gpu)
-  if time <= fit.most * least + fit.most_added_s + others:
+  if time <= fit.most * least + others:
     return None
   return Faster(
     f"with rows that are no multiples of 128 bytes it would take"
     f" {time * 1e6:.1f} us instead of {least * 1e6:.1f}; XLA's kernel reads"
     " them as they are"
   )
+
+
+def _floor(problem: Problem, gpu: hardware.Gpu) -> float:
+  """Seconds that no config is predicted to undercut."""
+  p, fit = problem, constants.of(gpu).model
+  multiply = 2 * p.results * p.k * p.products / gpu.bf16_flops
+  moved = p.operand_bytes + layout.bytes_of(p.results, p.out_dtype)
+  memory = moved / gpu.dram_bytes_per_s / fit.dram
+  return fit.launch * 1e-6 + _FLOOR * max(multiply, memory)
 
 
 def of_vector(
