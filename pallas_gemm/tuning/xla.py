@@ -134,15 +134,10 @@ def with_whole_rows(problem: Problem) -> Problem | None:
 def epilogue(problem: Problem, fit: constants.Xla, gpu: hardware.Gpu) -> float:
   """Seconds that XLA takes for the epilogue, in a kernel of its own."""
   p = problem
-  if not _has_epilogue(p):
+  if p.epilogue == Epilogue():
     return 0.0
   rate = fit.epilogue_rate * gpu.dram_bytes_per_s
   return fit.epilogue_launch + 8 * p.results / rate
-
-
-def _has_epilogue(problem: Problem) -> bool:
-  """Whether results are more than a product."""
-  return problem.epilogue != Epilogue()
 
 
 def _is_one_kernel(problem: Problem) -> bool:
@@ -227,7 +222,7 @@ def of_short_rows(
   launch = fit.short_launch
   if min(along, default=64) >= 64:
     # XLA has a kernel for the epilogue of a sum that is not cut in parts.
-    if p.k >= 32 or _has_epilogue(p):
+    if p.k >= 32 or p.epilogue != Epilogue():
       return None
     launch = fit.one_step_launch
   if p.k % 64 and p.k >= fit.padded_k and p.batch == 1:
