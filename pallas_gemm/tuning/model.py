@@ -34,7 +34,7 @@ from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import constants, odd_sizes, stages, tiles
-from pallas_gemm.tuning.elementwise import largest
+from pallas_gemm.tuning.odd_sizes import largest
 
 
 def choose(problem: Problem, *, any_rows: bool = False) -> Config:
@@ -108,11 +108,6 @@ def _rounds(plan: Plan) -> int:
   return cdiv(plan.tiling.work_tiles, room)
 
 
-def _busy_sms(plan: Plan, rounds: int) -> int:
-  """SMs that have a work tile in each round."""
-  return cdiv(plan.tiling.work_tiles, rounds) * plan.config.blocks
-
-
 def _is_narrow(plan: Plan) -> bool:
   """Whether B is read in swizzle atoms of 32 columns."""
   shares = plan.config.consumers if plan.config.split == "n" else 1
@@ -154,7 +149,8 @@ def _slab(
     longer = largest(load_a, load_b)
     loads = longer + odd.shorter_loads * (loads - longer)
   loads *= bytes_of(bk, p.a.dtype) / fit.l2 * (fit.narrow if narrow else 1)
-  loads *= _busy_sms(plan, rounds) / plan.gpu.sm_count
+  busy_sms = cdiv(plan.tiling.work_tiles, rounds) * cfg.blocks  # of each round
+  loads *= busy_sms / plan.gpu.sm_count
   loads *= fit.l2_cluster_k if cfg.cluster_k > 1 else 1
   slab = largest(multiply, shared, loads) + odd.short + odd.threads
   shared_m = fit.share_m if cfg.cluster_m > 1 else 0
@@ -270,11 +266,6 @@ def _between(
   return between
 
 
-def _dram(plan: Plan, fit: constants.Model) -> float:
-  """Bytes a microsecond of device memory."""
-  return plan.gpu.dram_bytes_per_s / 1e6 * fit.dram
-
-
 def _memory(
   plan: Plan, fit: constants.Model, odd: odd_sizes.Costs, rounds: int
 ) -> float:
@@ -286,7 +277,7 @@ def _memory(
   if cfg.split_k == 1:
     added = size if p.epilogue.c_dtype else 0
     moved += p.results * (_stored_bytes(plan) + added) * odd.results
-  memory = moved / _dram(plan, fit)
+  memory = moved / (plan.gpu.dram_bytes_per_s / 1e6 * fit.dram)
   memory *= fit.narrow_dram if _is_narrow(plan) else 1
   if cfg.swap_ab:
     batch = p.batch > 1

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from pallas_gemm import hardware
 from pallas_gemm.hardware import SECTOR_BYTES
@@ -16,7 +18,6 @@ from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import constants
-from pallas_gemm.tuning.elementwise import largest
 
 # Slabs of all work tiles of a block, up to which threads may load operands, and
 # rows and columns of a tile; the addresses of more would spill.
@@ -44,6 +45,17 @@ class Costs(NamedTuple):
   short: float
   sums: float
   threads: float = 0.0
+
+
+def largest(*values: Any) -> Any:
+  """The largest number; of arrays, element by element.
+
+  `experiments.fit` predicts for many candidates at once: constants are arrays.
+  """
+  try:
+    return max(values)
+  except ValueError:  # arrays are neither true nor false
+    return functools.reduce(np.maximum, values)
 
 
 NONE = Costs((1.0, 1.0), 1.0, 1.0, 0.0, 0.0, 1.0)

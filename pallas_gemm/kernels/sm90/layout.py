@@ -117,6 +117,13 @@ def operand_shapes(problem: Problem) -> tuple[Shape, Shape]:
   return a, b
 
 
+def operands_misaligned(problem: Problem) -> tuple[bool, bool]:
+  """Whether A's, and B's, rows start at no multiples of 128 bytes."""
+  p, ((_, a), (_, b)) = problem, operand_shapes(problem)
+  a, b = bytes_of(a, p.a.dtype), bytes_of(b, p.b.dtype)
+  return a % ATOM_BYTES > 0, b % ATOM_BYTES > 0
+
+
 @functools.lru_cache(maxsize=1024)
 def padding(shape: Shape, columns: int, box_columns: int, dtype: str) -> Shape:
   """Rows and columns of a stored matrix once TMA can address it.
