@@ -10,7 +10,6 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import hardware
@@ -311,7 +310,9 @@ def _swizzled(
   return Buffer(name, shape, dtype, layout.bytes_of(columns, dtype), count)
 
 
-def _buffer_type(buffer: Buffer) -> plgpu.SMEM:
+def _buffer_type(buffer: Buffer) -> Any:
+  from jax.experimental.pallas import mosaic_gpu as plgpu
+
   dtype = jnp.dtype(buffer.dtype)
   if not buffer.swizzle:
     return plgpu.SMEM(buffer.shape, dtype)
@@ -326,7 +327,9 @@ def _buffer_type(buffer: Buffer) -> plgpu.SMEM:
   )
 
 
-def _barrier_type(barrier: Barrier):
+def _barrier_type(barrier: Barrier) -> Any:
+  from jax.experimental.pallas import mosaic_gpu as plgpu
+
   count = {"num_arrivals": barrier.arrivals, "num_barriers": barrier.count}
   if barrier.over:
     return plgpu.ClusterBarrier(collective_axes=barrier.over, **count)
