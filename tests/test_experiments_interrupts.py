@@ -34,7 +34,7 @@ cli.run(ladder.main)
 
 @pytest.fixture(autouse=True)
 def sigint_is_not_ignored():
-  """Where a shell started the tests in the background, programs inherit that."""
+  """A shell that starts tests in the background ignores it for all of them."""
   before = signal.signal(signal.SIGINT, signal.default_int_handler)
   yield
   signal.signal(signal.SIGINT, before)
