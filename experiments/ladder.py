@@ -6,6 +6,7 @@
   python -m experiments.ladder --kernels=8,8a       a rung and its variant
   python -m experiments.ladder --sweep              sizes from 128 to 8192
   python -m experiments.ladder --explain=7          what rung 7 is about
+  python -m experiments.ladder --explain=4 --config=block_m=128,block_k=16
   python -m experiments.ladder --diff=6,7           what rung 7 changes of 6
 
 Every kernel is first checked against a float64 product, then timed on the GPU
@@ -20,7 +21,8 @@ One line a kernel is printed as the run goes:
 
 Rows go to experiments/results/<device>/ladder.jsonl as they are measured, so
 an interrupted run keeps what it finished (--resume goes on from there); those
-of --sweep to sweep.jsonl there. `python -m experiments.report` makes tables and
+of --sweep to sweep.jsonl there, those of --config to configs.jsonl, which no
+page reads. `python -m experiments.report` makes tables and
 plots of them. On a machine without an NVIDIA GPU the kernels
 run in Pallas' GPU interpreter on a small problem: they are checked, their
 traffic is modelled, nothing is timed. A rung that another GPU than a Hopper
@@ -57,7 +59,7 @@ from pallas_gemm import compat, hardware
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract
 
-EXPERIMENT, SWEEP = "ladder", "sweep"
+EXPERIMENT, SWEEP, CONFIGS = "ladder", "sweep", "configs"
 # Of the sweep: by the model a call takes longer than this, in seconds, so it is
 # left out; or so long that fewer calls have to do.
 DOES_NOT_FIT_S, LONG_S, LONG_REPEATS = 1.0, 0.1, 5
@@ -94,6 +96,12 @@ _SWEEP = flags.DEFINE_bool(
   " of --sizes, without peers. Leaves out a kernel where the traffic model says"
   f" that a call takes over {DOES_NOT_FIT_S:g} s, and times it"
   f" {LONG_REPEATS} times where it says over {LONG_S:g} s.",
+)
+_CONFIG = flags.DEFINE_list(
+  "config",
+  [],
+  "Fields of the config in place of the default's, for --kernels and --explain:"
+  " --config=block_m=4,block_n=4,block_k=4.",
 )
 _EXPLAIN = flags.DEFINE_string(
   "explain",
@@ -256,6 +264,8 @@ def rungs_of(flag: str, names: str) -> dict[str, list[contract.Rung]]:
     cli.FlagError: no rung has that name, or none takes the dtype.
   """
   rungs = cli.parse_rungs(names, ladder_lib.LADDER, flag)
+  if _CONFIG.value:
+    rungs = [_with_config(rung) for rung in rungs]
   groups = by_dtype(rungs, cli.DTYPE.value)
   if not groups:
     raise cli.FlagError(
@@ -263,6 +273,29 @@ def rungs_of(flag: str, names: str) -> dict[str, list[contract.Rung]]:
       " it"
     )
   return groups
+
+
+def _with_config(rung: contract.Rung) -> contract.Rung:
+  """The rung, whose default config has the fields of --config."""
+  fields: dict[str, Any] = {}
+  for item in _CONFIG.value:
+    name, _, value = item.partition("=")
+    if name not in rung.uses or not value:
+      raise cli.FlagError(
+        f"--config: want fields of rung {rung.label},"
+        f" {'=.., '.join(rung.uses)}=..; got {item!r}"
+      )
+    fields[name] = int(value) if value.isdecimal() else value
+
+  def default_config(problem: contract.Problem) -> contract.Config:
+    config = dataclasses.replace(rung.default_config(problem), **fields)
+    if (reason := rung.is_legal(config, problem)) is not None:
+      raise cli.FlagError(
+        f"--config: config of {rung.name} is not legal: {reason}"
+      )
+    return config
+
+  return dataclasses.replace(rung, default_config=default_config)
 
 
 def explain(name: str, console: cli.Console) -> int:
@@ -309,7 +342,11 @@ def run(console: cli.Console) -> int:
     for dtype, chosen in groups.items()
     for case in cases_of(problem_of(shape, dtype), chosen, on_gpu)
   ]
-  session = session_lib.start(console, experiment, on_gpu)
+  for case in cases:
+    if _CONFIG.value and case.rung is not None:
+      case.rung.default_config(case.problem)  # raises if it is not legal
+  name = CONFIGS if _CONFIG.value else experiment
+  session = session_lib.start(console, name, on_gpu)
   if not on_gpu:
     console.line(
       "The kernels run in Pallas' GPU interpreter. The traffic model is of the"
@@ -333,6 +370,8 @@ def main(argv: Sequence[str]) -> int:
   del argv
   if _EXPLAIN.value is not None and _DIFF.value is not None:
     raise cli.FlagError("--explain, --diff: want one of them")
+  if _CONFIG.value and _RESUME.value:
+    raise cli.FlagError("--config, --resume: want one of them")
   if _EXPLAIN.value is not None:
     return explain(_EXPLAIN.value, cli.Console())
   if _DIFF.value is not None:

@@ -281,6 +281,11 @@ def test_the_sweep_has_rows_of_its_own(run, gpu, monkeypatch, tmp_path):
     (["--explain=42"], "--explain: no rung '42'"),
     (["--explain=1", "--dtype=bfloat16"], "rungs of --explain=1 takes it"),
     (["--explain=1", "--diff=1,2"], "--explain, --diff: want one of them"),
+    (["--config=block_m=4", "--resume"], "--config, --resume: want one"),
+    (["--explain=3", "--config=split=m"], "block_k=..; got 'split=m'"),
+    (["--explain=3", "--config=block_m"], "fields of rung 3, block_m=.., "),
+    (["--kernels=3", "--config=block_m=3"], "not legal: .* of two, got 3"),
+    (["--explain=3", "--config=block_m=x"], "block_m must be an int .*'x'"),
   ],
 )
 def test_an_impossible_flag_is_an_error_in_a_line(run, args, message):
@@ -313,6 +318,16 @@ def test_explain_prints_the_page_and_the_models_numbers(run, tmp_path):
   assert out.startswith("Rung 3: shared_memory\n====")
   assert "Rung 3, shared_memory: a block loads" in out  # the docstring
   assert out.count("arithmetic intensity") == 2 and "A100" in out
+  assert not (tmp_path / "ladder.jsonl").exists()
+
+
+def test_fields_of_a_config(run, tmp_path):
+  config = "--config=block_m=4,block_n=4,block_k=4"
+  _, out = run("--explain=3", "--sizes=16", config)
+  assert "M / BM = 16 / 4" in out and "K / BK = 16 / 4" in out
+  assert run("--kernels=3", config)[0] == 0
+  [row] = rows.read(tmp_path / "configs.jsonl")
+  assert [row["config"][f"block_{side}"] for side in "mnk"] == [4, 4, 4]
   assert not (tmp_path / "ladder.jsonl").exists()
 
 

@@ -9,7 +9,6 @@ import functools
 import math
 from typing import Any
 
-from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm.kernels.sm90 import layout
@@ -129,7 +128,7 @@ class Memory:
     return min(2, len(self.tiling.subtiles))
 
   @functools.cached_property
-  def shared(self) -> dict[str, Buffer | plgpu.Barrier | plgpu.ClusterBarrier]:
+  def shared(self) -> dict[str, Any]:
     """Shared memory and barriers by name, see `block.Shared`."""
     tiling, matrices = self.tiling, self.matrices
     p, cfg = tiling.problem, tiling.config
@@ -210,13 +209,17 @@ def _swizzled(
 
 def _barriers(arrivals: int, count: int, *axes: str):
   """Barriers at which blocks along the cluster's axes arrive too."""
+  from jax.experimental.pallas import mosaic_gpu as plgpu
+
   sizes = {"num_arrivals": arrivals, "num_barriers": count}
   if axes:
     return plgpu.ClusterBarrier(collective_axes=axes, **sizes)
   return plgpu.Barrier(**sizes)
 
 
-def _buffer_type(buffer: Buffer) -> plgpu.SMEM:
+def _buffer_type(buffer: Buffer) -> Any:
+  from jax.experimental.pallas import mosaic_gpu as plgpu
+
   dtype = jnp.dtype(buffer.dtype)
   if not buffer.swizzle:
     return plgpu.SMEM(buffer.shape, dtype)
