@@ -153,9 +153,14 @@ def test_exports_for_both_platforms():
 
 
 @pytest.mark.parametrize(
-  "platforms", (("tpu",), ("rocm",), ("cpu", "tpu"), ("cuda", "rocm"))
+  ("op", "platforms"),
+  (
+    ("matmul", ("rocm",)),
+    ("matmul", ("cpu", "tpu")),
+    ("ragged_dot", ("tpu",)),
+    ("ragged_dot", ("cuda", "rocm")),
+  ),
 )
-@pytest.mark.parametrize("op", ("matmul", "ragged_dot"))
 def test_exports_where_no_kernel_runs(op, platforms):
   """XLA's product, if it is asked for too."""
   sizes = jnp.array([A.shape[0]])
@@ -347,45 +352,46 @@ def _with_gradients(f, *args):
   return [out, *pullback(jnp.ones_like(out))]
 
 
-@ops.each(OPS)
-def test_results_and_gradients_are_xlas(op, monkeypatch):
+# An op for each device.
+EACH_DEVICE = pytest.mark.parametrize(
+  ("name", "op"), [*zip(DEVICES, OPS.values(), strict=True)], ids=DEVICES
+)
+
+
+@EACH_DEVICE
+def test_results_and_gradients_are_xlas(op, name, monkeypatch):
   want = _with_gradients(op.ours, *op.args())
-  for name in DEVICES:
-    with pretend(monkeypatch, name):
-      got = _with_gradients(op.ours, *op.args())
-    for x, y in zip(got, want, strict=True):
-      np.testing.assert_array_equal(x, y)
+  with pretend(monkeypatch, name):
+    got = _with_gradients(op.ours, *op.args())
+  for x, y in zip(got, want, strict=True):
+    np.testing.assert_array_equal(x, y)
 
 
 @pytest.mark.parametrize("how", ("default", "abstract"))
-@pytest.mark.parametrize("name", DEVICES)
-def test_what_is_lowered_for_cuda(name, how, monkeypatch):
+@EACH_DEVICE
+def test_what_is_lowered_for_cuda(op, name, how, monkeypatch):
   """Ahead of time too, where the device only has a name."""
-  for op in OPS.values():
-    with pretend(monkeypatch, name, how):
-      text = lowered(lambda *x: _with_gradients(op.ours, *x), *op.args())  # noqa: B023
-    assert "mosaic_gpu" not in text
+  with pretend(monkeypatch, name, how):
+    text = lowered(lambda *x: _with_gradients(op.ours, *x), *op.args())
+  assert "mosaic_gpu" not in text
 
 
-@pytest.mark.parametrize("name", DEVICES)
-def test_what_is_said_of_other_devices(name, monkeypatch):
+@EACH_DEVICE
+def test_what_is_said_of_other_devices(op, name, monkeypatch):
   """By `explain`, of batch invariance and of tuning."""
   said = []
   monkeypatch.setattr(report, "warn_once", said.append)
-  for op in OPS.values():
-    with pretend(monkeypatch, name):
-      for platform in (None, "cuda"):
-        found = pallas_gemm.explain(op.ours, *op.args(), platform=platform)
-        for ran in found.products:
-          assert ran.implementation == "xla"
-          assert ran.why.startswith("sm90: ")
-          assert ran.why.endswith(DEVICES[name][3])
-        assert found.products
-      with pallas_gemm.batch_invariant():
-        op.ours(*op.args())
-  assert len(said) >= len(OPS)
-  assert all("has no effect here" in text for text in said)
   with pretend(monkeypatch, name):
+    for platform in (None, "cuda"):
+      found = pallas_gemm.explain(op.ours, *op.args(), platform=platform)
+      for ran in found.products:
+        assert ran.implementation == "xla"
+        assert ran.why.startswith("sm90: ")
+        assert ran.why.endswith(DEVICES[name][3])
+      assert found.products
+    with pallas_gemm.batch_invariant():
+      op.ours(*op.args())
+    assert said and all("has no effect here" in text for text in said)
     with pytest.raises(RuntimeError, match=r"tuning needs .*9\.0"):
       pallas_gemm.autotune(pallas_gemm.matmul, A, B)
     # Triton asks the driver of GPUs that it has no numbers for.
