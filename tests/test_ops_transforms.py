@@ -264,14 +264,16 @@ def test_shared_weights_sum_in_float32():
 
 
 @pytest.mark.parametrize(
-  ("activation", "dtype", "with_c"),
-  (("none", "bfloat16", True), ("gelu", "float16", False)),
+  "case",
+  (
+    ((72, 1, 40), "bfloat16", "none", True),  # of a vector
+    ((72, 80, 40), "float16", "gelu", False),
+  ),
 )
-def test_sm90_gradients(activation, dtype, with_c):
+def test_sm90_gradients(case):
   """Interpreted: forward and both products of the backward pass."""
   with jax.enable_x64(False):
-    how = {"implementation": "sm90"}
-    gradients.assert_right((72, 80, 40), dtype, activation, with_c, **how)
+    gradients.assert_right(*case, implementation="sm90")
 
 
 # Grouped products.
