@@ -45,6 +45,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.harness import (
+  before,
   cli,
   dense_cases,
   dense_tables,
@@ -71,7 +72,7 @@ TINY = shapes_lib.Shape(128, 128, 128)
 EAGER_CALLS = 200
 _NAMES = (*dense_cases.NAMES, LATENCY)
 
-for _name in ("shapes", "dtype", "seed", "output_dir", *cli.TIMED):
+for _name in ("shapes", "dtype", "seed", "output_dir", "base", *cli.TIMED):
   flags.declare_key_flag(_name)
 _SUITE = flags.DEFINE_list(
   "suite",
@@ -161,7 +162,7 @@ def tuned(case: dense_cases.Case) -> Candidate | None:
   fn = dense_cases.ours(case, _IMPLEMENTATION.value)
   if run_lib.config_of(fn, operands)[0] is None:
     return None
-  before = os.environ.get(cache.FOLDER_VARIABLE)
+  given = os.environ.get(cache.FOLDER_VARIABLE)
   with tempfile.TemporaryDirectory() as folder:
     os.environ[cache.FOLDER_VARIABLE] = folder
     cache.clear()
@@ -173,8 +174,8 @@ def tuned(case: dense_cases.Case) -> Candidate | None:
         config, _ = run_lib.config_of(fn, operands)
     finally:
       del os.environ[cache.FOLDER_VARIABLE]
-      if before is not None:
-        os.environ[cache.FOLDER_VARIABLE] = before
+      if given is not None:
+        os.environ[cache.FOLDER_VARIABLE] = given
       cache.clear()
   return Candidate(lambda: compiled, config)
 
@@ -264,7 +265,11 @@ def main(argv: Sequence[str]) -> int:
       session.host_rows("bandwidth", bench.measure_bandwidth, line)
     session.suites(
       cases,
-      functools.partial(run_lib.prepare, implementation=how),
+      functools.partial(
+        run_lib.prepare,
+        implementation=how,
+        more=functools.partial(before.arms, "dense"),
+      ),
       functools.partial(measure, bench),
       dense_tables.label,
       dense_tables.measured_parts,

@@ -41,6 +41,7 @@ from typing import Any
 from absl import flags
 
 from experiments.harness import (
+  before,
   cli,
   dense_tables,
   ragged_cases,
@@ -55,7 +56,7 @@ from pallas_gemm import compat
 
 EXPERIMENT = "ragged"
 
-for _name in ("dtype", "seed", "output_dir", *cli.TIMED):
+for _name in ("dtype", "seed", "output_dir", "base", *cli.TIMED):
   flags.declare_key_flag(_name)
 _SUITE = flags.DEFINE_list(
   "suite",
@@ -174,7 +175,12 @@ def main(argv: Sequence[str]) -> int:
       session.host_rows("bandwidth", bench.measure_bandwidth, line)
     session.suites(
       cases,
-      functools.partial(run_lib.prepare, implementation=how, peers=peers),
+      functools.partial(
+        run_lib.prepare,
+        implementation=how,
+        peers=peers,
+        more=functools.partial(before.arms, "ragged"),
+      ),
       functools.partial(measure, session, bench),
       ragged_tables.label,
       ragged_tables.measured_parts,

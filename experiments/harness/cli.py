@@ -206,23 +206,16 @@ def check_flags(module: str) -> None:
         raise FlagError(f"--{flag.name}: not a flag of this program")
 
 
-def run(
-  main: Callable[[Sequence[str]], int], takes_arguments: bool = False
-) -> None:
+def run(main: Callable[[Sequence[str]], int]) -> None:
   """`absl.app.run`, with what ends a program early told in one line.
 
   An error of the command line is exit status 2, Ctrl-C is 130.
-
-  Args:
-    main: the program.
-    takes_arguments: whether it takes words that are no flags.
   """
-  # JAX and matplotlib say at level INFO what they looked for and did not find.
-  for library in ("jax", "matplotlib"):
-    logging.getLogger(library).setLevel(logging.WARNING)
+  # JAX says at level INFO what it looked for and did not find.
+  logging.getLogger("jax").setLevel(logging.WARNING)
 
   def guarded(argv: Sequence[str]) -> int:
-    if len(argv) > 1 and not takes_arguments:
+    if len(argv) > 1:
       return _refuse(f"unexpected argument {argv[1]!r}; flags begin with --")
     try:
       # absl knows the program that was started by its file.
