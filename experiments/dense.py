@@ -23,7 +23,7 @@ batches.
 
 Rows go to experiments/results/<device>/dense.jsonl as they are measured, those
 of random problems to dense_unseen.jsonl there, so an interrupted run keeps what
-it finished. `python -m experiments.report` makes tables and plots of them.
+it finished. `python -m experiments.report` prints tables of them.
 Without an NVIDIA GPU a few tiny cases are checked, and nothing is timed.
 
 Exit status: 0; 1 if a case FAILED or could not run; 2 for a command that can't
@@ -257,10 +257,10 @@ def main(argv: Sequence[str]) -> int:
   on_gpu, how = compat.targets_gpu(), _IMPLEMENTATION.value
   experiment = UNSEEN if _UNSEEN.value else EXPERIMENT
   cases, latency = chosen(on_gpu)
-  session = session_lib.start(cli.Console(), experiment, on_gpu)
+  session = session_lib.start(experiment, on_gpu)
   bench = session_lib.bench(experiment, on_gpu)
   line = dense_tables.host_line
-  with session.measuring(len(cases)):
+  with session.measuring():
     if on_gpu:
       session.host_rows("bandwidth", bench.measure_bandwidth, line)
     session.suites(

@@ -92,7 +92,7 @@ def rows_of(path: pathlib.Path) -> Rows:
   return found
 
 
-def show(folder: pathlib.Path, console: cli.Console) -> None:
+def show(folder: pathlib.Path) -> None:
   """Prints the tables of the rows in a folder.
 
   Raises:
@@ -106,8 +106,8 @@ def show(folder: pathlib.Path, console: cli.Console) -> None:
       if cells:
         is_empty = False
         numeric = tables.numeric(header)
-        console.table(f"Rows of {path}", header, cells, numeric)
-        console.line()
+        cli.table(f"Rows of {path}", header, cells, numeric)
+        cli.say()
   if is_empty:
     raise cli.FlagError(f"--rows: no timed rows in {folder}")
 
@@ -117,7 +117,7 @@ def main(argv: Sequence[str]) -> int:
   del argv
   folders = [pathlib.Path(_ROWS.value)] if _ROWS.value else None
   for folder in folders or sorted(rows_lib.RESULTS.glob("*/")):
-    show(folder, cli.Console())
+    show(folder)
   return 0
 
 
