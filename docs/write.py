@@ -59,6 +59,7 @@ BLOCKS: dict[str, Callable[[str], str]] = {
   "rung-traffic": rung_tables.traffic,
   "rung-counters": rung_tables.counters,
   "ladder-table": page_tables.ladder,
+  "ladder-overview": page_tables.ladder_overview,
   "ops-table": page_tables.ops,
   "ops-overview": page_tables.ops_overview,
   "published-table": page_tables.published_ladders,
@@ -77,10 +78,11 @@ _CELL = re.compile(r"\n```python\n(.*?)^```\n", re.M | re.S)
 
 
 def pages() -> list[pathlib.Path]:
-  """All pages, from the root."""
+  """All pages, from the root, and README."""
   folder = lookup.ROOT / "docs"
   found = sorted(folder.glob("*.md")) + sorted(folder.glob("[a-z]*/*.md"))
-  return [path for path in found if not path.parent.name.startswith("_")]
+  found = [path for path in found if not path.parent.name.startswith("_")]
+  return [lookup.ROOT / "README.md", *found]
 
 
 def written(text: str, outputs: Sequence[str] | None = None) -> str:

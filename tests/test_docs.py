@@ -14,7 +14,6 @@ import pytest
 import docs.extensions
 import examples
 import experiments
-from experiments import report
 import pallas_gemm
 from tests.support import pages
 
@@ -154,16 +153,6 @@ def test_the_readme_names_every_rung():
 def test_the_readme_ends():
   assert len(README.splitlines()) <= 150
   assert len(README.split()) <= 1050  # tables and code counted
-
-
-def test_the_readme_has_the_rows_of_today():
-  for name, table in (
-    ("ladder_overview", report.ladder_overview()),
-    ("ops_overview", report.ops_overview()),
-  ):
-    assert f"<!-- {name}:begin -->\n\n{table}\n" in README, (
-      "run python -m experiments.report readme"
-    )
 
 
 def test_the_readmes_snippets_run_one_after_the_other():

@@ -15,7 +15,7 @@ from matplotlib.text import Text
 
 from docs import figures
 from docs.figures import _facts, style
-from experiments.harness import dense_tables, shapes
+from experiments.harness import shapes
 from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract, register_layouts, traffic
 
@@ -296,7 +296,7 @@ def test_points_under_the_roof():
 
 def test_histogram_holds_every_case():
   speeds = [0.7, 0.999, 1.0, 1.04, 1.06, 4.0]
-  edges = dense_tables.bins(speeds)
+  edges = picture("dense_histogram").bins(speeds)
   counts, _ = np.histogram(speeds, edges)
   assert counts.sum() == len(speeds)
   assert 1.0 in edges

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from docs.extensions import lookup, results
-from experiments import report
 from experiments.harness import (
   dense_tables,
   ladder_tables,
+  ragged_cases,
   ragged_tables,
   tables,
 )
 from experiments.harness import rows as rows_lib
+from pallas_gemm import ladder as ladder_lib
 
 _OPS = {"dense": dense_tables.markdown, "ragged": ragged_tables.markdown}
 
@@ -85,13 +86,16 @@ def ops(text: str) -> str:
   Raises:
     UnknownError: no ops of that name.
   """
+  return "\n\n".join(
+    lookup.pick(_OPS, name, "ops")(_ops_rows(name))
+    for name in text.split() or _OPS
+  )
+
+
+def _ops_rows(name: str) -> list[dict[str, Any]]:
+  """The latest rows of "dense" or "ragged" on an H200."""
   folder = rows_lib.RESULTS / rows_lib.slug(results.GPUS["h200"])
-  parts = []
-  for name in text.split() or _OPS:
-    markdown = lookup.pick(_OPS, name, "ops")
-    rows = rows_lib.latest(rows_lib.read(folder / f"{name}.jsonl"))
-    parts.append(markdown(rows))
-  return "\n\n".join(parts)
+  return rows_lib.latest(rows_lib.read(folder / f"{name}.jsonl"))
 
 
 def published_ladders(text: str) -> str:
@@ -100,7 +104,66 @@ def published_ladders(text: str) -> str:
   return ladder_tables.published_markdown()
 
 
-def ops_overview(text: str) -> str:
-  """README's table of the ops."""
+def ladder_overview(text: str) -> str:
+  """A line for each rung: what it adds, and its speed on each GPU."""
   del text
-  return report.ops_overview()
+  rungs = {rung.name: rung for rung in ladder_lib.LADDER}
+
+  def number(row: dict[str, Any]) -> str:
+    rung = rungs[row["kernel"]]
+    return f"[{rung.number}](docs/rungs/{rung.number:02}_{rung.name}.md)"
+
+  index = {
+    "#": number,
+    "rung": tables.field("kernel"),
+    "what it adds": lambda row: rungs[row["kernel"]].idea,
+  }
+  columns = []
+  for name in results.MEASURED:
+    timed = [results.timed(rung, name) for rung in rungs.values()]
+    gpu = tables.short_name(timed[0])
+    if not columns:
+      columns.append((gpu, timed, {"time": tables.TIME}))
+    values = {"TFLOP/s": tables.TFLOPS, "x jnp.dot": tables.RATIO}
+    columns.append((gpu, timed, values))
+  return tables.markdown(*tables.pivot(timed, index, columns))
+
+
+def ops_overview(text: str) -> str:
+  """What an op computes, its baseline, and how much faster; then the losses."""
+  del text
+  dense = dense_tables.compared(_ops_rows("dense"))
+  mixtral = [
+    row
+    for row in ragged_tables.timed(_ops_rows("ragged"))
+    if row["suite"] == "mixtral"
+  ]
+  fused = [row for row in dense if row["epilogue"] != "none"]
+  cells = []
+  for op, baseline, arm, rows in (
+    ("`matmul`, all suites", "`jnp`", None, dense),
+    ("`matmul` with bias, C, activation", "`jnp`", None, fused),
+    (
+      "`matmul`, 1 to 128 rows (Llama)", "`jnp`", None,
+      dense_tables.small_m(dense),
+    ),
+    (
+      "`ragged_dot`, Mixtral, and gradients", "`lax.ragged_dot`",
+      ragged_cases.LAX, mixtral,
+    ),
+    (
+      "`ragged_dot`, Mixtral", "JAX's `ragged_dot_mgpu`", ragged_cases.EXAMPLE,
+      mixtral,
+    ),
+  ):  # fmt: skip
+    speeds = [
+      ragged_tables.speed_over(row, arm) if arm else dense_tables.ratio(row)
+      for row in rows
+    ]
+    speeds = [speed for speed in speeds if speed is not None]
+    figures = tables.geomean(speeds), min(speeds), max(speeds)
+    cells.append([op, baseline, str(len(speeds)), *map(tables.factor, figures)])
+  header = ["op", "beside", "cases", "geomean", "worst", "best"]
+  note = "`lax.ragged_dot` multiplies all rows with every group."
+  losses = dense_tables.losses(dense)
+  return f"{tables.markdown(header, cells)}\n\n`matmul`: {losses} {note}"
