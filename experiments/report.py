@@ -4,8 +4,8 @@
   python -m experiments.report dense ragged        these pages alone
   python -m experiments.report --rows=/tmp/rows    tables and plots of a folder
 
-Nothing is measured. Pages are README.md (readme) and those in
-experiments/results (dense, ladder, ragged). A block of a page stands between
+Nothing is measured. Pages are those in experiments/results (dense, ladder,
+ragged); `docs.write` writes the others. A block of a page stands between
 the lines `<!-- NAME:begin -->` and `<!-- NAME:end -->`, and is made of the rows
 in experiments/results/<device>; of a kernel and problem the last row counts.
 Plots lie with the rows. A line is printed for each file that was written.
@@ -21,7 +21,6 @@ import dataclasses
 import functools
 import pathlib
 import re
-from typing import Any
 
 from absl import flags
 
@@ -37,13 +36,9 @@ from experiments.harness import (
 )
 from experiments.harness import rows as rows_lib
 from experiments.harness.tables import RowDict
-from pallas_gemm import ladder as ladder_lib
 
-README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
-# README's tables are of these, the ops' of the first. The ladder's are of one
-# size.
-DEVICES = "nvidia_h200", "nvidia_h100_80gb_hbm3"
-SIZE = 4096
+# The overview of the ops is of this.
+DEVICE = "nvidia_h200"
 
 _ROWS = flags.DEFINE_string(
   "rows",
@@ -218,39 +213,9 @@ def draw(name: str, rows: Rows, folder: pathlib.Path) -> list[str]:
   return lines
 
 
-def ladder_overview() -> str:
-  """A line for each rung: what it adds, and its speed on each device."""
-  rungs = {rung.name: rung for rung in ladder_lib.LADDER}
-
-  def number(row: RowDict) -> str:
-    rung = rungs[row["kernel"]]
-    return f"[{rung.number}](docs/rungs/{rung.number:02}_{rung.name}.md)"
-
-  def compares(row: RowDict) -> bool:
-    rung = rungs.get(row["kernel"])
-    same = rung is not None and row["dtype"] == rung.dtypes[0]
-    return same and (row["m"], row["n"], row["k"]) == 3 * (SIZE,)
-
-  index = {
-    "#": number,
-    "rung": tables.field("kernel"),
-    "what it adds": lambda row: rungs[row["kernel"]].idea,
-  }
-  values = {"TFLOP/s": tables.TFLOPS, "x jnp.dot": tables.RATIO}
-  columns = []
-  for device in DEVICES:
-    rows = rows_of(rows_lib.RESULTS / device, "ladder")
-    gpu, rows = tables.short_name(rows[0]), [*filter(compares, rows)]
-    if not columns:
-      columns.append((gpu, rows, {"time": tables.TIME}))
-    columns.append((gpu, rows, values))
-  lines = [{"kernel": name} for name in rungs]
-  return tables.markdown(*tables.pivot(lines, index, columns))
-
-
 def ops_overview() -> str:
   """What an op computes, its baseline, and how much faster; then the losses."""
-  folder = rows_lib.RESULTS / DEVICES[0]
+  folder = rows_lib.RESULTS / DEVICE
   dense = dense_tables.compared(rows_of(folder, "dense"))
   mixtral = [
     row
@@ -289,22 +254,14 @@ def ops_overview() -> str:
   return f"{table}\n\n`matmul`: {dense_tables.losses(dense)} {note}"
 
 
-# What gives the text between markers of other names.
-BLOCKS = {
-  "published": ladder_tables.published_markdown,
-  "ladder_overview": ladder_overview,
-  "ops_overview": ops_overview,
-}
-
-
 def block(name: str) -> str:
   """The text between a page's markers of that name; draws its plots.
 
   Raises:
     cli.FlagError: no text has that name, or there is no row for it.
   """
-  if name in BLOCKS:
-    return BLOCKS[name]()
+  if name == "published":
+    return ladder_tables.published_markdown()
   if name not in EXPERIMENTS or EXPERIMENTS[name].block is None:
     raise cli.FlagError(f"no text is called {name}")
   # Newer GPUs have higher numbers.
@@ -370,8 +327,7 @@ def main(argv: Sequence[str]) -> int:
       raise cli.FlagError("--rows: goes with no pages")
     show_folder(pathlib.Path(_ROWS.value))
     return 0
-  there = [README, *sorted(rows_lib.RESULTS.glob("*.md"))]
-  pages: dict[str, Any] = {page.stem.lower(): page for page in there}
+  pages = {x.stem: x for x in sorted(rows_lib.RESULTS.glob("*.md"))}
   names = argv[1:] or pages
   if unknown := [name for name in names if name not in pages]:
     raise cli.FlagError(f"no page {unknown[0]!r}; there are {', '.join(pages)}")

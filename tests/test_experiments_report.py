@@ -33,8 +33,6 @@ def rows_of(device, cases=3):
 def run(monkeypatch, tmp_path, capsys):
   """Runs the program on two devices' rows: (status, output); has `pages`."""
   monkeypatch.setattr(rows, "RESULTS", tmp_path)
-  monkeypatch.setattr(report, "README", tmp_path / "README.md")
-  (tmp_path / "README.md").write_text("# No blocks\n")
   for device, cases in ((H200, report.dense_tables.ENOUGH), (H100, 3)):
     for name, found in rows_of(device, cases).items():
       for row in found:
@@ -81,7 +79,7 @@ def test_pages_are_of_all_devices(run, monkeypatch, tmp_path):
   assert "(nvidia_h200/dense.png)" in pages["dense"]
   assert "nvidia_h100_80gb_hbm3/dense.png" not in pages["dense"]
   monkeypatch.setattr(report, "draw", lambda *_: [])  # they are there
-  assert run()[1].count("nothing new for") == len(PAGES) + 1
+  assert run()[1].count("nothing new for") == len(PAGES)
   for page, text in pages.items():
     assert (tmp_path / f"{page}.md").read_text() == text
 
@@ -91,8 +89,7 @@ def test_pages_are_named(run, tmp_path):
   _, out = run("dense")
   assert f"rewrote {tmp_path / 'dense.md'}" in out and "ladder" not in out
   assert (tmp_path / "ladder.md").read_text() == before
-  assert run("readme")[1] == f"nothing new for {tmp_path / 'README.md'}\n"
-  with pytest.raises(cli.FlagError, match="no page 'x'; there are readme, den"):
+  with pytest.raises(cli.FlagError, match="no page 'x'; there are dense"):
     run("x")
 
 

@@ -25,12 +25,12 @@ SIZES = [shape.m for shape in shapes.suite("sweep")]
 @pytest.mark.parametrize(
   "ms, text",
   [
-    (0.00412, "4.12 us"),
-    (0.172, "172 us"),
+    (0.00412, "4.12 µs"),
+    (0.172, "172 µs"),
     (2.671, "2.67 ms"),
     (274.9, "275 ms"),
     (2199.0, "2.20 s"),
-    (0.0, "0.00 us"),
+    (0.0, "0.00 µs"),
     (None, "-"),
   ],
 )
@@ -131,11 +131,11 @@ def test_readme_block_has_a_table_a_problem():
   row = "| 2 | coalesced | 20.0 ms | 5.00 | 7.5 | 0.100x | 10.0x | 10.0x |"
   assert f"{row} 0.085x |" in text
   row = (
-    "| 9 | tensor_cores | 312 us | 320 | 32.3 | 0.400x | - | 640x | 1.000x |"
+    "| 9 | tensor_cores | 312 µs | 320 | 32.3 | 0.400x | - | 640x | 1.000x |"
   )
   assert f"{row} 0.443x |" in text
   row = (
-    "| 9b | tensor_cores_pipelined | 156 us | 640 | 64.7 | 0.800x | 2.000x |"
+    "| 9b | tensor_cores_pipelined | 156 µs | 640 | 64.7 | 0.800x | 2.000x |"
   )
   assert f"{row} 1280x | 2.000x | - |" in text
   assert "(S. Boehm, RTX A6000)" in text and "(fast.cu, H100)" in text
