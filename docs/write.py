@@ -51,6 +51,7 @@ NUMBERS: dict[str, Callable[[str], str]] = {
 BLOCKS: dict[str, Callable[[str], str]] = {
   "ladder-roadmap": rung_tables.roadmap,
   "ladder-table": rung_tables.problems,
+  "ladder-sizes": rung_tables.sizes,
   "ladder-run": rung_tables.run_lines,
   "rung-box": rung_tables.box,
   "rung-card": rung_tables.card,

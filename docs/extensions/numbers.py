@@ -53,6 +53,8 @@ def counter(text: str) -> str:
   row = results.counters(results.rung(name), gpu)
   stalls = row.get("stalls") or {}
   found = {**row["measured"], **stalls, **(row.get("occupancy") or {})}
+  moved = found["dram_read_bytes"] + found["dram_write_bytes"]
+  found["dram_gbytes_per_s"] = moved / found["duration_ms"] / 1e6
   x = lookup.pick(found, key, "counter")
   if key in stalls:
     return counter_tables.warps(x)
@@ -103,6 +105,8 @@ def published(text: str) -> str:
   names = [x for x in ladders if source.lower() in x.lower()]
   ladder = lookup.pick(ladders, names[0] if names else source, "source")
   ratio = step[-1] == "x" and len(step) > 1
+  if step == ["note"]:
+    return ladder.note
   steps = {"cublas": ladder.cublas}
   for name, figure, number in ladder.steps:
     steps |= {name: figure, str(number): figure}

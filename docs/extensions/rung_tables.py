@@ -12,6 +12,7 @@ from experiments.harness import (
   counter_tables,
   ladder_tables,
   rung_text,
+  shapes,
   tables,
 )
 from pallas_gemm import hardware, ladder
@@ -129,6 +130,24 @@ def _timed(rows: Sequence[RowDict]) -> str:
 _TIMES = {"ms": 1.0, "µs": 1e-3}
 _BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 _COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
+
+
+def sizes(text: str) -> str:
+  """Times over the size of cubes: "float32 2 8 'jnp.dot HIGHEST'" (H200)."""
+  dtype, *names = shlex.split(text)
+  sides = [128 << i for i in range(7)]
+  header, columns = ["kernel"], []
+  for side in sides:
+    shape = shapes.Shape(side, side, side)
+    rows = []
+    for name in names:
+      kernel = results.rung(name).name if name[0].isdigit() else name
+      rows.append(results.kernel(kernel, "h200", shape, dtype))
+    unit, times = in_one_unit([row["ms_median"] for row in rows], _TIMES)
+    header.append(f"{side}³, {unit}")
+    columns.append(times)
+  kernels = [f"{ladder_tables.label(x)} {x['kernel']}".strip() for x in rows]
+  return tables.markdown(header, zip(kernels, *columns))
 
 
 def in_one_unit(
