@@ -55,6 +55,7 @@ BLOCKS: dict[str, Callable[[str], str]] = {
   "ladder-run": rung_tables.run_lines,
   "rung-box": rung_tables.box,
   "rung-card": rung_tables.card,
+  "rung-steps": rung_tables.steps,
   "rung-grid": rung_tables.grid,
   "rung-traffic": rung_tables.traffic,
   "rung-counters": rung_tables.counters,

@@ -83,6 +83,13 @@ def test_a_rungs_page_has_its_parts(page):
   assert text.index("<!-- rung-box ") < text.index("\n## ")
 
 
+@pytest.mark.parametrize("page", RUNG_PAGES, ids=name_of)
+def test_a_rungs_page_is_short(page):
+  text = re.sub(r"<details>.*?</details>", "", page.read_text(), flags=re.S)
+  assert len(pages.prose(text).split()) <= 1600
+  assert len(text[: text.index("<!-- rung-box ")].splitlines()) <= 12
+
+
 @pytest.mark.parametrize("page", pages.PAGES, ids=name_of)
 def test_no_measured_number_is_typed(page):
   if name_of(page) not in UNMEASURED:

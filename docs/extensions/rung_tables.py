@@ -132,6 +132,20 @@ _BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 _COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 
 
+def steps(text: str) -> str:
+  """Rungs and variants in the order in which a page takes them: "8 9a 9 9b"."""
+  rungs = [results.rung(label) for label in text.split()]
+  rows = [results.timed(one, "h200") for one in rungs]
+  cells = []
+  for one, row, before in zip(rungs, rows, [None, *rows]):
+    same = before is not None and before["dtype"] == row["dtype"]
+    gain = before["ms_median"] / row["ms_median"] if same else None
+    name = f"{one.label} {one.name}"
+    cells.append([name, one.idea, tables.TFLOPS(row), tables.factor(gain)])
+  header = ["step", "what it adds", "TFLOP/s", "x step before"]
+  return tables.markdown(header, cells, header[2:])
+
+
 def sizes(text: str) -> str:
   """Times over the size of cubes: "float32 2 8 'jnp.dot HIGHEST'" (H200)."""
   dtype, *names = shlex.split(text)
