@@ -141,15 +141,6 @@ def test_files_named_exist(page):
       assert found, name
 
 
-def test_the_readme_names_every_rung():
-  rows = re.findall(r"^\| \[(\d+)\]\((.*?)\) \| (\w+) \|", README, re.M)
-  from pallas_gemm.ladder import LADDER
-
-  names = [(str(rung.number), rung.name) for rung in LADDER]
-  assert [(number, name) for number, _, name in rows] == names
-  assert all((ROOT / page).exists() for _, page, _ in rows)
-
-
 def test_the_readme_ends():
   assert len(README.splitlines()) <= 150
   assert len(README.split()) <= 1050  # tables and code counted

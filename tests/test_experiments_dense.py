@@ -338,7 +338,7 @@ def test_wall_time_of_short_cases_is_shown():
     "of these 3 cases the geomean is 2.000x by kernel time and 0.667x by wall"
     " time, by which 3 are slower, at worst 0.667x (48x40x24)"
   ) in text
-  assert "a call takes 90.0 us" in text and "`jnp`'s 60.0 us" in text
+  assert "a call takes 90.0 µs" in text and "`jnp`'s 60.0 µs" in text
   assert "None of these cases launches more kernels than `jnp`." in text
 
 

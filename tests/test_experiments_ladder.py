@@ -256,7 +256,6 @@ def test_the_sweep_has_rows_of_its_own(run, gpu, monkeypatch, tmp_path):
     (["--explain=42"], "--explain: no rung '42'"),
     (["--explain=1", "--dtype=bfloat16"], "rungs of --explain=1 takes it"),
     (["--explain=1", "--diff=1,2"], "--explain, --diff: want one of them"),
-    (["--config=block_m=4", "--resume"], "--config, --resume: want one"),
     (["--explain=3", "--config=split=m"], "block_k=..; got 'split=m'"),
     (["--explain=3", "--config=block_m"], "fields of rung 3, block_m=.., "),
     (["--kernels=3", "--config=block_m=3"], "not legal: .* of two, got 3"),

@@ -14,12 +14,12 @@ from tests.support.result_rows import row as make_row
 @pytest.mark.parametrize(
   "ms, text",
   [
-    (0.00412, "4.12 us"),
-    (0.172, "172 us"),
+    (0.00412, "4.12 µs"),
+    (0.172, "172 µs"),
     (2.671, "2.67 ms"),
     (274.9, "275 ms"),
     (2199.0, "2.20 s"),
-    (0.0, "0.00 us"),
+    (0.0, "0.00 µs"),
     (None, "-"),
   ],
 )

@@ -208,7 +208,7 @@ def _wall(rows: Sequence[RowDict]) -> str:
 
   return (
     f"That is kernel time. Where one of the two takes less than"
-    f" {timing.WALL_BELOW_MS * 1e3:.0f} us, wall time is taken too, from call"
+    f" {timing.WALL_BELOW_MS * 1e3:.0f} µs, wall time is taken too, from call"
     f" to result: of these {len(rows)} cases the geomean is"
     f" {tables.factor(kernels)} by kernel time and"
     f" {tables.factor(tables.geomean(ratios))} by wall time, by which"
