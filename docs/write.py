@@ -19,8 +19,7 @@ A table, code or the output of a cell, on lines of their own:
 A cell is a block `<!-- cell -->` that begins with a fence of Python; what the
 cells of a page print follows each; of `<!-- cell timed -->` it stays as it is
 once written. Pictures are files of docs/img, which
-`docs.figures` draws. Numbers: rung, counter, model, published, row, gpu, calc.
-Blocks: those of `BLOCKS`.
+`docs.figures` draws. There are the kinds of `NUMBERS` and of `BLOCKS`.
 """
 
 import argparse
@@ -32,11 +31,9 @@ import sys
 
 from docs.extensions import (
   api,
-  arithmetic,
   lookup,
   numbers,
   page_tables,
-  roadmap,
   rows,
   rung_tables,
   sources,
@@ -46,28 +43,31 @@ NUMBERS: dict[str, Callable[[str], str]] = {
   "rung": numbers.rung,
   "counter": numbers.counter,
   "model": numbers.model,
-  "published": numbers.published_figure,
+  "published": numbers.published,
   "row": rows.row,
   "gpu": numbers.gpu,
-  "calc": arithmetic.calc,
+  "calc": numbers.calc,
 }
 BLOCKS: dict[str, Callable[[str], str]] = {
-  "ladder-roadmap": roadmap.table,
-  "rung-box": roadmap.box,
+  "ladder-roadmap": rung_tables.roadmap,
+  "ladder-table": rung_tables.problems,
+  "ladder-sizes": rung_tables.sizes,
+  "ladder-run": rung_tables.run_lines,
+  "rung-box": rung_tables.box,
   "rung-card": rung_tables.card,
+  "rung-steps": rung_tables.steps,
   "rung-grid": rung_tables.grid,
   "rung-traffic": rung_tables.traffic,
   "rung-counters": rung_tables.counters,
-  "ladder-table": page_tables.ladder,
-  "ops-table": page_tables.ops,
-  "ops-overview": page_tables.ops_overview,
-  "published-table": page_tables.published_ladders,
-  "random-table": page_tables.random,
   "rung-code": sources.rung_code,
   "rung-diff": sources.rung_diff,
   "rung-sass": sources.rung_sass,
   "code": sources.code,
   "api": api.markdown,
+  "ops-table": page_tables.ops,
+  "ops-overview": page_tables.ops_overview,
+  "published-table": page_tables.published_ladders,
+  "random-table": page_tables.random,
 }
 _NUMBER = re.compile(r"<!--([a-z]+) ([^>]*?)-->[^<]*<!---->")
 _BLOCK = re.compile(
@@ -77,10 +77,10 @@ _CELL = re.compile(r"\n```python\n(.*?)^```\n", re.M | re.S)
 
 
 def pages() -> list[pathlib.Path]:
-  """All pages, from the root."""
+  """README and all pages, from the root."""
   folder = lookup.ROOT / "docs"
   found = sorted(folder.glob("*.md")) + sorted(folder.glob("[a-z]*/*.md"))
-  return [path for path in found if not path.parent.name.startswith("_")]
+  return [lookup.ROOT / "README.md", *found]
 
 
 def written(text: str, outputs: Sequence[str] | None = None) -> str:

@@ -10,8 +10,8 @@ are flushed before each of ncu's passes. A row has what was counted
 (`ratio`), what warps wait for (`stalls`: warps that wait for a reason, for each
 instruction issued), and how many fit on an SM and why not more (`occupancy`).
 
-Rows go to experiments/results/<device>/counters.jsonl, one a rung; tables and
-plots are made of those of the newest commit. Why model and measurement differ
+Rows go to experiments/results/<device>/counters.jsonl, one a rung; tables are
+made of those of the newest commit. Why model and measurement differ
 is said on the rung's page.
 
 ncu and CUPTI can't both be on, so nothing is timed here. Exit status: 0; 1 if
@@ -208,27 +208,27 @@ def make_row(
   }
 
 
-def show(console: cli.Console, row: Mapping[str, Any]) -> None:
+def show(row: Mapping[str, Any]) -> None:
   """A rung's counts, in lines."""
   label = ladder_tables.label(row)
-  console.line(f"{label:>3} {row['kernel']} ({row['kernel_name']})")
+  cli.say(f"{label:>3} {row['kernel']} ({row['kernel_name']})")
   for name, value in row["measured"].items():
     text = f"   {name:<28} {value:>14,.6g}"
     if name in row["model"]:
       text += f"   model {row['model'][name]:>14,.6g}"
     if row["ratio"].get(name) is not None:
       text += f"   ratio {row['ratio'][name]:.2f}"
-    console.line(text)
+    cli.say(text)
   for field in ("stalls", "occupancy"):
     parts = [
       f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
       for name, value in row[field].items()
       if value
     ]
-    console.line(f"   {field}: {', '.join(parts)}")
+    cli.say(f"   {field}: {', '.join(parts)}")
 
 
-def measure(console: cli.Console) -> int:
+def measure() -> int:
   """Counts the rungs of the flags; returns the exit status."""
   rungs = chosen()
   shapes = cli.parse_shapes(cli.SHAPES.value) or shapes_lib.suite("ladder")
@@ -245,28 +245,24 @@ def measure(console: cli.Console) -> int:
   asked = ncu.metrics(ncu.known_metrics(_NCU.value))
   for name, metrics in (ncu.COUNTERS | ncu.STALLS | ncu.OCCUPANCY).items():
     if not set(metrics) & set(asked):
-      console.line(f"{name}: this GPU has none of {', '.join(metrics)}")
+      cli.say(f"{name}: this GPU has none of {', '.join(metrics)}")
   counted, failures = 0, []
-  with console.progress(len(shapes)):
-    for shape in shapes:
-      console.doing(f"{len(rungs)} rungs, {shape}")
-      found = shape_rows(console, rungs, shape, asked, gpu)
-      for row in found:
-        rows_lib.append(path, row)
-        show(console, row)
-      counted += len(found)
-      there = {row["kernel"] for row in found}
-      failures += [rung.name for rung in rungs if rung.name not in there]
-      console.step()
+  for shape in shapes:
+    found = shape_rows(rungs, shape, asked, gpu)
+    for row in found:
+      rows_lib.append(path, row)
+      show(row)
+    counted += len(found)
+    there = {row["kernel"] for row in found}
+    failures += [rung.name for rung in rungs if rung.name not in there]
   if counted:
-    console.line(f"rows: {path}")
+    cli.say(f"rows: {path}")
   if failures:
-    console.line(f"not counted: {', '.join(failures)}", bad=True)
+    cli.say(f"not counted: {', '.join(failures)}")
   return 1 if failures else 0
 
 
 def shape_rows(
-  console: cli.Console,
   rungs: Sequence[contract.Rung],
   shape: shapes_lib.Shape,
   asked: Sequence[str],
@@ -276,7 +272,7 @@ def shape_rows(
   try:
     kernels, said = count(rungs, shape, asked)
   except RuntimeError as error:
-    console.line(f"{shape}: {error}", bad=True)
+    cli.say(f"{shape}: {error}")
     return []
   rows = []
   for rung in rungs:
@@ -285,7 +281,7 @@ def shape_rows(
       rows.append(make_row(rung, problem_of(rung, shape), kernel, gpu, word))
     else:
       reason = word.get("error", "ncu saw no kernel of that name")
-      console.line(f"{rung.label:>3} {rung.name}: {reason}", bad=True)
+      cli.say(f"{rung.label:>3} {rung.name}: {reason}")
   return rows
 
 
@@ -294,7 +290,7 @@ def main(argv: Sequence[str]) -> int:
   del argv
   if _CHILD.value:
     return child()
-  return measure(cli.Console())
+  return measure()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ batches.
 
 Rows go to experiments/results/<device>/dense.jsonl as they are measured, those
 of random problems to dense_unseen.jsonl there, so an interrupted run keeps what
-it finished. `python -m experiments.report` makes tables and plots of them.
+it finished. `python -m experiments.report` prints tables of them.
 Without an NVIDIA GPU a few tiny cases are checked, and nothing is timed.
 
 Exit status: 0; 1 if a case FAILED or could not run; 2 for a command that can't
@@ -45,6 +45,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.harness import (
+  before,
   cli,
   dense_cases,
   dense_tables,
@@ -71,7 +72,7 @@ TINY = shapes_lib.Shape(128, 128, 128)
 EAGER_CALLS = 200
 _NAMES = (*dense_cases.NAMES, LATENCY)
 
-for _name in ("shapes", "dtype", "seed", "output_dir", *cli.TIMED):
+for _name in ("shapes", "dtype", "seed", "output_dir", "base", *cli.TIMED):
   flags.declare_key_flag(_name)
 _SUITE = flags.DEFINE_list(
   "suite",
@@ -161,7 +162,7 @@ def tuned(case: dense_cases.Case) -> Candidate | None:
   fn = dense_cases.ours(case, _IMPLEMENTATION.value)
   if run_lib.config_of(fn, operands)[0] is None:
     return None
-  before = os.environ.get(cache.FOLDER_VARIABLE)
+  given = os.environ.get(cache.FOLDER_VARIABLE)
   with tempfile.TemporaryDirectory() as folder:
     os.environ[cache.FOLDER_VARIABLE] = folder
     cache.clear()
@@ -173,8 +174,8 @@ def tuned(case: dense_cases.Case) -> Candidate | None:
         config, _ = run_lib.config_of(fn, operands)
     finally:
       del os.environ[cache.FOLDER_VARIABLE]
-      if before is not None:
-        os.environ[cache.FOLDER_VARIABLE] = before
+      if given is not None:
+        os.environ[cache.FOLDER_VARIABLE] = given
       cache.clear()
   return Candidate(lambda: compiled, config)
 
@@ -256,15 +257,19 @@ def main(argv: Sequence[str]) -> int:
   on_gpu, how = compat.targets_gpu(), _IMPLEMENTATION.value
   experiment = UNSEEN if _UNSEEN.value else EXPERIMENT
   cases, latency = chosen(on_gpu)
-  session = session_lib.start(cli.Console(), experiment, on_gpu)
+  session = session_lib.start(experiment, on_gpu)
   bench = session_lib.bench(experiment, on_gpu)
   line = dense_tables.host_line
-  with session.measuring(len(cases)):
+  with session.measuring():
     if on_gpu:
       session.host_rows("bandwidth", bench.measure_bandwidth, line)
     session.suites(
       cases,
-      functools.partial(run_lib.prepare, implementation=how),
+      functools.partial(
+        run_lib.prepare,
+        implementation=how,
+        more=functools.partial(before.arms, "dense"),
+      ),
       functools.partial(measure, bench),
       dense_tables.label,
       dense_tables.measured_parts,

@@ -95,7 +95,6 @@ def search(
   how: tuple[int, float],
   seed: int,
   fix: Callable[[np.ndarray], np.ndarray] = lambda values: values,
-  step: Callable[[], None] = lambda: None,
 ) -> np.ndarray:
   """Constants of independent searches, [searches, constants].
 
@@ -110,7 +109,6 @@ def search(
       their logarithms at first.
     seed: of the draws.
     fix: sets constants that a search leaves out, [searches, ..., constants].
-    step: called after each generation.
   """
   rng = np.random.default_rng(seed)
   at = [i for i, name in enumerate(NAMES) if name in names]
@@ -139,7 +137,6 @@ def search(
     widths *= np.exp(
       rate / 2 * np.einsum("c,scv->sv", utility, drawn * drawn - 1)
     )
-    step()
   values = start.copy()
   values[:, at] = np.exp(mean)
   return fix(values)
@@ -163,13 +160,12 @@ class Study:
     measured: Rows,
     start: np.ndarray,
     seed: int = 0,
-    step: Callable[[], None] = lambda: None,
   ):
-    """`measured` there; `seed` of searches; `step` is called as they go on."""
+    """`measured` there; `seed` of searches."""
     self.gpu, self.start, self.today = gpu, start, constants.of(gpu)
     self.rows = measured.of(measured.counts >= fit_rows.FEWEST)
     self.or_xla = fit_rows.OrXla(measured, gpu, self.today)
-    self._how = {"seed": seed, "step": step}
+    self._how = {"seed": seed}
 
   def fit(self, names: Collection[str] = NAMES) -> np.ndarray:
     """Constants of the six searches, [FOLDS + 1, constants].
@@ -350,36 +346,28 @@ def main(argv: Sequence[str]) -> int:
     cli.check_file("write", path)
   start = start_of_flags(gpu)
   folder = rows_lib.RESULTS / rows_lib.slug(gpu.name)
-  console = cli.Console()
-  study = Study(
-    gpu, fit_rows.read(folder, gpu), start, cli.SEED.value, console.step
-  )
+  study = Study(gpu, fit_rows.read(folder, gpu), start, cli.SEED.value)
   rows = study.rows
   if any(len({*x.fold}) < FOLDS for x in (rows, study.or_xla.rows)):
     raise cli.FlagError(f"--device: {folder} has too few rows of tuning")
-  console.line(f"{len(rows.us)} rows of {len(rows.first)} problems count")
-  # A search of all folds, and one of XLA's constants in each.
-  steps = (FOLDS + 2) * _GENERATIONS
-  steps += _ABLATE.value * FOLDS * _ABLATION_GENERATIONS
-  with console.progress(steps):
-    console.doing("fit")
-    values = study.fit(_TERMS.value or NAMES)
-    worths = study.ablate(values) if _ABLATE.value else ()
+  cli.say(f"{len(rows.us)} rows of {len(rows.first)} problems count")
+  values = study.fit(_TERMS.value or NAMES)
+  worths = study.ablate(values) if _ABLATE.value else ()
   header = ("constants", "problems", "count", "mean", "below 0.95", "worst")
   title = f"Best over chosen, {gpu.name}"
-  console.table(title, header, regrets(study, values), header[2:])
+  cli.table(title, header, regrets(study, values), header[2:])
   today = fit_terms.values_of(study.today)
   off = study.errors(np.stack([today, values[-1]])).mean(axis=0)
-  console.line(
+  cli.say(
     f"predicted times are off by {off[0]:.3f} today, {off[1]:.3f} by the fit"
   )
   if worths:
     header = ("constant", "train", "held out", "+-", "time")
-    console.table("What each constant buys", header, worths, header[1:])
+    cli.table("What each constant buys", header, worths, header[1:])
   if _WRITE.value:
     found = content(study, values, _KEEP.value)
     path.write_text(json.dumps(found, indent=2) + "\n")
-    console.line(f"written: {path}")
+    cli.say(f"written: {path}")
   return 0
 
 

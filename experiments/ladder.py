@@ -6,6 +6,7 @@
   python -m experiments.ladder --kernels=8,8a       a rung and its variant
   python -m experiments.ladder --sweep              sizes from 128 to 8192
   python -m experiments.ladder --explain=7          what rung 7 is about
+  python -m experiments.ladder --explain=4 --config=block_m=128,block_k=16
   python -m experiments.ladder --diff=6,7           what rung 7 changes of 6
 
 Every kernel is first checked against a float64 product, then timed on the GPU
@@ -19,12 +20,12 @@ One line a kernel is printed as the run goes:
   arithmetic obeys.
 
 Rows go to experiments/results/<device>/ladder.jsonl as they are measured, so
-an interrupted run keeps what it finished (--resume goes on from there); those
-of --sweep to sweep.jsonl there. `python -m experiments.report` makes tables and
-plots of them. On a machine without an NVIDIA GPU the kernels
-run in Pallas' GPU interpreter on a small problem: they are checked, their
-traffic is modelled, nothing is timed. A rung that another GPU than a Hopper
-can't run is skipped, and a line says why.
+an interrupted run keeps what it finished; those of --sweep to sweep.jsonl
+there, those of --config to configs.jsonl, which no page reads.
+`python -m experiments.report` prints tables of them. On a machine without an
+NVIDIA GPU the kernels run in Pallas' GPU interpreter on a small problem: they
+are checked, their traffic is modelled, nothing is timed. A rung that another
+GPU than a Hopper can't run is skipped, and a line says why.
 
 Exit status: 0; 1 if a kernel FAILED or could not run; 2 for a command that
 can't be carried out; 130 after Ctrl-C.
@@ -44,11 +45,9 @@ from experiments.harness import (
   compiled,
   ladder_cases,
   ladder_tables,
-  provenance,
   rung_text,
   tables,
 )
-from experiments.harness import rows as rows_lib
 from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
 from experiments.harness import shapes as shapes_lib
@@ -57,7 +56,7 @@ from pallas_gemm import compat, hardware
 from pallas_gemm import ladder as ladder_lib
 from pallas_gemm.ladder import contract
 
-EXPERIMENT, SWEEP = "ladder", "sweep"
+EXPERIMENT, SWEEP, CONFIGS = "ladder", "sweep", "configs"
 # Of the sweep: by the model a call takes longer than this, in seconds, so it is
 # left out; or so long that fewer calls have to do.
 DOES_NOT_FIT_S, LONG_S, LONG_REPEATS = 1.0, 0.1, 5
@@ -81,12 +80,6 @@ _PEERS = flags.DEFINE_bool(
   " own Hopper kernel. One that can't run here, or that ran other kernels than"
   " its own, is named with its reason.",
 )
-_RESUME = flags.DEFINE_bool(
-  "resume",
-  False,
-  "Skip what the results file already holds from this commit, device and"
-  " JAX, with the same seed and number of calls, and passed.",
-)
 _SWEEP = flags.DEFINE_bool(
   "sweep",
   False,
@@ -94,6 +87,12 @@ _SWEEP = flags.DEFINE_bool(
   " of --sizes, without peers. Leaves out a kernel where the traffic model says"
   f" that a call takes over {DOES_NOT_FIT_S:g} s, and times it"
   f" {LONG_REPEATS} times where it says over {LONG_S:g} s.",
+)
+_CONFIG = flags.DEFINE_list(
+  "config",
+  [],
+  "Fields of the config in place of the default's, for --kernels and --explain:"
+  " --config=block_m=4,block_n=4,block_k=4.",
 )
 _EXPLAIN = flags.DEFINE_string(
   "explain",
@@ -128,7 +127,6 @@ def compare(
   session: session_lib.Session,
   bench: run_lib.Bench,
   gpu: hardware.Gpu,
-  earlier: Sequence[dict[str, Any]],
 ) -> None:
   """Measures a case: its line, its row, or why there is none.
 
@@ -137,26 +135,21 @@ def compare(
     session: prints and keeps.
     bench: how it is measured.
     gpu: that the traffic model describes.
-    earlier: rows that need not be measured again.
   """
   p, rung = case.problem, case.rung
   size = f"{p.m}x{p.n}x{p.k} {p.dtype}"
   name = f"{rung.label if rung else '':>3} {case.kernel:<26} {size}"
   if rung is not None and (reason := _why_skipped(rung, p)):
-    session.console.line(f"{name}  skipped: {reason}")
+    cli.say(f"{name}  skipped: {reason}")
     return
   if rung is not None and _SWEEP.value:
     least_s = rung_text.traffic_of(rung, p, gpu).floor.seconds
     if least_s > DOES_NOT_FIT_S:
       least = tables.duration(1e3 * least_s)
-      session.console.line(f"{name}  does not fit: at least {least} (model)")
+      cli.say(f"{name}  does not fit: at least {least} (model)")
       return
     if least_s > LONG_S:
       bench = dataclasses.replace(bench, repeats=LONG_REPEATS)
-  if kept := _kept(case, bench, earlier):
-    session.rows.append(kept)
-    session.console.line(f"{name}  kept from {kept['utc']}")
-    return
   session.case(
     name,
     functools.partial(measure, bench, case),
@@ -164,7 +157,7 @@ def compare(
     may_fail=case.kernel in ladder_cases.PEERS,
   )
   if rung is not None and not bench.timed:
-    session.console.line(f"   {rung_text.traffic_line(rung, p, gpu)}")
+    cli.say(f"   {rung_text.traffic_line(rung, p, gpu)}")
 
 
 def _why_skipped(rung: contract.Rung, problem: contract.Problem) -> str | None:
@@ -172,24 +165,6 @@ def _why_skipped(rung: contract.Rung, problem: contract.Problem) -> str | None:
   if hardware.needs("all of the ladder", (9, 0), exactly=True) is None:
     return None
   return rung.is_legal(rung.default_config(problem), problem)
-
-
-def _kept(
-  case: LadderCase,
-  bench: run_lib.Bench,
-  earlier: Sequence[dict[str, Any]],
-) -> dict[str, Any] | None:
-  """The row that `--resume` need not measure again."""
-  versions = provenance.versions()
-  same = dataclasses.asdict(case.problem) | {
-    "kernel": case.kernel,
-    "seed": bench.seed,
-    **{f: versions[f] for f in ("device", "jax", "jaxlib", "commit")},
-  }
-  if bench.timed:
-    same |= {"warmup": bench.warmup, "repeats": bench.repeats}
-  row = rows_lib.find(earlier, **same)
-  return None if row is None or row["passed"] is False else row
 
 
 def measure(bench: run_lib.Bench, case: LadderCase) -> dict[str, Any]:
@@ -256,6 +231,8 @@ def rungs_of(flag: str, names: str) -> dict[str, list[contract.Rung]]:
     cli.FlagError: no rung has that name, or none takes the dtype.
   """
   rungs = cli.parse_rungs(names, ladder_lib.LADDER, flag)
+  if _CONFIG.value:
+    rungs = [_with_config(rung) for rung in rungs]
   groups = by_dtype(rungs, cli.DTYPE.value)
   if not groups:
     raise cli.FlagError(
@@ -265,17 +242,40 @@ def rungs_of(flag: str, names: str) -> dict[str, list[contract.Rung]]:
   return groups
 
 
-def explain(name: str, console: cli.Console) -> int:
+def _with_config(rung: contract.Rung) -> contract.Rung:
+  """The rung, whose default config has the fields of --config."""
+  fields: dict[str, Any] = {}
+  for item in _CONFIG.value:
+    name, _, value = item.partition("=")
+    if name not in rung.uses or not value:
+      raise cli.FlagError(
+        f"--config: want fields of rung {rung.label},"
+        f" {'=.., '.join(rung.uses)}=..; got {item!r}"
+      )
+    fields[name] = int(value) if value.isdecimal() else value
+
+  def default_config(problem: contract.Problem) -> contract.Config:
+    config = dataclasses.replace(rung.default_config(problem), **fields)
+    if (reason := rung.is_legal(config, problem)) is not None:
+      raise cli.FlagError(
+        f"--config: config of {rung.name} is not legal: {reason}"
+      )
+    return config
+
+  return dataclasses.replace(rung, default_config=default_config)
+
+
+def explain(name: str) -> int:
   """Prints a rung's page and the model's numbers."""
   groups = rungs_of("explain", name)
   gpu = cli.gpu()
   shapes = cli.parse_shapes(cli.SHAPES.value, _SIZES.value)
   for dtype, chosen in groups.items():
     for rung in chosen:
-      console.line(rung_text.page(rung))
+      cli.say(rung_text.page(rung))
       for shape in shapes or shapes_lib.suite("ladder"):
         problem = problem_of(shape, dtype)
-        console.line(rung_text.explain(rung, problem, gpu))
+        cli.say(rung_text.explain(rung, problem, gpu))
   return 0
 
 
@@ -288,11 +288,11 @@ def diff(text: str) -> int:
     older, newer = map(ladder_lib.find, names)
   except ValueError as error:
     raise cli.FlagError(f"--diff: {error}") from None
-  cli.Console().diff(rung_text.diff(older, newer))
+  cli.say(rung_text.diff(older, newer))
   return 0
 
 
-def run(console: cli.Console) -> int:
+def run() -> int:
   """Measures what the flags say."""
   groups = rungs_of("kernels", cli.KERNELS.value)
   for flag in (_ALPHA, _BETA):
@@ -309,23 +309,23 @@ def run(console: cli.Console) -> int:
     for dtype, chosen in groups.items()
     for case in cases_of(problem_of(shape, dtype), chosen, on_gpu)
   ]
-  session = session_lib.start(console, experiment, on_gpu)
+  for case in cases:
+    if _CONFIG.value and case.rung is not None:
+      case.rung.default_config(case.problem)  # raises if it is not legal
+  name = CONFIGS if _CONFIG.value else experiment
+  session = session_lib.start(name, on_gpu)
   if not on_gpu:
-    console.line(
+    cli.say(
       "The kernels run in Pallas' GPU interpreter. The traffic model is of the"
       f" {gpu.name}."
     )
   bench = session_lib.bench(experiment, on_gpu)
-  earlier = rows_lib.read(session.path) if _RESUME.value else []
-  with session.measuring(len(cases)):
+  with session.measuring():
     for case in cases:
-      compare(case, session, bench, gpu, earlier)
+      compare(case, session, bench, gpu)
   title = f"The ladder on {session.device}"
   session.table(title, ladder_tables.summary(session.rows))
-  status = session.finish()
-  if session.interrupted:
-    console.line("--resume goes on from there")
-  return status
+  return session.finish()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -334,10 +334,10 @@ def main(argv: Sequence[str]) -> int:
   if _EXPLAIN.value is not None and _DIFF.value is not None:
     raise cli.FlagError("--explain, --diff: want one of them")
   if _EXPLAIN.value is not None:
-    return explain(_EXPLAIN.value, cli.Console())
+    return explain(_EXPLAIN.value)
   if _DIFF.value is not None:
     return diff(_DIFF.value)
-  return run(cli.Console())
+  return run()
 
 
 if __name__ == "__main__":

@@ -287,11 +287,9 @@ def parts(row: dict[str, Any]) -> list[str]:
 def main(argv: Sequence[str]) -> int:
   """Measures what the flags say; returns the exit status."""
   del argv
-  console = cli.Console()
   on_gpu, gpu = compat.targets_gpu(), hardware.current()
   taken = chosen(probes(gpu) if on_gpu else tiny_probes())
   session = session_lib.start(
-    console,
     EXPERIMENT,
     on_gpu,
     name_width=24,
@@ -300,7 +298,7 @@ def main(argv: Sequence[str]) -> int:
   flush = timing.l2_flush(gpu.l2_bytes) if on_gpu else None
   rings = [x.nbytes for x in taken if x.measure != "rate"]
   buffer_bytes = max(rings, default=0)
-  with session.measuring(len(taken)):
+  with session.measuring():
     for probe in taken:
       work = functools.partial(measure, probe, buffer_bytes, flush)
       name = f"{probe.measure} {probe.level or ''} {size(probe.nbytes)}"

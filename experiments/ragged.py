@@ -25,8 +25,8 @@ One line a case is printed as the run goes:
   arithmetic obeys; for the suite decode also GB/s, over a copy's.
 
 Rows go to experiments/results/<device>/ragged.jsonl as they are measured, so
-an interrupted run keeps what it finished. `python -m experiments.report` makes
-tables and plots of them. Without an NVIDIA GPU a few tiny cases are checked,
+an interrupted run keeps what it finished. `python -m experiments.report` prints
+tables of them. Without an NVIDIA GPU a few tiny cases are checked,
 and nothing is timed.
 
 Exit status: 0; 1 if a case FAILED or could not run; 2 for a command that can't
@@ -41,6 +41,7 @@ from typing import Any
 from absl import flags
 
 from experiments.harness import (
+  before,
   cli,
   dense_tables,
   ragged_cases,
@@ -55,7 +56,7 @@ from pallas_gemm import compat
 
 EXPERIMENT = "ragged"
 
-for _name in ("dtype", "seed", "output_dir", *cli.TIMED):
+for _name in ("dtype", "seed", "output_dir", "base", *cli.TIMED):
   flags.declare_key_flag(_name)
 _SUITE = flags.DEFINE_list(
   "suite",
@@ -166,15 +167,20 @@ def main(argv: Sequence[str]) -> int:
   del argv
   on_gpu, how = compat.targets_gpu(), _IMPLEMENTATION.value
   cases, peers = chosen(on_gpu), arms()
-  session = session_lib.start(cli.Console(), EXPERIMENT, on_gpu, name_width=66)
+  session = session_lib.start(EXPERIMENT, on_gpu, name_width=66)
   bench = session_lib.bench(EXPERIMENT, on_gpu)
-  with session.measuring(len(cases)):
+  with session.measuring():
     if on_gpu:
       line = dense_tables.host_line
       session.host_rows("bandwidth", bench.measure_bandwidth, line)
     session.suites(
       cases,
-      functools.partial(run_lib.prepare, implementation=how, peers=peers),
+      functools.partial(
+        run_lib.prepare,
+        implementation=how,
+        peers=peers,
+        more=functools.partial(before.arms, "ragged"),
+      ),
       functools.partial(measure, session, bench),
       ragged_tables.label,
       ragged_tables.measured_parts,

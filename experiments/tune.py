@@ -366,27 +366,25 @@ def main(argv: Sequence[str]) -> int:
   if _SHARE.value is not None:
     work_alone(cases)
     return 0
-  console, interrupt = cli.Console(), cli.Interrupt()
+  interrupt = cli.Interrupt()
   done, is_bad = 0, False
   alone = (measure() for measure in in_time(cases))
   try:
-    with interrupt, console.progress(len(cases)):
+    with interrupt:
       for found in alone if _PROCESSES.value == 1 else shared():
         if interrupt.pressed:  # taken for the failure of a config
           raise KeyboardInterrupt
         for row in found.get("rows", ()) if _OUTPUT.value else ():
           rows_lib.append(_OUTPUT.value, row)
-        bad = found.get("bad", False)
-        done, is_bad = done + 1, is_bad or bad
-        console.line(found["text"], bad=bad)
-        console.step()
+        done, is_bad = done + 1, is_bad or found.get("bad", False)
+        cli.say(found["text"])
   except KeyboardInterrupt:  # what is done is kept
-    console.line(f"interrupted after {done} of {len(cases)} cases")
+    cli.say(f"interrupted after {done} of {len(cases)} cases")
     return cli.INTERRUPTED
   if compat.targets_gpu():
-    console.line(f"remembered in {cache.path_of()}")
+    cli.say(f"remembered in {cache.path_of()}")
   else:
-    console.line("no NVIDIA GPU here: interpreted, and nothing was remembered")
+    cli.say("no NVIDIA GPU here: interpreted, and nothing was remembered")
   return int(is_bad)
 
 

@@ -1,4 +1,14 @@
-"""GEMM kernels for JAX on NVIDIA GPUs."""
+"""GEMM kernels for JAX on NVIDIA GPUs.
+
+- `matmul`, `gated_matmul`: a product with its epilogue in one kernel.
+- `ragged_dot`, `gated_ragged_dot`: one for each group of rows (MoE).
+- `dot_general`, `ragged_dot_general`: drop-ins for those of `jax.lax`.
+- `batch_invariant`: a row's bits do not depend on the other rows.
+- `explain`: which kernel or XLA computes each product of a function, and why.
+- `autotune`: measures what is fastest; `tuning` has configs and their cache.
+- `export_buckets`, `Buckets`: serving an exported function of any length.
+- `ladder`: twelve kernels, from a naive one to one for tensor cores.
+"""
 
 import importlib
 import sys

@@ -3,6 +3,7 @@
 But for `ptx`, which emits instructions, and `mosaic`, which changes how Mosaic
 GPU does, everything else imports `jax`, `jax.experimental.pallas` and
 `jax.experimental.pallas.mosaic_gpu` alone.
+Mosaic GPU, which takes 0.4 s to import, is imported where a kernel is traced.
 Supported: jax >= 0.11.2, < 0.13.
 """
 
@@ -23,17 +24,11 @@ from jax._src import dispatch as _dispatch
 from jax._src import dtypes as _dtypes
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.lax.lax import _convert_element_type
-from jax._src.pallas import core as _pallas_core
-from jax._src.pallas.mosaic_gpu import lowering as _kernel_lowering
-from jax.experimental.mosaic.gpu import fragmented_array as _fa
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 from jax.sharding import NamedSharding, PartitionSpec
 
 CUDA_PLATFORMS = ("gpu", "cuda")
-# What `mosaic` extends.
-KERNEL_LOWERING = _kernel_lowering
 # What a lowered program calls by custom_partitioning.
 PARTITIONED_BY_XLA = "CustomSPMDPartitioning"
 
@@ -66,8 +61,7 @@ def abstract_gpu(device_kind: str, num_cores: int, compute_capability: str):
 def one_device(platform: str | None = None):
   """Context: what is traced is for one device, whatever mesh is in force.
 
-  Args:
-    platform: of the device; None keeps the device that is in force.
+  `platform` is the device's; None keeps the device that is in force.
   """
   device = abstract_device()
   if platform is not None:
@@ -124,14 +118,12 @@ def kernel(
   """`plgpu.kernel`, interpreted where there is no GPU, and with a name.
 
   Args:
-    body: the kernel's body.
-    name: the kernel's name in profiles.
     grid: thread blocks (clusters, if `cluster` is given) along each axis.
-    grid_names: names of the axes.
     num_threads: Pallas threads, which are warpgroups, of a block. Their axis is
       named "warpgroup"; without it there is no axis, and one thread.
-    **kwargs: passed on to `plgpu.kernel`.
   """
+  from jax.experimental.pallas import mosaic_gpu as plgpu
+
   interpret = None
   if not targets_gpu():
     if _is_too_late:
@@ -158,8 +150,8 @@ def kernel(
 
 def tiled_layout(
   *tiles: tuple[int, ...],
-  warps: Sequence[int | plgpu.Replicated],
-  lanes: Sequence[int | plgpu.Replicated],
+  warps: Sequence[Any],
+  lanes: Sequence[Any],
   vector: int,
 ):
   """A register layout from tiles and the dimensions dealt to threads.
@@ -168,13 +160,16 @@ def tiled_layout(
     *tiles: tile shapes, outermost first; each applies to the suffix of the
       shape that the one before left.
     warps: dimensions (negative, of the tiled shape) dealt over the 4 warps,
-      major to minor.
+      major to minor; or `plgpu.Replicated`.
     lanes: the same for the 32 lanes of a warp.
     vector: the dimension whose elements are contiguous in a register.
   """
+  from jax.experimental.mosaic.gpu import fragmented_array
+  from jax.experimental.pallas import mosaic_gpu as plgpu
+
   # Mosaic GPU takes canonical layouts alone (no dimension of size one); the
   # form that reads well is rarely canonical.
-  layout = _fa.TiledLayout(
+  layout = fragmented_array.TiledLayout(
     plgpu.Tiling(tuple(tiles)),
     warp_dims=tuple(warps),
     lane_dims=tuple(lanes),
@@ -195,12 +190,21 @@ def layout_facts(layout: Any) -> tuple[Any, Any, Any]:
   return tiled.tiling.tiles, tiled.warp_dims, tiled.lane_dims
 
 
+def kernel_lowering() -> Any:
+  """What `mosaic` extends."""
+  from jax._src.pallas.mosaic_gpu import lowering
+
+  return lowering
+
+
 def store(ref: Any, value: jax.Array, *, optimized: bool = True) -> None:
   """`plgpu.store`, which JAX has from 0.12 on.
 
   `optimized=False` says that the access is known to be slow (uncoalesced, or
   with bank conflicts); JAX 0.12 wants that said, 0.11 does not ask.
   """
+  from jax.experimental.pallas import mosaic_gpu as plgpu
+
   if hasattr(plgpu, "store"):
     plgpu.store(ref, value, optimized=optimized)
   else:
@@ -232,7 +236,6 @@ def shaped_like(
   Args:
     avals: they vary over the same manual mesh axes, and so does the result;
       it lies in the memory of the first.
-    shape, dtype: of the result.
     parts: how it is sharded over Explicit mesh axes.
   """
   meshes = [aval.sharding.mesh for aval in avals]
@@ -322,12 +325,9 @@ def with_mesh(ctx: Any) -> Any:
 def lowered(
   ctx: Any, run: Callable[..., Any], operands: Sequence[Any], typed: bool
 ) -> Sequence[Any]:
-  """A function of arrays, in a lowering rule.
+  """What `run` computes of operands, in the lowering rule that got `ctx`.
 
   Args:
-    ctx: of the rule.
-    run: the function.
-    operands: what the rule got.
     typed: shardings in the operands' types concern the function; else it is
       traced for one device, even inside of a `jax.shard_map`.
   """
@@ -349,7 +349,10 @@ def require_devices(primitive: Any) -> None:
 
 def interpreter_effects() -> Set[Any]:
   """The effects of a kernel that is interpreted: its calls of the host."""
-  return _pallas_core.get_interpret_effects(plgpu.InterpretGPUParams())
+  from jax._src.pallas import core
+  from jax.experimental.pallas import mosaic_gpu as plgpu
+
+  return core.get_interpret_effects(plgpu.InterpretGPUParams())
 
 
 def without_compilation_cache():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -29,22 +30,26 @@ class Explanation:
     platform: what it was lowered for.
     is_partitioned_later: whether there are products that XLA partitions when
       it compiles the program, which are not listed.
+    times: how often each of `products` occurs in the function; 0 of what is
+      sharded, which is not known.
   """
 
   products: tuple[Ran, ...]
   platform: str
   is_partitioned_later: bool = False
+  times: tuple[int, ...] = ()
 
   def __str__(self) -> str:
     if not self.products:
       return f"on {self.platform}: no product of this package{self._more()}"
     lines = [f"on {self.platform}:"]
-    for ran in self.products:
-      lines.append(f"{ran.product}")
+    for ran, times in itertools.zip_longest(self.products, self.times):
+      lines.append(f"{ran.product}" + f", x {times}" * ((times or 0) > 1))
       shapes = " x ".join(str(list(shape)) for shape in ran.shapes)
       lines.append(f"  runs on {ran.implementation!r}, a device reads {shapes}")
       if ran.config is not None:
-        lines.append(f"  {ran.config}{_ORIGINS.get(ran.source, '')}")
+        config = _short(ran.config)
+        lines.append(f"  {config}{_ORIGINS.get(ran.source, '')}")
       if ran.why:
         lines.append(f"  because {ran.why}")
       if ran.around:
@@ -66,15 +71,26 @@ class Explanation:
     return ""
 
 
+def _short(config: Any) -> str:
+  """A config, with the fields that differ from the default."""
+  fields = [
+    f"{field.name}={value!r}"
+    for field in dataclasses.fields(config)
+    if (value := getattr(config, field.name)) != field.default
+  ]
+  return f"{type(config).__name__}({', '.join(fields)})"
+
+
 def explain(
   fn: Callable[..., Any], /, *args: Any, platform: str | None = None, **kwargs
 ) -> Explanation:
   """What computes each product in fn(*args, **kwargs); prints and returns it.
 
   The function is compiled, not run. For each of its products: dtypes, sizes and
-  layout as one device has them, whether the kernel (with which config, and who
-  chose it) or XLA computes it and why, the shapes that a device reads, and the
-  mesh axes and collectives around it.
+  layout as one device has them, and how often it occurs ("x 4"); whether the
+  kernel or XLA computes it and why; the fields of the kernel's config that
+  differ from `tuning.Config()`, and who chose it; the shapes that a device
+  reads, and the mesh axes and collectives around it.
 
   Args:
     fn: any function that `jax.jit` takes, or one that is jitted.
@@ -114,6 +130,10 @@ def explain(
       lowered = traced.lower(lowering_platforms=(platform,))
     later = compat.PARTITIONED_BY_XLA in lowered.as_text()
   where = platform or compat.target_device().platform
-  found = Explanation(tuple(dict.fromkeys(heard)), where, later)
+  count, asked = tracing.counts(call, arrays), {}
+  for ran in heard:
+    asked.setdefault(ran, set()).add(ran.asked)
+  times = tuple(sum(count[x] for x in same) for same in asked.values())
+  found = Explanation(tuple(asked), where, later, times)
   print(found)
   return found

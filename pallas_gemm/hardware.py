@@ -357,6 +357,7 @@ def assume(name: str | Gpu):
     yield gpu
 
 
+@functools.lru_cache(maxsize=64)  # asked for several times a choice
 def _find(name: str) -> Gpu | None:
   plain = _plain(_SHORT.get(_plain(name), name))
   return next((g for g in _KNOWN.values() if _plain(g.name) == plain), None)

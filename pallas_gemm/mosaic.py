@@ -75,7 +75,7 @@ _params: contextvars.ContextVar[CompilerParams | None] = contextvars.ContextVar(
 @functools.cache
 def _patch_lowering() -> None:
   """Puts the rules of this module before Mosaic GPU's own."""
-  lowering, context = compat.KERNEL_LOWERING, launch_context.LaunchContext
+  lowering, context = compat.kernel_lowering(), launch_context.LaunchContext
   lowering.lower_jaxpr_to_module = _with_params(lowering.lower_jaxpr_to_module)
   context.async_copy = _async_copy(context.async_copy)
   rules, barrier = dialect_lowering._lowerings, utils.BarrierRef

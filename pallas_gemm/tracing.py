@@ -1,7 +1,9 @@
 """The products of a function: as it is traced, and as one device has them."""
 
+import collections
 from collections.abc import Callable, Iterable, Iterator
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -92,6 +94,34 @@ def compiled(call: Callable[[Any], Any], arrays: Any) -> list[report.Ran]:
   return heard
 
 
+def counts(
+  call: Callable[[Any], Any], arrays: dict[int, Any]
+) -> collections.Counter[tuple[Spec, Operands]]:
+  """How often each product of a function occurs, as `report.Ran.asked`.
+
+  A loop of known length counts each time. Where arrays are on several devices
+  nothing is counted: one of them has other sizes.
+  """
+  found: collections.Counter[tuple[Spec, Operands]] = collections.Counter()
+  if _are_on_several_devices(arrays.values()):
+    return found
+
+  def note(times: int, x: Operands, spec: Spec):
+    kind = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), x)
+    found[spec, kind] += times
+    return [jnp.zeros(spec.shape(x), spec.out_dtype)] * spec.outputs
+
+  products: collections.Counter[_Product] = collections.Counter()
+  for eqn, times in _equations(jaxprs.live(call, [arrays]).jaxpr):
+    if eqn.primitive in PRIMITIVES:
+      products[_product_of(eqn)] += times
+  for (spec, operands), times in products.items():
+    run = functools.partial(note, times)
+    folded = functools.partial(implementations.folded, spec=spec, run=run)
+    jax.eval_shape(folded, *operands)
+  return found
+
+
 def _are_on_several_devices(arrays: Iterable[Any]) -> bool:
   """Whether arrays are sharded, or a mesh is set that they may be."""
   shardings = [getattr(x, "sharding", None) for x in arrays]
@@ -113,17 +143,13 @@ def _of_one_device(call: Callable[[Any], Any], arrays: Any) -> _Found:
 
 def _products(jaxpr) -> list[_Product]:
   """The different products of a jaxpr, in order of appearance."""
-  found = {
-    (
-      eqn.params["spec"],
-      tuple(
-        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars
-      ),
-    ): None
-    for eqn in _equations(jaxpr)
-    if eqn.primitive in PRIMITIVES
-  }
-  return list(found)
+  equations = (x for x, _ in _equations(jaxpr) if x.primitive in PRIMITIVES)
+  return list(dict.fromkeys(map(_product_of, equations)))
+
+
+def _product_of(eqn) -> _Product:
+  kinds = (jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in eqn.invars)
+  return eqn.params["spec"], tuple(kinds)
 
 
 def _why_not(spec: Spec) -> str | None:
@@ -171,11 +197,12 @@ def _case(x: Operands, spec: Spec) -> trial.Case | str:
   return trial.Case(problem, activation, *factors)
 
 
-def _equations(jaxpr) -> Iterator[Any]:
-  """Every equation of a jaxpr and of those inside it."""
+def _equations(jaxpr, times: int = 1) -> Iterator[tuple[Any, int]]:
+  """Every equation of a jaxpr and of those inside it; how often it runs."""
   for eqn in jaxpr.eqns:
-    yield eqn
+    yield eqn, times
+    inside = times * eqn.params.get("length", 1)  # of a scan
     for value in jax.tree.leaves(list(eqn.params.values())):
       inner = getattr(value, "jaxpr", value)  # some are closed, some are not
       if hasattr(inner, "eqns"):
-        yield from _equations(inner)
+        yield from _equations(inner, inside)

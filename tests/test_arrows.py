@@ -22,7 +22,8 @@ ORDERS = {
   "ptx": "__init__ clusters stores shifts copies threads mlir",
   "kernels/sm90": """
     launch tables legal producer by_threads consumer reduction stores epilogue
-    mainloops block groups schedule plan matrices loaders tiling layout config
+    mainloops block groups schedule plan memory matrices loaders tiling layout
+    config
   """,
 }
 

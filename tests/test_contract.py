@@ -27,6 +27,21 @@ each_rung = pytest.mark.parametrize(
 )
 
 
+def test_a_rung_of_any_file_has_a_number_and_a_name():
+  parts = ("grid", "specs", "is_legal", "kernel", "default_config")
+  given = {x: getattr(LADDER[1], x) for x in parts}
+  given |= {"idea": "mine", "dtypes": contract.FLOAT32, "uses": LADDER[1].uses}
+  mine = contract.make_rung("__main__", number=2, name="mine", **given)
+  assert (mine.label, mine.name, mine.module) == ("2", "mine", "__main__")
+  a, b = jnp.ones((3, 5)), jnp.ones((5, 2))
+  assert (mine.gemm(a, b) == 5).all()
+  with pytest.raises(ValueError, match=r"number and name must .* kNN_name.py"):
+    contract.make_rung("__main__", name="mine", **given)
+  del given["kernel"]
+  with pytest.raises(ValueError, match="'k02_mine' must define kernel, or"):
+    contract.make_rung("k02_mine", **given)
+
+
 @each_rung
 def test_dtypes_and_kind_of_config(rung):
   dtypes, own, other = contract.FLOAT16S, TensorCoreConfig, SimtConfig
@@ -140,8 +155,15 @@ def _argument(value, rung, *configs):
   return np.ones(shape, jnp.dtype(dtype.format(size=own.itemsize)))
 
 
-@each_rung
-@pytest.mark.parametrize(("words", "changes"), BAD_CALLS)
+@pytest.mark.parametrize(
+  ("words", "changes", "rung"),
+  [
+    (*call, rung)
+    for i, call in enumerate(BAD_CALLS)
+    for j, rung in enumerate(with_variants())
+    if (i - j) % 4 == 0 or rung.number in (1, 12)
+  ],
+)
 def test_a_wrong_call_is_told_what_is_wrong(rung, words, changes):
   own = rung.config_type
   other = TensorCoreConfig if own is SimtConfig else SimtConfig

@@ -14,7 +14,6 @@ import pytest
 import docs.extensions
 import examples
 import experiments
-from experiments import report
 import pallas_gemm
 from tests.support import pages
 
@@ -142,28 +141,9 @@ def test_files_named_exist(page):
       assert found, name
 
 
-def test_the_readme_names_every_rung():
-  rows = re.findall(r"^\| \[(\d+)\]\((.*?)\) \| (\w+) \|", README, re.M)
-  from pallas_gemm.ladder import LADDER
-
-  names = [(str(rung.number), rung.name) for rung in LADDER]
-  assert [(number, name) for number, _, name in rows] == names
-  assert all((ROOT / page).exists() for _, page, _ in rows)
-
-
 def test_the_readme_ends():
   assert len(README.splitlines()) <= 150
   assert len(README.split()) <= 1050  # tables and code counted
-
-
-def test_the_readme_has_the_rows_of_today():
-  for name, table in (
-    ("ladder_overview", report.ladder_overview()),
-    ("ops_overview", report.ops_overview()),
-  ):
-    assert f"<!-- {name}:begin -->\n\n{table}\n" in README, (
-      "run python -m experiments.report readme"
-    )
 
 
 def test_the_readmes_snippets_run_one_after_the_other():

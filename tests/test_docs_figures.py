@@ -15,18 +15,18 @@ from matplotlib.text import Text
 
 from docs import figures
 from docs.figures import _facts, style
-from experiments.harness import dense_tables, shapes
+from experiments.harness import shapes
 from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract, register_layouts, traffic
 
 # Names that pages refer to.
 NAMES = {
   "a_and_b_in_memory", "bank_conflicts", "block_and_thread_index",
-  "c_by_blocks", "cluster_multicast", "dense_histogram",
+  "c_by_blocks", "cluster_multicast", "counters", "dense_histogram",
   "grid_and_blockspec", "group_sizes", "grouped_share", "ladder_overview",
   "memory_hierarchy", "one_value_per_thread_to_column", "persistent_tiles",
   "producer_consumers", "register_layout", "ring_of_stages", "roofline",
-  "steps_along_k", "swizzle", "tensor_core_fragment",
+  "stalls", "steps_along_k", "sweep", "swizzle", "tensor_core_fragment",
   "thread_tile_outer_product", "tile_order_and_l2",
   "timeline_serial_and_overlapped", "vector_loads", "warp_tiles",
 }  # fmt: skip
@@ -89,6 +89,7 @@ def test_same_drawing_same_file(tmp_path):
     assert one.read_bytes() == other.read_bytes()
     text = one.read_text()
     assert "<dc:date>" not in text and "<text" not in text
+    assert "prefers-color-scheme: dark" in text
 
 
 def test_words_stand_out_on_every_colour():
@@ -161,6 +162,11 @@ def test_rows_that_are_drawn():
   assert shares and 0 < min(shares) and max(shares) <= 1
   found = picture("group_sizes").cases()
   assert len(found) == len(shapes.GROUPED["sizes"].problems)
+  waits = picture("stalls").shares()
+  assert [label for label, _, _ in waits] == [str(i + 1) for i in range(12)]
+  assert all(abs(sum(part.values()) - 100) < 1e-6 for _, part, _ in waits)
+  curves = picture("sweep").curves("float32")
+  assert [row["m"] for row in curves["8"]] == [128 << i for i in range(7)]
   halves = picture("ladder_overview").speeds()
   assert [len(rungs) for _, rungs, _ in halves] == [8, 4]
   for _, rungs, dot in halves:
@@ -296,7 +302,7 @@ def test_points_under_the_roof():
 
 def test_histogram_holds_every_case():
   speeds = [0.7, 0.999, 1.0, 1.04, 1.06, 4.0]
-  edges = dense_tables.bins(speeds)
+  edges = picture("dense_histogram").bins(speeds)
   counts, _ = np.histogram(speeds, edges)
   assert counts.sum() == len(speeds)
   assert 1.0 in edges

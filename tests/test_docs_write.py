@@ -5,10 +5,10 @@ import re
 import pytest
 
 from docs import write
-from docs.extensions import lookup
+from docs.extensions import lookup, page_tables
 from tests.support import pages
 
-PAGES = [*pages.PAGES, pages.ROOT / "README.md"]
+PAGES = write.pages()
 PICTURE = re.compile(r"!\[[^]]*\]\(([^)\s]+)\)")
 
 
@@ -16,7 +16,7 @@ def name_of(path):
   return path.relative_to(pages.ROOT).as_posix()
 
 
-@pytest.mark.parametrize("page", pages.PAGES, ids=name_of)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_page_is_up_to_date(page):
   text = page.read_text()
   assert write.behind(text, write.written(text)) == [], (
@@ -36,7 +36,28 @@ def test_a_page_reads_without_sphinx(page):
     assert (page.parent / target).is_file(), target
 
 
-@pytest.mark.parametrize("page", pages.PAGES, ids=name_of)
+def test_the_roadmap_is_the_same_everywhere():
+  found = set()
+  for name in ("README.md", "docs/index.md", "docs/rungs/index.md"):
+    text = (pages.ROOT / name).read_text()
+    [table] = re.findall(r"<!-- ladder-roadmap[^>]*>(.*?)<!-- end", text, re.S)
+    found.add(re.sub(r"\]\(.*?\)", "", table))
+  assert len(found) == 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_table_is_wider_than_the_text(page):
+  rules = re.findall(r"^\|(?: *:?-+:? *\|)+$", page.read_text(), re.M)
+  assert all(rule.count("|") - 1 <= page_tables.COLUMNS for rule in rules)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_units_are_written_one_way(page):
+  text = pages.without_code(re.sub("<!--.*?-->", "", page.read_text()))
+  assert not re.search(r"\d us\b|\^3\b|\*\*3\b", text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_pictures_are_of_the_modules_that_draw_them(page):
   from docs import figures
 
@@ -78,7 +99,10 @@ def test_what_is_written():
   [
     ("<!--rung 6 speed-->?<!---->", "<!-- rung 6 speed -->: no figure 'speed'"),
     ("<!--speed 6-->?<!---->", "no kind of marker 'speed'; there is rung"),
-    ("<!-- rung-code 6 nothing -->\n<!-- end -->", "0 definitions of"),
+    (
+      "<!-- rung-code 6 nothing -->\n<!-- end -->",
+      "no name in k06_vectorized.py",
+    ),
     ("<!-- rung-box 6: nothing -->\n<!-- end -->", "no line of k06"),
     ("<!-- code no.py x -->\n<!-- end -->", "no file 'no.py'"),
     ("<!-- api pallas_gemm.nothing -->\n<!-- end -->", "has no 'nothing'"),

@@ -12,7 +12,8 @@ import sys
 import jax
 import pytest
 
-from examples import meshes, sharded_mlp, sharded_moe
+from examples import sharded_mlp, sharded_moe
+from tests.support import recipes
 
 # The programs run once, so compiling them well is time lost.
 _XLA_FLAGS = (
@@ -41,7 +42,9 @@ def test_on_eight_devices(names):
   )
   assert done.returncode == 0, done.stderr
   passed = [x for x in done.stdout.splitlines() if x.startswith("ok ")]
-  wanted = [f"ok {n} {axes}" for n in names.split() for axes in meshes.AXES]
+  wanted = [
+    f"ok {n} {axes}" for n in names.split() for axes in recipes.axes_of(n)
+  ]
   assert passed == wanted
 
 

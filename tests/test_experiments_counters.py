@@ -5,7 +5,6 @@ import dataclasses
 import json
 import sys
 
-from absl import flags
 import jax
 import jax.numpy as jnp
 import pytest
@@ -349,28 +348,6 @@ def test_the_largest_stalls_have_columns_and_the_rest_a_sum():
   assert len(header) == 2 + counter_tables.SHOWN_REASONS + 2
   [row] = cells  # rung 2's row tells of none
   assert row[2] == "3.00" and row[-2:] == ["0.20", "3.90"]
-
-
-def test_tables_of_rows():
-  old = made_up(2)
-  del old["stalls"], old["occupancy"]  # of an older version: counters alone
-  found = [made_up(1, wait=2.0, selected=1.0), made_up(8, "a"), old]
-  text = counter_tables.markdown(found, {})
-  assert "### NVIDIA H200" in text and "bbbbbbbbbb; 2026-01-02" in text
-  assert (
-    "| 8a | double_buffering_registers | 168 | 0 | 192.1 | 384 | 1 | 12 | 18.5"
-    " | registers and shared memory |"
-  ) in text
-  assert "| 1 | naive | 2.5 GB | - |" in text and "61.2" in text
-  assert "| 1 | naive | 2.00 | 0 | 2.00 |" in text
-  assert "*wait*: the fixed latency of its last instruction." in text
-  assert text.count("| 2 | coalesced |") == 1
-
-
-def test_help_is_without_what_the_program_says_to_itself():
-  name = counters.__name__
-  found = {x.name for x in flags.FLAGS.get_key_flags_for_module(name)}
-  assert "ncu" in found and "child" not in found
 
 
 def test_reasons_are_metrics_of_ncu():

@@ -3,6 +3,7 @@
 from collections import Counter
 import dataclasses
 import functools
+import importlib
 import re
 import types
 
@@ -22,6 +23,7 @@ from experiments.harness import (
   timing,
 )
 from experiments.harness import run as run_lib
+import pallas_gemm
 from pallas_gemm import hardware
 from tests.support import programs, result_rows
 
@@ -202,9 +204,21 @@ def test_tuned_is_a_third_arm(run, gpu, monkeypatch, tmp_path):
   assert "tuned 0.667x" in out
 
 
+def test_another_checkout_is_an_arm(run, gpu, tmp_path):
+  status, out = run("--shapes=8x16x24", f"--base={programs.ROOT}")
+  assert status == 0, out
+  row = stored(tmp_path)[-1]
+  rows.validate(row)
+  assert row["before_ms_median"] == pytest.approx(3 * row["ms_median"])
+  assert "3.000x of before" in out
+  module = importlib.import_module("pallas_gemm_before")
+  assert module.matmul is not pallas_gemm.matmul
+
+
 @pytest.mark.parametrize(
   "args, message",
   [
+    (["--base=/no/such"], "--base: want another checkout, there is no /no/su"),
     (["--suite=nope"], "--suite: no suite 'nope'; there are square"),
     (["--suite=square,all"], "--suite=square,all: too large without"),
     (["--shapes=4x4"], "--shapes: want MxNxK"),
@@ -324,7 +338,7 @@ def test_wall_time_of_short_cases_is_shown():
     "of these 3 cases the geomean is 2.000x by kernel time and 0.667x by wall"
     " time, by which 3 are slower, at worst 0.667x (48x40x24)"
   ) in text
-  assert "a call takes 90.0 us" in text and "`jnp`'s 60.0 us" in text
+  assert "a call takes 90.0 µs" in text and "`jnp`'s 60.0 µs" in text
   assert "None of these cases launches more kernels than `jnp`." in text
 
 

@@ -172,33 +172,13 @@ def test_what_fails_costs_no_other_row(
   assert found == {"naive": True, "shared_memory": True} | failed
 
 
-def test_interrupt_keeps_finished_rows_and_resume_goes_on(
-  run, monkeypatch, tmp_path
-):
+def test_interrupt_keeps_finished_rows(run, monkeypatch, tmp_path):
   stops = (LADDER[0], stub("coalesced", interrupts), LADDER[2])
   monkeypatch.setattr(ladder_lib, "LADDER", stops, raising=False)
   status, out = run()
   assert status == 130
   assert "interrupted: 1 finished rows were kept" in out
   assert [row["kernel"] for row in stored(tmp_path)] == ["naive"]
-
-  monkeypatch.setattr(ladder_lib, "LADDER", LADDER, raising=False)
-  status, out = run("--resume")
-  assert status == 0
-  assert " 1 naive" in out and "kept from" in out
-  # Measured once each, in order; the kept row was not written again.
-  names = [row["kernel"] for row in stored(tmp_path)]
-  assert names == [rung.name for rung in ALL]
-  # Another seed is another measurement; what failed is measured again.
-  bad = (stub("naive", wrong),)
-  monkeypatch.setattr(ladder_lib, "LADDER", bad, raising=False)
-  for again, status in ((bad, 1), (LADDER[:1], 0), (LADDER[:1], 0)):
-    monkeypatch.setattr(ladder_lib, "LADDER", again, raising=False)
-    assert run("--resume", "--seed=1")[0] == status
-  assert [row["passed"] for row in stored(tmp_path)[len(ALL) :]] == [
-    False,
-    True,
-  ]
 
 
 def test_timed_run_compares_with_jnp_dot(run, gpu, tmp_path):
@@ -254,11 +234,6 @@ def test_the_sweep_has_rows_of_its_own(run, gpu, monkeypatch, tmp_path):
   repeats = {(r["kernel"], r["m"]): r["repeats"] for r in found}
   assert repeats["naive", 128] == ladder.LONG_REPEATS
   assert repeats["coalesced", 128] == timing.DEFAULT_REPEATS
-  # Fewer calls are no reason to measure again.
-  _, out = run("--sweep", "--sizes=128", "--kernels=1", "--resume")
-  assert "kept from" in out and len(rows.read(tmp_path / "sweep.jsonl")) == len(
-    found
-  )
 
 
 @pytest.mark.parametrize(
@@ -281,6 +256,10 @@ def test_the_sweep_has_rows_of_its_own(run, gpu, monkeypatch, tmp_path):
     (["--explain=42"], "--explain: no rung '42'"),
     (["--explain=1", "--dtype=bfloat16"], "rungs of --explain=1 takes it"),
     (["--explain=1", "--diff=1,2"], "--explain, --diff: want one of them"),
+    (["--explain=3", "--config=split=m"], "block_k=..; got 'split=m'"),
+    (["--explain=3", "--config=block_m"], "fields of rung 3, block_m=.., "),
+    (["--kernels=3", "--config=block_m=3"], "not legal: .* of two, got 3"),
+    (["--explain=3", "--config=block_m=x"], "block_m must be an int .*'x'"),
   ],
 )
 def test_an_impossible_flag_is_an_error_in_a_line(run, args, message):
@@ -313,6 +292,16 @@ def test_explain_prints_the_page_and_the_models_numbers(run, tmp_path):
   assert out.startswith("Rung 3: shared_memory\n====")
   assert "Rung 3, shared_memory: a block loads" in out  # the docstring
   assert out.count("arithmetic intensity") == 2 and "A100" in out
+  assert not (tmp_path / "ladder.jsonl").exists()
+
+
+def test_fields_of_a_config(run, tmp_path):
+  config = "--config=block_m=4,block_n=4,block_k=4"
+  _, out = run("--explain=3", "--sizes=16", config)
+  assert "M / BM = 16 / 4" in out and "K / BK = 16 / 4" in out
+  assert run("--kernels=3", config)[0] == 0
+  [row] = rows.read(tmp_path / "configs.jsonl")
+  assert [row["config"][f"block_{side}"] for side in "mnk"] == [4, 4, 4]
   assert not (tmp_path / "ladder.jsonl").exists()
 
 

@@ -216,13 +216,6 @@ def test_an_impossible_flag_is_an_error_in_a_line(run, args, message):
   assert "\n" not in str(caught.value)
 
 
-def test_help_is_for_newcomers():
-  status, out, err = programs.start("experiments.memory", "--help")
-  assert (status, err) == (0, "")
-  for flag in "measures levels seed output_dir warmup repeats".split():
-    assert re.search(rf"--\[?(no\])?{flag}:", out), flag
-
-
 # As machine code.
 
 

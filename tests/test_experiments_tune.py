@@ -241,11 +241,3 @@ def test_freeze(run, monkeypatch, tmp_path):
     how = next(tuning.ranked(problem)).how
     assert entry.config == (None if how == "xla" else how)
   cache._shipped.cache_clear()
-
-
-def test_help_is_for_newcomers():
-  status, out, err = programs.start("experiments.tune", "--help")
-  assert status == 0, err
-  for said in ("--shapes", "--[no]resume", "llama_70b", "pallas_gemm.autotune"):
-    assert said in out
-  assert "--share" not in out  # what the program says to itself

@@ -327,30 +327,12 @@ def test_large_products_are_checked_on_a_sample(compare, monkeypatch):
   assert asked == [ladder_cases.SAMPLE]
 
 
-def test_lines_and_tables_in_a_pipe_are_plain(capsys):
-  screen = cli.Console()
-  with screen.progress(2):
-    screen.doing("x")
-    screen.step()
-    screen.line("[bold]a[/bold]", bad=True)
-  screen.table("T", ["#", "name"], [["1", "x"], ["12", "long"]], ["#"])
+def test_tables_are_plain_text(capsys):
+  cli.table("T", ["#", "name"], [["1", "x"], ["12", "long"]], ["#"])
   assert capsys.readouterr().out.splitlines() == [
-    "[bold]a[/bold]",
     "T",
     " #  name",
     "--  ----",
     " 1  x",
     "12  long",
   ]
-
-
-def test_lines_and_tables_on_a_terminal(monkeypatch, capsys):
-  monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-  screen = cli.Console()
-  with screen.progress(1):
-    screen.doing("working")
-    screen.line("[x] is no markup")
-    screen.step()
-  screen.table("T", ["check"], [["FAILED"], ["PASSED"]])
-  out = capsys.readouterr().out
-  assert "[x] is no markup" in out and "FAILED" in out

@@ -1,9 +1,8 @@
-"""Suites, tables and figures of grouped products. No GPU needed."""
+"""Suites and tables of grouped products. No GPU needed."""
 
 import pytest
 
 from experiments.harness import (
-  plots,
   ragged_cases,
   ragged_tables,
   rows,
@@ -156,52 +155,7 @@ def test_the_page_has_the_share_over_rows_a_group():
   assert "Share, of 4096 x 2048 in 32 groups" in text
 
 
-# Figures.
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-  """Keeps figures that were to be saved."""
-  figures = []
-  monkeypatch.setattr(plots, "save", lambda fig, path: figures.append(fig))
-  return figures
-
-
-def test_a_panel_for_each_pass_and_a_line_for_each_distribution(drawn):
-  ragged_tables.draw_sizes(result_rows.sizes(device="NVIDIA H200"), "")
-  (fig,) = drawn
-  assert [ax.get_title("left") for ax in fig.axes] == ["forward", "dx", "dw"]
-  assert "NVIDIA H200" in fig.get_suptitle()
-  for ax in fig.axes:
-    assert ax.get_xscale() == "log"
-    lines = {line.get_label(): line for line in ax.lines}
-    assert list(lines) == ["even", "skewed (zipf)"]
-    for line in lines.values():
-      assert [*line.get_xdata()] == [8, 96, 1024]
-      assert [*line.get_ydata()] == pytest.approx([0.1, 0.2, 0.3])
-    assert len({line.get_marker() for line in lines.values()}) == 2
-
-
-def test_sizes_have_a_figure_of_their_own(drawn, tmp_path):
-  with pytest.raises(ValueError, match="nothing to draw"):
-    ragged_tables.draw_throughput(result_rows.sizes(), "")
-  with pytest.raises(ValueError, match="nothing to draw"):
-    ragged_tables.draw_sizes([result_rows.ragged(1.0)], "")
-  two = [x for gpu in "12" for x in result_rows.sizes(device=f"NVIDIA {gpu}")]
-  with pytest.raises(ValueError, match=r"one device, got \['NVIDIA 1', 'NV"):
-    ragged_tables.draw_sizes(two, "")
-  assert not drawn
-
-
-def test_the_figure_is_the_same_each_time(tmp_path):
-  for name in "ab":
-    ragged_tables.draw_sizes(result_rows.sizes(), tmp_path / f"{name}.png")
-  first = (tmp_path / "a.png").read_bytes()
-  assert first.startswith(b"\x89PNG")
-  assert first == (tmp_path / "b.png").read_bytes()
-
-
-# Pages.
+# Arms.
 
 
 def test_peers_are_left_out():

@@ -1,40 +1,10 @@
-"""The programs of tools/, and the environment that `make` sets up."""
+"""The environment that `make` sets up."""
 
 import os
 import shutil
 import subprocess
-import sys
 
 import pytest
-
-
-def start(repository, name, *args):
-  """A tool as a user starts it: (status, stdout, stderr)."""
-  done = subprocess.run(
-    [sys.executable, repository / "tools" / name, *args],
-    capture_output=True,
-    text=True,
-    env=os.environ | {"JAX_PLATFORMS": "cpu"},
-  )
-  return done.returncode, done.stdout, done.stderr
-
-
-def test_help_is_for_newcomers(repository):
-  status, out, err = start(repository, "before.py", "--help")
-  assert (status, err) == (0, "")
-  assert "python tools/before.py --" in out
-
-
-def test_errors_are_one_line_without_a_traceback(repository, tmp_path):
-  kept = tmp_path / "before.jsonl"
-  kept.write_text("kept")
-  command = "before.py", "--base=/no/such", f"--output={kept}"
-  status, out, err = start(repository, *command)
-  assert (status, out) == (2, "")
-  assert err.startswith("error: --base: want another checkout")
-  assert len(err.splitlines()) == 1
-  assert kept.read_text() == "kept"
-
 
 _PYTHON = """#!/bin/sh
 # Is new enough, makes environments and installs nothing.

@@ -38,7 +38,10 @@ ADDED_TO = (
 @pytest.mark.parametrize("shapes", ADDED_TO, ids=str)
 @pytest.mark.parametrize("name", ("bias", "c"))
 def test_what_is_added_broadcasts(name, shapes):
-  """Values and gradients are those of jnp, whatever the shape."""
+  """Values and gradients are those of jnp, whatever the shape.
+
+  The bias has one half of the shapes that broadcast, C the other.
+  """
   with jax.enable_x64(True):
     a, b = (ops.n64(*shape) for shape in shapes)
     how = {"activation": jnp.sin} | ({"beta": 0.5} if name == "c" else {})
@@ -48,25 +51,9 @@ def test_what_is_added_broadcasts(name, shapes):
       return jax.jit(lambda *x: ops.value_and_gradients(one, x))
 
     steps = [step(f) for f in (ops.dense, ops.plain)]
-    for shape in _broadcast(jnp.matmul(a, b).shape):
+    for shape in sorted(_broadcast(jnp.matmul(a, b).shape))[name == "c" :: 2]:
       got, want = (f(a, b, ops.n64(*shape, seed=1)) for f in steps)
       products.assert_same(got, want)
-
-
-def test_what_is_added_is_mapped():
-  """Under vmap, each of them or the product, with the gradients' sums."""
-  with jax.enable_x64(True):
-    x, c, bias = (ops.n64(3, *shape) for shape in ((4, 6), (4, 1), ()))
-    b = ops.n64(6, 8)
-    for axes in itertools.product((0, None), repeat=3):
-      args = [v if i == 0 else v[0] for v, i in zip((x, c, bias), axes)]
-      if any(axis == 0 for axis in axes):
-        maps = [
-          jax.vmap(lambda x, c, v, f=f: f(x, b, bias=v, c=c), axes)
-          for f in (ops.dense, ops.plain)
-        ]
-        got, want = (jax.vjp(g, *args)[1](g(*args)) for g in maps)
-        products.assert_same(got, want)
 
 
 @pytest.mark.parametrize("shape", ((1, 8), (3, 1), (8,), (1, 1), ()), ids=str)
@@ -80,8 +67,10 @@ def test_bias_of_groups_broadcasts(shape):
     products.assert_same((f(bias), got), (full(bias), want))
 
 
-@pytest.mark.parametrize("number", (2, 0.5, np.float32(0.5)))
-@pytest.mark.parametrize("dtype", ("float32", "bfloat16", "float16"))
+@pytest.mark.parametrize(
+  ("dtype", "number"),
+  [("float32", 2), ("bfloat16", 0.5), ("float16", np.float32(0.5))],
+)
 def test_numbers_are_added(dtype, number):
   """Without a change of the result's dtype; as arrays of no dimension."""
   a, b = A.astype(dtype), B.astype(dtype)
@@ -119,9 +108,9 @@ TWO = (
 )
 
 
-@pytest.mark.parametrize("two", TWO, ids=repr)
-@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
-def test_any_real_number_scales(two, dtype):
+@pytest.mark.parametrize("i", range(len(TWO)))
+def test_any_real_number_scales(i):
+  two, dtype = TWO[i], ("float32", "bfloat16")[i % 2]
   a, b, c = (x.astype(dtype) for x in (A, B, C))
   out = pallas_gemm.matmul(a, b, c=c, alpha=two, beta=two)
   assert out.dtype == dtype and not out.weak_type
@@ -129,22 +118,18 @@ def test_any_real_number_scales(two, dtype):
 
 
 @pytest.mark.parametrize(
-  "two", (2, np.int8(2), np.array(2), jnp.array(2), jnp.array(2, "uint8"))
+  ("dtype", "two"),
+  [
+    *(("int8", 2), ("int32", np.int8(2)), ("uint8", np.array(2))),
+    *(("int8", jnp.array(2)), ("int32", jnp.array(2, "uint8"))),
+  ],
 )
-@pytest.mark.parametrize("dtype", ("int8", "int32", "uint8"))
 def test_integers_scale_integers(two, dtype):
   a, b, c = (jnp.arange(16, dtype=dtype).reshape(4, 4) % k for k in (3, 4, 5))
   out = pallas_gemm.matmul(a, b, c=c, alpha=two, beta=two)
   assert out.dtype == dtype
   want = 2 * np.matmul(a, b, dtype=int) + 2 * np.asarray(c, int)
   np.testing.assert_array_equal(out, want)
-
-
-def test_complex_numbers_are_scaled():
-  a = A + 1j
-  for alpha in (2j, 2.0, jnp.array(2.0)):
-    out = pallas_gemm.matmul(a, B, alpha=alpha)
-    np.testing.assert_allclose(out, alpha * jnp.matmul(a, B), rtol=1e-5)
 
 
 @pytest.mark.parametrize("value", (0.0, -1.0, float("inf"), float("nan")))
@@ -155,20 +140,6 @@ def test_an_array_is_like_a_number(value):
       for x in (value, jnp.array(value))
     )
     np.testing.assert_allclose(array, number, rtol=1e-6)
-
-
-def _of_factors(alpha, beta, **how):
-  return pallas_gemm.matmul(A, B, c=C, alpha=alpha, beta=beta, **how)
-
-
-@pytest.mark.parametrize("axes", ((None, None), (0, None), (0, 0)), ids=str)
-def test_traced(axes):
-  given = jnp.array([0.5, 2.0]), jnp.array([1.5, 0.0])
-  args = [x if i == 0 else float(x[0]) for x, i in zip(given, axes)]
-  f = jax.jit(jax.vmap(_of_factors, axes) if 0 in axes else _of_factors)
-  for i, out in enumerate(f(*args) if 0 in axes else [f(*args)]):
-    alpha, beta = (x[i] if axis == 0 else x for x, axis in zip(args, axes))
-    products.assert_product(out, A, B, c=C, alpha=alpha, beta=beta)
 
 
 def test_traced_without_c():

@@ -20,7 +20,6 @@ from tests.support.ops import lowered
 from tests.support.products import normal
 
 A, B = normal(64, 64, dtype="bfloat16"), normal(64, 128, dtype="bfloat16")
-KERNEL = {"config": tuning.Config()}
 
 
 @pytest.fixture(name="log")
@@ -66,13 +65,6 @@ def test_order_and_reasons(stubs, log):
   with pytest.raises(NotImplementedError, match=reasons):
     pallas_gemm.matmul(A, B, implementation=("triton", "sm90"))
   assert stubs == ["triton", "sm90"] * 2
-
-
-def test_defaults_of_platforms(stubs):
-  lowered(pallas_gemm.matmul, A, B, platform="cpu")
-  assert stubs == []
-  lowered(pallas_gemm.matmul, A, B)
-  assert stubs == ["sm90"]
 
 
 def test_only_not_implemented_moves_on(monkeypatch):
@@ -144,18 +136,15 @@ def test_lowers_for_cuda(keywords):
   assert "mosaic_gpu" not in lowered(f, A, B, platform="cpu")
 
 
-def test_exports_for_both_platforms():
-  f = jax.jit(lambda a, b: pallas_gemm.matmul(a, b, **KERNEL))
-  exported = export.export(f, platforms=("cpu", "cuda"))(A, B)
-  assert "mosaic_gpu" in exported.mlir_module()
-  again = export.deserialize(exported.serialize())
-  products.assert_product(again.call(A, B), A, B)
-
-
 @pytest.mark.parametrize(
-  "platforms", (("tpu",), ("rocm",), ("cpu", "tpu"), ("cuda", "rocm"))
+  ("op", "platforms"),
+  (
+    ("matmul", ("rocm",)),
+    ("matmul", ("cpu", "tpu")),
+    ("ragged_dot", ("tpu",)),
+    ("ragged_dot", ("cuda", "rocm")),
+  ),
 )
-@pytest.mark.parametrize("op", ("matmul", "ragged_dot"))
 def test_exports_where_no_kernel_runs(op, platforms):
   """XLA's product, if it is asked for too."""
   sizes = jnp.array([A.shape[0]])
@@ -234,14 +223,13 @@ def test_products_of_derivatives_are_reduced_alike(op):
 # Nothing to multiply.
 
 
-@pytest.mark.parametrize("implementation", ("xla", "sm90"))
 @pytest.mark.parametrize(
-  ("a", "b"),
+  ("implementation", "a", "b"),
   (
-    ((0, 5), (5, 4)),
-    ((3, 5), (5, 0)),
-    ((0, 3, 5), (5, 4)),
-    ((0, 3, 5), (0, 5, 4)),
+    ("xla", (0, 5), (5, 4)),
+    ("sm90", (3, 5), (5, 0)),
+    ("xla", (0, 3, 5), (5, 4)),
+    ("sm90", (0, 3, 5), (0, 5, 4)),
   ),
   ids=str,
 )
@@ -290,12 +278,7 @@ def test_a_new_config_is_used_from_the_next_call_on(monkeypatch):
 # alone is all that an abstract device has; "unknown" is one that tells nothing.
 DEVICES = {
   "T4": ("Tesla T4", "gpu", "7.5", "capability 9.0, the Tesla T4 has 7.5"),
-  "V100": (
-    "Tesla V100",
-    "gpu",
-    "7.0",
-    "capability 9.0, the Tesla V100 has 7.0",
-  ),
+  "V100": ("Tesla V100", "gpu", "7.0", "9.0, the Tesla V100 has 7.0"),
   "A100": (
     *("NVIDIA A100-SXM4-80GB", "gpu", "8.0"),
     "capability 9.0, the NVIDIA A100-SXM4-80GB has 8.0",
@@ -347,45 +330,46 @@ def _with_gradients(f, *args):
   return [out, *pullback(jnp.ones_like(out))]
 
 
-@ops.each(OPS)
-def test_results_and_gradients_are_xlas(op, monkeypatch):
+# An op for each device.
+EACH_DEVICE = pytest.mark.parametrize(
+  ("name", "op"), [*zip(DEVICES, OPS.values(), strict=True)], ids=DEVICES
+)
+
+
+@EACH_DEVICE
+def test_results_and_gradients_are_xlas(op, name, monkeypatch):
   want = _with_gradients(op.ours, *op.args())
-  for name in DEVICES:
-    with pretend(monkeypatch, name):
-      got = _with_gradients(op.ours, *op.args())
-    for x, y in zip(got, want, strict=True):
-      np.testing.assert_array_equal(x, y)
+  with pretend(monkeypatch, name):
+    got = _with_gradients(op.ours, *op.args())
+  for x, y in zip(got, want, strict=True):
+    np.testing.assert_array_equal(x, y)
 
 
 @pytest.mark.parametrize("how", ("default", "abstract"))
-@pytest.mark.parametrize("name", DEVICES)
-def test_what_is_lowered_for_cuda(name, how, monkeypatch):
+@EACH_DEVICE
+def test_what_is_lowered_for_cuda(op, name, how, monkeypatch):
   """Ahead of time too, where the device only has a name."""
-  for op in OPS.values():
-    with pretend(monkeypatch, name, how):
-      text = lowered(lambda *x: _with_gradients(op.ours, *x), *op.args())  # noqa: B023
-    assert "mosaic_gpu" not in text
+  with pretend(monkeypatch, name, how):
+    text = lowered(lambda *x: _with_gradients(op.ours, *x), *op.args())
+  assert "mosaic_gpu" not in text
 
 
-@pytest.mark.parametrize("name", DEVICES)
-def test_what_is_said_of_other_devices(name, monkeypatch):
+@EACH_DEVICE
+def test_what_is_said_of_other_devices(op, name, monkeypatch):
   """By `explain`, of batch invariance and of tuning."""
   said = []
   monkeypatch.setattr(report, "warn_once", said.append)
-  for op in OPS.values():
-    with pretend(monkeypatch, name):
-      for platform in (None, "cuda"):
-        found = pallas_gemm.explain(op.ours, *op.args(), platform=platform)
-        for ran in found.products:
-          assert ran.implementation == "xla"
-          assert ran.why.startswith("sm90: ")
-          assert ran.why.endswith(DEVICES[name][3])
-        assert found.products
-      with pallas_gemm.batch_invariant():
-        op.ours(*op.args())
-  assert len(said) >= len(OPS)
-  assert all("has no effect here" in text for text in said)
   with pretend(monkeypatch, name):
+    for platform in (None, "cuda"):
+      found = pallas_gemm.explain(op.ours, *op.args(), platform=platform)
+      for ran in found.products:
+        assert ran.implementation == "xla"
+        assert ran.why.startswith("sm90: ")
+        assert ran.why.endswith(DEVICES[name][3])
+      assert found.products
+    with pallas_gemm.batch_invariant():
+      op.ours(*op.args())
+    assert said and all("has no effect here" in text for text in said)
     with pytest.raises(RuntimeError, match=r"tuning needs .*9\.0"):
       pallas_gemm.autotune(pallas_gemm.matmul, A, B)
     # Triton asks the driver of GPUs that it has no numbers for.

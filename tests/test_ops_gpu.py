@@ -117,6 +117,11 @@ REPEATED = {
     Call(m=2048, n=2048, k=1024, bias="n", c_dtype=BF16),
     tuning.Config(**_TILE, cluster_m=2),
   ),
+  # A round of clusters is no whole number of rows of tiles.
+  "cluster_of_four": (
+    Call(m=5000, n=1048, k=1032, transpose_b=True),
+    tuning.Config(**_TILE, cluster_n=4),
+  ),
   "gated": (
     Call(m=1024, n=1024, k=1000, gated=True, activation=jax.nn.silu),
     None,

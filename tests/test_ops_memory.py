@@ -40,19 +40,18 @@ def outcome(f, *args):
   return out.sharding.memory_kind, np.asarray(out)
 
 
-@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
 @ops.each(DENSE)
-def test_results_lie_where_jnp_has_them(op, dtype):
+def test_results_lie_where_jnp_has_them(op):
   """Of each combination of operands, or the same error."""
-  args = op.args(dtype=dtype)
-  for kinds in itertools.product(KINDS, repeat=2):
+  for i, kinds in enumerate(itertools.product(KINDS, repeat=2)):
+    args = op.args(dtype=("float32", "bfloat16")[i % 2])
     of = kinds + kinds[1:] * len(args)
     given = [put(x, kind) for x, kind in zip(args, of)]
     want, values = outcome(op.plain, *given)
     for f in (op.ours, jax.jit(op.ours)):
       where, out = outcome(f, *given)
       assert where == want, kinds
-      if out is not None and dtype == "float32":
+      if out is not None and args[0].dtype == "float32":
         np.testing.assert_allclose(out, values, rtol=2e-5, atol=1e-5)
 
 

@@ -28,16 +28,24 @@ EXAMPLES = {
   "gated gradients": [{A, B}, {OUT, B}, {OUT, B}, {A, OUT}, {A, OUT}],
   "grouped gradients": [{}, {A, W}, {}, {OUT, W}, {A, OUT}, {A, OUT}],
 }
+MODES = "auto", "explicit"
 _EIGHT = "--xla_force_host_platform_device_count=8"
 _MATMUL = re.compile(r" (?:ragged-)?dot\(|__cublas|__cudnn|__triton\S*gemm")
 
 
+@pytest.fixture(name="compiled", scope="module")
+def _compiled():
+  """The compiled programs, by name."""
+  names = [f"{x} {mode}" for x in mesh_compile.EXAMPLES for mode in MODES]
+  return _printed("sums", *names)
+
+
 @pytest.mark.aot
-@pytest.mark.parametrize("mode", ("auto", "explicit"))
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_kernels_multiply_what_a_device_has(example, mode):
+def test_kernels_multiply_what_a_device_has(compiled, example, mode):
   """And XLA multiplies nothing."""
-  text = _printed(example, mode)
+  text = compiled[f"{example} {mode}"]
   kernels = re.findall(
     r'custom_call_target="mosaic_gpu\S*".*?'
     r"operand_layout_constraints=\{(.*?)\}, api_version",
@@ -48,12 +56,12 @@ def test_kernels_multiply_what_a_device_has(example, mode):
 
 
 @pytest.mark.aot
-@pytest.mark.parametrize("mode", ("auto", "explicit"))
-@pytest.mark.parametrize("example", ("one row by XLA", "a row each by XLA"))
-def test_xla_rounds_no_product_of_a_row(example, mode):
+def test_xla_rounds_no_product_of_a_row(compiled):
   """As it does where a device has one row and sums of 16 bits are asked for."""
-  text = _printed(example, mode, _EIGHT)
-  assert set(re.findall(r"= (\w+)\S* multiply\(", text)) == {"f32"}
+  for name in "one row by XLA", "a row each by XLA":
+    for mode in MODES:
+      text = compiled[f"{name} {mode}"]
+      assert set(re.findall(r"= (\w+)\S* multiply\(", text)) == {"f32"}
 
 
 @pytest.mark.aot
@@ -67,7 +75,7 @@ def test_command_buffers_hold_kernels(commands, inside, tmp_path):
   flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"
   if commands:
     flags += f" --xla_gpu_enable_command_buffer={commands}"
-  _printed("gated gradients", "auto", flags)
+  _printed("gated gradients auto", xla_flags=flags)
   (file,) = tmp_path.glob("*.thunk_sequence.txt")
   assert len(_custom_calls(file.read_text())) == 5
   # This one is written if anything was put into a command buffer.
@@ -80,12 +88,12 @@ def test_command_buffers_hold_kernels(commands, inside, tmp_path):
 
 
 @pytest.mark.aot
-def test_sums_over_devices_are_copied_no_more_than_by_xla():
+def test_sums_over_devices_are_copied_no_more_than_by_xla(compiled):
   """In bfloat16 XLA's steps and bytes; in float32 one conversion at the end.
 
   That one also orders dimensions, where XLA has a last step for it.
   """
-  programs = _printed("sums", "sums").split("HloModule ")[1:]
+  programs = compiled["sums"].split("HloModule ")[1:]
   assert len(programs) == 3 * len(mesh_compile.SUMS)
   for own, plain, low in itertools.batched(map(_steps, programs), 3):
     assert [kind for kind, _ in own[:2]] == ["product", "sum"] and len(own) < 4
@@ -120,12 +128,15 @@ def _inside_command_buffers(thunks: str) -> str:
   return "".join(blocks)
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_explicit_axes_lower_kernels_of_what_a_device_has(example):
-  text = _printed(example, "lower")
-  kernels = re.findall(r"custom_call @mosaic_gpu\S*\(.*? : \((.*?)\) ->", text)
-  _check(kernels, r"tensor<((?:\d+x)+)", example)
-  assert "stablehlo.dot" not in text
+def test_explicit_axes_lower_kernels_of_what_a_device_has():
+  names = [f"{example} explicit" for example in EXAMPLES]
+  printed = _printed("--lower", *names)
+  for example, text in zip(EXAMPLES, printed.values(), strict=True):
+    kernels = re.findall(
+      r"custom_call @mosaic_gpu\S*\(.*? : \((.*?)\) ->", text
+    )
+    _check(kernels, r"tensor<((?:\d+x)+)", example)
+    assert "stablehlo.dot" not in text
 
 
 def _check(kernels: list[str], shape: str, example: str) -> None:
@@ -146,16 +157,15 @@ def _check(kernels: list[str], shape: str, example: str) -> None:
   assert found == want
 
 
-def _printed(example: str, mode: str, xla_flags: str = "") -> str:
-  """What the program prints, in a process of its own: some failures end it."""
-  if mode == "lower":
-    xla_flags += f" {_EIGHT}"
+def _printed(*names: str, xla_flags: str = _EIGHT) -> dict[str, str]:
+  """What the program prints by name, in a process: some failures end it."""
   done = subprocess.run(
-    [sys.executable, "-m", "tests.support.mesh_compile", example, mode],
+    [sys.executable, "-m", "tests.support.mesh_compile", *names],
     cwd=Path(__file__).parent.parent,
     env=compile_process.environment() | {"XLA_FLAGS": xla_flags},
     capture_output=True,
     text=True,
   )
   assert done.returncode == 0, done.stderr[-4000:]
-  return done.stdout
+  printed = done.stdout.split(mesh_compile.START)[1:]
+  return {text.partition("\n")[0]: text for text in printed}

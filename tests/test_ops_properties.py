@@ -16,7 +16,7 @@ _EXPLORED = (*_SIZES, *range(2, 301))
 _MOST = hypothesis.settings().max_examples
 _IS_EXPLORING = _MOST > 100
 _FEW = hypothesis.settings(
-  max_examples=_MOST if _IS_EXPLORING else _MOST // 6,
+  max_examples=_MOST if _IS_EXPLORING else _MOST // 10,
   suppress_health_check=list(hypothesis.HealthCheck),
 )
 

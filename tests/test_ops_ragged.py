@@ -14,6 +14,7 @@ import pallas_gemm
 from pallas_gemm import report, tuning
 from pallas_gemm.ops import grouped
 from tests.support import problems, products, ragged
+from tests.support.cases import pairs
 from tests.support.products import normal
 from tests.support.ragged import Case
 
@@ -61,7 +62,7 @@ def compiled(case: Case, options):
   return step
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(8))
 def test_random(seed):
   check(ragged.draw(seed), seed)
 
@@ -104,9 +105,10 @@ def test_many_groups():
   rng = np.random.default_rng(0)
   sizes = rng.multinomial(90, np.full(512, 1 / 512))
   sizes = tuple(int(size) for size in sizes)
-  check(Case(m=100, n=6, k=8, sizes=sizes, bias=True))
   part = {"offset": 100, "groups": 64}
-  check(Case(m=100, n=6, k=8, sizes=sizes, transpose=True, **part))
+  case = Case(m=100, n=6, k=8, sizes=sizes, transpose=True, bias=True)
+  for one in case, dataclasses.replace(case, **part):
+    check(one)
 
 
 @pytest.mark.parametrize("dtype", ("int8", "uint8", "int16", "uint32"))
@@ -125,17 +127,17 @@ def test_wide_integers():
     np.testing.assert_array_equal(bounds, (1, 20))
 
 
-@pytest.mark.parametrize("dtype", ragged.DTYPES)
-@pytest.mark.parametrize("activation", products.ACTIVATIONS)
-def test_epilogues(dtype, activation):
-  """And those of gated products, of some of the groups."""
+@pytest.mark.parametrize(
+  ("dtype", "activation", "gated"),
+  pairs(ragged.DTYPES, products.ACTIVATIONS, (False, True)),
+)
+def test_epilogues(dtype, activation, gated):
+  """Those of gated products, of some of the groups."""
   how = {"m": 20, "n": 7, "k": 30, "dtype": dtype, "activation": activation}
-  for case in (
-    Case(**how, sizes=(3, 0, 9, 4), bias=True),
-    Case(**how, sizes=(3, 0, 9, 4), groups=3, offset=1, gated=True),
-  ):
-    x = case.operands()
-    case.assert_right(case(x), x)
+  how |= {"groups": 3, "offset": 1, "gated": True} if gated else {"bias": True}
+  case = Case(**how, sizes=(3, 0, 9, 4))
+  x = case.operands()
+  case.assert_right(case(x), x)
 
 
 def test_rows_of_no_group_are_zeros_whatever_the_epilogue():
@@ -178,26 +180,17 @@ def test_mixed_dtypes_are_promoted():
   FEW.assert_right(FEW(x), x | {"lhs": x["lhs"].astype("float32")})
 
 
-@pytest.mark.parametrize("gated", (False, True))
-def test_precision_is_passed_on(gated):
-  case = dataclasses.replace(FEW, gated=gated, activation=jnp.tanh)
-  f = functools.partial(case, precision="highest")
-  text = jax.jit(f).lower(case.operands()).as_text()
-  assert text.count("precision = [HIGHEST, HIGHEST]") == 1 + gated
-
-
 # Nothing to multiply.
 
 
-@pytest.mark.parametrize("implementation", ("xla", "sm90"))
 @pytest.mark.parametrize(
   ("m", "n", "k", "groups"),
   ((0, 4, 3, 2), (6, 0, 3, 2), (6, 4, 3, 0), (0, 0, 0, 0)),
   ids=str,
 )
-def test_empty(implementation, m, n, k, groups):
+def test_empty(m, n, k, groups):
   case = Case(m=m, n=n, k=k, sizes=(2,) * groups, dtype="bfloat16", bias=True)
-  check(case, implementation=implementation)
+  check(case, implementation="sm90")
 
 
 @pytest.mark.parametrize("implementation", ("xla", "sm90"))
@@ -208,15 +201,6 @@ def test_k_of_zero(implementation):
   case = Case(m=6, n=4, k=0, sizes=(2, 3), gated=True, activation=jax.nn.silu)
   x = case.operands()
   assert not np.asarray(case(x, implementation=implementation)).any()
-
-
-def test_same_inputs_same_bits():
-  case = ragged.draw(0, dtype="bfloat16", out_dtype="bfloat16", bias=True)
-  x, ct = case.operands(), cotangent(case)
-  first = derivatives(case, x, ct)
-  for _ in range(3):
-    again = derivatives(case, x, ct)
-    jax.tree.map(np.testing.assert_array_equal, again, first)
 
 
 # The Hopper kernel, interpreted.
@@ -315,8 +299,7 @@ def test_says_why_once(monkeypatch):
     case(x, implementation="sm90")
 
 
-@pytest.mark.parametrize("wide", (False, True))
-@pytest.mark.parametrize("bias", (False, True))
+@pytest.mark.parametrize(("wide", "bias"), ((False, True), (True, False)))
 def test_lowers_for_cuda(wide, bias):
   """Ahead of time: kernels alone, two forward and two for each gradient.
 
@@ -327,8 +310,9 @@ def test_lowers_for_cuda(wide, bias):
   with jax.enable_x64(wide):
     x = of.operands()
     step = jax.jit(jax.value_and_grad(lambda x: of(x).astype("float32").sum()))
-    text = step.trace(x).lower(lowering_platforms=("cuda",)).as_text()
+    traced = step.trace(x)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("custom_call @mosaic_gpu") == 2 + 2 * len(x)
     assert "chlo.ragged_dot" not in text and "dot_general" not in text
-    text = step.trace(x).lower(lowering_platforms=("cpu",)).as_text()
+    text = traced.lower(lowering_platforms=("cpu",)).as_text()
     assert "mosaic_gpu" not in text

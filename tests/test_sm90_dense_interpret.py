@@ -32,7 +32,7 @@ def test_values(name, monkeypatch):
   run, check = case.prepare()
   check(run())
   plan = Plan.of(case.problem, case.config)
-  assert plan.by_rows == name.startswith("row_wise")
+  assert plan.tiling.by_rows == name.startswith("row_wise")
 
 
 @pytest.fixture(scope="module")

@@ -74,8 +74,10 @@ SMOKE = ("c_in_place", "groups", "slabs")
   "name",
   [pytest.param(x, marks=[pytest.mark.smoke] * (x in SMOKE)) for x in RACES],
 )
-def test_free_of_races(name):
-  assert _run(RACES[name]) == (True, False)
+def test_free_of_races(name, monkeypatch):
+  case = RACES[name]
+  problems.assume_sms(monkeypatch, max(2, case.config.blocks))
+  assert _run(case) == (True, False)
 
 
 def _parameter(bug: mutations.Bug):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pallas_gemm.kernels.sm90 import groups as grouped
-from pallas_gemm.kernels.sm90 import legal, tables
+from pallas_gemm.kernels.sm90 import tables
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from tests.support import group_cases, problems, ragged_kernels
@@ -103,7 +103,7 @@ def test_row_tiles_cover_each_row_once_but_in_the_last_tile(sizes):
   offsets = jnp.asarray(np.cumsum((4, *sizes)), jnp.int32)
   plan = Plan.of(problem, SMALL)
   (tiles, ends), _ = tables.make(plan, offsets, ())
-  assert len(tiles) == plan.row_tiles >= ends[-1]
+  assert len(tiles) == plan.tiling.row_tiles >= ends[-1]
   groups = np.full(200, -2)
   for i, (start, end, group, first) in enumerate(tiles[: ends[-1]].tolist()):
     row, rows = grouped.rows_of_tile(start, end, i - first, SMALL)
@@ -153,25 +153,3 @@ def test_groups_along_k_by_size(sizes, order, filled_uneven_spare):
     grouped.has_spare_time(plan, made),
   )
   assert found == filled_uneven_spare
-
-
-REFUSED = {
-  "split_k": (ROWS, {"split_k": 2}, "split_k"),
-  "cluster": (ROWS, {"cluster_m": 2}, "cluster_m"),
-  "slab": (ROWS, {"block_k": 128}, "block_k"),
-  "subtile": (ROWS, {"epilogue_n": 32}, "epilogue_n"),
-  "overlap": (SLABS, {"block_n": 96, "epilogue_n": 64}, "must divide 96"),
-  # A's atoms would be as narrow as B's, and A's copies two atoms wide.
-  "columns": (
-    ROWS.changed(out_dtype="float32"),
-    {"block_n": 32, "epilogue_n": 32},
-    "columns",
-  ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_legal(name):
-  problem, change, word = REFUSED[name]
-  config = dataclasses.replace(SMALL, **change)
-  assert word in legal.reason(Plan.of(problem, config))

@@ -35,7 +35,7 @@ SLABS = ROWS.changed(m=72, k=300, ragged="k", transpose_a=True)
 def _of_rows(plan: Plan, offsets: np.ndarray):
   """What `tables.make` is to give of groups of rows."""
   p, height = plan.problem, plan.config.block_m
-  table, tile_ends = np.zeros((plan.row_tiles, 4), np.int32), []
+  table, tile_ends = np.zeros((plan.tiling.row_tiles, 4), np.int32), []
   tile = 0
   bounds = 0, *offsets.tolist(), p.m
   for group, (start, end) in enumerate(itertools.pairwise(bounds), -1):
@@ -115,7 +115,7 @@ def test_tiles_of_three_consumers():
 
 def test_a_range_of_rows_that_several_blocks_write():
   rows = 64 * 70
-  assert Plan.of(ROWS.changed(m=rows), CONFIG).row_tiles > 64
+  assert Plan.of(ROWS.changed(m=rows), CONFIG).tiling.row_tiles > 64
   _check_rows(np.array((65, rows - 1)), rows)
 
 
@@ -205,7 +205,11 @@ REWRITES = {
   "no_rows_filled": ("_write_group", "size > 0", "size >= 0"),
   "itself_before": ("_rows_body", "number < group", "number <= group"),
   "first_of_all": ("_rows_body", "known, before)", "known, 0)"),
-  "no_zeros": ("_rows_body", "plan.row_tiles - before, tiles", "tiles, tiles"),
+  "no_zeros": (
+    "_rows_body",
+    "plan.tiling.row_tiles - before, tiles",
+    "tiles, tiles",
+  ),
 }
 
 

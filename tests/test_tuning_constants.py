@@ -40,13 +40,6 @@ def test_a_file_is_read_once_and_has_every_field():
     assert values == constants.read(PATH)[constants.WIDTH][part.name]
 
 
-def test_a_file_says_what_it_was_fitted_to():
-  found = constants.read(PATH)
-  assert found["device"] == "NVIDIA H200"
-  known = found[constants.WIDTH]
-  assert known["commit"] and known["date"] and known["rows"] > 0
-
-
 def test_groups_of_rows_have_an_l2_of_their_own():
   found = constants.of(H200)
   of_rows = found.of_groups_of_rows
@@ -77,14 +70,6 @@ def test_the_nearest_stands_in_and_that_is_said_once(
     assert constants.of(some).model.clock == clock
   [said] = [x for x in caplog.messages if "no constants" in x]
   assert name in said
-
-
-def test_a_partition_of_a_known_gpu_has_its_constants(folder, caplog):
-  write(folder, "NVIDIA H200", 1.0)
-  write(folder, "NVIDIA H100 PCIe", 2.0)
-  partition = dataclasses.replace(H200, sm_count=60)
-  assert constants.of(partition).model.clock == 1.0
-  assert not caplog.messages
 
 
 @pytest.mark.parametrize(

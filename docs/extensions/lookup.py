@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 import pathlib
+import shlex
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -28,12 +29,12 @@ def listed(names: Iterable[Any]) -> str:
 
 
 def words(text: str, least: int, form: str) -> list[str]:
-  """The words of a role's text.
+  """The words of a comment; what is in quotes is one.
 
   Raises:
     UnknownError: there are too few; the message says what is wanted.
   """
-  found = text.split()
+  found = shlex.split(text)
   if len(found) < least:
     raise UnknownError(f"want {form}, got {text!r}")
   return found

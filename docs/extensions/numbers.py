@@ -1,9 +1,10 @@
-"""What the roles of rungs, counters, models and published figures print."""
+"""Numbers in a sentence: what each kind of comment prints."""
 
 import dataclasses
+import re
 from typing import Any
 
-from docs.extensions import lookup, results, show
+from docs.extensions import lookup, results
 from experiments.harness import (
   counter_tables,
   ladder_tables,
@@ -22,15 +23,10 @@ def rung(text: str) -> str:
     UnknownError: no rung, row or figure of that name.
   """
   name, field, shape, gpu = _parsed(text)
-  try:
+  if name[0].isdigit():
     row = results.timed(results.rung(name), gpu, shape)
-  except lookup.UnknownError as error:
-    if name[0].isdigit():
-      raise
-    try:
-      row = results.kernel(name, gpu, shape)
-    except lookup.UnknownError as other:
-      raise lookup.UnknownError(f"{other}; {error}") from None
+  else:
+    row = results.kernel(name, gpu, shape)
   figures = {
     "time": tables.TIME,
     "tflops": lambda row: f"{tables.TFLOPS(row)} TFLOP/s",
@@ -39,13 +35,12 @@ def rung(text: str) -> str:
     "before": lambda row: results.relative(row, "x before"),
     "first": lambda row: results.relative(row, "x rung 1"),
   }
-  if field in figures:
-    found = figures[field](row)
-    if found.startswith(tables.EMPTY):
-      raise lookup.UnknownError(f"rung {name} has no {field!r} at {shape}")
-    return found
-  value = lookup.pick({**dict.fromkeys(figures), **row}, field, "figure")
-  return show.value(field, value)
+  if field not in figures:
+    return value(field, lookup.pick({**figures, **row}, field, "figure"))
+  found = figures[field](row)
+  if found.startswith(tables.EMPTY):
+    raise lookup.UnknownError(f"rung {name} has no {field!r} at {shape}")
+  return found
 
 
 def counter(text: str) -> str:
@@ -54,22 +49,22 @@ def counter(text: str) -> str:
   Raises:
     UnknownError: no rung or counter of that name.
   """
-  name, key, shape, gpu = _parsed(text)
-  if shape != results.CUBE:
-    raise lookup.UnknownError(f"counters are of {results.CUBE}, got {shape}")
+  name, key, _, gpu = _parsed(text)
   row = results.counters(results.rung(name), gpu)
   stalls = row.get("stalls") or {}
   found = {**row["measured"], **stalls, **(row.get("occupancy") or {})}
-  value = lookup.pick(found, key, "counter")
+  moved = found["dram_read_bytes"] + found["dram_write_bytes"]
+  found["dram_gbytes_per_s"] = moved / found["duration_ms"] / 1e6
+  x = lookup.pick(found, key, "counter")
   if key in stalls:
-    return counter_tables.warps(value)
-  if isinstance(value, int | float) and value >= 1e5 and "_bytes" not in key:
-    return counter_tables.number(value)
-  return show.value(key, value)
+    return counter_tables.warps(x)
+  if isinstance(x, int | float) and x >= 1e5 and "_bytes" not in key:
+    return counter_tables.number(x)
+  return value(key, x)
 
 
 def model(text: str) -> str:
-  """What the traffic model says: "6 global_read_bytes", "6 floor h100".
+  """What the traffic model says: "6 global_load_bytes", "6 floor h100".
 
   Raises:
     UnknownError: no rung or figure of that name.
@@ -77,22 +72,14 @@ def model(text: str) -> str:
   name, key, shape, gpu = _parsed(text)
   t = traffic_of(name, shape, gpu)
   found: dict[str, Any] = {
-    field.name: getattr(t, field.name) for field in dataclasses.fields(t)
+    field.name: getattr(x, field.name)
+    for x in (t, t.floor)
+    for field in dataclasses.fields(x)
   }
-  for other in ("problem", "config", "gpu", "number", "name"):
-    del found[other]
-  floor = found.pop("floor")
-  found |= {f.name: getattr(floor, f.name) for f in dataclasses.fields(floor)}
-  found |= {"fmas": t.fmas, "fma_issue_share": t.fma_issue_share}
-  found |= {"floor": floor.seconds, "tflops": t.flops / floor.seconds / 1e12}
-  # In words of the counters.
-  for key_, ours in {"read": "load", "write": "store"}.items():
-    for memory in ("global", "shared"):
-      found[f"{memory}_{key_}_bytes"] = found[f"{memory}_{ours}_bytes"]
-  value = lookup.pick(found, key, "figure of the model")
-  if key == "floor":
-    return tables.duration(1e3 * value)
-  return show.value(key, value)
+  found |= {"floor": tables.duration(1e3 * t.floor.seconds)}
+  found |= {"tflops": t.flops / t.floor.seconds / 1e12}
+  found |= {"fma_issue_share": t.fma_issue_share}
+  return value(key, lookup.pick(found, key, "figure of the model"))
 
 
 def traffic_of(
@@ -105,7 +92,7 @@ def traffic_of(
     return rung_text.traffic_of(one, results.problem(one, shape), device)
 
 
-def published_figure(text: str) -> str:
+def published(text: str) -> str:
   """A published step: "Boehm 6", "tilus stages", "Boehm cublas", "Boehm 6 x".
 
   A last "x" is the step's speed over cuBLAS on the same GPU.
@@ -114,23 +101,20 @@ def published_figure(text: str) -> str:
     UnknownError: no ladder or step of that name.
   """
   source, *step = lookup.words(text, 2, "a source and a step")
-  found = [
-    x for x in ladder_tables.PUBLISHED if source.lower() in x.source.lower()
-  ]
-  if len(found) != 1:
-    names = lookup.listed(x.source for x in ladder_tables.PUBLISHED)
-    raise lookup.UnknownError(f"no one source {source!r}; there is {names}")
-  [ladder] = found
+  ladders = {x.source: x for x in ladder_tables.PUBLISHED}
+  names = [x for x in ladders if source.lower() in x.lower()]
+  ladder = lookup.pick(ladders, names[0] if names else source, "source")
   ratio = step[-1] == "x" and len(step) > 1
+  if step == ["note"]:
+    return ladder.note
+  steps = {"cublas": ladder.cublas}
+  for name, figure, number in ladder.steps:
+    steps |= {name: figure, str(number): figure}
   key = " ".join(step[:-1] if ratio else step)
-  steps: dict[str, Any] = {name: (x, n) for name, x, n in ladder.steps}
-  steps |= {str(n): (x, n) for _, x, n in ladder.steps if n is not None}
-  if ladder.cublas is not None:
-    steps["cublas"] = (ladder.cublas, None)
-  figure, number = lookup.pick(steps, key, f"step of {ladder.source}")
+  figure = lookup.pick(steps, key, f"step of {ladder.source}")
   if not ratio:
     return f"{figure:,g} {ladder.unit}"
-  over = None if number is None else ladder.of_cublas(number)
+  over = ladder.of_cublas(int(key)) if key.isdigit() else None
   if over is None:
     raise lookup.UnknownError(f"{ladder.source} gives no cuBLAS for {key!r}")
   return tables.factor(over)
@@ -144,43 +128,54 @@ def gpu(text: str) -> str:
   """
   *name, key = lookup.words(text, 2, "a GPU and a fact")
   device = results.gpu(" ".join(name))
-  kib, mib = 1024, 1024**2
+  l2_rate = device.sm_count * roofline.L2_BYTES_PER_CLOCK * device.clock_hz
+
+  def ridge(dtype: str) -> str:
+    return f"{roofline.ridge_point(device, dtype):.3g} FLOP/byte"
+
   facts = {
-    "sms": lambda: f"{device.sm_count}",
-    "lanes": lambda: f"{device.fp32_lanes_per_sm}",
-    "clock": lambda: f"{device.clock_hz / 1e6:.0f} MHz",
-    "l2": lambda: f"{device.l2_bytes / mib:g} MiB",
-    "dram": lambda: _rate(device.dram_bytes_per_s, "B/s"),
-    "shared": lambda: f"{device.shared_bytes_per_sm / kib:g} KiB",
-    "shared_block": lambda: f"{device.shared_bytes_per_block / kib:g} KiB",
-    "shared_rate": lambda: _rate(device.shared_bytes_per_s, "B/s"),
-    "l2_rate": lambda: _rate(
-      device.sm_count * roofline.L2_BYTES_PER_CLOCK * device.clock_hz, "B/s"
-    ),
-    "registers": lambda: f"{device.registers_per_sm:,}",
-    "threads": lambda: f"{device.max_threads_per_sm:,}",
-    "blocks": lambda: f"{device.max_blocks_per_sm}",
-    "capability": lambda: ".".join(map(str, device.compute_capability)),
-    "fp32": lambda: _rate(device.fp32_flops, "FLOP/s"),
-    "tf32": lambda: _rate(device.tf32_flops, "FLOP/s"),
-    "bf16": lambda: _rate(device.bf16_flops, "FLOP/s"),
-    "ridge_fp32": lambda: _ridge(device, "float32"),
-    "ridge_tf32": lambda: _ridge(device, "tf32"),
-    "ridge_bf16": lambda: _ridge(device, "bfloat16"),
-    "name": lambda: device.name,
+    "sms": str(device.sm_count),
+    "lanes": str(device.fp32_lanes_per_sm),
+    "l2": f"{device.l2_bytes / 1024**2:g} MiB",
+    "dram": _rate(device.dram_bytes_per_s, "B/s"),
+    "shared": f"{device.shared_bytes_per_sm / 1024:g} KiB",
+    "shared_block": f"{device.shared_bytes_per_block / 1024:g} KiB",
+    "shared_rate": _rate(device.shared_bytes_per_s, "B/s"),
+    "l2_rate": _rate(l2_rate, "B/s"),
+    "fp32": _rate(device.fp32_flops, "FLOP/s"),
+    "bf16": _rate(device.bf16_flops, "FLOP/s"),
+    "ridge_fp32": ridge("float32"),
+    "ridge_bf16": ridge("bfloat16"),
   }
-  return lookup.pick(facts, key, "fact of a GPU")()
+  return lookup.pick(facts, key, "fact of a GPU")
 
 
 def _rate(x: float, unit: str) -> str:
-  for scale, prefix in ((1e12, "T"), (1e9, "G")):
-    if x >= scale:
-      return f"{x / scale:,.4g} {prefix}{unit}"
-  return f"{x:,.4g} {unit}"
+  scale, prefix = (1e12, "T") if x >= 1e12 else (1e9, "G")
+  return f"{x / scale:,.4g} {prefix}{unit}"
 
 
-def _ridge(device: hardware.Gpu, dtype: str) -> str:
-  return f"{roofline.ridge_point(device, dtype):.3g} FLOP/byte"
+def calc(text: str) -> str:
+  """The value of an expression; a last word such as ".1f" is its format.
+
+  Raises:
+    UnknownError: it is no arithmetic.
+
+  Example:
+    >>> from docs.extensions import numbers
+    >>> numbers.calc("2 * 4096**3 / 1e9 .1f")
+    '137.4'
+  """
+  expression, _, form = text.strip().rpartition(" ")
+  if not (expression and re.fullmatch(r",?(\.\d+)?[dfg]|,", form)):
+    expression, form = text.strip(), ""
+  if not re.fullmatch(r"(?:[\d.]+(?:e\d+)?|[-+*/() ])+", expression):
+    raise lookup.UnknownError(f"want numbers and + - * /, got {expression!r}")
+  try:
+    result = eval(expression)  # numbers and operators alone
+  except (SyntaxError, ArithmeticError) as error:
+    raise lookup.UnknownError(f"{expression!r}: {error}") from None
+  return format(result, form) if form else number(result)
 
 
 def _parsed(text: str) -> tuple[str, str, shapes.Shape, str]:
@@ -191,13 +186,43 @@ def _parsed(text: str) -> tuple[str, str, shapes.Shape, str]:
   if found[-1].lower() in results.MEASURED:
     gpu_name = found.pop().lower()
   shape = results.CUBE
-  try:
-    shape = shapes.parse(found[-1])
-  except ValueError:
-    pass
-  else:
-    found.pop()
-  if len(found) < 2:
-    raise lookup.UnknownError(f"want {form}, got {text!r}")
+  if re.fullmatch(r"\d+x\d+x\d+", found[-1]):
+    shape = shapes.parse(found.pop())
   *name, key = found
+  if not name:
+    raise lookup.UnknownError(f"want {form}, got {text!r}")
   return " ".join(name), key, shape, gpu_name
+
+
+def number(x: float) -> str:
+  """Whole numbers with commas, others with three digits."""
+  if float(x).is_integer():
+    return f"{int(x):,}"
+  return tables.rate(x) if abs(x) >= 0.1 else f"{x:.3g}"
+
+
+def value(name: str, x: Any) -> str:
+  """A field's value, with the unit that the end of its name tells."""
+  if not isinstance(x, int | float) or isinstance(x, bool):
+    return str(x)
+  last = name.split(".")[-1]
+  for ending, text in _ENDINGS.items():
+    if last == ending or last.endswith("_" + ending):
+      return text(x)
+  return tables.factor(x) if last.startswith("ratio") else number(x)
+
+
+_ENDINGS = {
+  "ms": tables.duration,
+  "ms_median": tables.duration,
+  "ms_least": tables.duration,
+  "us": lambda x: tables.duration(x / 1e3),
+  "ns": lambda x: f"{number(x)} ns" if x < 1e3 else tables.duration(x / 1e6),
+  "seconds": lambda x: tables.duration(x * 1e3),
+  "tflops": lambda x: f"{tables.rate(x)} TFLOP/s",
+  "gbytes_per_s": lambda x: f"{tables.rate(x)} GB/s",
+  "bytes": tables.size,
+  "percent": lambda x: f"{counter_tables.percent(x)} %",
+  "share": lambda x: f"{x:.1%}".replace("%", " %"),
+  "intensity": lambda x: f"{x:.3g} FLOP/byte",
+}

@@ -1,106 +1,124 @@
-"""The tables of README, for pages, and of random problems."""
+"""Tables of the ops' results and of published ladders, none of them wide."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator
+import re
 
 from docs.extensions import lookup, results
-from experiments import report
 from experiments.harness import (
   dense_tables,
   ladder_tables,
+  ragged_cases,
   ragged_tables,
   tables,
 )
 from experiments.harness import rows as rows_lib
 
+COLUMNS = 8
 _OPS = {"dense": dense_tables.markdown, "ragged": ragged_tables.markdown}
+_TABLE = re.compile(r"(?:^\|.*\|\n?)+", re.M)
 
 
-def ladder(text: str) -> str:
-  """The ladder on both GPUs; of all its problems or of one "MxNxK dtype".
-
-  Raises:
-    UnknownError: no row is of that problem.
-  """
-  devices = [
-    ladder_tables.own(results.measured(name, "ladder"))
-    for name in results.MEASURED
-  ]
-  wanted = text.split()
-
-  def chosen(row) -> bool:
-    return all(word in (tables.shape(row), row["dtype"]) for word in wanted)
-
-  found = [[row for row in rows if chosen(row)] for rows in devices]
-  if not all(found):
-    there = dict.fromkeys(
-      f"{tables.shape(row)} {row['dtype']}" for rows in devices for row in rows
-    )
-    raise lookup.UnknownError(
-      f"no rows of the ladder at {text!r}; there is {lookup.listed(there)}"
-    )
-  return "\n\n".join(_narrow(rows) for rows in found)
+def _rows(gpu: str, name: str):
+  gpu = lookup.pick({x: results.GPUS[x] for x in results.MEASURED}, gpu, "GPU")
+  return rows_lib.read(rows_lib.RESULTS / rows_lib.slug(gpu) / f"{name}.jsonl")
 
 
-def _narrow(rows: Sequence[dict[str, Any]]) -> str:
-  """A GPU's rows, a table for each problem, on a column of text."""
-  first = ladder_tables.starts()[:1]
-  relative = ladder_tables.relative(rows, first)
-  columns = {
-    "#": ladder_tables.label,
-    "kernel": lambda row: row["kernel"],
-    "time": tables.TIME,
-    "TFLOP/s": tables.TFLOPS,
-    "% of peak": ladder_tables.of_peak,
-    "x jnp.dot": tables.RATIO,
-    "x before": relative["x before"],
-  }
-  parts = []
-  for problem, group in tables.grouped(rows, _problem).items():
-    header, cells = tables.pivot(group, columns)
-    parts.append(f"**{tables.short_name(rows[0])}: {problem}**")
-    parts.append(tables.markdown(header, cells, header[2:]))
-  return "\n\n".join(parts)
-
-
-def _problem(row: dict[str, Any]) -> str:
-  return f"{tables.shape(row).replace('x', ' × ')}, {row['dtype']}"
-
-
-def random(text: str) -> str:
+def random(gpu: str) -> str:
   """Random problems on a GPU, "h100" say, by the seed that drew them.
 
   Raises:
     UnknownError: no GPU of that name.
   """
-  measured = {name: results.GPUS[name] for name in results.MEASURED}
-  gpu = lookup.pick(measured, text, "GPU")
-  path = rows_lib.RESULTS / rows_lib.slug(gpu) / "dense_unseen.jsonl"
-  return dense_tables.by_seed(rows_lib.read(path))
+  return narrow(dense_tables.by_seed(_rows(gpu, "dense_unseen")))
 
 
-def ops(text: str) -> str:
-  """The ops against XLA on an H200: "dense", "ragged"; both if not said.
+def ops(name: str) -> str:
+  """The ops against XLA on an H200: "dense" or "ragged".
 
   Raises:
     UnknownError: no ops of that name.
   """
-  folder = rows_lib.RESULTS / rows_lib.slug(results.GPUS["h200"])
-  parts = []
-  for name in text.split() or _OPS:
-    markdown = lookup.pick(_OPS, name, "ops")
-    rows = rows_lib.latest(rows_lib.read(folder / f"{name}.jsonl"))
-    parts.append(markdown(rows))
-  return "\n\n".join(parts)
+  markdown = lookup.pick(_OPS, name, "ops")
+  return narrow(markdown(rows_lib.latest(_rows("h200", name))))
 
 
-def published_ladders(text: str) -> str:
+def published_ladders(_: str) -> str:
   """What others published, a ladder a row."""
-  del text
   return ladder_tables.published_markdown()
 
 
-def ops_overview(text: str) -> str:
-  """README's table of the ops."""
-  del text
-  return report.ops_overview()
+def ops_overview(_: str) -> str:
+  """What an op computes, its baseline, and how much faster; then the losses."""
+  dense = dense_tables.compared(rows_lib.latest(_rows("h200", "dense")))
+  mixtral = [
+    row
+    for row in ragged_tables.timed(rows_lib.latest(_rows("h200", "ragged")))
+    if row["suite"] == "mixtral"
+  ]
+  fused = [row for row in dense if row["epilogue"] != "none"]
+  cells = []
+  for op, baseline, arm, rows in (
+    ("`matmul`, all suites", "`jnp`", None, dense),
+    ("`matmul` with bias, C, activation", "`jnp`", None, fused),
+    (
+      "`matmul`, 1 to 128 rows (Llama)", "`jnp`", None,
+      dense_tables.small_m(dense),
+    ),
+    (
+      "`ragged_dot`, Mixtral, and gradients", "`lax.ragged_dot`",
+      ragged_cases.LAX, mixtral,
+    ),
+    (
+      "`ragged_dot`, Mixtral", "JAX's `ragged_dot_mgpu`", ragged_cases.EXAMPLE,
+      mixtral,
+    ),
+  ):  # fmt: skip
+    speeds = [
+      ragged_tables.speed_over(row, arm) if arm else dense_tables.ratio(row)
+      for row in rows
+    ]
+    speeds = [speed for speed in speeds if speed is not None]
+    figures = tables.geomean(speeds), min(speeds), max(speeds)
+    cells.append([op, baseline, str(len(speeds)), *map(tables.factor, figures)])
+  header = ["op", "beside", "cases", "geomean", "worst", "best"]
+  note = "`lax.ragged_dot` multiplies all rows with every group."
+  losses = dense_tables.losses(dense)
+  return f"{tables.markdown(header, cells)}\n\n`matmul`: {losses} {note}"
+
+
+def narrow(text: str) -> str:
+  """Markdown whose wide tables are cut in equal parts, one below the other.
+
+  Each part begins with the columns that say what a line is of. Columns that
+  are empty, or all zero, are left out, and lines that have nothing.
+  """
+  return _TABLE.sub(lambda match: "\n\n".join(_parts(match[0])) + "\n", text)
+
+
+def _parts(table: str) -> Iterator[str]:
+  rows = [line.strip("| \n").split(" | ") for line in table.splitlines()]
+  header, _, *cells = rows
+  if len(header) <= COLUMNS:
+    yield table.strip()
+    return
+  first = 1
+  while header[first] in tables.WORDS:
+    first += 1
+  empty = tables.EMPTY, "0"
+  kept = [
+    i
+    for i in range(first, len(header))
+    if any(row[i] not in empty for row in cells)
+  ]
+  parts = 2
+  while len(kept) % parts or len(kept) // parts > COLUMNS - first:
+    parts += 1
+  size = len(kept) // parts
+  for start in range(0, len(kept), size):
+    columns = [*range(first), *kept[start : start + size]]
+    lines = [
+      [row[i] for i in columns]
+      for row in cells
+      if any(row[i] not in empty for i in columns[first:])
+    ]
+    yield tables.markdown([header[i] for i in columns], lines)

@@ -1,6 +1,5 @@
 """The committed rows, as the tables of README and ladder.md take them."""
 
-from collections.abc import Sequence
 import functools
 from typing import Any
 
@@ -102,39 +101,29 @@ def kernel(
   Raises:
     UnknownError: no row matches, or several do.
   """
-  wanted = {"kernel": name} | ({"dtype": dtype} if dtype else {})
   for experiment in ("ladder", "sweep"):
-    rows = measured(gpu_name, experiment)
-    mine = [row for row in rows if all(row[k] == wanted[k] for k in wanted)]
-    found = [row for row in mine if tables.shape(row) == str(shape)]
-    found = [row for row in found if row["ms_median"] is not None]
+    found = [
+      row
+      for row in measured(gpu_name, experiment)
+      if (row["kernel"], tables.shape(row)) == (name, str(shape))
+      and row["dtype"] == (dtype or row["dtype"])
+      and row["ms_median"] is not None
+    ]
     if len(found) == 1:
       return found[0]
-    if found:
-      dtypes = lookup.listed(row["dtype"] for row in found)
-      raise lookup.UnknownError(f"{name} was timed in {dtypes}: name a rung")
   known = measured(gpu_name, "ladder") + measured(gpu_name, "sweep")
-  if shapes := {tables.shape(x): 0 for x in known if x["kernel"] == name}:
-    raise lookup.UnknownError(
-      f"no timed row of {name} at {shape} on {gpu_name}; there is"
-      f" {lookup.listed(shapes)}"
-    )
-  names = dict.fromkeys(row["kernel"] for row in known)
   raise lookup.UnknownError(
-    f"no kernel {name!r}; there is {lookup.listed(names)}"
+    f"no one row of {name!r} {dtype or ''} at {shape} on {gpu_name}; there is"
+    f" {lookup.listed({f'{x["kernel"]} {tables.shape(x)}': 0 for x in known})}"
   )
 
 
 def relative(row: dict[str, Any], name: str) -> str:
   """A row's speed over another rung: "x before", "x rung 1"; or "-"."""
-  first = ladder_tables.starts()[:1]
-  return ladder_tables.relative(_beside(row), first)[name](row)
-
-
-def _beside(row: dict[str, Any]) -> Sequence[dict[str, Any]]:
-  """The rows that one may be compared with: of its GPU and experiment."""
   [gpu_name] = [x for x in MEASURED if GPUS[x] == row["device"]]
-  return measured(gpu_name, row["experiment"])
+  rows = measured(gpu_name, row["experiment"])
+  first = ladder_tables.starts()[:1]
+  return ladder_tables.relative(rows, first)[name](row)
 
 
 def counters(one: contract.Rung, gpu_name: str) -> dict[str, Any]:

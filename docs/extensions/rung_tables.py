@@ -1,81 +1,225 @@
-"""A rung's tables, as Markdown: its card, its grid, traffic and counters."""
+"""The ladder's tables: of all rungs, and of one; and the box on its page."""
 
 from collections.abc import Sequence
+import math
+import shlex
 from typing import Any
 
-from docs.extensions import numbers, results
+from docs.extensions import lookup, numbers, results
+from docs.extensions.sources import folded
+from experiments import ladder as program
 from experiments.harness import (
   counter_tables,
   ladder_tables,
   rung_text,
+  shapes,
   tables,
 )
-from pallas_gemm import hardware
+from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract
 
 RowDict = dict[str, Any]
+# What holds each rung back, as the next page's counters show it.
+BOUND_BY = {
+  1: "L1: a line for each lane's load",
+  2: "L1: two requests for each FMA",
+  3: "shared memory: two reads for each FMA",
+  4: "shared memory: five reads for eight FMAs",
+  5: "issue slots: loads and addresses",
+  6: "bank conflicts in shared memory",
+  7: "waits for the slab",
+  8: "the FMA units",
+  9: "latency: loads and wgmma alternate",
+  10: "beginning and end of each tile",
+  11: "power, and the tensor cores",
+  12: "power, and the tensor cores",
+}
+
+
+def title(number: int) -> str:
+  """The name of a rung in words: "Shared memory"."""
+  words = ladder.find(number).name.replace("_", " ").capitalize()
+  return words.replace("1d", "1D").replace("2d", "2D")
+
+
+def roadmap(folder: str) -> str:
+  """All rungs on one screen; their pages lie in a folder, "" for this one."""
+  folder = folder and f"{folder.rstrip('/')}/"
+  header = ["#", "rung", "what it adds", "then bound by", "TFLOP/s", "x before",
+            "x jnp.dot"]  # fmt: skip
+  cells = []
+  for one in ladder.LADDER:
+    row = results.timed(one, "h200")
+    page = f"{folder}{one.number:02}_{one.name}.md"
+    before = results.relative(row, "x before") if one.number > 1 else ""
+    cells.append(
+      [f"[{one.number}]({page})", title(one.number), one.idea,
+       BOUND_BY[one.number], tables.TFLOPS(row), before, tables.RATIO(row)]
+    )  # fmt: skip
+  return tables.markdown(header, cells, [header[0], *header[4:]])
+
+
+def box(text: str) -> str:
+  """What a rung gains, what binds it, and the lines that do it.
+
+  "6: one part | another": each part is of a line in the rung's file.
+
+  Raises:
+    UnknownError: a part is in no line, or there is no such rung.
+  """
+  label, _, parts = text.partition(":")
+  one = results.rung(label.strip())
+  row, binds = results.timed(one, "h200"), BOUND_BY[one.number]
+  gain = f"{tables.TFLOPS(row)} TFLOP/s on an H200"
+  if one.number > 1:
+    before = results.before(one)
+    gain = (
+      f"{tables.TFLOPS(results.timed(before, 'h200'))} → {gain},"
+      f" {results.relative(row, 'x before')}"
+    )
+    binds = f"{BOUND_BY[before.number]} → {binds}"
+  lines = [f"> **{gain}.** Bound by: {binds}.", ">", "> ```python"]
+  path = lookup.ROOT / (one.module.replace(".", "/") + ".py")
+  source = path.read_text().splitlines()
+  for part in parts.split("|"):
+    found = [line.strip() for line in source if part.strip() in line]
+    if not found:
+      raise lookup.UnknownError(f"no line of {path.name} has {part!r}")
+    lines.append(f"> {found[0]}")
+  return "\n".join([*lines, "> ```"])
+
+
+def problems(text: str) -> str:
+  """The ladder on each GPU, all problems or one: "'4096x4096x4096 float32'".
+
+  Raises:
+    UnknownError: no row is of that problem.
+  """
+  parts = []
+  for gpu in results.MEASURED:
+    rows = ladder_tables.own(results.measured(gpu, "ladder"))
+    found = tables.grouped(rows, lambda x: f"{tables.shape(x)} {x['dtype']}")
+    for name in shlex.split(text) or found:
+      group = lookup.pick(found, name, "problem")
+      words = name.replace("x", " × ").replace(" float", ", float")
+      parts += [
+        f"**{tables.short_name(group[0])}: {words.replace(' b', ', b')}**",
+        _timed(group),
+      ]
+  return "\n\n".join(parts)
+
+
+def _timed(rows: Sequence[RowDict]) -> str:
+  """Rows of one GPU: the one table of times there is."""
+  unit, times = in_one_unit([row["ms_median"] for row in rows], _TIMES)
+  shown = {id(row): time for row, time in zip(rows, times)}
+  columns = {
+    "#": ladder_tables.label,
+    "kernel": tables.field("kernel"),
+    f"time, {unit}": lambda row: shown[id(row)],
+    "TFLOP/s": tables.TFLOPS,
+    "GB/s": tables.GBYTES,
+    "% of peak": ladder_tables.of_peak,
+    "x jnp.dot": tables.RATIO,
+    "x before": lambda row: results.relative(row, "x before"),
+  }
+  header, cells = tables.pivot(rows, columns)
+  return tables.markdown(header, cells, header[2:])
+
+
+_TIMES = {"ms": 1.0, "µs": 1e-3}
+_BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
+_COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
+
+
+def steps(text: str) -> str:
+  """Rungs and variants in the order in which a page takes them: "8 9a 9 9b"."""
+  rungs = [results.rung(label) for label in text.split()]
+  rows = [results.timed(one, "h200") for one in rungs]
+  cells = []
+  for one, row, before in zip(rungs, rows, [None, *rows]):
+    same = before is not None and before["dtype"] == row["dtype"]
+    gain = before["ms_median"] / row["ms_median"] if same else None
+    name = f"{one.label} {one.name}"
+    cells.append([name, one.idea, tables.TFLOPS(row), tables.factor(gain)])
+  header = ["step", "what it adds", "TFLOP/s", "x step before"]
+  return tables.markdown(header, cells, header[2:])
+
+
+def sizes(text: str) -> str:
+  """Times over the size of cubes: "float32 2 8 'jnp.dot HIGHEST'" (H200)."""
+  dtype, *names = shlex.split(text)
+  sides = [128 << i for i in range(7)]
+  header, columns = ["kernel"], []
+  for side in sides:
+    shape = shapes.Shape(side, side, side)
+    rows = []
+    for name in names:
+      kernel = results.rung(name).name if name[0].isdigit() else name
+      rows.append(results.kernel(kernel, "h200", shape, dtype))
+    unit, times = in_one_unit([row["ms_median"] for row in rows], _TIMES)
+    header.append(f"{side}³, {unit}")
+    columns.append(times)
+  kernels = [f"{ladder_tables.label(x)} {x['kernel']}".strip() for x in rows]
+  return tables.markdown(header, zip(kernels, *columns))
+
+
+def in_one_unit(
+  values: Sequence[float | None], units: dict[str, float]
+) -> tuple[str, list[str]]:
+  """The unit that suits the largest of some values, and all of them in it."""
+  most = max((x for x in values if x is not None), default=0)
+  unit = next((name for name, x in units.items() if most >= x), [*units][-1])
+
+  def digits(x: float) -> str:
+    x /= units[unit]
+    after = 2 - math.floor(math.log10(x)) if x else 0
+    return f"{x:,.{max(0, after)}f}"
+
+  return unit, [tables.EMPTY if x is None else digits(x) for x in values]
 
 
 def card(label: str) -> str:
   """What was measured of a rung and its variants, and what others published."""
   one = results.rung(label)
   family = [one, *one.variants]
-  timed = [results.timed(x, gpu) for x in family for gpu in results.MEASURED]
-  mine = [row for row in timed if row["kernel"] == one.name]
+  parts, mine = [], []
+  for gpu in results.MEASURED:
+    rows = [results.timed(x, gpu) for x in family]
+    mine.append(rows[0])
+    parts += [f"**{tables.short_name(rows[0])}**", _timed(rows)]
   config = {name: mine[0]["config"][name] for name in one.uses}
-  parts = [
-    _times(timed),
-    _resources([results.counters(x, results.MEASURED[0]) for x in family]),
+  columns = {"#": ladder_tables.label} | counter_tables.OCCUPANCY
+  del columns["threads"], columns["warps/SM"]
+  counted = [results.counters(x, results.MEASURED[0]) for x in family]
+  header, cells = tables.pivot(counted, columns)
+  parts += [
+    tables.markdown(header, cells, header[1:-1]),
     f"Config: `{', '.join(f'{k}={v}' for k, v in config.items())}`.",
-    "" if one.variant else _published(one),
+    _published(one),
     tables.provenance_line(mine),
   ]
   return "\n\n".join(part for part in parts if part)
 
 
-def _times(timed: Sequence[RowDict]) -> str:
-  columns = {
-    "#": ladder_tables.label,
-    "kernel": lambda row: f"`{row['kernel']}`",
-    "GPU": tables.short_name,
-    "time": tables.TIME,
-    "TFLOP/s": tables.TFLOPS,
-    "% of peak": ladder_tables.of_peak,
-    "x jnp.dot": tables.RATIO,
-    "x before": lambda row: results.relative(row, "x before"),
-    "x rung 1": lambda row: results.relative(row, "x rung 1"),
-  }
-  header, cells = tables.pivot(timed, columns)
-  return tables.markdown(header, cells, header[3:])
-
-
-def _resources(counted: Sequence[RowDict]) -> str:
-  """What a thread and a block take."""
-  header, cells = counter_tables.occupancy(counted)
-  return tables.markdown(header, cells, header[2:-1]) if cells else ""
-
-
 def _published(one: contract.Rung) -> str:
   """What published ladders got for the step; "" if none has it."""
   cells = []
-  for ladder in ladder_tables.PUBLISHED:
-    for before, (name, figure, number) in zip(
-      (None, *ladder.steps), ladder.steps
-    ):
-      if number != one.number:
+  for x in ladder_tables.PUBLISHED:
+    for i, (name, figure, number) in enumerate(x.steps):
+      if number != one.number or one.variant:
         continue
-      gain = figure / before[1] if before else None
-      if gain and ladder.unit == ladder_tables.MS:
+      gain = figure / x.steps[i - 1][1] if i else None
+      if gain and x.unit == ladder_tables.MS:
         gain = 1 / gain
-      source = f"[{ladder.source}]({ladder.url})"
       cells.append(
         [
-          source if ladder.url else ladder.source,
-          f"{ladder.gpu or 'GPU not named'}, {ladder.problem}",
+          f"[{x.source}]({x.url})" if x.url else x.source,
+          f"{x.gpu or 'GPU not named'}, {x.problem}",
           name,
-          f"{figure:,g} {ladder.unit}",
+          f"{figure:,g} {x.unit}",
           tables.factor(gain),
-          tables.factor(ladder.of_cublas(number)),
+          tables.factor(x.of_cublas(number)),
         ]
       )
   header = [
@@ -91,89 +235,123 @@ def grid(label: str) -> str:
   with hardware.assume(results.GPUS["h200"]):
     config = one.default_config(problem)
     dimensions, started = rung_text.grid_cells(one, problem, config)
-    specs = rung_text.block_cells(one, problem, config)
+    header, *specs = rung_text.block_cells(one, problem, config)
   size = " x ".join(str(getattr(problem, side)) for side in "mnk")
-  parts = [
-    f"M x N x K = {size}, {problem.dtype}:",
-    tables.markdown(
-      ["grid", "steps", "of"],
-      [[f"`{x}`", count, text] for x, count, text in dimensions],
-      ["steps"],
-    ),
+  steps = [[f"`{x}`", count, text] for x, count, text in dimensions]
+  blocks = [
+    (name, f"`{block}`", f"`{at}`", *rest) for name, block, at, *rest in specs
   ]
-  if started:
-    parts.append(f"Started: {started}, which take (i, j) in turn.")
-  header, *cells = specs
-  header = ("BlockSpec", *header[1:])
-  cells = [
-    (name, f"`{block}`", f"`{at}`", *rest) for name, block, at, *rest in cells
-  ]
-  parts.append(tables.markdown(header, cells, ["bytes"]))
-  return "\n\n".join(parts)
+  return "\n\n".join(
+    [
+      f"M x N x K = {size}, {problem.dtype}:",
+      tables.markdown(["grid", "steps", "of"], steps, ["steps"]),
+      *([f"Started: {started}, which take (i, j) in turn."] if started else []),
+      tables.markdown(("BlockSpec", *header[1:]), blocks, ["bytes"]),
+    ]
+  )
 
 
-_QUANTITIES = {
-  "dram_read_bytes": "read from DRAM",
-  "dram_write_bytes": "written to DRAM",
-  "l2_read_bytes": "read from L2",
-  "l2_write_bytes": "written to L2",
-  "thread_load_bytes": "loaded by threads",
+# Of device memory the model knows the least that any kernel moves.
+_TRAFFIC = {
+  "dram_read_bytes": "read from DRAM (least)",
+  "dram_write_bytes": "written to DRAM (least)",
+  "l2_read_bytes": "read from L2 (model)",
+  "l2_write_bytes": "written to L2 (model)",
+  "thread_load_bytes": "loaded by threads (model)",
 }
 
 
 def traffic(label: str) -> str:
-  """The traffic model and the bytes that were counted, at 4096^3."""
+  """The bytes that were expected and those that were counted, at 4096^3."""
   one = results.rung(label)
   rows = [results.counters(one, gpu) for gpu in results.MEASURED]
-  models = [row.get("model") or {} for row in rows]
-  keys = [key for key in _QUANTITIES if any(key in model for model in models)]
-
-  def modelled_size(key: str) -> str:
-    return tables.size(next(m[key] for m in models if key in m))
-
-  columns = {"bytes": _QUANTITIES.get, "model": modelled_size}
+  header, cells = ["GB", "expected"], []
   for row in rows:
-
-    def counted(key: str, row=row) -> str:
-      return tables.size(row["measured"].get(key))
-
-    def of_model(key: str, row=row) -> str:
-      return tables.factor((row.get("ratio") or {}).get(key))
-
-    gpu = tables.short_name(row)
-    columns[f"{gpu} counted"] = counted
-    columns[f"{gpu} counted / model"] = of_model
-  header, cells = tables.pivot(keys, columns)
-  model = numbers.traffic_of(label)
-  parts = [
-    tables.markdown(header, cells, header[1:]),
-    f"Threads{'' if model.threads_load else ', or TMA,'} ask for"
-    f" {tables.size(model.global_load_bytes)} of global memory,"
-    f" {model.intensity:.3g} FLOP/byte.",
-  ]
-  return "\n\n".join(parts)
+    header += [f"{tables.short_name(row)} counted", "counted / expected"]
+  for key, name in _TRAFFIC.items():
+    models = [(row["model"] or {}).get(key) for row in rows]
+    if not any(models):
+      continue
+    cells.append([name, f"{next(filter(None, models)) / 1e9:,.3g}"])
+    for row in rows:
+      counted = row["measured"].get(key)
+      cells[-1] += [
+        tables.EMPTY if counted is None else f"{counted / 1e9:,.3g}",
+        tables.factor((row["ratio"] or {}).get(key)),
+      ]
+  t = numbers.traffic_of(label)
+  return (
+    f"{tables.markdown(header, cells, header[1:])}\n\n"
+    f"Threads{'' if t.threads_load else ', or TMA,'} ask for"
+    f" {tables.size(t.global_load_bytes)} of global memory,"
+    f" {t.intensity:.3g} FLOP/byte."
+  )
 
 
 def counters(label: str) -> str:
-  """A rung's counters and stalls, and those of the rung before."""
+  """A rung's counters and stalls next to those of the rung before, folded."""
   one = results.rung(label)
   rungs = [x for x in (results.before(one), one) if x is not None]
-  rows = [results.counters(x, gpu) for gpu in results.MEASURED for x in rungs]
-  names = [
-    f"{tables.short_name(row)} rung {ladder_tables.label(row)}" for row in rows
-  ]
-  counts = _transposed(counter_tables.counts(rows))
-  parts = [tables.markdown(["counter", *names], counts, names)]
-  if waits := _transposed(counter_tables.stalls(rows)):
-    header = ["stall, in warps per issued instruction", *names,
-              "a warp waits for"]  # fmt: skip
+  parts = []
+  for gpu in results.MEASURED:
+    rows = [results.counters(x, gpu) for x in rungs]
+    names = [f"rung {x.label}" for x in rungs]
+    counted = [_counter(name, rows) for name in _COUNTERS]
+    text = tables.markdown(["counter", *names], counted, names)
+    header, cells = counter_tables.stalls(rows)
     reasons = counter_tables.REASONS
-    cells = [[*x, reasons.get(x[0].replace(" ", "_"), "")] for x in waits]
-    parts.append(tables.markdown(header, cells, names))
+    waits = [
+      [*x, reasons.get(x[0].replace(" ", "_"), "")]
+      for x in [*zip(header, *cells)][2:]
+    ]
+    if waits:
+      header = ["stall", *names, "a warp waits for"]
+      text += (
+        "\n\nStalls, in warps for each instruction that is issued:\n\n"
+        + tables.markdown(header, waits, names)
+      )
+    beside = f", and of rung {rungs[0].label}" if len(rungs) > 1 else ""
+    gpu_name = tables.short_name(rows[0])
+    parts.append(folded(f"Counters and stalls on an {gpu_name}{beside}", text))
   return "\n\n".join(parts)
 
 
-def _transposed(table: tables.Table) -> list[tuple[str, ...]]:
-  """Columns as rows, without those that name a rung; none of no cells."""
-  header, cells = table
-  return [*zip(header, *cells)][2:] if cells else []
+_COUNTERS = {
+  "dram_read_bytes": "DRAM read",
+  "dram_write_bytes": "DRAM written",
+  "l2_read_bytes": "L2 read",
+  "l2_write_bytes": "L2 written",
+  "l1_hit_percent": "L1 hits, %",
+  "l2_hit_percent": "L2 hits, %",
+  "shared_load_bank_conflicts": "bank conflicts of loads",
+  "shared_store_bank_conflicts": "bank conflicts of stores",
+  "fma_pipe_percent": "FMA pipe busy, %",
+  "tensor_pipe_percent": "tensor pipe busy, %",
+  "issue_active_percent": "issue slots used, %",
+}
+
+
+def _counter(key: str, rows: Sequence[RowDict]) -> list[str]:
+  """A line: the counter with its unit, then each rung's."""
+  values = [row["measured"].get(key) for row in rows]
+  if key.endswith("percent"):
+    return [_COUNTERS[key], *map(counter_tables.percent, values)]
+  units = _BYTES if key.endswith("bytes") else _COUNTS
+  unit, shown = in_one_unit(values, units)
+  return [f"{_COUNTERS[key]}, {unit}".rstrip(", "), *shown]
+
+
+def run_lines(text: str) -> str:
+  """What `python -m experiments.ladder` printed of rungs: "1 2 h200"."""
+  *labels, gpu = lookup.words(text, 2, "rungs and a GPU")
+  every = results.measured(gpu, "ladder")
+  lines = []
+  for label in labels:
+    one = results.rung(label)
+    row = results.timed(one, gpu)
+    name = f"{one.label:>3} {one.name:<16} {tables.shape(row)} {row['dtype']}"
+    verdict = f"{tables.verdict(row)} error / bound {tables.of_bound(row)}"
+    lines.append(
+      "  ".join([name, *program.measured_parts(row, every), verdict])
+    )
+  return "```text\n" + "\n".join(lines) + "\n```"

@@ -1,18 +1,11 @@
 """Code of the rungs in pages: functions of their files, diffs, machine code."""
 
 import ast
-from collections.abc import Iterator
-import importlib
 import inspect
 import pathlib
-import shlex
 
 from docs.extensions import lookup, results
 from experiments.harness import rung_text
-from pallas_gemm.ladder import contract
-
-SASS = lookup.ROOT / "docs" / "sass"
-
 
 # Lines that a page shows without a fold.
 _SCREEN = 60
@@ -25,8 +18,11 @@ def rung_code(text: str) -> str:
     UnknownError: no rung or name, or several.
   """
   label, *names = lookup.words(text, 1, "a rung and perhaps a name")
-  module = importlib.import_module(results.rung(label).module)
-  return _excerpt(pathlib.Path(inspect.getfile(module)), names)
+  return code(" ".join([_file(results.rung(label)), *names]))
+
+
+def _file(rung) -> str:
+  return rung.module.replace(".", "/") + ".py"
 
 
 def code(text: str) -> str:
@@ -38,16 +34,22 @@ def code(text: str) -> str:
   Raises:
     UnknownError: there is no such file or name, or several.
   """
-  file, *names = shlex.split(text)
+  file, *names = lookup.words(text, 1, "a file and perhaps a name")
   path = lookup.ROOT / file
   if not path.exists():
     raise lookup.UnknownError(f"no file {file!r}")
-  if len(names) < 2:
-    return _excerpt(path, names)
   lines = path.read_text().splitlines()
-  start = _line(lines, names[0], 0, path)
-  end = _line(lines, names[1], start + 1, path) if names[1] else len(lines)
-  return _shown("\n".join(lines[start:end]).strip("\n"), path)
+  first, last = 1, len(lines)
+  if len(names) == 2:
+    first = _line(lines, names[0], 0, path) + 1
+    last = _line(lines, names[1], first, path) if names[1] else last
+  else:
+    tree = ast.parse("\n".join(lines))
+    node = _named(tree, names[0], path) if names else tree.body[1]
+    first = min(x.lineno for x in (node, *getattr(node, "decorator_list", ())))
+    last = node.end_lineno if names else last
+  shown = inspect.cleandoc("\n" + "\n".join(lines[first - 1 : last]))
+  return f"`{file}`\n\n{_fence(shown, 'python')}"
 
 
 def rung_diff(text: str) -> str:
@@ -59,61 +61,37 @@ def rung_diff(text: str) -> str:
     UnknownError: no rung of that name.
   """
   *older, newer = (results.rung(name.strip()) for name in text.split(","))
-  before: contract.Rung | None
-  if len(older) > 1:
-    raise lookup.UnknownError(f"want a rung, or two as in 6,7; got {text!r}")
   before = older[0] if older else results.before(newer)
   if before is None:
     return _fence("\n".join(rung_text.code(newer)), "python")
-  found = rung_text.diff(before, newer)
-  return folded(
-    f"From rung {before.label} to rung {newer.label}", _fence(found, "diff")
-  )
+  found = _fence(rung_text.diff(before, newer), "diff")
+  count = found.count("\n")
+  title = f"From rung {before.label} to rung {newer.label}: {count} lines"
+  return folded(title, found) if count > _SCREEN else found
 
 
-def rung_sass(text: str) -> str:
-  """The machine code of a rung ("6", "6 loop"), an excerpt in docs/sass.
+def rung_sass(label: str) -> str:
+  """The machine code of a rung's loop, an excerpt in docs/sass, folded.
 
   Raises:
-    UnknownError: no file, or several.
+    UnknownError: no rung or no file.
   """
-  label, *rest = lookup.words(text, 1, "a rung and perhaps a part of a name")
   rung = results.rung(label)
-  stem = f"{rung.number:02}{rung.variant}"
-  there = sorted(SASS.glob("*.txt"))
-  found = [
-    x
-    for x in there
-    if x.name.startswith((f"{stem}_", f"{stem}."))
-    and all(word in x.stem for word in rest)
-  ]
-  if len(found) != 1:
-    raise lookup.UnknownError(
-      f"{len(found)} files docs/sass/{stem}_*.txt of {text!r}; there is"
-      f" {lookup.listed(x.name for x in there)}"
-    )
-  shown = _fence(found[0].read_text().rstrip(), "text")
-  return folded(f"Machine code of rung {rung.label}", shown)
+  there = {x.name: x for x in lookup.ROOT.glob("docs/sass/*.txt")}
+  name = f"{rung.number:02}{rung.variant}_{rung.name}.txt"
+  text = lookup.pick(there, name, "excerpt").read_text().rstrip()
+  return folded(f"Machine code of rung {label}'s loop", _fence(text, "text"))
 
 
 def folded(summary: str, text: str) -> str:
-  """Markdown that a reader unfolds, if it is longer than a screen."""
-  count = text.count("\n")
-  if count <= _SCREEN:
-    return text
+  """Markdown that a reader unfolds."""
   return (
-    f"<details><summary>{summary}: {count} lines</summary>\n\n{text}\n\n"
-    "</details>"
+    f"<details><summary>{summary}</summary>\n\n{text.strip()}\n\n</details>"
   )
 
 
 def _fence(text: str, language: str) -> str:
   return f"```{language}\n{text}\n```"
-
-
-def _shown(text: str, path: pathlib.Path) -> str:
-  file = path.relative_to(lookup.ROOT).as_posix()
-  return f"`{file}`\n\n{_fence(text, 'python')}"
 
 
 def _line(lines: list[str], part: str, start: int, path: pathlib.Path) -> int:
@@ -123,54 +101,21 @@ def _line(lines: list[str], part: str, start: int, path: pathlib.Path) -> int:
   raise lookup.UnknownError(f"no line of {path.name} has {part!r}")
 
 
-def _excerpt(path: pathlib.Path, names: list[str]) -> str:
-  lines = path.read_text().splitlines()
-  tree = ast.parse("\n".join(lines))
-  if names:
-    first, last = _span(tree, " ".join(names), path)
-  else:
-    # The first statement after the docstring.
-    first, last = _start(tree.body[1]), len(lines)
-  text = inspect.cleandoc("\n" + "\n".join(lines[first - 1 : last]))
-  return _shown(text, path)
-
-
-def _span(tree: ast.Module, name: str, path: pathlib.Path) -> tuple[int, int]:
-  """First and last line of what a name stands for."""
-  everything = list(_definitions(tree))
-  *around, last = name.split(".")
-  found = []
-  for known, node in everything:
-    *outer, inner = known.split(".")
-    if inner == last and set(around) <= set(outer):
-      found.append(node)
-  if len(found) != 1:
-    names = lookup.listed(known for known, _ in everything)
-    raise lookup.UnknownError(
-      f"{len(found)} definitions of {name!r} in {path.name}; there is {names}"
-    )
-  return _start(found[0]), found[0].end_lineno or 0
-
-
-def _start(node: ast.stmt) -> int:
-  decorators = getattr(node, "decorator_list", [])
-  return min(x.lineno for x in [node, *decorators])
-
-
-def _definitions(
-  node: ast.AST, prefix: str = ""
-) -> Iterator[tuple[str, ast.stmt]]:
-  """Names and what they stand for; of variables those of the file alone."""
-  for child in ast.iter_child_nodes(node):
-    if isinstance(child, ast.FunctionDef | ast.ClassDef):
-      yield prefix + child.name, child
-      yield from _definitions(child, f"{prefix}{child.name}.")
-    elif isinstance(child, ast.Assign) and not prefix:
-      for target in child.targets:
-        yield ast.unparse(target), child
-    else:
-      yield from (
-        found
-        for found in _definitions(child, prefix)
-        if not isinstance(found[1], ast.Assign)
-      )
+def _named(tree: ast.Module, name: str, path: pathlib.Path) -> ast.stmt:
+  """What a name stands for; "kernel.slab" is a function within another."""
+  node: ast.AST = tree
+  for part in name.split("."):
+    there = {}
+    for inner in ast.walk(node):
+      if inner is not node and isinstance(
+        inner, ast.FunctionDef | ast.ClassDef
+      ):
+        there.setdefault(inner.name, []).append(inner)
+    for inner in node.body:
+      if isinstance(inner, ast.Assign):
+        there[ast.unparse(inner.targets[0])] = [inner]
+    found = lookup.pick(there, part, f"name in {path.name}:")
+    if len(found) > 1:
+      raise lookup.UnknownError(f"{len(found)} of {part!r} in {path.name}")
+    [node] = found
+  return node

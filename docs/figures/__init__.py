@@ -11,6 +11,7 @@ the traffic model, the committed rows.
 
 from collections.abc import Iterable
 import importlib
+import io
 import os
 import pathlib
 import pkgutil
@@ -32,6 +33,11 @@ FIGURES: tuple[str, ...] = tuple(
 # neither the date nor the version is written.
 _SAVING = {"svg.hashsalt": "pallas_gemm", "svg.fonttype": "path"}
 _METADATA = {"Date": None, "Creator": None}
+# On dark pages all is inverted but the hues: colours keep their meaning.
+_DARK = (
+  "<style>@media (prefers-color-scheme: dark) {"
+  " svg { filter: invert(0.92) hue-rotate(180deg) } }</style>"
+)
 
 
 def draw(name: str, style: Style = LIGHT) -> Figure:
@@ -51,9 +57,12 @@ def draw(name: str, style: Style = LIGHT) -> Figure:
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:
-  """Writes a figure as SVG, byte for byte the same each time."""
+  """Writes a figure as SVG, byte for byte the same each time, dark or light."""
+  text = io.StringIO()
   with matplotlib.rc_context(_SAVING):
-    figure.savefig(path, format="svg", metadata=_METADATA)
+    figure.savefig(text, format="svg", metadata=_METADATA)
+  drawing = text.getvalue().replace("<defs>", f"{_DARK}\n <defs>", 1)
+  pathlib.Path(path).write_text(drawing)
 
 
 def draw_all(

@@ -6,8 +6,8 @@ its own. The dashed line is what jnp.dot does in the same precision.
 
 from matplotlib.figure import Figure
 
-from docs.figures.style import SMALL, Style, chart, drawn
-from experiments.harness import ladder_tables, plots, tables
+from docs.figures.style import SMALL, Style, chart, drawn, note
+from experiments.harness import ladder_tables, tables
 from experiments.harness import rows as rows_lib
 from pallas_gemm import ladder
 
@@ -52,7 +52,7 @@ def draw(style: Style) -> Figure:
         limit, line, tables.rate(speed), va="center", ha="right", size=SMALL
       )
     ax.axvline(dot, color=style.text, lw=1.4, linestyle=(0, (4, 3)), zorder=0)
-    plots.note(
+    note(
       ax, f"jnp.dot {tables.rate(dot)}", (dot, -0.62), (-5, 0), ha="right",
       va="center", size=SMALL,
     )  # fmt: skip

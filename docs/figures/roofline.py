@@ -13,8 +13,8 @@ import math
 from matplotlib import ticker
 from matplotlib.figure import Figure
 
-from docs.figures.style import SMALL, Style, chart, drawn
-from experiments.harness import ladder_tables, plots
+from docs.figures.style import SMALL, Style, chart, drawn, note
+from experiments.harness import ladder_tables
 from experiments.harness import rows as rows_lib
 from pallas_gemm import hardware, ladder
 from pallas_gemm import roofline as roofline_lib
@@ -94,7 +94,7 @@ def draw(style: Style) -> Figure:
   ):
     level = tera[key]
     roof.plot([level / slope, high], [level, level], color=colour, lw=2.4)
-    plots.note(
+    note(
       roof, f"{name} {level:.0f}", (x, level), (0, 5), size=SMALL, ha="right",
       color=style.text,
     )  # fmt: skip
@@ -106,7 +106,7 @@ def draw(style: Style) -> Figure:
     )  # fmt: skip
   for words, x, y in _labels(points):
     dx, dy, ha = _PLACES.get(words, (8, -1, "left"))
-    plots.note(
+    note(
       roof, words, (x, y), (dx, dy), va="center", ha=ha, weight="bold",
       size=SMALL,
     )  # fmt: skip
@@ -131,7 +131,7 @@ def draw(style: Style) -> Figure:
     ridges.plot(pair[0], line, "o", color=style.fp32, markersize=8)
     ridges.plot(pair[1], line, "s", color=style.half, markersize=8)
     for value, side in zip(pair, (-1, 1)):
-      plots.note(
+      note(
         ridges, f"{value:.0f}", (value, line), (9 * side, 0), va="center",
         ha="left" if side > 0 else "right", size=SMALL,
       )  # fmt: skip

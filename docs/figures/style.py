@@ -22,8 +22,6 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 import numpy as np
 
-from experiments.harness import plots
-
 # Points; nothing is smaller than SMALL.
 SMALL, TEXT, HEAD = 11.0, 12.5, 13.5
 WIDTH = 64.0
@@ -135,7 +133,20 @@ def drawn(draw: Callable[[Style], Figure]) -> Callable[[Style], Figure]:
 
 def chart(height: float, width: float = WIDTH, **subplots: Any):
   """A figure of so many tenths of an inch, and its axes, for data."""
-  return plots.panels(width / 10, height / 10, **subplots)
+  figure = Figure(figsize=(width / 10, height / 10), layout="constrained")
+  return figure, [*figure.subplots(squeeze=False, **subplots).flat]
+
+
+def note(
+  ax: Axes,
+  words: str,
+  at: tuple[Any, Any],
+  offset: tuple[float, float],
+  **font: Any,
+):
+  """Writes words so many points right of and above a place in the data."""
+  place = {"xytext": offset, "textcoords": "offset points"}
+  return ax.annotate(words, at, **place, **font)
 
 
 class Sheet:

@@ -1,8 +1,7 @@
 """What the programs' command lines share: flags, lines, Ctrl-C, errors."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import contextlib
-import functools
 import logging
 import os
 import pathlib
@@ -19,13 +18,6 @@ from experiments.harness import shapes as shapes_lib
 from experiments.harness import timing
 from pallas_gemm import hardware
 from pallas_gemm.ladder import contract
-
-try:
-  import rich.console
-  import rich.progress
-  import rich.syntax
-except ImportError:  # the extra `bench` is not installed
-  rich = None
 
 DTYPES = contract.FLOAT32 + contract.FLOAT16S
 # Exit status after Ctrl-C.
@@ -206,23 +198,16 @@ def check_flags(module: str) -> None:
         raise FlagError(f"--{flag.name}: not a flag of this program")
 
 
-def run(
-  main: Callable[[Sequence[str]], int], takes_arguments: bool = False
-) -> None:
+def run(main: Callable[[Sequence[str]], int]) -> None:
   """`absl.app.run`, with what ends a program early told in one line.
 
   An error of the command line is exit status 2, Ctrl-C is 130.
-
-  Args:
-    main: the program.
-    takes_arguments: whether it takes words that are no flags.
   """
-  # JAX and matplotlib say at level INFO what they looked for and did not find.
-  for library in ("jax", "matplotlib"):
-    logging.getLogger(library).setLevel(logging.WARNING)
+  # JAX says at level INFO what it looked for and did not find.
+  logging.getLogger("jax").setLevel(logging.WARNING)
 
   def guarded(argv: Sequence[str]) -> int:
-    if len(argv) > 1 and not takes_arguments:
+    if len(argv) > 1:
       return _refuse(f"unexpected argument {argv[1]!r}; flags begin with --")
     try:
       # absl knows the program that was started by its file.
@@ -280,82 +265,26 @@ def _refuse(message: str) -> int:
   return 2
 
 
-class Console:
-  """Writes lines to standard output, a bar below them on a terminal.
+def say(text: str = "") -> None:
+  """Writes a line at once, into a pipe too."""
+  print(text, flush=True)
 
-  In a pipe or a file nothing but the lines is written.
-  """
 
-  def __init__(self) -> None:
-    on_terminal = rich is not None and sys.stdout.isatty()
-    self._rich = rich.console.Console(highlight=False) if on_terminal else None
-    self._update: Callable[..., None] = lambda **_: None
-
-  def line(self, text: str = "", *, bad: bool = False) -> None:
-    """Writes one line; red if it tells of a failure."""
-    if self._rich is None:
-      print(text, flush=True)
-    else:
-      style = "bold red" if bad else None
-      self._rich.print(text, style=style, markup=False, soft_wrap=True)
-
-  def diff(self, text: str) -> None:
-    """Writes a unified diff, in colour on a terminal."""
-    if self._rich is None:
-      print(text, flush=True)
-      return
-    syntax = rich.syntax.Syntax(
-      "", "diff", theme="ansi_dark", background_color="default"
+def table(
+  title: str,
+  header: Sequence[str],
+  cells: Sequence[Sequence[str]],
+  numeric: Sequence[str] = (),
+) -> None:
+  """Writes a table; columns named in `numeric` are flush right."""
+  widths = [max(map(len, column)) for column in zip(header, *cells)]
+  say(title)
+  for row in (header, ["-" * width for width in widths], *cells):
+    justified = (
+      cell.rjust(width) if name in numeric else cell.ljust(width)
+      for name, cell, width in zip(header, row, widths, strict=True)
     )
-    self._rich.print(syntax.highlight(text), end="", soft_wrap=True)
-
-  @contextlib.contextmanager
-  def progress(self, total: int) -> Iterator[None]:
-    """A bar of `total` steps; see `step` and `doing`."""
-    if self._rich is None:
-      yield
-      return
-    columns = (
-      rich.progress.TextColumn("{task.description}"),
-      rich.progress.BarColumn(),
-      rich.progress.MofNCompleteColumn(),
-      rich.progress.TimeElapsedColumn(),
-    )
-    before = self._update
-    with rich.progress.Progress(
-      *columns, console=self._rich, transient=True
-    ) as bar:
-      task = bar.add_task("", total=total)
-      self._update = functools.partial(bar.update, task)
-      try:
-        yield
-      finally:
-        self._update = before
-
-  def doing(self, text: str) -> None:
-    """Says on the bar what is under way."""
-    self._update(description=text)
-
-  def step(self) -> None:
-    """Moves the bar by one."""
-    self._update(advance=1)
-
-  def table(
-    self,
-    title: str,
-    header: Sequence[str],
-    cells: Sequence[Sequence[str]],
-    numeric: Sequence[str] = (),
-  ) -> None:
-    """Writes a table; columns named in `numeric` are flush right."""
-    widths = [max(map(len, column)) for column in zip(header, *cells)]
-    self.line(title)
-    for row in (header, ["-" * width for width in widths], *cells):
-      justified = (
-        cell.rjust(width) if name in numeric else cell.ljust(width)
-        for name, cell, width in zip(header, row, widths, strict=True)
-      )
-      self.line("  ".join(justified).rstrip())
+    say("  ".join(justified).rstrip())
 
 
 class Interrupt:

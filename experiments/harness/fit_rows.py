@@ -203,7 +203,7 @@ def _measured(
     if "variant" in row or row["config"].keys() - vars(Config()).keys():
       continue
     problem = Problem.flat(**_DTYPES | row["problem"])
-    plan = Plan(problem, Config(**row["config"]), gpu)
+    plan = Plan.new(problem, Config(**row["config"]), gpu)
     if legal.reason(plan) is None:
       key = problem, row["run"], row.get("group_sizes", "")
       yield key, (plan, row["us"], row.get("xla_us", np.nan))
@@ -251,7 +251,7 @@ class OrXla:
       if p.m > 1 and (is_short or (whole is not None and p.k > 64)):
         if not is_short:
           with hardware.assume(gpu.name):
-            plan = Plan(whole, model.choose(whole), gpu)
+            plan = Plan.new(whole, model.choose(whole), gpu)
         which[i] = True
         self._wholes.append(plan)
     rows = measured.of(which)

@@ -1,35 +1,24 @@
-"""Rows of grouped products as tables and figures: by suite, peer and sizes."""
+"""Rows of grouped products as tables: by suite, peer and sizes."""
 
-from collections.abc import Callable, Iterable, Sequence
-import itertools
+from collections.abc import Iterable, Sequence
 import operator
 import statistics
 
-from experiments.harness import plots, ragged_cases, shapes, tables
-from experiments.harness.case import OURS
+from experiments.harness import before, ragged_cases, shapes, tables
 from experiments.harness.tables import RowDict
 
 DECODE, SIZES = "decode", "sizes"
 # What the op is compared with, in the order of columns.
-OTHERS = (*ragged_cases.PEERS, ragged_cases.TWO, ragged_cases.DENSE)
+OTHERS = (
+  *ragged_cases.PEERS,
+  ragged_cases.TWO,
+  ragged_cases.DENSE,
+  before.NAME,
+)
 # What arithmetic is taken to allow: near what dense products of that size do,
 # 715 to 844 in rows of an H200, not the datasheet's rate.
 FLOOR_TFLOPS = 800
 _percent = tables.formatted(".0%")
-
-# Bars of a case, from the top.
-_COLOURS = {
-  OURS: plots.BLUE,
-  ragged_cases.TWO: plots.GREEN,
-  ragged_cases.EXAMPLE: plots.VERMILLION,
-  ragged_cases.EXAMPLE_DW: plots.VERMILLION,
-  "tokamax triton": plots.ORANGE,
-  ragged_cases.LAX: plots.GREY,
-}
-# Lines, told apart by markers too; what distributions are called there.
-_LINES = (plots.BLUE, "o"), (plots.GREEN, "s"), (plots.VERMILLION, "^")
-_CALLED = {"random": "multinomial", "zipf": "skewed (zipf)"}
-_BY_THEMSELVES = (DECODE, SIZES)
 
 
 def label(fields: RowDict) -> str:
@@ -178,7 +167,8 @@ def against(rows: Iterable[RowDict]) -> tables.Table:
   def speed(line: tuple[RowDict, str]) -> float | None:
     return speed_over(*line)
 
-  lines = [(row, arm) for row in timed(rows) for arm in ragged_cases.PEERS]
+  arms = (*ragged_cases.PEERS, before.NAME)
+  lines = [(row, arm) for row in timed(rows) for arm in arms]
   lines = [line for line in lines if speed(line) is not None]
   columns = {
     "suite": lambda group: tables.suite(group[0][0]),
@@ -193,7 +183,7 @@ def against(rows: Iterable[RowDict]) -> tables.Table:
   groups = [
     [line for line in suite if line[1] == arm]
     for suite in by_suite.values()
-    for arm in ragged_cases.PEERS
+    for arm in arms
   ]
   return tables.pivot(filter(None, groups), columns)
 
@@ -297,101 +287,3 @@ def _skipped(rows: Sequence[RowDict]) -> str:
     suites = ", ".join(dict.fromkeys(suite for suite, *_ in found))
     lines.append(f"* `{arm}`, {suites}: {why}.")
   return "\n".join(["Not measured:", "", *lines]) if lines else ""
-
-
-@plots.drawn
-def draw_throughput(rows: Sequence[RowDict]):
-  """The TFLOP/s of each arm of cases with peers, a dense product's marked."""
-  found = [
-    row
-    for row in timed(rows)
-    if row["suite"] not in _BY_THEMSELVES and len(row["arms"]) > 1
-  ]
-
-  def tflops(row: RowDict, arm: str) -> float | None:
-    return row["arms"].get(arm, {}).get("tflops")
-
-  return _bars(found, tflops, "TFLOP/s of the rows in groups")
-
-
-@plots.drawn
-def draw_decode(rows: Sequence[RowDict]):
-  """The GB/s of each arm where groups have few rows."""
-  found = decoding(rows)
-
-  def rate(row: RowDict, arm: str) -> float | None:
-    speed = speed_over(row, arm)
-    return None if speed is None else row["gbytes_per_s"] / speed
-
-  copies = [r["copy_gbytes_per_s"] for r in found if "copy_gbytes_per_s" in r]
-  return _bars(found, rate, "GB/s: operands and result once / time", copies)
-
-
-def _bars(
-  rows: Sequence[RowDict],
-  rate: Callable[[RowDict, str], float | None],
-  what: str,
-  copies: Sequence[float] = (),
-):
-  """Bars of a rate of each arm, below the name of their suite."""
-  if not rows:
-    raise ValueError("no such case was timed; there is nothing to draw")
-  dense = ragged_cases.DENSE
-  bars = plots.Bars(label, rate, _COLOURS, {dense: f"{dense}, dense"})
-  groups = tables.grouped(rows, tables.suite)
-  figure = bars.figure(groups, what, [(x, f"a copy: {x:.0f}") for x in copies])
-  plots.title(figure, f"Grouped products, {rows[0]['device']}")
-  return figure
-
-
-@plots.drawn
-def draw_sizes(rows: Sequence[RowDict]):
-  """The share over rows a group: a panel a pass, a line a distribution."""
-  found = [
-    row
-    for row in timed(rows)
-    if row["suite"] == SIZES and share(row) is not None
-  ]
-  if not found:
-    raise ValueError("no such case was timed; there is nothing to draw")
-  if len(devices := {row["device"] for row in found}) > 1:
-    raise ValueError(f"want rows of one device, got {sorted(devices)}")
-  by_pass = tables.grouped(found, lambda row: row["pass"])
-  passes = [x for x in shapes.TRAINING if x in by_pass]
-  fig, axes = plots.panels(12, 4.2, ncols=len(passes), sharey=True)
-  for ax, pass_ in zip(axes, passes):
-    group = by_pass[pass_]
-    _curves(ax, group)
-    ax.set(title=pass_, xlabel="rows a group, on average")
-  axes[0].set(ylim=(0, None), ylabel="share: the least time over the time")
-  axes[0].yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
-  fig.legend(
-    *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5,
-  )  # fmt: skip
-  row = found[0]
-  weights = f"{row['k']} x {row['n']} in {row['groups']} groups"
-  plots.title(fig, f"Grouped products of {weights}, {row['device']}")
-  return fig
-
-
-def _curves(ax, rows: Sequence[RowDict]) -> None:
-  """The lines of one pass, over powers of two."""
-
-  def called(row: RowDict) -> str:
-    how, dtype = row["group_sizes"], row["dtype"]
-    words = [_CALLED.get(how, how), *([dtype] * (dtype != "bfloat16"))]
-    return ", ".join(words)
-
-  groups = tables.grouped(rows, called)
-  for (name, line), style in zip(groups.items(), itertools.cycle(_LINES)):
-    line = sorted(line, key=rows_a_group)
-    x = [rows_a_group(row) for row in line]
-    y = [share(row) for row in line]
-    colour, marker = style
-    ax.plot(x, y, color=colour, marker=marker, markersize=5, label=name)
-  at = {rows_a_group(row) for row in rows}
-  named = sorted(x for x in at if x & (x - 1) == 0)
-  ax.set_xscale("log", base=2)
-  ax.set_xticks(named, [str(x) for x in named])
-  ax.set_xticks(sorted(at - {*named}), [""] * len(at - {*named}), minor=True)
-  ax.grid()

@@ -140,6 +140,8 @@ OPTIONAL_FIELDS: dict[str, Any] = {
   # The fastest of the measured configs.
   "tuned_ms_median": float,
   "tuned_config": dict[str, Any],
+  # The op of another checkout.
+  "before_ms_median": float,
   # What this run's copy (read and written) and sum (read) reached.
   "copy_gbytes_per_s": float,
   "read_gbytes_per_s": float,

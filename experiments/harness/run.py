@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.harness import inputs, provenance, rows, timing
-from experiments.harness.case import Call, Candidate, Case, Config, reason
+from experiments.harness.case import Arm, Call, Candidate, Case, Config, reason
 from pallas_gemm import numerics
 from pallas_gemm.tuning import autotune, ranked, resolve
 
@@ -54,6 +54,7 @@ def prepare(
   cases: Sequence[Case],
   implementation: str | None = None,
   peers: Collection[str] | None = None,
+  more: Callable[[Case], Mapping[str, Arm]] = lambda case: {},
 ) -> Iterator[Prepared]:
   """Compiles the arms of each case; yields when all of them are.
 
@@ -64,13 +65,19 @@ def prepare(
   Args:
     cases: what to compile.
     implementation: passed to the ops.
-    peers: the arms to compile besides the first; None for all.
+    peers: the case's arms to compile besides the first; None for all.
+    more: arms of a case besides its own.
   """
   programs: dict[Any, Prepared] = {}
   with futures.ThreadPoolExecutor(_COMPILERS) as pool:
     for case in cases:
       if case.program not in programs:
-        programs[case.program] = _prepare(case, implementation, peers, pool)
+        arms = dict(case.arms(implementation))
+        for name in [*arms][1:]:
+          if peers is not None and name not in peers:
+            arms[name] = _left_out
+        arms |= more(case)
+        programs[case.program] = _prepare(case, implementation, arms, pool)
   for case in cases:
     yield dataclasses.replace(programs[case.program], case=case)
 
@@ -90,20 +97,22 @@ def uncompiled(case: Case) -> Prepared:
   return Prepared(case, arms, {})
 
 
+def _left_out() -> Sequence[Candidate]:
+  raise NotImplementedError("left out by --beside")
+
+
 def _prepare(
   case: Case,
   implementation: str | None,
-  peers: Collection[str] | None,
+  found: Mapping[str, Arm],
   pool: futures.Executor,
 ) -> Prepared:
   operands = case.operands()
   arms: dict[str, list[Candidate]] = {}
   facts = {}
-  for name, arm in case.arms(implementation).items():
+  for name, arm in found.items():
     arms[name] = []
     try:
-      if peers is not None and len(arms) > 1 and name not in peers:
-        raise NotImplementedError("left out by --beside")
       candidates = arm()
     except NotImplementedError as error:
       arms[name].append(Candidate(functools.partial(_raise, error)))
@@ -256,7 +265,8 @@ class Bench:
     else:
       for name in times.keys() - {first, case.baseline}:
         of_arms[f"{name}_ms_median"] = times[name].median
-        of_arms[f"{name}_config"] = arms[name].config
+        if (config := arms[name].config) is not None:
+          of_arms[f"{name}_config"] = config
     return self.row(
       check=check,
       mine=mine,

@@ -22,7 +22,6 @@ class Session:
   """What a run prints and keeps.
 
   Attributes:
-    console: where its lines go.
     path: of the rows.
     device: name of the device.
     on_gpu: whether it is a GPU, so that kernels are timed.
@@ -34,7 +33,6 @@ class Session:
     interrupted: Ctrl-C ended the run.
   """
 
-  console: cli.Console
   path: pathlib.Path
   device: str
   on_gpu: bool
@@ -49,13 +47,13 @@ class Session:
     line = f"{self.device}; times are GPU kernel times, {self.caches}"
     if not self.on_gpu:
       line = f"No NVIDIA GPU ({self.device}): results are checked, not timed"
-    self.console.line(line)
+    cli.say(line)
 
   @contextlib.contextmanager
-  def measuring(self, steps: int) -> Iterator[None]:
-    """Context of all that is measured: a bar of `steps`, and Ctrl-C."""
+  def measuring(self) -> Iterator[None]:
+    """Context of all that is measured; Ctrl-C ends it."""
     try:
-      with self.interrupt, self.console.progress(steps):
+      with self.interrupt:
         yield
     except KeyboardInterrupt:
       self.interrupted = True
@@ -75,7 +73,6 @@ class Session:
       parts: what was measured, as parts of a line.
       may_fail: whether it is no failure if the case can't run here.
     """
-    self.console.doing(name)
     found = self._guarded(name, measure, may_fail)
     if found is not None:
       self._keep(found)
@@ -85,11 +82,9 @@ class Session:
         *parts(found),
         f"{verdict} {tables.of_bound(found)}",
       ]
-      failed = found["passed"] is False
-      if failed:
+      if found["passed"] is False:
         self._failed(name)
-      self.console.line("  ".join(line), bad=failed)
-    self.console.step()
+      cli.say("  ".join(line))
 
   def suites(
     self,
@@ -110,7 +105,6 @@ class Session:
     """
     for name, suite in itertools.groupby(cases, lambda case: case.suite):
       suite = list(suite)
-      self.console.doing(f"{name}: compiling {len(suite)} cases")
       for prepared in prepare(suite):
         fields = prepared.case.fields()
         self.case(
@@ -130,16 +124,15 @@ class Session:
     def take() -> None:
       for row in measure():
         self._keep(row)
-        self.console.line(f"{name} {line(row)}")
+        cli.say(f"{name} {line(row)}")
 
-    self.console.doing(name)
     self._guarded(name, take)
 
   def table(self, title: str, table: tables.Table) -> None:
     """Prints a table, after an empty line."""
     header, cells = table
-    self.console.line()
-    self.console.table(title, header, cells, tables.numeric(header))
+    cli.say()
+    cli.table(title, header, cells, tables.numeric(header))
 
   def _guarded(
     self, name: str, work: Callable[[], Any], may_fail: bool = False
@@ -153,7 +146,7 @@ class Session:
       reason = case_lib.reason(error)
       if not may_fail:
         self._failed(name)
-      self.console.line(f"{name}  can't run here: {reason}", bad=not may_fail)
+      cli.say(f"{name}  can't run here: {reason}")
       return None
 
   def _failed(self, name: str) -> None:
@@ -166,14 +159,14 @@ class Session:
   def finish(self) -> int:
     """Says where the rows are and what failed; the exit status."""
     if self.rows:
-      self.console.line(f"rows: {self.path}")
+      cli.say(f"rows: {self.path}")
     if self.interrupted:
       kept = len(self.rows)
-      self.console.line(f"interrupted: {kept} finished rows were kept")
+      cli.say(f"interrupted: {kept} finished rows were kept")
       return cli.INTERRUPTED
     if self.failures:
       count, names = len(self.failures), "; ".join(self.failures)
-      self.console.line(f"FAILED ({count}): {names}", bad=True)
+      cli.say(f"FAILED ({count}): {names}")
     return 1 if self.failures else 0
 
 
@@ -207,13 +200,11 @@ def parse_suites(
   return found
 
 
-def start(
-  console: cli.Console, experiment: str, on_gpu: bool, **fields: Any
-) -> Session:
+def start(experiment: str, on_gpu: bool, **fields: Any) -> Session:
   """A session whose rows go where the flags say; `fields` are of `Session`."""
   device = provenance.device_name()
   path = rows_lib.results_file(device, experiment, cli.OUTPUT_DIR.value)
-  return Session(console, path, device, on_gpu, **fields)
+  return Session(path, device, on_gpu, **fields)
 
 
 def bench(experiment: str, on_gpu: bool) -> run_lib.Bench:

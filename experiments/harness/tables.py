@@ -93,12 +93,12 @@ def field(name: str, text: Text = str) -> Text:
 
 
 def duration(ms: float | None) -> str:
-  """A time with a unit that suits it, three digits: "172 us", "2.67 ms"."""
+  """A time with a unit that suits it, three digits: "172 µs", "2.67 ms"."""
   if ms is None:
     return EMPTY
   if ms >= 1e3:
     return f"{_digits(ms / 1e3)} s"
-  return f"{_digits(ms)} ms" if ms >= 1 else f"{_digits(ms * 1e3)} us"
+  return f"{_digits(ms)} ms" if ms >= 1 else f"{_digits(ms * 1e3)} µs"
 
 
 def _digits(x: float) -> str:

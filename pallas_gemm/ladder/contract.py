@@ -330,10 +330,11 @@ def make_rung(
   dtypes: tuple[str, ...],
   uses: Sequence[str] | None = None,
   variant: str = "",
+  number: int | None = None,
   name: str | None = None,
   **other: Any,
 ) -> Rung:
-  """The rung of a kernel file `kNN_name.py`: number and name from the file.
+  """The rung of a kernel file, or of a notebook.
 
   What a `Rung` consists of is what the file defines under the same names:
   `grid`, `specs`, `is_legal`, `kernel` and `DEFAULT` (or `default_config`),
@@ -343,55 +344,65 @@ def make_rung(
 
   Args:
     module: the file's `__name__`.
-    idea: see `Rung`.
+    idea, variant: see `Rung`.
     dtypes: see `Rung`; they say which kind of config it takes.
     uses: see `Rung`; None for all. `check_fields` holds a config to it before
       `is_legal` is asked.
-    variant: letter of a variant.
-    name: of a variant.
+    number, name: those in the file's name, `kNN_name.py`, if not given.
     **other: fields of `Rung` that are not what the file defines under their
       names.
+
+  Raises:
+    ValueError: number or name is missing, or what a rung must have.
   """
   config_type = SimtConfig if dtypes == FLOAT32 else TensorCoreConfig
   fields = tuple(field.name for field in dataclasses.fields(config_type))
   uses = fields if uses is None else tuple(uses)
-  file = sys.modules[module]
+  file = sys.modules.get(module)
   stem = re.fullmatch(r"k(\d+)_(\w+)", module.rsplit(".", 1)[-1])
+  if stem is None and (number is None or name is None):
+    raise ValueError(
+      "number and name must be given where the file is not called kNN_name.py,"
+      f" got number={number!r}, name={name!r} in {module!r}"
+    )
 
   def take(field, default=None):
     return other.pop(field, getattr(file, field, default))
 
-  grid, specs, is_legal = take("grid"), take("specs"), take("is_legal")
+  parts = {x: take(x) for x in ("grid", "specs", "is_legal", "kernel")}
+  config = take("DEFAULT")
+  same = config and (lambda problem: config)
+  parts["default_config"] = take("default_config", same)
+  if missing := [x for x, part in parts.items() if part is None]:
+    raise ValueError(
+      f"{module!r} must define {', '.join(missing)}, or hand them to make_rung"
+    )
+  grid, specs = parts["grid"], parts["specs"]
 
   def legal(config, problem):
     if not isinstance(config, config_type):
       want, got = config_type.__name__, type(config).__name__
       return f"config must be a {want}, got {got}"
     reason = check_fields(config, uses) or hardware.needs("ptxas", LEAST)
-    return is_legal(config, problem) if reason is None else reason
+    return parts["is_legal"](config, problem) if reason is None else reason
 
   def whole_blocks(problem, config):
     in_specs, out_specs = specs(problem, config)
     return (*out_specs.block_shape, in_specs[0].block_shape[1] or 1)
 
-  config = take("DEFAULT")
   return Rung(
-    number=int(stem[1]),
+    number=int(stem[1]) if number is None else number,
     variant=variant,
     name=stem[2] if name is None else name,
     idea=idea,
     dtypes=dtypes,
     config_type=config_type,
     uses=uses,
-    default_config=take("default_config", lambda problem: config),
-    is_legal=legal,
-    grid=grid,
-    specs=specs,
     launch=take("launch", lambda problem, config: grid(problem, config)[:2]),
     layout=take("layout"),
     warpgroups=take("warpgroups", lambda c: getattr(c, "consumers", 1)),
     padding=take("padding", whole_blocks),
-    kernel=take("kernel"),
     module=module,
+    **(parts | {"is_legal": legal}),
     **other,
   )

@@ -1,6 +1,5 @@
 """The drop-ins for `jax.lax.dot_general` and `jax.lax.ragged_dot_general`."""
 
-from collections.abc import Sequence
 import dataclasses
 import functools
 import operator
@@ -8,7 +7,6 @@ from typing import Any, Never
 
 import jax
 from jax import lax
-from jax.typing import ArrayLike
 
 from pallas_gemm import compat, dtypes, report, tuning
 from pallas_gemm.ops import arguments, implementations, keywords, xla
@@ -16,6 +14,13 @@ from pallas_gemm.ops.grouped import check_sizes, of_groups
 from pallas_gemm.ops.invariance import is_batch_invariant
 from pallas_gemm.ops.product import product
 from pallas_gemm.ops.spec import LETTERS, Operands
+from pallas_gemm.ops.types import (
+  ArrayLike,
+  DTypeLike,
+  GroupedImplementation,
+  PrecisionLike,
+  Sharding,
+)
 
 # What lax calls the dtype of a result.
 _PREFERRED = "preferred_element_type"
@@ -27,11 +32,11 @@ def dot_general(
   lhs: ArrayLike,
   rhs: ArrayLike,
   dimension_numbers: Any = None,
-  precision: Any = None,
-  preferred_element_type: Any = None,
+  precision: PrecisionLike = None,
+  preferred_element_type: DTypeLike | None = None,
   *,
-  out_sharding: Any = None,
-  reduce_dtype: Any = None,
+  out_sharding: Sharding | None = None,
+  reduce_dtype: DTypeLike | None = None,
   **others: Never,
 ) -> jax.Array:
   """`jax.lax.dot_general`, on the kernels of `matmul` where they take it.
@@ -162,13 +167,13 @@ def ragged_dot_general(
   rhs: ArrayLike,
   group_sizes: ArrayLike,
   ragged_dot_dimension_numbers: lax.RaggedDotDimensionNumbers,
-  precision: Any = None,
-  preferred_element_type: Any = None,
+  precision: PrecisionLike = None,
+  preferred_element_type: DTypeLike | None = None,
   group_offset: ArrayLike | None = None,
-  out_sharding: Any = None,
+  out_sharding: Sharding | None = None,
   *,
-  implementation: str | Sequence[str] | None = None,
-  reduce_dtype: Any = None,
+  implementation: GroupedImplementation | None = None,
+  reduce_dtype: DTypeLike | None = None,
   **others: Never,
 ) -> jax.Array:
   """`jax.lax.ragged_dot_general`, on the kernels of `ragged_dot` if possible.

@@ -4,7 +4,7 @@ As in `matmul`, the public functions do little, and one compiled function runs
 the rest while it is traced.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any, Never
@@ -12,7 +12,6 @@ from typing import Any, Never
 import jax
 from jax import lax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 import numpy as np
 
 from pallas_gemm import dtypes, tuning
@@ -21,6 +20,14 @@ from pallas_gemm.ops import arguments, keywords
 from pallas_gemm.ops.arguments import Options, check
 from pallas_gemm.ops.product import product
 from pallas_gemm.ops.spec import Operands, Spec
+from pallas_gemm.ops.types import (
+  ArrayLike,
+  DTypeLike,
+  GroupedConfig,
+  GroupedImplementation,
+  PrecisionLike,
+  Sharding,
+)
 
 # What users call the operands and options of the grouped ops.
 _PLAIN_NAMES = Operands("lhs", "rhs", bias="bias")
@@ -36,17 +43,17 @@ def ragged_dot(
   lhs: ArrayLike,
   rhs: ArrayLike,
   group_sizes: ArrayLike,
-  precision: Any = None,
-  preferred_element_type: Any = None,
+  precision: PrecisionLike = None,
+  preferred_element_type: DTypeLike | None = None,
   group_offset: ArrayLike | None = None,
-  out_sharding: Any = None,
+  out_sharding: Sharding | None = None,
   *,
   transpose_rhs: bool = False,
   bias: ArrayLike | None = None,
   activation: Callable[[jax.Array], jax.Array] | None = None,
-  implementation: str | Sequence[str] | None = None,
-  config: Any = None,
-  reduce_dtype: Any = None,
+  implementation: GroupedImplementation | None = None,
+  config: GroupedConfig | None = None,
+  reduce_dtype: DTypeLike | None = None,
   **others: Never,
 ) -> jax.Array:
   """activation(lhs[rows of g] @ rhs[g] + bias[g]) for each group of rows g.
@@ -132,12 +139,12 @@ def gated_ragged_dot(
   *,
   activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
   group_offset: ArrayLike | None = None,
-  precision: Any = None,
-  preferred_element_type: Any = None,
-  implementation: str | Sequence[str] | None = None,
-  config: Any = None,
-  out_sharding: Any = None,
-  reduce_dtype: Any = None,
+  precision: PrecisionLike = None,
+  preferred_element_type: DTypeLike | None = None,
+  implementation: GroupedImplementation | None = None,
+  config: GroupedConfig | None = None,
+  out_sharding: Sharding | None = None,
+  reduce_dtype: DTypeLike | None = None,
   **others: Never,
 ) -> jax.Array:
   """activation(x @ w_gate[g]) * (x @ w_up[g]) for each group of rows g.

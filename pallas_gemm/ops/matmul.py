@@ -5,13 +5,12 @@ one compiled function, kept under the arguments that are no arrays, runs the
 rest while it is traced.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import functools
 from typing import Any, Never
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
 from pallas_gemm import compat, tuning
 from pallas_gemm.kernels import activations
@@ -21,6 +20,14 @@ from pallas_gemm.ops.arguments import Options
 from pallas_gemm.ops.factors import factor
 from pallas_gemm.ops.product import product
 from pallas_gemm.ops.spec import Operands
+from pallas_gemm.ops.types import (
+  ArrayLike,
+  Config,
+  DTypeLike,
+  Implementation,
+  PrecisionLike,
+  Sharding,
+)
 
 # What users call the operands of `matmul` and of `gated_matmul`.
 _PLAIN_NAMES = Operands("a", "b", None, "bias", "c", "alpha", "beta")
@@ -41,12 +48,12 @@ def matmul(
   beta: ArrayLike = _ONE,
   transpose_a: bool = False,
   transpose_b: bool = False,
-  out_dtype: Any = None,
-  precision: Any = None,
-  implementation: str | Sequence[str] | None = None,
-  config: Any = None,
-  out_sharding: Any = None,
-  reduce_dtype: Any = None,
+  out_dtype: DTypeLike | None = None,
+  precision: PrecisionLike = None,
+  implementation: Implementation | None = None,
+  config: Config | None = None,
+  out_sharding: Sharding | None = None,
+  reduce_dtype: DTypeLike | None = None,
   **others: Never,
 ) -> jax.Array:
   """activation(alpha * A @ B + beta * C + bias), in one kernel where possible.
@@ -156,12 +163,12 @@ def gated_matmul(
   w_up: ArrayLike,
   *,
   activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
-  out_dtype: Any = None,
-  precision: Any = None,
-  implementation: str | Sequence[str] | None = None,
-  config: Any = None,
-  out_sharding: Any = None,
-  reduce_dtype: Any = None,
+  out_dtype: DTypeLike | None = None,
+  precision: PrecisionLike = None,
+  implementation: Implementation | None = None,
+  config: Config | None = None,
+  out_sharding: Sharding | None = None,
+  reduce_dtype: DTypeLike | None = None,
   **others: Never,
 ) -> jax.Array:
   """activation(x @ w_gate) * (x @ w_up), in one kernel where possible.

@@ -59,7 +59,7 @@ PINGPONG = {
   "float32": ((64, 64), (64, 128), (64, 256)),
 }
 ROW_STEP = 16
-CLUSTERS = ((1, 1), (2, 1), (1, 2))
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4))
 _MOST_STAGES = {64: 12, 128: 9}
 
 
@@ -218,9 +218,9 @@ def _fitted(
     config, options = _with_options(config, resources)
   for buffers, fewest in options:
     config = dataclasses.replace(config, stages=1, epilogue_buffers=buffers)
-    plan = Plan(problem, config, gpu)
-    left = gpu.shared_bytes_per_block - plan.shared_bytes
-    count = min(_MOST_STAGES[config.block_k], 1 + left // plan.slab_bytes)
+    memory = Plan.new(problem, config, gpu).memory
+    left = gpu.shared_bytes_per_block - memory.shared_bytes
+    count = min(_MOST_STAGES[config.block_k], 1 + left // memory.slab_bytes)
     if count >= fewest:
       return dataclasses.replace(config, stages=count)
   return None
@@ -246,13 +246,13 @@ def _with_options(
 ) -> tuple[Config, tuple[tuple[int, int], ...]]:
   """The config, maybe with other subtiles, and the options that suit it."""
   problem, gpu = resources.problem, resources.gpu
-  epilogue, plan = problem.epilogue, Plan(problem, config, gpu)
+  epilogue, plan = problem.epilogue, Plan.new(problem, config, gpu)
   is_wide = problem.out_dtype == "float32" or epilogue.save
   size = config.block_m * config.block_n // config.consumers
   is_large = (
     epilogue.gated or size > 2**13 or (is_wide and config.consumers > 1)
   )
-  if is_large and not epilogue.c_dtype and plan.deferred:
+  if is_large and not epilogue.c_dtype and plan.memory.deferred:
     # Subtiles that are stored one at a time, during slabs of the next tile,
     # need no room: a deeper ring is worth more (4096^3: 171 -> 169 us), of one
     # tile a block too (512 x 8192 x 8192: 89.9 -> 89.3 us, H200).
@@ -263,13 +263,14 @@ def _with_options(
       # 79.5 us. With an activation it is slower: 606 -> 613 us, unless what it
       # is applied to is stored too: 8192 x 4096 x 1024 118 -> 116 (H200).
       config = dataclasses.replace(config, epilogue_n=32)
-      if not (is_wide and Plan(problem, config, gpu).has_room_to_defer):
+      memory = Plan.new(problem, config, gpu).memory
+      if not (is_wide and memory.has_room_to_defer):
         options = (2, 4), *options
     return config, options
   # Room for all subtiles of a tile, where that leaves a deep enough ring: they
   # are then written without waiting for each other, and C may come in place of
   # them. With C, 4096 x 14336 x 4096: 612 -> 603 us on an H200.
-  subtiles = len(plan.subtiles)
+  subtiles = len(plan.tiling.subtiles)
   options = (subtiles, 3), (2, 3), (1, 3), (2, 2), (1, 2)
   if epilogue.activation and config.consumers == subtiles == 3:
     # An activation takes longer than a store: subtiles leave one at a time, not

@@ -19,7 +19,10 @@ from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90 import legal, loaders
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, cdiv, round_up
+from pallas_gemm.kernels.sm90.matrices import Matrices
+from pallas_gemm.kernels.sm90.memory import Memory
 from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.kernels.sm90.tiling import Tiling
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import constants, model, tiles
 
@@ -74,7 +77,7 @@ def _ranked(problem: Problem, clusters: bool) -> Iterator[Config]:
 
   @functools.cache
   def plan(config: Config) -> Plan:
-    return Plan(problem, config, gpu)
+    return Plan.new(problem, config, gpu)
 
   some = (
     _with_room_to_move(config, plan)
@@ -103,23 +106,36 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
     plan: of a grouped product, legal or not.
     known: constants; None are those of the plan's GPU.
   """
-  problem, config, gpu = plan.given, plan.config, plan.gpu
+  problem, config, gpu = plan.tiling.given, plan.config, plan.gpu
   known = _of(problem, config.block_m > 64, known or constants.of(gpu))
 
   def seconds(rows: int) -> float:
-    batch = _Batch(_as_batch(problem, rows), config, gpu, plan)
-    return model.predict(batch, known)
+    tiling = _BatchTiling(_as_batch(problem, rows), config, gpu, plan)
+    matrices = _BatchMatrices(tiling, plan)
+    memory = Memory(tiling, matrices)
+    return model.predict(Plan(tiling, matrices, memory), known)
 
   return sum(share * seconds(rows) for rows, share in _sizes(problem, config))
 
 
-@dataclasses.dataclass(eq=False)
-class _Batch(Plan):
-  """A batch of dense products that loads weights, and stores, as groups do.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _BatchTiling(Tiling):
+  """Of a batch of dense products whose results are stored as those of groups.
 
   Attributes:
     groups: the plan of these.
   """
+
+  groups: Plan
+
+  @property
+  def by_rows(self) -> bool:
+    return self.groups.tiling.by_rows
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _BatchMatrices(Matrices):
+  """Of such a batch, whose weights are loaded as those of groups."""
 
   groups: Plan
 
@@ -129,11 +145,7 @@ class _Batch(Plan):
 
   @property
   def b_last_apart(self) -> bool:
-    return self.groups.b_last_apart
-
-  @property
-  def by_rows(self) -> bool:
-    return self.groups.by_rows
+    return self.groups.matrices.b_last_apart
 
 
 def _with_room_to_move(
@@ -146,11 +158,12 @@ def _with_room_to_move(
   """
   first = plan(config)
   room = first.gpu.shared_bytes_per_block
-  if not isinstance(first.loader, loaders.Shifts) or first.shared_bytes <= room:
+  has_room = first.memory.shared_bytes <= room
+  if has_room or not isinstance(first.loader, loaders.Shifts):
     return config
   config = dataclasses.replace(config, epilogue_buffers=1)
-  over = cdiv(max(0, plan(config).shared_bytes - room), first.slab_bytes)
-  stages = config.stages - over
+  over = max(0, plan(config).memory.shared_bytes - room)
+  stages = config.stages - cdiv(over, first.memory.slab_bytes)
   return dataclasses.replace(config, stages=stages) if stages > 1 else None
 
 

@@ -34,7 +34,7 @@ from pallas_gemm.kernels.sm90.layout import bytes_of, cdiv, round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import constants, odd_sizes, stages, tiles
-from pallas_gemm.tuning.elementwise import largest
+from pallas_gemm.tuning.odd_sizes import largest
 
 
 def choose(problem: Problem, *, any_rows: bool = False) -> Config:
@@ -72,7 +72,7 @@ def candidates(
   known = constants.of(gpu)
   some = tiles.worth_a_try(layout.with_rows_along_k(problem), gpu)
   some = odd_sizes.loaded_by_threads(some, problem, gpu)
-  plans = [Plan(problem, config, gpu) for config in some]
+  plans = [Plan.new(problem, config, gpu) for config in some]
   # Those that tie stay in order.
   yield from map(fit, sorted(plans, key=lambda plan: predict(plan, known)))
 
@@ -89,7 +89,7 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
   odd = odd_sizes.costs(plan, known.odd_sizes)
   rounds = _rounds(plan)
   slab = _slab(plan, fit, odd, rounds)
-  if rounds * plan.slabs > cfg.stages:
+  if rounds * plan.tiling.slabs > cfg.stages:
     # A slab is released when the next one has begun, so the loads of a ring of
     # two wait for each other.
     slab = largest(slab, (slab + fit.arrival) / (cfg.stages - 1))
@@ -97,24 +97,15 @@ def predict(plan: Plan, known: constants.Constants | None = None) -> float:
   memory = _memory(plan, fit, odd, rounds)
   time = (busy**fit.blend + memory**fit.blend) ** (1 / fit.blend) + fit.launch
   if cfg.split_k > 1:
-    summed = p.results * plan.products * cfg.split_k * 4 / fit.reduce_rate
+    summed = p.results * p.products * cfg.split_k * 4 / fit.reduce_rate
     time += fit.reduce + summed * odd.sums
   return (time + odd.copies) * 1e-6
 
 
 def _rounds(plan: Plan) -> int:
   """Rounds of work tiles."""
-  return cdiv(_work_tiles(plan), plan.clusters_at_once)
-
-
-def _work_tiles(plan: Plan) -> int:
-  rows, columns = plan.grid
-  return rows * columns * plan.config.split_k * plan.problem.batch
-
-
-def _busy_sms(plan: Plan, rounds: int) -> int:
-  """SMs that have a work tile in each round."""
-  return cdiv(_work_tiles(plan), rounds) * plan.config.blocks
+  room = hardware.clusters_at_once(plan.config.blocks, plan.gpu.sm_count)
+  return cdiv(plan.tiling.work_tiles, room)
 
 
 def _is_narrow(plan: Plan) -> bool:
@@ -133,7 +124,7 @@ def _slab(
   x 1, 80 blocks, takes 505 cycles a slab (H100), 648 if each had its own rate.
   """
   p, cfg = plan.problem, plan.config
-  bm, bn, bk = cfg.block_m, cfg.block_n * plan.products, cfg.block_k
+  bm, bn, bk = cfg.block_m, cfg.block_n * p.products, cfg.block_k
   narrow = _is_narrow(plan)
   multiply = bm * bn * bk / 2048 * fit.mma
   multiply *= 1 + fit.small * (1 - bm * bn / 2**15)
@@ -146,7 +137,7 @@ def _slab(
   multiply *= fit.narrow_mma if narrow else 1
   # wgmma reads A for each share of the columns, B for each 64 rows.
   shares = cfg.consumers if cfg.split == "n" else 1
-  reads = bm // 64 * (64 * shares * plan.products + bn) * bk
+  reads = bm // 64 * (64 * shares * p.products + bn) * bk
   rows = min(bm, round_up(p.m, 8))  # those that are loaded
   writes = (rows + bn) * bk
   reads, writes = bytes_of(reads, p.a.dtype), bytes_of(writes, p.a.dtype)
@@ -158,7 +149,8 @@ def _slab(
     longer = largest(load_a, load_b)
     loads = longer + odd.shorter_loads * (loads - longer)
   loads *= bytes_of(bk, p.a.dtype) / fit.l2 * (fit.narrow if narrow else 1)
-  loads *= _busy_sms(plan, rounds) / plan.gpu.sm_count
+  busy_sms = cdiv(plan.tiling.work_tiles, rounds) * cfg.blocks  # of each round
+  loads *= busy_sms / plan.gpu.sm_count
   loads *= fit.l2_cluster_k if cfg.cluster_k > 1 else 1
   slab = largest(multiply, shared, loads) + odd.short + odd.threads
   shared_m = fit.share_m if cfg.cluster_m > 1 else 0
@@ -169,7 +161,7 @@ def _slab(
 def _busy(plan: Plan, fit: constants.Model, rounds: int, slab: float) -> float:
   """Microseconds in which a block is busy; `slab` cycles each."""
   cfg = plan.config
-  product = plan.slabs * slab / fit.clock
+  product = plan.tiling.slabs * slab / fit.clock
   product += _exchange(plan, fit)
   epilogue = _epilogue(plan, fit, rounds)
   area = cfg.block_m * cfg.block_n / 2**15
@@ -189,14 +181,14 @@ def _exchange(plan: Plan, fit: constants.Model) -> float:
   if cfg.cluster_k == 1:
     return 0.0
   rows = min(cfg.block_m, round_up(p.m, 16))  # those of warps that send
-  sums = rows * cfg.block_n * plan.products * (1 - 1 / cfg.cluster_k)
+  sums = rows * cfg.block_n * p.products * (1 - 1 / cfg.cluster_k)
   waits = fit.exchange * (1 + math.log2(cfg.cluster_k)) / 2
   return waits + 4 * sums / fit.exchange_rate
 
 
 def _stored_bytes(plan: Plan) -> int:
   """Bytes that are stored for each of a tile's results."""
-  return bytes_of(plan.outputs, plan.stored_dtype)
+  return bytes_of(plan.tiling.outputs, plan.matrices.stored_dtype)
 
 
 def _subtiles(plan: Plan) -> float:
@@ -214,9 +206,9 @@ def _epilogue(plan: Plan, fit: constants.Model, rounds: int) -> float:
   epilogue = fit.epilogue + leaves + fit.subtile * _subtiles(plan)
   epilogue *= fit.activation if p.epilogue.activation else 1
   epilogue *= fit.with_c if p.epilogue.c_dtype else 1
-  if plan.tiles_overlap:
+  if plan.tiling.tiles_overlap:
     epilogue += (fit.by_rows - 1) * leaves
-  elif plan.by_rows:
+  elif plan.tiling.by_rows:
     shares = cfg.consumers if cfg.split == "n" else 1
     epilogue += fit.cut * cfg.block_m * shares
   if cfg.split_k == 1:
@@ -244,15 +236,15 @@ def _between(
   """
   p, cfg = plan.problem, plan.config
   not_hidden = least - product / fit.busy
-  if plan.by_rows:
+  if plan.tiling.by_rows:
     return largest(epilogue, not_hidden) if p.epilogue.activation else epilogue
   has_c = p.epilogue.c_dtype is not None
   area = cfg.block_m * cfg.block_n / 2**15
   words = _stored_bytes(plan) / 2
-  if plan.pingpong > 1:
+  if plan.tiling.pingpong > 1:
     applied = fit.pingpong_applied * bool(p.epilogue.activation)
     return area * (fit.pingpong * words + applied + fit.pingpong_added * has_c)
-  at_once = plan.stored_at_once
+  at_once = plan.memory.stored_at_once
   if at_once == 1:
     hidden = fit.hidden * epilogue
     return largest(hidden, not_hidden) if p.epilogue.activation else hidden
@@ -266,17 +258,12 @@ def _between(
   at_once *= fit.drain * area * words
   more = fit.saved if p.epilogue.save else fit.wide
   between += largest(more * area * (words - 1), at_once, late, 0)
-  if has_c and plan.c_in_place:
-    asked = min(subtiles, plan.slabs) * slab / fit.clock
+  if has_c and plan.memory.c_in_place:
+    asked = min(subtiles, plan.tiling.slabs) * slab / fit.clock
     between += fit.added * area + largest(0, fit.c_latency_us - product + asked)
   elif has_c:
     between += largest(fit.c_buffered_us * area, fit.c_latency_us - product)
   return between
-
-
-def _dram(plan: Plan, fit: constants.Model) -> float:
-  """Bytes a microsecond of device memory."""
-  return plan.gpu.dram_bytes_per_s / 1e6 * fit.dram
 
 
 def _memory(
@@ -284,13 +271,13 @@ def _memory(
 ) -> float:
   """Microseconds that device memory takes."""
   p, cfg = plan.problem, plan.config
-  bn, bk = cfg.block_n * plan.products, cfg.block_k
-  size = bytes_of(1, plan.stored_dtype)
+  bn, bk = cfg.block_n * p.products, cfg.block_k
+  size = bytes_of(1, plan.matrices.stored_dtype)
   moved = p.operand_bytes
   if cfg.split_k == 1:
     added = size if p.epilogue.c_dtype else 0
     moved += p.results * (_stored_bytes(plan) + added) * odd.results
-  memory = moved / _dram(plan, fit)
+  memory = moved / (plan.gpu.dram_bytes_per_s / 1e6 * fit.dram)
   memory *= fit.narrow_dram if _is_narrow(plan) else 1
   if cfg.swap_ab:
     batch = p.batch > 1

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from pallas_gemm import hardware
 from pallas_gemm.hardware import SECTOR_BYTES
@@ -16,7 +18,6 @@ from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import constants
-from pallas_gemm.tuning.elementwise import largest
 
 # Slabs of all work tiles of a block, up to which threads may load operands, and
 # rows and columns of a tile; the addresses of more would spill.
@@ -46,6 +47,17 @@ class Costs(NamedTuple):
   threads: float = 0.0
 
 
+def largest(*values: Any) -> Any:
+  """The largest number; of arrays, element by element.
+
+  `experiments.fit` predicts for many candidates at once: constants are arrays.
+  """
+  try:
+    return max(values)
+  except ValueError:  # arrays are neither true nor false
+    return functools.reduce(np.maximum, values)
+
+
 NONE = Costs((1.0, 1.0), 1.0, 1.0, 0.0, 0.0, 1.0)
 
 
@@ -60,12 +72,12 @@ def costs(plan: Plan, fit: constants.OddSizes) -> Costs:
 def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
   """The costs of sizes of which one is no multiple of 64."""
   p = plan.problem
-  into, out_of = plan.copied_bytes
+  into, out_of = copied_bytes(plan)
   copies = (len(into) + len(out_of)) * fit.copy
   copies += sum(into) / fit.copy_rate + sum(out_of) / _slice_rate(p, fit)
-  (_, a), (_, b) = plan.operand_paddings
+  (_, a), (_, b) = plan.matrices.operand_paddings
   a, b = layout.bytes_of(a, p.a.dtype), layout.bytes_of(b, p.b.dtype)
-  if plan.by_elements:
+  if plan.tiling.by_elements:
     copies += bytes_by_elements(plan) / fit.element_rate
   by_a, by_b = plan.loader.operands
   slow_b = 1.0 if by_b else slower(b, fit)
@@ -77,9 +89,11 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
     for row, blocks in along
     if row < 128
   ]
-  result = layout.bytes_of(plan.result_shape[1], p.out_dtype)
-  piece = layout.bytes_of(plan.subtile_shape[1], plan.stored_dtype)
-  straddles = result % 32 == 16 and not plan.by_rows
+  result = layout.bytes_of(plan.matrices.result_shape[1], p.out_dtype)
+  piece = layout.bytes_of(
+    plan.matrices.subtile_shape[1], plan.matrices.stored_dtype
+  )
+  straddles = result % 32 == 16 and not plan.tiling.by_rows
   return Costs(
     loads=(
       1.0 if by_a else slower(a, fit),
@@ -94,10 +108,44 @@ def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:
   )
 
 
+def copied_bytes(plan: Plan) -> tuple[list[int], list[int]]:
+  """Bytes read and written by each copy into, and out of, a padded matrix."""
+  p, matrices = plan.problem, plan.matrices
+  (a, b), (a_pad, b_pad) = matrices.operand_shapes, matrices.operand_paddings
+  is_a, is_b = plan.tiling.transposed
+  into = [_copied(a, a_pad, p.matrices(p.a), p.a.dtype, is_a and p.m > 1)]
+  of_b = _copied(b, b_pad, p.matrices(p.b), p.b.dtype, is_b and p.n > 1)
+  if last := matrices.last_slab_shape:
+    of_b = 2 * layout.bytes_of(p.matrices(p.b) * math.prod(last), p.b.dtype)
+  into += [of_b] * p.products
+  shape, out_of = matrices.result_shape, []
+  if matrices.has_c:
+    padded, dtype = matrices.c_padding, p.epilogue.c_dtype
+    into.append(_copied(shape, padded, p.batch, dtype))
+  if plan.config.split_k == 1 and not plan.tiling.by_rows:
+    padded = matrices.result_shapes[0]
+    of_one = _copied(shape, padded, p.batch, p.out_dtype)
+    out_of = [of_one] * plan.tiling.outputs
+  return list(filter(None, into)), list(filter(None, out_of))
+
+
+def _copied(
+  shape: layout.Shape,
+  padded: layout.Shape,
+  count: int,
+  dtype: str,
+  transposed: bool = False,
+) -> int:
+  """Of that many matrices; 0 if they are neither padded nor transposed."""
+  if shape == padded and not transposed:
+    return 0
+  return layout.bytes_of(count * (math.prod(shape) + math.prod(padded)), dtype)
+
+
 def _cycles_of_threads(plan: Plan, fit: constants.OddSizes) -> float:
   """Cycles that a slab takes longer where threads load A, each B, or all."""
   p, cfg = plan.problem, plan.config
-  sides = (p.m, cfg.block_m, 1), (p.n, cfg.block_n, plan.products)
+  sides = (p.m, cfg.block_m, 1), (p.n, cfg.block_n, p.products)
   total = 0.0
   for (size, block, count), by_threads in zip(sides, plan.loader.operands):
     if by_threads:
@@ -121,14 +169,14 @@ def loaded_by_threads(
       continue
     if c.cluster_m * c.cluster_n > 1 or c.split == "pingpong":
       continue
-    plan = Plan(problem, _moving(c, c.stages), gpu)
+    plan = Plan.new(problem, _moving(c, c.stages), gpu)
     by_a, by_b = plan.loader.operands
     loaded = rows * by_a + columns * by_b
     if not loaded:
       continue
     # A slab that threads load needs its room twice, and 16 bytes more a row.
     stages = int(c.stages / (1 + 9 / 8 * loaded / (rows + columns)))
-    slabs = plan.slabs * plan.work_tiles_of_a_block
+    slabs = plan.tiling.slabs * plan.tiling.work_tiles_of_a_block
     if slabs <= _MOST_SLABS and stages > 1:
       yield _moving(c, min(max(slabs, 2), stages))
 

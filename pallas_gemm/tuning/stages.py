@@ -29,10 +29,10 @@ FEWEST = 4
 def suited(plan: Plan) -> Config:
   """The config with as many of its stages as pay; it has all that find room."""
   p, cfg, gpu = plan.problem, plan.config, plan.gpu
-  work_tiles, pingpong = plan.work_tiles_of_a_block, plan.pingpong
+  work_tiles, pingpong = plan.tiling.work_tiles_of_a_block, plan.tiling.pingpong
   if work_tiles is None:
     return cfg
-  most = round_up(work_tiles, pingpong) * plan.slabs
+  most = round_up(work_tiles, pingpong) * plan.tiling.slabs
   fit = constants.of(gpu).stages
   is_whole = cfg.split_k == cfg.cluster_k == 1
   streams = min(p.m, p.n) <= fit.streamed_rows and is_whole
@@ -43,7 +43,7 @@ def suited(plan: Plan) -> Config:
       share = gpu.dram_bytes_per_s * fit.even_latency_s / gpu.sm_count
       most = min(most, max(FEWEST, 1 + round(share / _own_bytes(plan))))
   if pingpong > 1:  # each consumer has room for a work tile
-    most = pingpong * max(cdiv(most, pingpong), plan.slabs)
+    most = pingpong * max(cdiv(most, pingpong), plan.tiling.slabs)
   return cfg if cfg.stages <= most else _with_stages(cfg, most)
 
 
@@ -84,7 +84,7 @@ def _own_bytes(plan: Plan) -> float:
   a = min(cfg.block_m, p.m) / (columns * (p.batch // p.matrices(p.a)))
   b = min(cfg.block_n, p.n) / (rows * (p.batch // p.matrices(p.b)))
   a *= bytes_of(cfg.block_k, p.a.dtype)
-  return a + b * plan.products * bytes_of(cfg.block_k, p.b.dtype)
+  return a + b * p.products * bytes_of(cfg.block_k, p.b.dtype)
 
 
 def _tiles(plan: Plan) -> tuple[int, int]:
@@ -94,7 +94,7 @@ def _tiles(plan: Plan) -> tuple[int, int]:
 
 
 def _blocks(plan: Plan) -> int:
-  return plan.clusters * plan.config.blocks
+  return plan.tiling.clusters * plan.config.blocks
 
 
 @functools.cache

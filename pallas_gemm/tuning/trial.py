@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gemm import check, sampling
-from pallas_gemm.kernels.sm90 import launch, layout
+from pallas_gemm.kernels.sm90 import layout
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.problem import Problem
 
@@ -103,6 +103,9 @@ class Trial:
 
 def compiled(case: Case, config: Config, arrays: Arrays) -> Callable[..., Outs]:
   """The kernel with a config, compiled for arrays like the operands."""
+  # Which imports Mosaic GPU.
+  from pallas_gemm.kernels.sm90 import launch
+
   kernel, factors = launch.grouped, {}
   if case.problem.groups is None:
     kernel = launch.dense

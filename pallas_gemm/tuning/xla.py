@@ -11,6 +11,10 @@ from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Epilogue, Problem
 from pallas_gemm.tuning import constants, model
 
+# What the fastest config is predicted to take at least of the time of device
+# memory or of the tensor cores.
+_FLOOR = 0.94
+
 
 class Faster(NamedTuple):
   """XLA's product where it is expected to be faster than the Hopper kernel.
@@ -79,15 +83,27 @@ def _of_rows_of_no_whole_atoms(
   p = problem
   if (whole := with_whole_rows(p)) is None:
     return None
+  others = fit.most_added_s + epilogue(p, fit, gpu) + padding(p, fit, gpu)
+  # Most are near what nothing undercuts, and kept without asking the model.
+  if time <= fit.most * _floor(whole, gpu) + others:
+    return None
   least = model.predict(Plan.of(whole, model.choose(whole)))
-  others = epilogue(p, fit, gpu) + padding(p, fit, gpu)
-  if time <= fit.most * least + fit.most_added_s + others:
+  if time <= fit.most * least + others:
     return None
   return Faster(
     f"with rows that are no multiples of 128 bytes it would take"
     f" {time * 1e6:.1f} us instead of {least * 1e6:.1f}; XLA's kernel reads"
     " them as they are"
   )
+
+
+def _floor(problem: Problem, gpu: hardware.Gpu) -> float:
+  """Seconds that no config is predicted to undercut."""
+  p, fit = problem, constants.of(gpu).model
+  multiply = 2 * p.results * p.k * p.products / gpu.bf16_flops
+  moved = p.operand_bytes + layout.bytes_of(p.results, p.out_dtype)
+  memory = moved / gpu.dram_bytes_per_s / fit.dram
+  return fit.launch * 1e-6 + _FLOOR * max(multiply, memory)
 
 
 def of_vector(
@@ -118,15 +134,10 @@ def with_whole_rows(problem: Problem) -> Problem | None:
 def epilogue(problem: Problem, fit: constants.Xla, gpu: hardware.Gpu) -> float:
   """Seconds that XLA takes for the epilogue, in a kernel of its own."""
   p = problem
-  if not _has_epilogue(p):
+  if p.epilogue == Epilogue():
     return 0.0
   rate = fit.epilogue_rate * gpu.dram_bytes_per_s
   return fit.epilogue_launch + 8 * p.results / rate
-
-
-def _has_epilogue(problem: Problem) -> bool:
-  """Whether results are more than a product."""
-  return problem.epilogue != Epilogue()
 
 
 def _is_one_kernel(problem: Problem) -> bool:
@@ -211,7 +222,7 @@ def of_short_rows(
   launch = fit.short_launch
   if min(along, default=64) >= 64:
     # XLA has a kernel for the epilogue of a sum that is not cut in parts.
-    if p.k >= 32 or _has_epilogue(p):
+    if p.k >= 32 or p.epilogue != Epilogue():
       return None
     launch = fit.one_step_launch
   if p.k % 64 and p.k >= fit.padded_k and p.batch == 1:

@@ -6,8 +6,8 @@ Prints a line a product: whether its program came from the cache ("hit") or was
 added to it ("miss"), and whether its result is "right" or "wrong".
 """
 
-import argparse
 import contextlib
+import sys
 from unittest import mock
 
 import jax
@@ -30,30 +30,23 @@ ACTIVATIONS = {
 
 def main() -> None:
   """Runs the products that are named, in order."""
-  parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-  parser.add_argument("folder")
-  parser.add_argument("--same-digest", action="store_true")
-  parser.add_argument("names", nargs="+", choices=ACTIVATIONS)
-  flags = parser.parse_args()
-  _keep_programs(flags.folder)
-  events: list[str] = []
-  jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
-  with contextlib.ExitStack() as stack:
-    stack.enter_context(stand_in.installed())
-    if flags.same_digest:
-      same = lambda spec: np.zeros(4, np.int32)  # noqa: E731
-      stack.enter_context(mock.patch.object(sharding, "digest", same))
-    for name in flags.names:
-      print(_run(ACTIVATIONS[name], events))
-
-
-def _keep_programs(folder: str) -> None:
+  folder, *names = sys.argv[1:]
   # The key leaves out the pointer to the call that XLA partitions, which
   # differs between processes.
   jax.config.update("jax_remove_custom_partitioning_ptr_from_cache_key", True)
   jax.config.update("jax_compilation_cache_dir", folder)
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+  events: list[str] = []
+  jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(stand_in.installed())
+    if "--same-digest" in names:
+      names.remove("--same-digest")
+      same = lambda spec: np.zeros(4, np.int32)  # noqa: E731
+      stack.enter_context(mock.patch.object(sharding, "digest", same))
+    for name in names:
+      print(_run(ACTIVATIONS[name], events))
 
 
 def _run(activation, events: list[str]) -> str:

@@ -143,6 +143,7 @@ RACES = {
     "nn", (65, 64, 66), changed(HALVES, cluster_m=2), GATED, SAVED
   ),
   "batch": _dense("nn", (40, 72, 66), changed(HALVES, cluster_n=2), _batch(2)),
+  "cluster_of_four": _dense("nn", (200, 136, 72), changed(HALVES, cluster_m=4)),
   # Two work tiles of a slab, one of three: no slot is used again.
   "short": _dense("nn", (130, 64, 64), HALVES),
   "one_work_tile": _dense(
@@ -264,6 +265,9 @@ VALUES = {
   # Clusters, with a tile to spare.
   "cluster_m": _dense(
     "nn", (200, 72, 130), changed(SMALL, cluster_m=2), IN_PLACE
+  ),
+  "cluster_n_of_four": _dense(
+    "tt", (72, 248, 136), changed(SMALL, cluster_n=4)
   ),
   # More slabs than subtiles of C and results.
   "c_in_place_at_the_end": _dense(

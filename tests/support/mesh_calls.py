@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.support.mesh_cases import CASES
-from tests.support.mesh_ops import Case
+from tests.support.mesh_cases import CASES, Case
 from tests.support.products import normal
 
 
@@ -179,15 +178,6 @@ def _loss(f):
   return lambda x: (f(x) ** 2).sum()
 
 
-def _grad(case: Case) -> Call:
-  return Call(
-    lambda f: jax.value_and_grad(_loss(f)),
-    (case.arrays(),),
-    (case.specs(),),
-    (P(), case.specs()),
-  )
-
-
 def _hvp(case: Case) -> Call:
   """A gradient of a gradient: forward over reverse, and reverse over it."""
 
@@ -216,9 +206,9 @@ def _hvp(case: Case) -> Call:
 _EXAMPLES = 4
 
 
-def _vmap(case: Case, *, every: bool = False, sharded: bool = True) -> Call:
-  """Over A alone or over all arrays, sharded over an axis that is free."""
-  part = free_axis(case) if sharded else None
+def _vmap(case: Case, *, every: bool = False) -> Call:
+  """Over A alone, sharded over an axis that is free, or over all arrays."""
+  part = None if every else free_axis(case)
   names = list(case.args)
   mapped = names if every else names[:1]
   args, specs = case.arrays(), case.specs()
@@ -275,50 +265,30 @@ def free_axis(case: Case) -> str | None:
 
 
 TRANSFORMATIONS: dict[str, Callable[[Case], Call]] = {
-  "jit": _call,
   "vjp": _vjp,
+  "jit": _call,
   "jvp": _jvp,
   "vmap": _vmap,
-  "vmap of all": functools.partial(_vmap, every=True),
-  "vmap, not sharded": functools.partial(_vmap, sharded=False),
-  "eager": functools.partial(_call, jit=False),
+  "vmap of all, not sharded": functools.partial(_vmap, every=True),
   "eager vjp": functools.partial(_vjp, jit=False),
-  "grad": _grad,
   "remat": functools.partial(_vjp, remat=True),
   "grad of grad": _hvp,
   "vmap of vjp": _vmap_vjp,
   "vjp of vmap": _vjp_vmap,
 }
-_EVERY = ("jit", "vjp", "jvp", "vmap")
 
-# Cases that meet the transformations and modes that others are spared.
-SEVERAL = (
+# The case of each op that meets every transformation.
+EACH_OP = (
   "matmul: M, N, bias, silu",
-  "matmul: K, alpha, C, bias, silu",
-  "matmul: S of [B, S, K]",
-  "gated_matmul: M, N",
-  "dot_general: M, N",
-  "ragged_dot: rows, N, bias, tanh",
-  "ragged_dot: groups, bias, tanh",
-  "gated_ragged_dot: rows, N",
-  "ragged_dot_general: sums over rows; M, N",
-)
-# Their local product, and for K the sum of it, is what a user of shard_map
-# writes.
-LOCAL = (
-  "matmul: M",
-  "matmul: N",
-  "matmul: K",
-  "matmul: M, N, bias, silu",
-  "matmul: M, N, both stored transposed",
-  "matmul: B and S of [B, S, K]",
   "gated_matmul: M, N",
   "dot_general: M, N",
   "ragged_dot: N",
-  "ragged_dot: K",
   "gated_ragged_dot: N",
   "ragged_dot_general: sums over rows; M, N",
 )
+# Two of those ops meet each of these modes.
+_OTHERS = MANUAL_UNSET, UNCHECKED, PARTIAL, PARTIAL_EXPLICIT
+_OTHERS += EXPLICIT_UNSET, AUTO_UNSET
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,50 +305,31 @@ class Unit:
     return f"{self.case.key} | {self.mode.name} | {self.transformation}"
 
 
-def units() -> Iterator[Unit]:
-  """The matrix.
+def units() -> Iterator[tuple[Unit, tuple[str, ...]]]:
+  """A cover: the checks, and the arms that run each.
 
-  The first case of an op in `SEVERAL` meets those transformations that others
-  are spared, and the rest of `SEVERAL` every other one. Those that are not in
-  `SEVERAL` meet derivatives, and every other one of `_EVERY`.
+  Each case meets derivatives under Explicit axes, and under Auto axes or with
+  one more transformation. One case of each op meets every
+  transformation.
   """
-  ops = set()
+  both, kernel = ("default", "kernel"), ("kernel",)
+  names = [name for name in TRANSFORMATIONS if name != "vjp"]
   for i, case in enumerate(CASES):
-    several = case.key in SEVERAL
-    first = several and case.op not in ops
-    ops |= {case.op} if several else set()
-    for j, name in enumerate(TRANSFORMATIONS):
-      of_all = name in _EVERY and (several or name == "vjp" or (i + j) % 2)
-      if of_all or first or (several and (i + j) % 2 == 0):
-        yield Unit(case, EXPLICIT, name)
-      if case.auto and (
-        name == "vjp"
-        or (name == "vmap" and (several or i % 2 == 0))
-        or (several and (name == "jit" or (i + j) % 3 == 0))
-      ):
-        yield Unit(case, AUTO, name)
-      if several and name in ("vjp", "eager"):
-        yield Unit(case, EXPLICIT_UNSET, name)
-        if case.auto:
-          yield Unit(case, AUTO_UNSET, name)
-    if case.key in LOCAL:
-      for name in ("jit", "vjp", "vmap") if several else ("vjp",):
-        yield Unit(case, MANUAL, name)
-      for mode in (MANUAL_UNSET, UNCHECKED, PARTIAL, PARTIAL_EXPLICIT):
-        yield Unit(case, mode, "vjp")
-    if case.key in SEVERAL and not case.ask:
-      yield Unit(case, MIXED, "vjp")
-    if case.key in ("matmul: M, N, bias, silu", "ragged_dot: rows, N"):
+    yield Unit(case, EXPLICIT, "vjp"), both if i % 3 == 0 else kernel
+    if case.key in EACH_OP:
+      yield Unit(case, AUTO, "vjp"), both
+      for j, name in enumerate(names):
+        yield Unit(case, (EXPLICIT, AUTO)[(i + j) % 2], name), kernel
+      yield Unit(case, MIXED, "vjp"), both
+      for mode in (MANUAL, *_OTHERS[EACH_OP.index(case.key) % 3 :: 3]):
+        yield Unit(case, mode, "vjp"), kernel
+    elif case.auto and i % 2:
+      yield Unit(case, AUTO, "vjp"), kernel
+    else:
+      yield Unit(case, EXPLICIT, ("jit", "jvp", "vmap")[i // 2 % 3]), kernel
+    if case.key == "ragged_dot: rows, N":
       for mode in SMALL:
-        yield Unit(case, mode, "vjp")
-
-
-def needed(unit: Unit, arm: str) -> bool:
-  """Whether an arm runs a unit; the rules of derivatives are those of both."""
-  if arm != "default" or unit.mode.mixed:
-    return True
-  several = unit.case.key in SEVERAL
-  return unit.transformation == "vjp" and (several or unit.mode is EXPLICIT)
+        yield Unit(case, mode, "vjp"), kernel
 
 
 # Specs.

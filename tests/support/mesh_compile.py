@@ -1,11 +1,12 @@
 """Sharded products compiled for eight GPUs, without one; a program.
 
-  python -m tests.support.mesh_compile EXAMPLE MODE
+  python -m tests.support.mesh_compile [--lower] NAME..
 
-Prints the compiled program; MODE is "auto" or "explicit". With "lower" for MODE
-it prints what is lowered instead, under Explicit axes of eight devices that
-need not be GPUs. "sums" for both prints products whose K is sharded: for each
-of `SUMS` jnp's program, ours, and ours with parts in bfloat16.
+Prints the compiled program of each name, after a line with it; a name is that
+of one of `EXAMPLES` and "auto" or "explicit". With --lower it prints what is
+lowered instead, by eight devices that need not be GPUs. "sums" are products
+whose K is sharded: for each of `SUMS` jnp's program, ours, and ours with parts
+in bfloat16.
 """
 
 from collections.abc import Callable
@@ -23,6 +24,7 @@ import pallas_gemm
 # The mesh is 4 x 2. M, N and K, and what is left of them on a device, are all
 # different.
 M, N, K, GROUPS = 8192, 6144, 1024, 8
+START = "=== "
 
 
 def dense(a, b):
@@ -67,18 +69,22 @@ EXAMPLES: dict[str, tuple[Callable, list]] = {
 }
 
 
-def main(example: str, mode: str) -> None:
-  """Prints a program."""
-  kind = AxisType.Auto if mode == "auto" else AxisType.Explicit
-  devices = _devices(mode)
-  if example == "sums":
-    _print_sums(devices)
-    return
-  mesh = Mesh(devices.reshape(4, 2), ("x", "y"), axis_types=(kind,) * 2)
-  function, arguments = EXAMPLES[example]
-  traced = jax.jit(function).trace(*_shapes(mesh, arguments))
-  lowered = traced.lower(lowering_platforms=("cuda",))
-  print((lowered if mode == "lower" else lowered.compile()).as_text())
+def main(*names: str) -> None:
+  """Prints programs."""
+  lowers = names[0] == "--lower"
+  devices = np.array(jax.devices()) if lowers else _gpus()
+  for name in names[lowers:]:
+    print(START + name)
+    if name == "sums":
+      _print_sums(devices)
+      continue
+    example, _, mode = name.rpartition(" ")
+    kind = AxisType.Auto if mode == "auto" else AxisType.Explicit
+    mesh = Mesh(devices.reshape(4, 2), ("x", "y"), axis_types=(kind,) * 2)
+    function, arguments = EXAMPLES[example]
+    traced = jax.jit(function).trace(*_shapes(mesh, arguments))
+    lowered = traced.lower(lowering_platforms=("cuda",))
+    print((lowered if lowers else lowered.compile()).as_text())
 
 
 # What sums are scattered along: rows, columns, nothing.
@@ -114,9 +120,7 @@ def _shapes(mesh: Mesh, arguments: list) -> list[jax.ShapeDtypeStruct]:
   ]
 
 
-def _devices(mode: str) -> np.ndarray:
-  if mode == "lower":
-    return np.array(jax.devices())
+def _gpus() -> np.ndarray:
   from jax.experimental import topologies
 
   from experiments.harness import compile_process, compiled

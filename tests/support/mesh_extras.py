@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 import pallas_gemm
 from tests.support import mesh_calls, mesh_checks, ops, ragged, stand_in
 from tests.support.mesh_calls import AUTO, EXPLICIT
+from tests.support.mesh_cases import SIZES
 from tests.support.mesh_checks import BY_KEY, raised, register
-from tests.support.mesh_ops import SIZES
 from tests.support.products import normal
 
 _MODES = EXPLICIT, AUTO

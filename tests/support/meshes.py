@@ -38,25 +38,25 @@ def main() -> int:
   if jax.device_count() < 8:
     print("needs 8 devices: XLA_FLAGS=--xla_force_host_platform_device_count=8")
     return 1
-  units = [u for u in mesh_calls.units() if flags.filter in u.key]
+  checks = [
+    *mesh_checks.CHECKS,
+    *(
+      (unit.key, arms, functools.partial(mesh_checks.check, unit))
+      for unit, arms in mesh_calls.units()
+    ),
+  ]
   index, count = map(int, flags.shard.split("/"))
   done = failed = 0
   for name in flags.arms.split(","):
-    # Neighbours go to different shards: they take about as long. The arms of a
-    # check have the same one, and JAX's own product once.
+    # Neighbours go to different shards: they take about as long.
     found = [
-      (unit.key, functools.partial(mesh_checks.check, unit))
-      for unit in units[index::count]
-      if mesh_calls.needed(unit, name)
-    ]
-    others = [
       (key, check)
-      for key, arms, check in mesh_checks.CHECKS
+      for key, arms, check in checks
       if name in arms and flags.filter in key
     ]
     arm = mesh_checks.Arm(name)
     with arm.installed():
-      for key, check in found + others[index::count]:
+      for key, check in found[index::count]:
         done += 1
         start = time.monotonic()
         try:

@@ -18,11 +18,6 @@ flags.FLAGS.mark_as_parsed()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def readme(name: str) -> str:
-  """A page with an old block between the markers of that name."""
-  return f"# Title\n\n<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n\nEnd.\n"
-
-
 def call(main: Callable[[list[str]], int], args: Sequence[str]) -> int:
   """Runs a program in this process; what other tests gave is forgotten."""
   with flagsaver.flagsaver():

@@ -3,7 +3,6 @@
 from typing import Any
 
 from experiments.harness import rows
-from pallas_gemm import ladder as ladder_lib
 
 _BASE = {
   "experiment": "ladder",
@@ -114,20 +113,6 @@ def ladder(size: int = 4096, device: str = "NVIDIA H200") -> list[dict]:
     found.append(row(**what, **size_of, **times, device=device))
   found[1]["config"] = {"precision": "DEFAULT"}
   found[-1]["variant"] = "b"
-  return found
-
-
-def sweep(sizes_of: list[int], **fields: Any) -> list[dict[str, Any]]:
-  """Every rung and variant over sizes; the first rung not at the last."""
-  found = []
-  for rung in ladder_lib.with_variants():
-    for size in sizes_of[:-1] if rung.number == 1 else sizes_of:
-      tflops = rung.number * size / 128
-      what = {"kernel": rung.name, "number": rung.number}
-      what |= {"variant": rung.variant} if rung.variant else {}
-      times = {"tflops": tflops, "ms_median": 2 * size**3 / tflops / 1e9}
-      what |= dict.fromkeys("mnk", size) | {"dtype": rung.dtypes[0]}
-      found.append(row(experiment="sweep", **what, **times, **fields))
   return found
 
 

@@ -16,9 +16,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import mosaic
-from pallas_gemm.kernels.sm90 import groups, schedule
+from pallas_gemm.kernels.sm90 import groups, layout, schedule
 from pallas_gemm.kernels.sm90.plan import Plan
-from pallas_gemm.kernels.sm90.tiling import WGMMA_ROWS
+from pallas_gemm.kernels.sm90.tiling import WGMMA_K_BYTES, WGMMA_ROWS
+
+# wgmmas in an unrolled lap of the ring; the descriptors of more would spill.
+_UNROLLED_WGMMAS = 16
+# A consumer's accumulators up to which the descriptors of a lap have room
+# with them and results that wait to be stored.
+_MOST_ACCUMULATORS_IF_UNROLLED = 64 * 128
 
 
 class Arguments(NamedTuple):
@@ -128,10 +134,25 @@ class Block:
 
     Or for its own of it, of one of the consumers that ping-pong.
     """
-    first, step = self.cluster, self.plan.clusters
+    first, step = self.cluster, self.plan.tiling.clusters
     if own:
-      first, step = first + self.warpgroup * step, step * self.plan.pingpong
+      first += self.warpgroup * step
+      step *= self.plan.tiling.pingpong
     return self._schedule.for_each(first, step, visit, carry)
+
+  @property
+  def _has_whole_laps(self) -> bool:
+    """Whether work tiles are whole laps of the ring, worth unrolling."""
+    tiling, p, cfg = self.plan.tiling, self.plan.problem, self.plan.config
+    if p.along == "k" or tiling.pingpong > 1:
+      return False  # groups differ in how many slabs they have
+    rows, columns = tiling.warpgroup_tile
+    is_large = rows * columns > _MOST_ACCUMULATORS_IF_UNROLLED
+    if self.plan.memory.deferred and is_large:
+      return False
+    k_steps = layout.bytes_of(cfg.block_k, p.a.dtype) // WGMMA_K_BYTES
+    lap = cfg.stages * (rows // WGMMA_ROWS) * k_steps * p.products
+    return tiling.slabs % cfg.stages == 0 and lap <= _UNROLLED_WGMMAS
 
   def for_each_slab(self, visit, slot, steps):
     """visit(step, slot, slot before) for a work tile's slabs, from `slot` on.
@@ -146,7 +167,7 @@ class Block:
       is a constant, which Mosaic GPU does not let out of a scope.)
     """
     stages = self.plan.config.stages
-    if self.plan.whole_laps:
+    if self._has_whole_laps:
 
       def lap(i, _):
         for s in range(stages):
@@ -169,7 +190,7 @@ class Block:
 
     By a select, where a remainder would be a division.
     """
-    stages, pingpong = self.plan.config.stages, self.plan.pingpong
+    stages, pingpong = self.plan.config.stages, self.plan.tiling.pingpong
     if isinstance(slot, int):
       return (slot + pingpong) % stages
     if pingpong == 1:
@@ -199,7 +220,7 @@ class Block:
 
   def warpgroup_origin(self, work_tile: schedule.WorkTile):
     """Row and column of the result where this consumer's tile starts."""
-    rows, columns = self.plan.warpgroup_tile
+    rows, columns = self.plan.tiling.warpgroup_tile
     row, column = work_tile.row, work_tile.column
     if self.plan.config.split == "m":
       row += self.warpgroup * rows
@@ -211,7 +232,7 @@ class Block:
     """The same of what of it this consumer stores."""
     row, column = self.warpgroup_origin(work_tile)
     if self.plan.config.cluster_k > 1:
-      column += lax.axis_index("cluster_k") * self.plan.stored_tile[1]
+      column += lax.axis_index("cluster_k") * self.plan.tiling.stored_tile[1]
     return row, column
 
   def subtile_window(
@@ -225,13 +246,13 @@ class Block:
       subtile: the number of the subtile.
       first, rows: which of its rows.
     """
-    plan = self.plan
-    i, j = self.stored_origin(work_tile)
-    i, j = i + plan.subtiles[subtile][0] + first, j + plan.subtiles[subtile][1]
-    if plan.subtiles_overlap:
+    tiling, (i, j) = self.plan.tiling, self.stored_origin(work_tile)
+    down, across = tiling.subtiles[subtile]
+    i, j = i + down + first, j + across
+    if tiling.subtiles_overlap:
       j = mosaic.anywhere(j)
-    at = (pl.ds(i, rows), pl.ds(j, plan.subtile_width))
-    at = at[::-1] if plan.config.swap_ab else at
+    at = (pl.ds(i, rows), pl.ds(j, tiling.subtile_width))
+    at = at[::-1] if tiling.config.swap_ab else at
     return window(ref, work_tile.out, at)
 
 

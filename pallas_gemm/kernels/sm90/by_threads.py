@@ -154,19 +154,19 @@ class Copier(_ByThreads):
     block, (b,), count = self.block, self.operands, self.work_tile.steps - 1
     plan = block.plan
     ahead = min(_COPIES, plan.config.stages - 2)
-    swizzle = layout.bytes_of(plan.operand_columns, plan.problem.b.dtype)
+    swizzle = layout.bytes_of(plan.tiling.operand_columns, plan.problem.b.dtype)
 
     def load(step, slot):
       begin(step, slot)
       origin = b.origin(self._start(step))
-      at = tuple(map(pl.ds, origin, plan.b_slab_shape))
+      at = tuple(map(pl.ds, origin, plan.tiling.b_slab_shape))
       for matrix, ring in zip(b.refs, b.rings):
         window = matrix.at[b.which, *at]
         ptx.copy_async(window, ring.at[slot], swizzle=swizzle)
       return block.next_slot(slot)
 
     def announce(slot, in_flight):
-      ptx.wait_async(in_flight * plan.products)
+      ptx.wait_async(in_flight * plan.problem.products)
       self._announce(slot)
 
     def load_and_announce(step, slots):

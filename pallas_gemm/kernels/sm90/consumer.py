@@ -13,10 +13,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm.kernels.sm90 import reduction
+from pallas_gemm.kernels.sm90 import mainloops, reduction
 from pallas_gemm.kernels.sm90.block import Block
 from pallas_gemm.kernels.sm90.epilogue import FusedEpilogue
-from pallas_gemm.kernels.sm90.mainloops import FromShared
 from pallas_gemm.kernels.sm90.schedule import WorkTile
 from pallas_gemm.kernels.sm90.stores import Stores
 
@@ -30,16 +29,16 @@ def consume(block: Block, compute: Callable[..., list[jax.Array]]) -> None:
       and from alpha and beta where these lie in memory.
   """
   # Before it has its registers, for which the loader need not wait.
-  first = block.warpgroup if block.plan.pingpong > 1 else 0
-  for slot in range(0, block.plan.config.stages, block.plan.pingpong):
+  first = block.warpgroup if block.plan.tiling.pingpong > 1 else 0
+  for slot in range(0, block.plan.config.stages, block.plan.tiling.pingpong):
     block.release(first + slot)  # the ring starts empty
-  _, registers = block.plan.registers
+  _, registers = block.plan.memory.registers
   plgpu.set_max_registers(registers, action="increase")
   # Once, for all work tiles: memory answers while the first slab is on its way.
   refs = {"alpha": block.operands.alpha, "beta": block.operands.beta}
   factors = {name: ref[0] for name, ref in refs.items() if ref is not None}
   epilogue = FusedEpilogue(block, functools.partial(compute, **factors))
-  Consumer(block, FromShared(block), Stores(block, epilogue)).run()
+  Consumer(block, mainloops.of(block), Stores(block, epilogue)).run()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Consumer:
   """Multiplies by its main loop, stores by its stores."""
 
   block: Block
-  mainloop: FromShared
+  mainloop: mainloops.FromShared
   stores: Stores
 
   def run(self) -> None:
@@ -57,7 +56,7 @@ class Consumer:
     the ring, every `pingpong`-th, of whose barriers it thus sees all phases.
     """
     block, plan = self.block, self.block.plan
-    own = plan.pingpong > 1
+    own = plan.tiling.pingpong > 1
     state = jnp.int32(block.warpgroup if own else 0), self.stores.nothing()
     _, pending = block.for_each_work_tile(self._compute, state, own)
     self.stores.end(pending)

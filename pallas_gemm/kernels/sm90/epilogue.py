@@ -6,7 +6,7 @@ of a consumer's tile. C and the bias come through shared memory;
 
 **C** comes in subtiles during slabs of the work tile, to where the results of
 the tile before have left, and each result takes the place of what was added to
-it (8192 x 8192 x 1024: 221 -> 205 us on an H200; `plan.c_in_place`). A short
+it (8192 x 8192 x 1024: 221 -> 205 us on an H200; `Memory.c_in_place`). A short
 sum is over before C has come that way. With buffers of its own for all
 subtiles, C is asked for when the first result leaves: 4096 x 4096 x 256 27.6 ->
 22.5 us. Where C is of another dtype, or results do not wait, it has two buffers
@@ -48,14 +48,14 @@ class FusedEpilogue:
   def _c(self):
     """Subtiles of C in shared memory."""
     shared = self.block.shared
-    return shared.staging[0] if self.block.plan.c_in_place else shared.c
+    return shared.staging[0] if self.block.plan.memory.c_in_place else shared.c
 
   def load_bias(self, work_tile: WorkTile) -> None:
     block, shared = self.block, self.block.shared
     if shared.bias is None:
       return
     along_n = block.plan.problem.epilogue.bias == "n"
-    size = block.plan.stored_tile[along_n]
+    size = block.plan.tiling.stored_tile[along_n]
     along = pl.ds(block.stored_origin(work_tile)[along_n], size)
     bias = block.operands.bias
     plgpu.copy_gmem_to_smem(
@@ -67,7 +67,7 @@ class FusedEpilogue:
     )
 
   def load_c(self, work_tile: WorkTile, subtile: int) -> None:
-    block, buffers = self.block, self.block.plan.c_buffers
+    block, buffers = self.block, self.block.plan.memory.c_buffers
     buffer = subtile % buffers
     plgpu.copy_gmem_to_smem(
       block.subtile_window(block.operands.c, work_tile, subtile),
@@ -77,14 +77,14 @@ class FusedEpilogue:
 
   def load_first_c(self, work_tile: WorkTile) -> None:
     """As much of C as has buffers of its own."""
-    if self.has_c and not self.block.plan.c_in_place:
-      for subtile in range(self.block.plan.c_buffers):
+    if self.has_c and not self.block.plan.memory.c_in_place:
+      for subtile in range(self.block.plan.memory.c_buffers):
         self.load_c(work_tile, subtile)
 
   def load_next_c(self, work_tile: WorkTile, subtile: int) -> None:
     """What goes where this subtile of C was."""
-    following = subtile + self.block.plan.c_buffers
-    if self.has_c and following < len(self.block.plan.subtiles):
+    following = subtile + self.block.plan.memory.c_buffers
+    if self.has_c and following < len(self.block.plan.tiling.subtiles):
       self.load_c(work_tile, following)
 
   def wait_for_bias(self) -> None:
@@ -96,15 +96,15 @@ class FusedEpilogue:
   ) -> list[jax.Array]:
     """The results of one subtile; waits for its part of C."""
     block, plan = self.block, self.block.plan
-    i, j = plan.subtiles[subtile]
+    (i, j), width = plan.tiling.subtiles[subtile], plan.tiling.subtile_width
     c_subtile = None
     if self.has_c:
-      buffer = subtile % plan.c_buffers
-      barrier = block.warpgroup * plan.c_buffers + buffer
+      buffer = subtile % plan.memory.c_buffers
+      barrier = block.warpgroup * plan.memory.c_buffers + buffer
       plgpu.barrier_wait(block.shared.c_loaded.at[barrier])
       c_subtile = self._c_of(buffer)
     return self.compute(
-      [x[i : i + WGMMA_ROWS, j : j + plan.subtile_width] for x in accumulators],
+      [x[i : i + WGMMA_ROWS, j : j + width] for x in accumulators],
       c_subtile,
       None if block.shared.bias is None else self._bias_of(subtile),
     )
@@ -119,14 +119,14 @@ class FusedEpilogue:
   def _bias_of(self, subtile: int) -> jax.Array:
     plan = self.block.plan
     along_n = plan.problem.epilogue.bias == "n"
-    size = plan.subtile_width if along_n else WGMMA_ROWS
-    along = pl.ds(plan.subtiles[subtile][along_n], size)
+    size = plan.tiling.subtile_width if along_n else WGMMA_ROWS
+    along = pl.ds(plan.tiling.subtiles[subtile][along_n], size)
     values = plgpu.load(
       self.block.shared.bias.at[self.block.warpgroup, along],
       layout=plgpu.Layout.WGMMA.reduce(0 if along_n else 1),
       optimized=False,
     )
-    shape = (WGMMA_ROWS, plan.subtile_width)
+    shape = (WGMMA_ROWS, plan.tiling.subtile_width)
     values = values.astype(jnp.float32)
     values = lax.broadcast_in_dim(values, shape, (1 if along_n else 0,))
     return plgpu.layout_cast(values, plgpu.Layout.WGMMA)

@@ -24,7 +24,7 @@ from beyond the matrix, which gives zeros. The one block that the end cuts is
 first copied by that kernel, filled up with zeros. So rows of other groups never
 meet, a NaN stays in its group, and no step is masked. Results of groups without
 rows are zeros, which a warp of its own stores meanwhile, or sums of a
-slab of zeros (`Plan.stores_zeros`).
+slab of zeros (`Memory.stores_zeros`).
 
 Sources: MegaBlocks and CUTLASS (grouped GEMM with a schedule on the device).
 """
@@ -67,10 +67,10 @@ def grouped_schedule(plan: Plan, tables) -> Schedule:
 def _schedule_of_rows(plan: Plan, tiles_ref, ends_ref) -> Schedule:
   """All tiles of a group, then those of the next one."""
   cfg, row_tiles = plan.config, ends_ref[plan.problem.groups.count + 1]
-  _, columns = plan.grid
+  _, columns = plan.tiling.grid
   # What is summed for rows of no group is not stored. Whole laps of the ring,
   # if those of groups are.
-  least = min(plan.slabs, cfg.stages)
+  least = min(plan.tiling.slabs, cfg.stages)
 
   def read(i: Index):
     return tuple(tiles_ref[lax.div(i, columns), field] for field in range(4))
@@ -89,7 +89,7 @@ def _schedule_of_rows(plan: Plan, tiles_ref, ends_ref) -> Schedule:
       b=jnp.maximum(group, 0),
       out=0,
       start=0,
-      steps=jnp.where(is_group, plan.slabs, least),
+      steps=jnp.where(is_group, plan.tiling.slabs, least),
       rows=rows,
       is_group=is_group,
     )
@@ -140,7 +140,7 @@ def _schedule_of_slabs(plan: Plan, groups_ref, counts_ref) -> Schedule:
   the memory, which their results have to be written to: where sizes differ
   much, half of the blocks start with the small ones.
   """
-  cfg, grid = plan.config, plan.grid
+  cfg, grid = plan.config, plan.tiling.grid
   tiles = math.prod(grid)
 
   def read(i: Index):
@@ -168,8 +168,9 @@ def _schedule_of_slabs(plan: Plan, groups_ref, counts_ref) -> Schedule:
 
   tables = groups_ref, counts_ref
   count = plan.problem.groups.count
-  summed = filled_groups(tables) if plan.stores_zeros else jnp.int32(count)
-  work_tiles = tiles * summed
+  if plan.memory.stores_zeros:
+    count = filled_groups(tables)
+  work_tiles = tiles * jnp.int32(count)
   return Schedule(work_tiles, read, work_tile, is_uneven(tables))
 
 
@@ -189,19 +190,19 @@ def has_spare_time(plan: Plan, tables) -> jax.Array:
   """Whether products take longer than zeros for groups without rows."""
   p, cfg = plan.problem, plan.config
   empty = p.groups.count - filled_groups(tables)
-  subtiles = cfg.consumers * len(plan.subtiles)
+  subtiles = cfg.consumers * len(plan.tiling.subtiles)
   return tables[1][1] > cfg.block_k * subtiles * empty
 
 
 def for_each_tile_of_zeros(plan: Plan, tables, cluster, visit) -> None:
   """visit(work_tile) for this block's tiles of the groups that have no rows."""
   cfg, (groups_ref, _) = plan.config, tables
-  tiles, step = math.prod(plan.grid), plan.clusters
+  tiles, step = math.prod(plan.tiling.grid), plan.tiling.clusters
 
   def iteration(i, _):
     number = first + i * step
     group = groups_ref[lax.div(number, tiles), 2]
-    tile = snake(lax.rem(number, tiles), plan.grid, cfg)
+    tile = snake(lax.rem(number, tiles), plan.tiling.grid, cfg)
     visit(WorkTile(*origin(tile, plan), group))
 
   first = filled_groups(tables) * tiles + cluster

@@ -42,7 +42,7 @@ own (`layout`), but for small ones and weights of groups, which threads load
 or right from registers, or sliced.
 Tiles may hang over every edge: TMA fills with zeros and drops stores. Along
 rows that are no whole number of swizzle atoms they are shifted inward, to end
-with the matrix (`Plan.shifted_inward`).
+with the matrix (`Matrices.shifted_inward`).
 
 Sources: CUTLASS (warp-specialised persistent kernels, ping-pong among them,
 tile order), DeepGEMM (block_n that is no power of two, to cut the last wave),
@@ -113,9 +113,9 @@ def dense(
   plan = Plan.of(problem, config)
   if config.swap_ab:
     a, b = b, a
-  p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
+  p, (a_shape, b_shape) = plan.problem, plan.matrices.operand_paddings
   stored = [x for x in (a, b, b_up) if x is not None]
-  is_a, is_b = plan.transposed
+  is_a, is_b = plan.tiling.transposed
   a, *b = (
     jnp.swapaxes(x, 1, 2) if is_transposed else x
     for x, is_transposed in zip(stored, (is_a, is_b, is_b))
@@ -137,7 +137,7 @@ def dense(
     alpha=None if p.epilogue.gated else _read_factor(alpha),
     beta=None if p.epilogue.gated or c is None else _read_factor(beta),
     bias=bias,
-    c=None if c is None else _matrices(c, plan.c_padding, p.batch > 1),
+    c=None if c is None else _matrices(c, plan.matrices.c_padding, p.batch > 1),
   )
   is_approximate = epilogues.is_approximate(activation, p)
   results = _launch(plan, operands, epilogue, is_approximate)
@@ -176,11 +176,11 @@ def grouped(
       the reason.
   """
   plan = Plan.of(problem, config)
-  p, (a_shape, b_shape) = plan.problem, plan.operand_paddings
+  p, (a_shape, b_shape) = plan.problem, plan.matrices.operand_paddings
   a = _padded(a, a_shape)
   b = [_padded(x, b_shape) for x in (b, b_up) if x is not None]
   made, k_tails = tables.make(plan, offsets, (a, *b))
-  b_last = [_last_slab(x, plan) for x in b if plan.b_last_apart]
+  b_last = [_last_slab(x, plan) for x in b if plan.matrices.b_last_apart]
   if plan.loader.operands[1]:
     b = [_read_past_rows(x, config.block_n) for x in b]
   operands = Arguments(made, a, b, k_tails, b_last)
@@ -224,7 +224,7 @@ def _operand(
   x = _matrices(x, shape, operand.batched)
   if not plan.loader.operands[side]:
     return x
-  k = plan.slabs * cfg.split_k * cfg.cluster_k * cfg.block_k - p.k
+  k = plan.tiling.slabs * cfg.split_k * cfg.cluster_k * cfg.block_k - p.k
   rows, columns = (block, k) if operand.k_last else (k, block)
   return _read_past_rows(x, columns, rows)
 
@@ -245,9 +245,9 @@ def _read_past_rows(x: jax.Array, columns: int, rows: int = 0) -> jax.Array:
 
 def _last_slab(b: jax.Array, plan: Plan) -> jax.Array:
   """The last slab of each group's B, filled up with zeros."""
-  start = (plan.slabs - 1) * plan.config.block_k
+  start = (plan.tiling.slabs - 1) * plan.config.block_k
   last = b[:, :, start:] if plan.problem.b.k_last else b[:, start:]
-  return _padded(last, plan.last_slab_shape)
+  return _padded(last, plan.matrices.last_slab_shape)
 
 
 def _matrices(x: jax.Array, shape: tuple[int, int], batched: bool) -> jax.Array:
@@ -269,8 +269,8 @@ def _launch(
 ) -> Results:
   """Runs the kernel; the results are of the shapes that it writes."""
   p, cfg = plan.problem, plan.config
-  is_shifted = any(plan.shifted_inward)
-  starts_anywhere = plan.subtiles_overlap or plan.tiles_overlap or is_shifted
+  is_shifted = any(plan.matrices.shifted_inward)
+  overlap = plan.tiling.subtiles_overlap or plan.tiling.tiles_overlap
   of_ragged = "column" if is_shifted else None
   bias_dtype = None if operands.bias is None else operands.bias.dtype
   axes = {"cluster_m": cfg.cluster_m, "cluster_n": cfg.cluster_n}
@@ -280,7 +280,7 @@ def _launch(
     functools.partial(_body, plan=plan, epilogue=epilogue),
     name=_kernel_name(p),
     out_type=[_result_types(plan)],
-    grid=(plan.clusters,),
+    grid=(plan.tiling.clusters,),
     grid_names=("cluster",),
     cluster=tuple(axes.values()),
     cluster_names=tuple(axes),
@@ -290,13 +290,13 @@ def _launch(
       # Mosaic GPU would put a barrier around every store to shared memory;
       # the kernel has those that are needed.
       unsafe_no_auto_barriers=True,
-      narrow_copies_anywhere=bool(p.groups) or starts_anywhere,
+      narrow_copies_anywhere=bool(p.groups) or overlap or is_shifted,
       wide_copies_at_any_row=p.along == "k",
-      wide_copies_of_ragged="atom" if plan.b_last_apart else of_ragged,
-      columns_inside_atoms=plan.unaligned_columns,
-      evict_results_first=plan.evicts_results,
+      wide_copies_of_ragged="atom" if plan.matrices.b_last_apart else of_ragged,
+      columns_inside_atoms=plan.matrices.unaligned_columns,
+      evict_results_first=plan.matrices.evicts_results,
     ),
-    scratch_types=plan.scratch_types(bias_dtype),
+    scratch_types=plan.memory.scratch_types(bias_dtype),
   )(operands)
   return results
 
@@ -324,16 +324,16 @@ def _kernel_name(problem: Problem) -> str:
 
 def _result_types(plan: Plan) -> Results:
   """What the kernel writes: a matrix each, of a batch, of groups, of parts."""
-  p, cfg = plan.problem, plan.config
+  p, cfg, tiling = plan.problem, plan.config, plan.tiling
   count = p.groups.count if p.along == "k" else p.batch * cfg.split_k
   lead = (count,) if count > 1 or p.along == "k" else ()
-  shapes = plan.result_shapes
-  if plan.by_elements and not compat.targets_gpu():  # stored in whole tiles
-    rows = plan.grid[0] * cfg.cluster_m * cfg.block_m
-    columns = plan.read_columns
+  shapes = plan.matrices.result_shapes
+  if tiling.by_elements and not compat.targets_gpu():  # stored in whole tiles
+    rows = tiling.grid[0] * cfg.cluster_m * cfg.block_m
+    columns = tiling.read_columns
     shapes = [(columns, rows) if cfg.swap_ab else (rows, columns)]
   out = [
-    jax.ShapeDtypeStruct((*lead, *shape), jnp.dtype(plan.stored_dtype))
+    jax.ShapeDtypeStruct((*lead, *shape), jnp.dtype(plan.matrices.stored_dtype))
     for shape in shapes
   ]
   return Results(out, reduction.result_types(plan))
@@ -341,7 +341,8 @@ def _result_types(plan: Plan) -> Results:
 
 def _dense_results(plan: Plan, outs: Sequence[jax.Array]) -> list[jax.Array]:
   """[batch, M, N] each; of parts of K [parts, batch, M, N]."""
-  p, (m, n), splits = plan.problem, plan.result_shape, plan.config.split_k
+  p, splits = plan.problem, plan.config.split_k
+  m, n = plan.matrices.result_shape
   shape = (splits, p.batch, m, n) if splits > 1 else (p.batch, m, n)
   return [x[..., :m, :n].reshape(shape) for x in outs]
 

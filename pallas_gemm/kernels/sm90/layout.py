@@ -71,49 +71,42 @@ def is_soon_copied(problem: Problem, operand: Operand, shape: Shape) -> bool:
   return is_small and straddles(shape[1], operand.dtype)
 
 
-def with_rows_along_k(problem: Problem) -> Problem:
-  """The problem with short rows along M, or N, transposed.
+def with_rows_along_k(problem: Problem, swap_ab: bool = False) -> Problem:
+  """The problem that is computed: short rows along M, or N, transposed.
 
   Rows of less than a swizzle atom that TMA can't address must be copied in any
   case; the copy of a small operand has rows along K instead, of which few are
   loaded. 19 x 2296 x 734 TN 6.0 -> 5.1 us, 12 x 1792 x 1600 TN 7.7 -> 6.5; of
   rows that are addressable, 32 x 512 x 3584 TN, 5.2 -> 6.7 (H100). A row that
   is stored as a column is one already: 1 x 18944 x 24576 TT 330 -> 306.
+
+  Where operands are swapped, it is the transposed problem, with A's rows along
+  K: so columns of a tile come in steps of 8, and not of swizzle atoms. If A is
+  stored [K, M] it is transposed first, which suits few rows.
   """
   p = problem
   has_long_rows = (p.a.k_last or p.m >= 64) and (p.b.k_last or p.n >= 64)
-  if p.along or has_long_rows:
+  if not swap_ab and (p.along or has_long_rows):
     return p
-  return _with_rows_along_k(p)
+  return _with_rows_along_k(p, swap_ab)
 
 
 @functools.lru_cache(maxsize=1024)  # the cost model asks for dozens of configs
-def with_a_along_k(problem: Problem) -> Problem:
-  """The problem with A's rows along K.
-
-  So that columns of a tile with swapped operands come in steps of 8, and not of
-  swizzle atoms: if A is stored [K, M] it is transposed first, which suits few
-  rows.
-  """
-  return dataclasses.replace(
-    problem, a=dataclasses.replace(problem.a, k_last=True)
-  )
-
-
-@functools.lru_cache(maxsize=1024)
-def _with_rows_along_k(problem: Problem) -> Problem:
+def _with_rows_along_k(problem: Problem, swap_ab: bool) -> Problem:
   p = problem
 
-  def transposed(operand: Operand, size: int) -> Operand:
+  def transposed(operand: Operand, size: int, is_swapped: bool) -> Operand:
     elements = p.matrices(operand) * size * p.k
     is_small = bytes_of(elements, operand.dtype) <= SMALL_OPERAND
     is_short = bytes_of(size, operand.dtype) < ATOM_BYTES
     is_copied = is_short and not is_addressable(size, operand.dtype)
-    if size == 1 or (is_copied and is_small):
-      return dataclasses.replace(operand, k_last=True)
-    return operand
+    is_column = p.along is None and (size == 1 or (is_copied and is_small))
+    k_last = operand.k_last or is_swapped or is_column
+    return dataclasses.replace(operand, k_last=k_last)
 
-  return dataclasses.replace(p, a=transposed(p.a, p.m), b=transposed(p.b, p.n))
+  a, b = transposed(p.a, p.m, swap_ab), transposed(p.b, p.n, False)
+  found = dataclasses.replace(p, a=a, b=b)
+  return found.transposed() if swap_ab else found
 
 
 def operand_shapes(problem: Problem) -> tuple[Shape, Shape]:
@@ -124,10 +117,11 @@ def operand_shapes(problem: Problem) -> tuple[Shape, Shape]:
   return a, b
 
 
-def operands_straddle(problem: Problem) -> bool:
-  """Whether an operand's rows start at odd multiples of 16 bytes."""
+def operands_misaligned(problem: Problem) -> tuple[bool, bool]:
+  """Whether A's, and B's, rows start at no multiples of 128 bytes."""
   p, ((_, a), (_, b)) = problem, operand_shapes(problem)
-  return straddles(a, p.a.dtype) or straddles(b, p.b.dtype)
+  a, b = bytes_of(a, p.a.dtype), bytes_of(b, p.b.dtype)
+  return a % ATOM_BYTES > 0, b % ATOM_BYTES > 0
 
 
 @functools.lru_cache(maxsize=1024)
@@ -207,15 +201,3 @@ def result_padding(shape: Shape, width: int, block: int, dtype: str) -> Shape:
     # in column 0 instead of nowhere.
     columns = 2 * atom
   return rows, columns
-
-
-def copied_bytes(
-  shape: Shape, padded: Shape, count: int, dtype: str, transposed: bool = False
-) -> int:
-  """Bytes read and written to copy matrices into, or out of, padded ones.
-
-  0 where they are neither padded nor transposed.
-  """
-  if shape == padded and not transposed:
-    return 0
-  return bytes_of(count * (math.prod(shape) + math.prod(padded)), dtype)

@@ -32,13 +32,11 @@ class Buffer(NamedTuple):
   """What lies in shared memory under one name.
 
   Attributes:
-    name: by which the kernel knows it.
     shape, dtype: of each buffer.
     swizzle: bytes of a swizzled row; 0 for plain rows.
     count: buffers; None for one that is no list.
   """
 
-  name: str
   shape: tuple[int, ...]
   dtype: str
   swizzle: int = 0
@@ -85,9 +83,9 @@ class Loader:
     return False, False
 
   @property
-  def buffers(self) -> tuple[Buffer, ...]:
-    """What else lies in shared memory than the ring."""
-    return ()
+  def buffers(self) -> dict[str, Buffer]:
+    """What else lies in shared memory than the ring, by name."""
+    return {}
 
   @property
   def why_not(self) -> str | None:
@@ -123,10 +121,10 @@ class Shifts(Weights):
     return _shifted_tile(t, t.b_slab_shape, t.b_slab_shape[1], t.problem.b)
 
   @property
-  def buffers(self) -> tuple[Buffer, ...]:
+  def buffers(self) -> dict[str, Buffer]:
     tile, dtype = self.tile, self.tiling.problem.b.dtype
     width = tile.copied + layout.elements_in(hardware.VECTOR_BYTES, dtype)
-    return (Buffer("raw", (_CHUNKS_HELD, tile.chunk, width), dtype),)
+    return {"raw": Buffer((_CHUNKS_HELD, tile.chunk, width), dtype)}
 
 
 class SlabShifts(Loader):
@@ -173,15 +171,15 @@ class SlabShifts(Loader):
     return slabs if slabs <= stages else max(1, stages - 1)
 
   @property
-  def buffers(self) -> tuple[Buffer, ...]:
+  def buffers(self) -> dict[str, Buffer]:
     dtype = self.tiling.problem.a.dtype
     more = layout.elements_in(hardware.VECTOR_BYTES, dtype)
-    counts = (1, self.tiling.products)
-    return tuple(
-      Buffer(name, (self.slabs_held, x.rows, x.columns + more), dtype, 0, count)
+    counts = (1, self.tiling.problem.products)
+    return {
+      name: Buffer((self.slabs_held, x.rows, x.columns + more), dtype, 0, count)
       for name, x, count in zip(("raw_a", "raw_b"), self.tiles, counts)
       if x
-    )
+    }
 
   @property
   def why_not(self) -> str | None:

@@ -2,8 +2,12 @@
 
 A main loop says what the consumer accumulates in and which wgmmas a slab is.
 The loop itself, with its waits and releases and what overlaps with it, is the
-consumer's, and the same for all. So another kind of operands, say of 8 bits or
-scaled ones, is a class here and what `Plan` has to know of it.
+consumer's, and the same for all. Another kind of operands is a class here,
+which `of` chooses by the plan, and what the plan has to know of it: what comes
+with each slab has its room in `Memory.shared` and is loaded with A and B
+(`Producer._operands`); registers that accumulate are counted by
+`Memory._subtiles_with_room`; the swizzle of A and B, which is one, is of
+`Tiling.operand_columns`.
 """
 
 from collections.abc import Sequence
@@ -35,7 +39,7 @@ class FromShared:
 
   def accumulators(self) -> list[Any]:
     """Types of what is allocated for the scope of a work tile."""
-    accumulator = plgpu.ACC(self.block.plan.warpgroup_tile, jnp.float32)
+    accumulator = plgpu.ACC(self.block.plan.tiling.warpgroup_tile, jnp.float32)
     return [accumulator] * self.in_flight
 
   def issue(self, accumulators: Sequence[Any], slot) -> None:
@@ -51,7 +55,7 @@ class FromShared:
 
   def _a(self, tile):
     """The rows of A's tile that a consumer multiplies, as [rows, block_k]."""
-    plan, (rows, _) = self.block.plan, self.block.plan.warpgroup_tile
+    plan, (rows, _) = self.block.plan, self.block.plan.tiling.warpgroup_tile
     nth = self.block.warpgroup if plan.config.split == "m" else 0
     window = pl.ds(nth * rows, rows)
     if not plan.problem.a.k_last:
@@ -60,9 +64,14 @@ class FromShared:
 
   def _b(self, tile):
     """The columns of B's tile that a consumer multiplies."""
-    plan, (_, columns) = self.block.plan, self.block.plan.warpgroup_tile
+    plan, (_, columns) = self.block.plan, self.block.plan.tiling.warpgroup_tile
     nth = self.block.warpgroup if plan.config.split == "n" else 0
     window = pl.ds(nth * columns, columns)
     if plan.problem.b.k_last:
       return tile.at[window, :].transpose((1, 0))
     return tile.at[:, window]
+
+
+def of(block: Block) -> FromShared:
+  """The main loop of a kernel."""
+  return FromShared(block)

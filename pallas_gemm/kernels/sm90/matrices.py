@@ -6,7 +6,6 @@ then; what the kernel writes; what of both the L2 is told.
 
 import dataclasses
 import functools
-import math
 
 from pallas_gemm.kernels.sm90 import layout, loaders
 from pallas_gemm.kernels.sm90.layout import (
@@ -18,31 +17,34 @@ from pallas_gemm.kernels.sm90.layout import (
 from pallas_gemm.kernels.sm90.tiling import WGMMA_ROWS, Tiling
 
 
-@dataclasses.dataclass(eq=False)
-class Matrices(Tiling):
-  """A tiling and the matrices that the kernel reads and writes.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Matrices:
+  """The matrices that the kernel reads and writes.
 
-  Operands are those of `problem`: swapped, if the config says so.
+  Operands are those of `tiling.problem`: swapped, if the config says so.
   """
+
+  tiling: Tiling
 
   # Operands.
 
   @functools.cached_property
   def loader(self) -> loaders.Loader:
-    return loaders.of(self)
+    """What loads A and B."""
+    return loaders.of(self.tiling)
 
   @functools.cached_property
   def b_last_apart(self) -> bool:
     """Whether B's last slab is copied, and so B need not be padded."""
-    if not self.b_would_be_padded:
+    if not self.tiling.b_would_be_padded:
       return False
-    (_, columns), dtype = self.operand_shapes[1], self.problem.b.dtype
+    (_, columns), dtype = self.operand_shapes[1], self.tiling.problem.b.dtype
     return self.loader.operands[1] or layout.is_addressable(columns, dtype)
 
   @functools.cached_property
   def operand_shapes(self) -> tuple[Shape, Shape]:
     """Rows and columns of A and B in memory."""
-    return layout.operand_shapes(self.problem)
+    return layout.operand_shapes(self.tiling.problem)
 
   @functools.cached_property
   def shifted_inward(self) -> tuple[bool, bool]:
@@ -56,9 +58,9 @@ class Matrices(Tiling):
     multiples of 16 bytes, which TMA reads slowly: 200 x 4096 x 4096 TN 18.1 us
     with a copy of A, 20.3 without (H100).
     """
-    p, cfg = self.problem, self.config
+    p, cfg = self.tiling.problem, self.tiling.config
     shapes = self.operand_shapes
-    if shapes == self.whole_paddings or p.along:
+    if shapes == self.tiling.whole_paddings or p.along:
       return False, False
     dtypes = filter(None, (self.stored_dtype, p.epilogue.c_dtype))
     width = max(layout.bytes_of(cfg.epilogue_n, x) for x in dtypes)
@@ -72,7 +74,7 @@ class Matrices(Tiling):
       and shape != padded
       and not layout.is_soon_copied(p, operand, shape)
       for (size, block, operand), shape, padded in zip(
-        sides, shapes, self.whole_paddings
+        sides, shapes, self.tiling.whole_paddings
       )
     ]
     return shifted[0], shifted[1]
@@ -80,11 +82,12 @@ class Matrices(Tiling):
   @functools.cached_property
   def operand_paddings(self) -> tuple[Shape, Shape]:
     """The same as they are handed to the kernel, most of them to TMA."""
-    (_, b), (_, b_pad) = self.operand_shapes, self.whole_paddings
+    tiling = self.tiling
+    (_, b), (_, b_pad) = self.operand_shapes, tiling.whole_paddings
     if self.shifted_inward[1] or self.b_last_apart or self.loader.operands[1]:
       return self._a_padding, b
     if self.unaligned_columns:
-      rows = b_pad[0] if self.problem.along == "k" else round_up(b_pad[0], 8)
+      rows = b_pad[0] if tiling.problem.along == "k" else round_up(b_pad[0], 8)
       b_pad = rows, self.unaligned_columns
     return self._a_padding, b_pad
 
@@ -92,7 +95,7 @@ class Matrices(Tiling):
   def _a_padding(self) -> Shape:
     """Rows and columns of A as it is handed to the kernel."""
     as_it_is = self.shifted_inward[0] or self.loader.operands[0]
-    return (self.operand_shapes if as_it_is else self.whole_paddings)[0]
+    return (self.operand_shapes if as_it_is else self.tiling.whole_paddings)[0]
 
   @functools.cached_property
   def unaligned_columns(self) -> int | None:
@@ -102,12 +105,12 @@ class Matrices(Tiling):
     copies these are (`mosaic.CompilerParams`). None where tiles start with
     atoms, or B is stored along K.
     """
-    p = self.problem
+    p = self.tiling.problem
     by_threads = p.along is None and self.loader.operands[1]
-    if not self.tiles_overlap or p.b.k_last or by_threads:
+    if not self.tiling.tiles_overlap or p.b.k_last or by_threads:
       return None
     atom = layout.elements_in(ATOM_BYTES, p.b.dtype)
-    columns = round_up(self.read_columns, atom)
+    columns = round_up(self.tiling.read_columns, atom)
     return columns + atom * (columns == self._a_padding[1])
 
   @functools.cached_property
@@ -118,7 +121,7 @@ class Matrices(Tiling):
     """
     if not self.b_last_apart:
       return None
-    p, block_k = self.problem, self.config.block_k
+    p, block_k = self.tiling.problem, self.tiling.config.block_k
     if p.b.k_last:
       return p.n, block_k
     columns = round_up(p.n, layout.elements_in(ATOM_BYTES, p.b.dtype))
@@ -129,42 +132,48 @@ class Matrices(Tiling):
   @functools.cached_property
   def stored_dtype(self) -> str:
     """Of what the kernel writes; parts of K are summed in float32."""
-    return "float32" if self.config.split_k > 1 else self.problem.out_dtype
+    p, cfg = self.tiling.problem, self.tiling.config
+    return "float32" if cfg.split_k > 1 else p.out_dtype
 
   @functools.cached_property
   def subtile_shape(self) -> Shape:
     """Rows and columns of a subtile, as it is stored."""
-    return self._stored(WGMMA_ROWS, self.subtile_width)
+    return self._stored(WGMMA_ROWS, self.tiling.subtile_width)
 
   @functools.cached_property
   def has_c(self) -> bool:
     """Whether the kernel adds C; parts of K are added up before that."""
-    return bool(self.problem.epilogue.c_dtype) and self.config.split_k == 1
+    p, cfg = self.tiling.problem, self.tiling.config
+    return bool(p.epilogue.c_dtype) and cfg.split_k == 1
 
   @functools.cached_property
   def result_shape(self) -> Shape:
     """Rows and columns of the result, and of C, as they are stored."""
-    return self._stored(self.problem.m, self.problem.n)
+    return self._stored(self.tiling.problem.m, self.tiling.problem.n)
 
   @functools.cached_property
   def c_padding(self) -> Shape:
     """Rows and columns of C once TMA can address it."""
     _, width = self.subtile_shape
-    shape, dtype = self.result_shape, self.problem.epilogue.c_dtype
+    shape, dtype = self.result_shape, self.tiling.problem.epilogue.c_dtype
     return layout.padding(shape, width, width, dtype)
 
   @functools.cached_property
   def result_shapes(self) -> list[Shape]:
     """Rows and columns of the matrices that the kernel writes."""
-    p = self.problem
-    if self.by_rows:
+    p = self.tiling.problem
+    if self.tiling.by_rows:
       return [(p.m, p.n)]
-    if self.by_elements:
+    if self.tiling.by_elements:
       return [self.result_shape]
     _, width = self.subtile_shape
-    _, block = self._stored(self.config.block_m, self.config.block_n)
+    _, block = self._stored(
+      self.tiling.config.block_m, self.tiling.config.block_n
+    )
     shape, dtype = self.result_shape, self.stored_dtype
-    return [layout.result_padding(shape, width, block, dtype)] * self.outputs
+    return [
+      layout.result_padding(shape, width, block, dtype)
+    ] * self.tiling.outputs
 
   @functools.cached_property
   def evicts_results(self) -> bool:
@@ -178,46 +187,13 @@ class Matrices(Tiling):
     same; where they are 1.3 times the L2, 32768 x 1024 x 512, 45.6 -> 46.6
     (H100).
     """
-    p = self.problem
-    if p.along == "m" or self.config.split_k > 1:
+    p = self.tiling.problem
+    if p.along == "m" or self.tiling.config.split_k > 1:
       return False
-    matrices = self.outputs * (p.groups.count if p.along else p.batch)
+    matrices = self.tiling.outputs * (p.groups.count if p.along else p.batch)
     size = layout.bytes_of(matrices * p.m * p.n, p.out_dtype)
-    return size > self.gpu.l2_bytes * (1 if p.along else 2)
-
-  @functools.cached_property
-  def prefetches_operands(self) -> bool:
-    """Whether the L2 is asked for all operands before anything is written.
-
-    Operands of a quarter of the L2 stay there, since results leave first: 651
-    -> 621 us. 25 MB do not: 212 -> 219 (H100).
-    """
-    if not (self.problem.along and self.evicts_results):
-      return False
-    shapes = zip(self.operand_paddings, (self.problem.a, self.problem.b))
-    sizes = [layout.bytes_of(math.prod(x), y.dtype) for x, y in shapes]
-    return 4 * sum(sizes) <= self.gpu.l2_bytes
-
-  @functools.cached_property
-  def copied_bytes(self) -> tuple[list[int], list[int]]:
-    """Bytes read and written by each copy into, and out of, a padded matrix."""
-    p, copied = self.problem, layout.copied_bytes
-    (a, b), (a_pad, b_pad) = self.operand_shapes, self.operand_paddings
-    is_a, is_b = self.transposed
-    into = [copied(a, a_pad, p.matrices(p.a), p.a.dtype, is_a and p.m > 1)]
-    of_b = copied(b, b_pad, p.matrices(p.b), p.b.dtype, is_b and p.n > 1)
-    if last := self.last_slab_shape:
-      of_b = 2 * layout.bytes_of(p.matrices(p.b) * math.prod(last), p.b.dtype)
-    into += [of_b] * self.products
-    if self.has_c:
-      shape, padded = self.result_shape, self.c_padding
-      into.append(copied(shape, padded, p.batch, p.epilogue.c_dtype))
-    out_of = []
-    if self.config.split_k == 1 and not self.by_rows:
-      shape, padded = self.result_shape, self.result_shapes[0]
-      out_of = [copied(shape, padded, p.batch, p.out_dtype)] * self.outputs
-    return list(filter(None, into)), list(filter(None, out_of))
+    return size > self.tiling.gpu.l2_bytes * (1 if p.along else 2)
 
   def _stored(self, rows: int, columns: int) -> Shape:
     """Rows and columns of part of the result, as it is stored."""
-    return (columns, rows) if self.config.swap_ab else (rows, columns)
+    return (columns, rows) if self.tiling.config.swap_ab else (rows, columns)

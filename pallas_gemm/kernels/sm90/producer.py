@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 
 from jax import lax
 from jax.experimental import pallas as pl
@@ -10,7 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import ptx
-from pallas_gemm.kernels.sm90 import by_threads, groups
+from pallas_gemm.kernels.sm90 import by_threads, groups, layout
 from pallas_gemm.kernels.sm90.block import Block, on_one_warp, window
 from pallas_gemm.kernels.sm90.by_threads import Loaded
 from pallas_gemm.kernels.sm90.layout import (
@@ -19,14 +20,21 @@ from pallas_gemm.kernels.sm90.layout import (
   last_slab_copies,
   round_up,
 )
+from pallas_gemm.kernels.sm90.plan import Plan
+
+# Slabs are asked for in pairs where reading weights takes so many times as long
+# as multiplying by them, up to 147 rows a group on an H100; and where a group's
+# rows are so many times a tile's at most, so that most groups have one tile.
+_TO_LOAD_PAIRS, _ROWS_OF_ONE_TILE = 2.0, 1.25
 
 
 def produce(block: Block) -> None:
   """Everything that the warpgroup does that loads."""
   plan, producer = block.plan, Producer(block)
-  registers, _ = plan.registers
+  registers, _ = plan.memory.registers
   plgpu.set_max_registers(registers, action="decrease")
-  starts_anywhere = any(plan.shifted_inward) or plan.tiles_overlap
+  is_shifted = any(plan.matrices.shifted_inward)
+  starts_anywhere = is_shifted or plan.tiling.tiles_overlap
   has_threads = any(plan.loader.operands)
   if not (plan.problem.groups or starts_anywhere or has_threads):
 
@@ -42,10 +50,10 @@ def produce(block: Block) -> None:
     if has_threads:
       return producer.load_work_tile_by_threads(work_tile, slot)
     on_one_warp(lambda: producer.load_work_tile(work_tile, slot))
-    following = slot + plan.pingpong * work_tile.steps
+    following = slot + plan.tiling.pingpong * work_tile.steps
     return lax.rem(following, plan.config.stages)
 
-  if plan.prefetches_operands:
+  if _prefetches_operands(plan):
     producer.prefetch_operands()
   if block.shared.zeros is not None:
     producer.store_zeros()
@@ -66,7 +74,7 @@ def _for_each_work_tile(block: Block, load):
   def load_next(work_tile, slots):
     return (*slots[1:], load(work_tile, slots[0]))
 
-  slots = tuple(jnp.int32(i) for i in range(block.plan.pingpong))
+  slots = tuple(jnp.int32(i) for i in range(block.plan.tiling.pingpong))
   return block.for_each_work_tile(load_next, slots)[0]
 
 
@@ -84,24 +92,16 @@ class Producer:
       if block.shared.empty is not None:
         plgpu.barrier_wait(block.shared.empty.at[slot])
       start = work_tile.start + step * bk
-      if block.plan.b_last_apart:
-        last = work_tile.steps - 1
-        pl.when(step < last)(lambda: self._load_slab(work_tile, start, slot))
-        pl.when(step >= last)(
-          lambda: self._load_copied_slab(work_tile, start, slot)
-        )
-        return
-      if work_tile.whole is None:
+      whole, load_last = work_tile.whole, self._load_last_slab
+      if block.plan.matrices.b_last_apart:
+        whole, load_last = work_tile.steps - 1, self._load_copied_slab
+      if whole is None:
         self._load_slab(work_tile, start, slot)
         return
-      pl.when(step < work_tile.whole)(
-        lambda: self._load_slab(work_tile, start, slot)
-      )
-      pl.when(step >= work_tile.whole)(
-        lambda: self._load_last_slab(work_tile, start, slot)
-      )
+      pl.when(step < whole)(lambda: self._load_slab(work_tile, start, slot))
+      pl.when(step >= whole)(lambda: load_last(work_tile, start, slot))
 
-    if block.plan.loads_pairs:
+    if loads_pairs(block.plan):
       load = functools.partial(self._load_pair, work_tile)
     _, following = block.for_each_slab(load, slot, work_tile.steps)
     return slot if following is None else following
@@ -173,7 +173,7 @@ class Producer:
       work_tile.a,
       k_last=problem.a.k_last,
       begin=work_tile.row,
-      extent=plan.loaded_a,
+      extent=plan.tiling.loaded_a,
       peers="cluster_n" if cfg.cluster_n > 1 else None,
       raws=shared.raw_a,
     )
@@ -183,7 +183,7 @@ class Producer:
       work_tile.b,
       k_last=problem.b.k_last,
       begin=work_tile.column,
-      extent=plan.loaded_b,
+      extent=plan.tiling.loaded_b,
       peers="cluster_m" if cfg.cluster_m > 1 else None,
       raws=shared.raw_b,
     )
@@ -254,7 +254,7 @@ class Producer:
     """Asks the L2 for this block's part of the rows of A and B."""
     block, operands = self.block, self.block.operands
     for ref in (operands.a, *operands.b):
-      rows = cdiv(ref.shape[0], block.plan.clusters)
+      rows = cdiv(ref.shape[0], block.plan.tiling.clusters)
       first = jnp.minimum(block.cluster * rows, ref.shape[0] - rows)
       ptx.prefetch(ref.at[pl.ds(first, rows)])
 
@@ -300,3 +300,41 @@ class Producer:
       plgpu.wait_smem_to_gmem(0)
 
     on_one_warp(store_all, 1)
+
+
+def loads_pairs(plan: Plan) -> bool:
+  """Whether two slabs are asked for at a time, once two slots are empty.
+
+  A slab of weights that are stored along K is 128 bytes of each row. Memory
+  gives the next 128 sooner if they are asked for at once: 32 groups of 8 to
+  64 rows, 2048 x 4096, 191 to 220 us -> 183 to 207, of 128 rows 240 -> 219
+  (H100). But a ring of four slabs then holds fewer ahead. Where the tensor
+  cores bind, or a group has several row tiles, which must not lose each other
+  for the L2 to read its weights once, that is 2 to 8 % slower: 192 rows 230
+  -> 236 us. Of two slots the one would wait for a slab that is released when
+  the next has come.
+  """
+  p, cfg, gpu = plan.problem, plan.config, plan.gpu
+  if p.along != "m" or not p.b.k_last or plan.matrices.b_last_apart:
+    return False
+  if cfg.stages // plan.tiling.pingpong < 3:
+    return False
+  rows = max(1.0, p.m / p.groups.count)
+  if rows > _ROWS_OF_ONE_TILE * cfg.block_m:
+    return False
+  # What reading a group's weights takes, over what multiplying by them does.
+  reading = layout.bytes_of(1, p.b.dtype) / gpu.dram_bytes_per_s
+  return reading > _TO_LOAD_PAIRS * 2 * rows / gpu.bf16_flops
+
+
+def _prefetches_operands(plan: Plan) -> bool:
+  """Whether the L2 is asked for all operands before anything is written.
+
+  Operands of a quarter of the L2 stay there, since results leave first: 651
+  -> 621 us. 25 MB do not: 212 -> 219 (H100).
+  """
+  if not (plan.problem.along and plan.matrices.evicts_results):
+    return False
+  shapes = zip(plan.matrices.operand_paddings, (plan.problem.a, plan.problem.b))
+  sizes = [layout.bytes_of(math.prod(x), y.dtype) for x, y in shapes]
+  return 4 * sum(sizes) <= plan.gpu.l2_bytes

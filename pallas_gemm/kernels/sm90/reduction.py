@@ -39,7 +39,7 @@ def reduced(block: Block, accumulators: list[jax.Array]) -> list[jax.Array]:
     accumulators: of this block's part of K, for each product.
   """
   plan, sent = block.plan, block.shared.parts_sent
-  count, (_, columns) = plan.config.cluster_k, plan.stored_tile
+  count, (_, columns) = plan.config.cluster_k, plan.tiling.stored_tile
   if count == 1:
     return accumulators
   is_on_gpu = compat.targets_gpu()  # Pallas' interpreter sends by memory
@@ -60,8 +60,8 @@ def reduced(block: Block, accumulators: list[jax.Array]) -> list[jax.Array]:
   plgpu.barrier_wait(sent.at[block.warpgroup])
   if is_on_gpu:
     parts = block.shared.parts.at[block.warpgroup]
-    shape = plan.stored_tile
-    return [ptx.add_sent(parts.at[i], shape) for i in range(plan.products)]
+    products, shape = plan.problem.products, plan.tiling.stored_tile
+    return [ptx.add_sent(parts.at[i], shape) for i in range(products)]
   at = block.cluster, block.warpgroup, lax.axis_index("cluster_k")
   parts = [ref.at[at] for ref in block.results.parts]
   return [
@@ -71,8 +71,8 @@ def reduced(block: Block, accumulators: list[jax.Array]) -> list[jax.Array]:
 
 def result_types(plan: Plan) -> list[jax.ShapeDtypeStruct]:
   """What blocks send each other, of each product, where there is no GPU."""
-  count, consumers = plan.config.cluster_k, plan.config.consumers
+  tiling, cfg, count = plan.tiling, plan.config, plan.config.cluster_k
   if count == 1 or compat.targets_gpu():
     return []
-  shape = plan.clusters, consumers, count, count, *plan.stored_tile
-  return [jax.ShapeDtypeStruct(shape, jnp.float32)] * plan.products
+  shape = tiling.clusters, cfg.consumers, count, count, *tiling.stored_tile
+  return [jax.ShapeDtypeStruct(shape, jnp.float32)] * plan.problem.products

@@ -84,8 +84,8 @@ class StoreTarget(NamedTuple):
 
   def work_tile(self, plan: Plan) -> WorkTile:
     """A work tile whose results go there; nothing else of it is known."""
-    row_shifted, column_shifted = plan.shifted_inward
-    anywhere = column_shifted or plan.tiles_overlap
+    row_shifted, column_shifted = plan.matrices.shifted_inward
+    anywhere = column_shifted or plan.tiling.tiles_overlap
     column = _multiple_of(self.column, plan.config.block_n, anywhere)
     if plan.problem.along != "m":
       row = _multiple_of(self.row, plan.config.block_m, row_shifted)
@@ -146,14 +146,14 @@ class Schedule(NamedTuple):
 def dense_schedule(plan: Plan) -> Schedule:
   """Tiles within a matrix first, then the batch, then the parts of K."""
   p, cfg = plan.problem, plan.config
-  tiles = math.prod(plan.grid)
-  work_tiles = tiles * p.batch * cfg.split_k
-  steps = plan.slabs
+  grid, steps = plan.tiling.grid, plan.tiling.slabs
+  tiles = math.prod(grid)
+  work_tiles = plan.tiling.work_tiles
 
   def work_tile(i: Index, known: tuple[()]) -> WorkTile:
     del known
     tile = i if work_tiles == tiles else lax.rem(i, tiles)
-    row, column = _inside(plan, origin(snake(tile, plan.grid, cfg), plan))
+    row, column = _inside(plan, origin(snake(tile, grid, cfg), plan))
     part = lax.div(i, tiles)
     batch = lax.rem(part, p.batch)
     of_k = lax.div(part, p.batch)
@@ -171,7 +171,7 @@ def _inside(plan: Plan, start: tuple[Index, Index]) -> tuple[Index, Index]:
   ends = p.m - cfg.block_m, p.n - cfg.block_n
   row, column = (
     mosaic.anywhere(jnp.minimum(index, end)) if is_shifted else index
-    for index, end, is_shifted in zip(start, ends, plan.shifted_inward)
+    for index, end, is_shifted in zip(start, ends, plan.matrices.shifted_inward)
   )
   return row, column
 
@@ -198,7 +198,7 @@ def origin(tile: tuple[Index, Index], plan: Plan) -> tuple[Index, Index]:
     m_tile = m_tile * cfg.cluster_m + lax.axis_index("cluster_m")
   if cfg.cluster_n > 1:
     n_tile = n_tile * cfg.cluster_n + lax.axis_index("cluster_n")
-  column = n_tile * plan.column_step
-  if plan.tiles_overlap:
+  column = n_tile * plan.tiling.column_step
+  if plan.tiling.tiles_overlap:
     column = mosaic.anywhere(column)
   return m_tile * cfg.block_m, column

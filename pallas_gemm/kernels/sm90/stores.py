@@ -16,7 +16,7 @@ gain little: they take longer than a slab. Where registers do not suffice, as
 for float32 or what an activation is applied to, the last subtiles wait that
 find room and the others are stored at once: in float32 8192 x 8192 x 512 135 ->
 124 us, 8192 x 4096 x 1024 110 -> 103. So are all where that is less than half,
-where consumers ping-pong, or where no work tile follows (`Plan.deferred`).
+where consumers ping-pong, or where no work tile follows (`Memory.deferred`).
 
 Every barrier among the threads of a warpgroup is explicit: `commit_smem` and
 `wait_smem_to_gmem` hold one each.
@@ -72,21 +72,23 @@ class Stores:
   @property
   def _waiting(self) -> range:
     """The subtiles that wait until the next work tile is under way."""
-    plan, count = self.block.plan, len(self.block.plan.subtiles)
-    return range(count - plan.deferred, count)
+    plan, count = self.block.plan, len(self.block.plan.tiling.subtiles)
+    return range(count - plan.memory.deferred, count)
 
   @property
   def slabs(self) -> int:
     """The first slabs of a work tile, those that `overlap` is called for."""
     plan = self.block.plan
-    return len(self._waiting) + (len(plan.subtiles) if plan.c_in_place else 0)
+    of_c = len(plan.tiling.subtiles) if plan.memory.c_in_place else 0
+    return len(self._waiting) + of_c
 
   def nothing(self) -> Pending | None:
     """What is pending before the first work tile; None if nothing ever is."""
     if not self._waiting:
       return None
     plan, staging = self.block.plan, self.block.shared.staging
-    result = jnp.zeros((WGMMA_ROWS, plan.subtile_width), staging[0].dtype)
+    shape = WGMMA_ROWS, plan.tiling.subtile_width
+    result = jnp.zeros(shape, staging[0].dtype)
     result = plgpu.layout_cast(result, plgpu.Layout.WGMMA)
     subtile = (result,) * len(staging)
     return Pending(StoreTarget.none(plan), (subtile,) * len(self._waiting))
@@ -180,13 +182,13 @@ class Stores:
     self, work_tile: WorkTile, results: _Results, subtiles: range
   ) -> None:
     """Stores some subtiles of a tile at once."""
-    plan = self.block.plan
-    if plan.by_rows or plan.by_elements:
-      store = self._store_by_rows if plan.by_rows else self._store_by_elements
+    tiling = self.block.plan.tiling
+    if tiling.by_rows or tiling.by_elements:
+      store = self._store_by_rows if tiling.by_rows else self._store_by_elements
       for subtile in subtiles:
         store(work_tile, *results(subtile), subtile)
         self.epilogue.load_next_c(work_tile, subtile)
-    elif plan.problem.along == "m":
+    elif tiling.problem.along == "m":
       rows, is_whole = self._rows_of(work_tile)
       pl.when(is_whole)(lambda: self._store_tile(work_tile, results, subtiles))
       pl.when(~is_whole)(
@@ -197,7 +199,7 @@ class Stores:
 
   def _rows_of(self, work_tile: WorkTile):
     """How many rows of a tile are stored, and whether that is simply all."""
-    most, _ = self.block.plan.warpgroup_tile
+    most, _ = self.block.plan.tiling.warpgroup_tile
     is_split = self.block.plan.config.split == "m"
     above = self.block.warpgroup * most if is_split else 0
     rows = jnp.clip(work_tile.rows - above, 0, most)
@@ -208,13 +210,13 @@ class Stores:
   ) -> None:
     """Stores some subtiles by TMA, and does not wait for them."""
     block, plan = self.block, self.block.plan
-    count, buffers = len(plan.subtiles), plan.buffers
+    count, buffers = len(plan.tiling.subtiles), plan.memory.buffers
     staging, outs = block.shared.staging, block.results.out
     # As many subtiles at a time as leave as many buffers to those before, or
     # all of them: one barrier for each such chunk.
     chunk = buffers if buffers == count else max(1, buffers // 2)
     if self.epilogue.has_c:
-      chunk = min(chunk, plan.c_buffers)
+      chunk = min(chunk, plan.memory.c_buffers)
     for start in range(subtiles.start, subtiles.stop, chunk):
       now = range(start, min(start + chunk, subtiles.stop))
       # These buffers are free once all stores but the newest have left shared
@@ -253,10 +255,10 @@ class Stores:
     block, plan = self.block, self.block.plan
     staged = block.shared.partial_staging.at[block.warpgroup]
     keep = jnp.broadcast_to(
-      work_tile.is_group, (WGMMA_ROWS, plan.subtile_width)
+      work_tile.is_group, (WGMMA_ROWS, plan.tiling.subtile_width)
     )
     for subtile in subtiles:
-      here = jnp.clip(rows - plan.subtiles[subtile][0], 0, WGMMA_ROWS)
+      here = jnp.clip(rows - plan.tiling.subtiles[subtile][0], 0, WGMMA_ROWS)
       for result, out_ref in zip(results(subtile), block.results.out):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         # In float32: selecting 16-bit elements spills.
@@ -280,7 +282,7 @@ class Stores:
   ) -> None:
     """Stores a subtile from registers."""
     block, plan = self.block, self.block.plan
-    (out_ref,), (i, j) = block.results.out, plan.subtiles[subtile]
+    (out_ref,), (i, j) = block.results.out, plan.tiling.subtiles[subtile]
     row, column = block.stored_origin(work_tile)
     ptx.store_elements(
       result.astype(out_ref.dtype),
@@ -294,9 +296,9 @@ class Stores:
   ) -> None:
     """Stores a subtile row by row, without the sectors that end in the next."""
     block, plan, p = self.block, self.block.plan, self.block.plan.problem
-    i, j = plan.subtiles[subtile]
+    tiling, (i, j) = plan.tiling, plan.tiling.subtiles[subtile]
     staging = block.shared.staging[0].at[block.warpgroup]
-    buffer = subtile % plan.buffers
+    buffer = subtile % plan.memory.buffers
     staged = staging.at[buffer]
     ptx.wait_for_warpgroup()  # every thread has read the subtile before
     if p.along == "m":
@@ -317,13 +319,13 @@ class Stores:
     if p.along == "m":
       rows, _ = self._rows_of(work_tile)
     (out_ref,) = block.results.out
-    is_last = j + plan.subtile_width == plan.warpgroup_tile[1]
+    is_last = j + tiling.subtile_width == tiling.warpgroup_tile[1]
     ptx.store_rows(
       staged,
       staging.at[1 - buffer] if j else None,
       out_ref if len(out_ref.shape) == 2 else out_ref.at[work_tile.out],
       (row + i, column + j),
       jnp.clip(rows - i, 0, WGMMA_ROWS),
-      from_start=not plan.tiles_overlap or column == 0,
-      to_end=not plan.tiles_overlap and is_last,
+      from_start=not tiling.tiles_overlap or column == 0,
+      to_end=not tiling.tiles_overlap and is_last,
     )

@@ -77,8 +77,8 @@ def make(
 def _of_rows(plan: Plan, offsets: jax.Array, matrices: list[jax.Array]):
   del matrices  # there are no tails
   ranges = plan.problem.groups.count + 2
-  parts = min(_MOST_PARTS, cdiv(plan.row_tiles, _TILES))
-  tables = _int32(plan.row_tiles, 4), _int32(ranges)
+  parts = min(_MOST_PARTS, cdiv(plan.tiling.row_tiles, _TILES))
+  tables = _int32(plan.tiling.row_tiles, 4), _int32(ranges)
   body = functools.partial(_rows_body, plan=plan, parts=parts)
   (tables,) = _kernel(body, plan, [tables], (parts, ranges))(offsets)
   return tables, []
@@ -160,7 +160,7 @@ def _rows_body(
       table[before + nth, field] = jnp.where(nth < tiles, value, 0)
 
   # The last range's blocks write zeros behind the last tile too.
-  written = jnp.where(group == last, plan.row_tiles - before, tiles)
+  written = jnp.where(group == last, plan.tiling.row_tiles - before, tiles)
   lax.fori_loop(0, lax.div(written + (parts - 1 - part), parts), write, None)
 
 

@@ -39,7 +39,7 @@ class Extent(NamedTuple):
   start: int
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Tiling:
   """How a problem is cut up; properties are computed when first read.
 
@@ -60,10 +60,7 @@ class Tiling:
     Its result is the transposed one of `given`, and is stored as `given` says.
     All that follows is of this problem, with short rows transposed.
     """
-    problem = layout.with_rows_along_k(self.given)
-    if not self.config.swap_ab:
-      return problem
-    return _transposed(layout.with_a_along_k(problem))
+    return layout.with_rows_along_k(self.given, self.config.swap_ab)
 
   @functools.cached_property
   def transposed(self) -> tuple[bool, bool]:
@@ -72,11 +69,6 @@ class Tiling:
     given = given[::-1] if self.config.swap_ab else given
     now = self.problem.a, self.problem.b
     return tuple(x.k_last and not y.k_last for x, y in zip(now, given))
-
-  @functools.cached_property
-  def products(self) -> int:
-    """Products of a tile, of one A and a B each."""
-    return self.problem.products
 
   @functools.cached_property
   def warpgroup_tile(self) -> tuple[int, int]:
@@ -174,27 +166,23 @@ class Tiling:
     return (p.m + tiles * (block_m - 1)) // block_m
 
   @functools.cached_property
-  def _work_tiles(self) -> int:
+  def work_tiles(self) -> int:
     """Work tiles of all blocks, in tiles of clusters; of groups, of one."""
     rows, columns = self.grid
     return rows * columns * self.problem.batch * self.config.split_k
-
-  @functools.cached_property
-  def clusters_at_once(self) -> int:
-    """Clusters that find room at a time."""
-    return hardware.clusters_at_once(self.config.blocks, self.gpu.sm_count)
 
   @functools.cached_property
   def work_tiles_of_a_block(self) -> int | None:
     """Work tiles that each block has, or one less; None: the device knows."""
     if self.problem.along:
       return None
-    return cdiv(self._work_tiles, self.clusters)
+    return cdiv(self.work_tiles, self.clusters)
 
   @functools.cached_property
   def clusters(self) -> int:
     """Clusters that are launched: one block an SM, or fewer."""
-    p, work_tiles, room = self.problem, self._work_tiles, self.clusters_at_once
+    p, work_tiles = self.problem, self.work_tiles
+    room = hardware.clusters_at_once(self.config.blocks, self.gpu.sm_count)
     if p.along == "m":  # how many work tiles there are, the device knows
       return min(room, self.row_tiles * self.grid[1])
     if p.along == "k":
@@ -219,11 +207,6 @@ class Tiling:
     atom = layout.elements_in(ATOM_BYTES, self.problem.a.dtype)
     is_whole = self.problem.b.k_last or self.warpgroup_tile[1] % atom == 0
     return atom if is_whole else atom // 2
-
-  @functools.cached_property
-  def readers(self) -> int:
-    """Consumers that read a slab."""
-    return self.config.consumers // self.pingpong
 
   @functools.cached_property
   def refills(self) -> bool:
@@ -267,8 +250,8 @@ class Tiling:
   def outputs(self) -> int:
     """Matrices that the kernel writes; parts of K: a sum of each product."""
     if self.config.split_k > 1:
-      return self.products
-    return 1 + self.products if self.problem.epilogue.save else 1
+      return self.problem.products
+    return 1 + self.problem.products if self.problem.epilogue.save else 1
 
   @functools.cached_property
   def by_rows(self) -> bool:
@@ -342,10 +325,6 @@ class Tiling:
   def subtiles_overlap(self) -> bool:
     """Whether the last of a row's `subtiles` has columns of the one before."""
     return self.stored_tile[1] % self.subtile_width > 0
-
-
-# The cost model asks for dozens of configs.
-_transposed = functools.lru_cache(maxsize=1024)(Problem.transposed)
 
 
 def _extent(size: int, block: int, step: int, in_part: bool) -> Extent:

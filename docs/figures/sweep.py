@@ -1,0 +1,79 @@
+"""Throughput over the size of square products, 128 to 8192, on an H200.
+
+Above, TFLOP/s; below, GB/s, where A and B count as read once and the result as
+written once. Small products do not fill the GPU: no rung is near its best below
+1024. A number stands at the end of its rung's curve; dashes are jnp.dot's.
+"""
+
+import math
+
+from matplotlib import ticker
+from matplotlib.figure import Figure
+
+from docs.figures.style import SMALL, Style, chart, drawn
+from experiments.harness import ladder_plots, ladder_tables, tables
+from experiments.harness import rows as rows_lib
+
+HALVES = {"float32": "jnp.dot HIGHEST", "bfloat16": "jnp.dot"}
+QUANTITIES = {"tflops": "TFLOP/s", "gbytes_per_s": "GB/s"}
+
+
+def curves(dtype: str) -> dict[str, list[dict]]:
+  """Rows by size of each rung, by its number, and of jnp.dot as ""."""
+  rows = ladder_tables.newest(
+    rows_lib.read(rows_lib.RESULTS / "nvidia_h200/sweep.jsonl")
+  )
+  chosen = [
+    row
+    for row in ladder_tables.ordered(rows)
+    if row["dtype"] == dtype
+    and not row.get("variant")
+    and (row["number"] or row["kernel"] == HALVES[dtype])
+  ]
+  found = tables.grouped(chosen, ladder_tables.label)
+  return {x: sorted(y, key=lambda row: row["m"]) for x, y in found.items()}
+
+
+@drawn
+def draw(style: Style) -> Figure:
+  """A column for each precision, a row for each quantity."""
+  figure, axes = chart(84, nrows=2, ncols=2, sharex=True)
+  for i, (quantity, unit) in enumerate(QUANTITIES.items()):
+    for j, dtype in enumerate(HALVES):
+      _panel(axes[2 * i + j], style, dtype, quantity)
+    axes[2 * i].set_ylabel(unit)
+  for ax, dtype in zip(axes, HALVES):
+    ax.set_title(dtype, loc="left", weight="bold")
+  for ax in axes[2:]:
+    ax.set_xlabel("M = N = K")
+  return figure
+
+
+def _panel(ax, style: Style, dtype: str, quantity: str) -> None:
+  base = style.fp32 if dtype == "float32" else style.half
+  found = curves(dtype)
+  rungs = [label for label in found if label]
+  ends = {}
+  for label, rows in found.items():
+    look = {"color": style.text, "linestyle": (0, (4, 3)), "lw": 1.4}
+    if label:
+      place = (rungs.index(label) + 1) / len(rungs)
+      look = {"color": style.tint(base, 0.3 + 0.7 * place), "lw": 1.8}
+    values = [row[quantity] for row in rows]
+    ax.plot([row["m"] for row in rows], values, marker="o", ms=3, **look)
+    ends[label] = rows[-1]["m"], values[-1]
+  ax.set(xscale="log", yscale="log", xlim=(100, 24000))
+  low, high = (math.log(y) for y in ax.get_ylim())
+  gap = 0.062 * (high - low)
+  heights = ladder_plots.spread([math.log(y) for _, y in ends.values()], gap)
+  for (label, (x, y)), height in zip(ends.items(), heights):
+    words = label or "dot"
+    at = 12500, math.exp(height)
+    ax.plot([x, at[0]], [y, at[1]], color=style.line, lw=0.6, zorder=0)
+    ax.text(*at, f" {words}", size=SMALL, va="center", color=style.text)
+  ax.xaxis.set_major_locator(ticker.FixedLocator([128, 512, 2048, 8192]))
+  ax.xaxis.set_major_formatter(ticker.FormatStrFormatter("%d"))
+  ax.xaxis.set_minor_locator(ticker.NullLocator())
+  ax.yaxis.set_major_formatter("{x:g}")
+  ax.yaxis.set_minor_locator(ticker.NullLocator())
+  ax.grid()
