@@ -23,7 +23,8 @@ inside a block; three fit on an SM and hide some of their waits.
 
 9a comes between 8 and 9: the copies of rung 7 (through registers, no TMA, A not
 transposed), then `mma` of 16 x 8 x 16 on fragments that each warp loads from
-shared memory, the step that the classics take with WMMA.
+shared memory, the step that the classics take with WMMA. 9c is the summit
+before Hopper: `cp.async` copies slabs into a ring while others are multiplied.
 
 **Traffic.** Global to shared memory: 2 MNK (1/BM + 1/BN) bytes, for 128 x 128
 at 4096^3: 2.15 GB, BM BN / (BM + BN) = 64 FLOP/byte; at the tensor cores' full
@@ -46,6 +47,7 @@ to wgmma and TMA is the second of the fast.cu worklog (P. Shankhdhar,
 
 import dataclasses
 import functools
+import math
 
 import jax
 from jax import lax
@@ -53,7 +55,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat, hardware
+from pallas_gemm import compat, hardware, ptx
 from pallas_gemm.ladder import blocks, contract, legal, register_layouts
 from pallas_gemm.ladder import tensor_core_common as common
 from pallas_gemm.ladder.blocks import GMEM, SMEM, Specs, along_k, window
@@ -154,19 +156,20 @@ def is_legal_mma(config, problem):
   )
 
 
+def mma_layouts(problem):
+  """Who holds what of the sums, A and B, as `mma` prescribes: 2 x 2 warps."""
+  layout = plgpu.Layout
+  return [
+    each(problem.dtype, m_warps=2)
+    for each in (layout.MMA_ACC, layout.MMA_LHS, layout.MMA_RHS)
+  ]
+
+
 def kernel_by_mma(operands, problem, config):
   """9a: rung 7's copies; each warp multiplies fragments in its registers."""
   blocks_m, blocks_n, slabs = grid(problem, config)
   (a_spec, b_spec, *c_spec), out_spec = specs(problem, config, GMEM)
-  # 2 x 2 warps of 64 x 64; `mma` prescribes who holds what.
-  own, of_a, of_b = (
-    layout(problem.dtype, m_warps=2)
-    for layout in (
-      plgpu.Layout.MMA_ACC,
-      plgpu.Layout.MMA_LHS,
-      plgpu.Layout.MMA_RHS,
-    )
-  )
+  own, of_a, of_b = mma_layouts(problem)
   (bm, bn), bk = out_spec.block_shape, config.block_k
 
   def thread_block(a_ref, b_ref, *refs):
@@ -199,6 +202,67 @@ def kernel_by_mma(operands, problem, config):
   )(*operands)
 
 
+def is_legal_ring(config, problem):
+  """None, or why 9c can't run: what 9a needs, and slabs of a ring that fit."""
+  a, b, *_ = specs(problem, config, GMEM).in_specs
+  return legal.first(
+    is_legal_mma(config, problem),
+    legal.at_least("stages", config.stages, 2),
+    legal.fits(blocks.shared_bytes((a, b), config.stages, 2)),
+  )
+
+
+def kernel_by_ring(operands, problem, config):
+  """9c: cp.async fills a ring of slabs while `mma` multiplies older ones."""
+  blocks_m, blocks_n, slabs = grid(problem, config)
+  (a_spec, b_spec, *c_spec), out_spec = specs(problem, config, GMEM)
+  own, of_a, of_b = mma_layouts(problem)
+  stages = config.stages
+
+  def thread_block(a_ref, b_ref, *refs):
+    *c_ref, out_ref, a_ring, b_ring = refs
+    block = lax.axis_index("block")
+    i, j = plgpu.planar_snake(block, (blocks_m, blocks_n), 1, config.raster)
+
+    def copy(k):
+      for spec, ref, ring in (a_spec, a_ref, a_ring), (b_spec, b_ref, b_ring):
+        # Past the last slab it is copied once more, so that as many copies
+        # are on the way at any slab, and the wait below is one number.
+        source = window(spec, ref, i, j, jnp.minimum(k, slabs - 1))
+        atom = 2 * min(common.ATOM_COLUMNS, spec.block_shape[1])
+        ptx.copy_async(source, ring.at[lax.rem(k, stages)], swizzle=atom)
+
+    def slab(k, acc):
+      ptx.wait_async(2 * (stages - 2))  # own copies of A and B of slab k
+      # Others' too; and all have read the slab before, which is overwritten.
+      ptx.wait_for_warpgroup()
+      copy(k + stages - 1)
+      slot = lax.rem(k, stages)
+      a_tile, b_tile = load(a_ring.at[slot], of_a), load(b_ring.at[slot], of_b)
+      return common.mma(acc, a_tile, b_tile)
+
+    for k in range(stages - 1):
+      copy(k)
+    acc = lax.fori_loop(0, slabs, slab, zeros(*out_spec.block_shape, own))
+    ptx.wait_async(0)
+    c = [load(window(c_spec[0], ref, i, j, 0), own) for ref in c_ref]
+    result = contract.combine(acc, *c, problem=problem).astype(problem.dtype)
+    compat.store(window(out_spec, out_ref, i, j, 0), result, optimized=False)
+
+  return compat.kernel(
+    thread_block,
+    name="tensor_cores_ampere",
+    out_type=jax.ShapeDtypeStruct((problem.m, problem.n), problem.dtype),
+    grid=(blocks_m * blocks_n,),
+    grid_names=("block",),
+    scratch_types=[
+      common.swizzled((stages, *spec.block_shape), problem.dtype)
+      for spec in (a_spec, b_spec)
+    ],
+    compiler_params=register_layouts.LANE,
+  )(*operands)
+
+
 _FIELDS = ("block_m", "block_n", "block_k")
 _MMA = contract.make_rung(
   __name__,
@@ -223,11 +287,24 @@ _PIPELINED = contract.make_rung(
   padding=common.padding,
   kernel=functools.partial(kernel, name="tensor_cores_pipelined"),
 )
+_RING = contract.make_rung(
+  __name__,
+  variant="c",
+  name="tensor_cores_ampere",
+  idea="9a with a ring of slabs by cp.async: the summit before Hopper",
+  dtypes=contract.FLOAT16S,
+  uses=(*_FIELDS, "stages", "raster"),
+  DEFAULT=contract.TensorCoreConfig(128, 128, 32, stages=3, raster=8),
+  is_legal=is_legal_ring,
+  specs=functools.partial(specs, memory=GMEM),
+  launch=lambda problem, config: (math.prod(grid(problem, config)[:2]),),
+  kernel=kernel_by_ring,
+)
 RUNG = contract.make_rung(
   __name__,
   idea="wgmma on swizzled tiles in shared memory, one slab at a time",
   dtypes=contract.FLOAT16S,
   uses=_FIELDS,
   padding=common.padding,
-  variants=(_MMA, _PIPELINED),
+  variants=(_MMA, _PIPELINED, _RING),
 )

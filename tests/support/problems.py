@@ -103,6 +103,8 @@ _SMALL_TENSOR_CORE = (
   TensorCoreConfig(64, 64, 64),
   TensorCoreConfig(64, 64, 64, stages=2),
   TensorCoreConfig(64, 64, 32),
+  # The ring of 9c, as short as can be.
+  TensorCoreConfig(64, 64, 32, stages=2, raster=2),
   # Two consumers that split rows, the ring as short as can be, two subtiles
   # of the epilogue.
   TensorCoreConfig(128, 64, 64, stages=2, consumers=2, epilogue_n=32),
