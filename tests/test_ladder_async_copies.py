@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_gemm import numerics
-from pallas_gemm.ladder import contract, find, k09_tensor_cores
+from pallas_gemm.ladder import contract, find, k09_mma
 from tests.support import mutations, problems
 
 CONFIG = contract.TensorCoreConfig(64, 64, 32, stages=3, raster=2)
@@ -54,8 +54,8 @@ def _fori_loop(start, stop, body, carry):
 def _is_right(kernel, monkeypatch) -> bool:
   late = _LateCopies()
   for name in ("copy_async", "wait_async", "wait_for_warpgroup"):
-    monkeypatch.setattr(k09_tensor_cores.ptx, name, getattr(late, name))
-  monkeypatch.setattr(k09_tensor_cores.lax, "fori_loop", _fori_loop)
+    monkeypatch.setattr(k09_mma.ptx, name, getattr(late, name))
+  monkeypatch.setattr(k09_mma.lax, "fori_loop", _fori_loop)
   a, b, c = problems.operands(*SHAPE, "bfloat16")
   rung = dataclasses.replace(find("9c"), kernel=kernel)
   out = rung.gemm(a, b, c, beta=1.0, config=CONFIG)
@@ -63,7 +63,7 @@ def _is_right(kernel, monkeypatch) -> bool:
 
 
 def test_late_copies_are_waited_for(monkeypatch):
-  assert _is_right(k09_tensor_cores.kernel_by_ring, monkeypatch)
+  assert _is_right(k09_mma.kernel_by_ring, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,6 @@ def test_late_copies_are_waited_for(monkeypatch):
   ids=["waits for too few", "no barrier", "a ring one slot short"],
 )
 def test_a_planted_bug_is_caught(right, wrong, monkeypatch):
-  kernel = k09_tensor_cores.kernel_by_ring
+  kernel = k09_mma.kernel_by_ring
   mutations.plant_rewrite(kernel, [(right, wrong)], monkeypatch)
-  assert not _is_right(k09_tensor_cores.kernel_by_ring, monkeypatch)
+  assert not _is_right(k09_mma.kernel_by_ring, monkeypatch)

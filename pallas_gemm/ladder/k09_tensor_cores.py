@@ -21,10 +21,8 @@ inside a block; three fit on an SM and hide some of their waits.
         wait for wgmma                                    # 9b: the one before
       C's block (i, j) = alpha * acc + beta * C           # by TMA
 
-9a comes between 8 and 9: the copies of rung 7 (through registers, no TMA, A not
-transposed), then `mma` of 16 x 8 x 16 on fragments that each warp loads from
-shared memory, the step that the classics take with WMMA. 9c is the summit
-before Hopper: `cp.async` copies slabs into a ring while others are multiplied.
+9a and 9c, in `k09_mma.py`, are the step that GPUs before Hopper take: `mma` on
+fragments that each warp loads from shared memory.
 
 **Traffic.** Global to shared memory: 2 MNK (1/BM + 1/BN) bytes, for 128 x 128
 at 4096^3: 2.15 GB, BM BN / (BM + BN) = 64 FLOP/byte; at the tensor cores' full
@@ -47,7 +45,6 @@ to wgmma and TMA is the second of the fast.cu worklog (P. Shankhdhar,
 
 import dataclasses
 import functools
-import math
 
 import jax
 from jax import lax
@@ -55,11 +52,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat, hardware, ptx
-from pallas_gemm.ladder import blocks, contract, legal, register_layouts
+from pallas_gemm import compat
+from pallas_gemm.ladder import blocks, contract, k09_mma, legal
 from pallas_gemm.ladder import tensor_core_common as common
-from pallas_gemm.ladder.blocks import GMEM, SMEM, Specs, along_k, window
-from pallas_gemm.ladder.register_layouts import load, rows_of_vectors, zeros
+from pallas_gemm.ladder.blocks import SMEM, Specs, along_k, window
 
 # The largest tile, of powers of two, that one warpgroup can accumulate; one
 # stage, by default.
@@ -72,11 +68,11 @@ def grid(problem, config):
   return pl.cdiv(problem.m, bm), pl.cdiv(problem.n, bn), pl.cdiv(problem.k, bk)
 
 
-def specs(problem, config, memory=SMEM):
+def specs(problem, config):
   """A step reads a tile of A and one of B, swizzled, by TMA."""
   bm, bn, bk = config.block_m, config.block_n, config.block_k
   tile = functools.partial(
-    plgpu.BlockSpec, memory_space=memory, transforms=common.SWIZZLE
+    plgpu.BlockSpec, memory_space=SMEM, transforms=common.SWIZZLE
   )
   a = tile((bm, bk), lambda i, j, k: (i, k))
   b = tile((bk, bn), lambda i, j, k: (k, j))
@@ -142,140 +138,7 @@ def kernel(operands, problem, config, name="tensor_cores"):
   )(*operands)
 
 
-def is_legal_mma(config, problem):
-  """None, or why 9a can't run: fragments of 32 terms fit with `acc`."""
-  bm, bn = specs(problem, config).out_specs.block_shape
-  if not {bm, bn} <= {64, 128} or config.block_k != 32:
-    return (
-      "block_m and block_n must be 64 or 128, and block_k 32, got"
-      f" {bm} x {bn} and {config.block_k}"
-    )
-  return legal.first(
-    hardware.needs("mma of 16 x 8 x 16", (8, 0)),
-    common.is_legal_grid(grid(problem, config)),
-  )
-
-
-def mma_layouts(problem):
-  """Who holds what of the sums, A and B, as `mma` prescribes: 2 x 2 warps."""
-  layout = plgpu.Layout
-  return [
-    each(problem.dtype, m_warps=2)
-    for each in (layout.MMA_ACC, layout.MMA_LHS, layout.MMA_RHS)
-  ]
-
-
-def kernel_by_mma(operands, problem, config):
-  """9a: rung 7's copies; each warp multiplies fragments in its registers."""
-  blocks_m, blocks_n, slabs = grid(problem, config)
-  (a_spec, b_spec, *c_spec), out_spec = specs(problem, config, GMEM)
-  own, of_a, of_b = mma_layouts(problem)
-  (bm, bn), bk = out_spec.block_shape, config.block_k
-
-  def thread_block(a_ref, b_ref, *refs):
-    *c_ref, out_ref, a_s, b_s = refs
-    i, j = lax.axis_index("m"), lax.axis_index("n")
-
-    def slab(k, acc):
-      a_tile = load(window(a_spec, a_ref, i, j, k), rows_of_vectors(bk, 8))
-      b_tile = load(window(b_spec, b_ref, i, j, k), rows_of_vectors(bn, 8))
-      a_s[...] = a_tile
-      b_s[...] = b_tile
-      return common.mma(acc, load(a_s, of_a), load(b_s, of_b))
-
-    acc = lax.fori_loop(0, slabs, slab, zeros(bm, bn, own))
-    c = [load(window(c_spec[0], ref, i, j, 0), own) for ref in c_ref]
-    result = contract.combine(acc, *c, problem=problem).astype(problem.dtype)
-    compat.store(window(out_spec, out_ref, i, j, 0), result, optimized=False)
-
-  return compat.kernel(
-    thread_block,
-    name="tensor_cores_mma",
-    out_type=jax.ShapeDtypeStruct((problem.m, problem.n), problem.dtype),
-    grid=(blocks_m, blocks_n),
-    grid_names=("m", "n"),
-    scratch_types=(
-      common.swizzled(a_spec.block_shape, problem.dtype),
-      common.swizzled(b_spec.block_shape, problem.dtype),
-    ),
-    compiler_params=register_layouts.LANE,
-  )(*operands)
-
-
-def is_legal_ring(config, problem):
-  """None, or why 9c can't run: what 9a needs, and slabs of a ring that fit."""
-  a, b, *_ = specs(problem, config, GMEM).in_specs
-  return legal.first(
-    is_legal_mma(config, problem),
-    legal.at_least("stages", config.stages, 2),
-    legal.fits(blocks.shared_bytes((a, b), config.stages, 2)),
-  )
-
-
-def kernel_by_ring(operands, problem, config):
-  """9c: cp.async fills a ring of slabs while `mma` multiplies older ones."""
-  blocks_m, blocks_n, slabs = grid(problem, config)
-  (a_spec, b_spec, *c_spec), out_spec = specs(problem, config, GMEM)
-  own, of_a, of_b = mma_layouts(problem)
-  stages = config.stages
-
-  def thread_block(a_ref, b_ref, *refs):
-    *c_ref, out_ref, a_ring, b_ring = refs
-    block = lax.axis_index("block")
-    i, j = plgpu.planar_snake(block, (blocks_m, blocks_n), 1, config.raster)
-
-    def copy(k):
-      for spec, ref, ring in (a_spec, a_ref, a_ring), (b_spec, b_ref, b_ring):
-        # Past the last slab it is copied once more, so that as many copies
-        # are on the way at any slab, and the wait below is one number.
-        source = window(spec, ref, i, j, jnp.minimum(k, slabs - 1))
-        atom = 2 * min(common.ATOM_COLUMNS, spec.block_shape[1])
-        ptx.copy_async(source, ring.at[lax.rem(k, stages)], swizzle=atom)
-
-    def slab(k, acc):
-      ptx.wait_async(2 * (stages - 2))  # own copies of A and B of slab k
-      # Others' too; and all have read the slab before, which is overwritten.
-      ptx.wait_for_warpgroup()
-      copy(k + stages - 1)
-      slot = lax.rem(k, stages)
-      a_tile, b_tile = load(a_ring.at[slot], of_a), load(b_ring.at[slot], of_b)
-      return common.mma(acc, a_tile, b_tile)
-
-    for k in range(stages - 1):
-      copy(k)
-    acc = lax.fori_loop(0, slabs, slab, zeros(*out_spec.block_shape, own))
-    ptx.wait_async(0)
-    c = [load(window(c_spec[0], ref, i, j, 0), own) for ref in c_ref]
-    result = contract.combine(acc, *c, problem=problem).astype(problem.dtype)
-    compat.store(window(out_spec, out_ref, i, j, 0), result, optimized=False)
-
-  return compat.kernel(
-    thread_block,
-    name="tensor_cores_ampere",
-    out_type=jax.ShapeDtypeStruct((problem.m, problem.n), problem.dtype),
-    grid=(blocks_m * blocks_n,),
-    grid_names=("block",),
-    scratch_types=[
-      common.swizzled((stages, *spec.block_shape), problem.dtype)
-      for spec in (a_spec, b_spec)
-    ],
-    compiler_params=register_layouts.LANE,
-  )(*operands)
-
-
 _FIELDS = ("block_m", "block_n", "block_k")
-_MMA = contract.make_rung(
-  __name__,
-  variant="a",
-  name="tensor_cores_mma",
-  idea="mma on fragments in registers, as rungs 4-8 hold them",
-  dtypes=contract.FLOAT16S,
-  uses=_FIELDS,
-  DEFAULT=contract.TensorCoreConfig(128, 128, 32),
-  is_legal=is_legal_mma,
-  specs=functools.partial(specs, memory=GMEM),
-  kernel=kernel_by_mma,
-)
 _PIPELINED = contract.make_rung(
   __name__,
   variant="b",
@@ -287,24 +150,11 @@ _PIPELINED = contract.make_rung(
   padding=common.padding,
   kernel=functools.partial(kernel, name="tensor_cores_pipelined"),
 )
-_RING = contract.make_rung(
-  __name__,
-  variant="c",
-  name="tensor_cores_ampere",
-  idea="9a with a ring of slabs by cp.async: the summit before Hopper",
-  dtypes=contract.FLOAT16S,
-  uses=(*_FIELDS, "stages", "raster"),
-  DEFAULT=contract.TensorCoreConfig(128, 128, 32, stages=3, raster=8),
-  is_legal=is_legal_ring,
-  specs=functools.partial(specs, memory=GMEM),
-  launch=lambda problem, config: (math.prod(grid(problem, config)[:2]),),
-  kernel=kernel_by_ring,
-)
 RUNG = contract.make_rung(
   __name__,
   idea="wgmma on swizzled tiles in shared memory, one slab at a time",
   dtypes=contract.FLOAT16S,
   uses=_FIELDS,
   padding=common.padding,
-  variants=(_MMA, _PIPELINED, _RING),
+  variants=(k09_mma.MMA, _PIPELINED, k09_mma.RING),
 )
