@@ -38,6 +38,7 @@ CLAIMS = {
   "9": [r"HGMMA\S*", r"UTMALDG\S*"],
   "9a": [r"HMMA\.16816\S*", r"LDG?\.E\.128\S*", r"LDSM\S*"],
   "9b": [r"HGMMA\S*", r"UTMALDG\S*"],
+  "9c": [r"HMMA\.16816\S*", r"LDGSTS\.E\.BYPASS\S*\.128\S*", r"LDSM\S*"],
   "10": [r"HGMMA\S*", r"UTMALDG\S*", r"USETMAXREG\S*"],
   "10a": [r"HGMMA\S*", r"UTMALDG\S*", r"USETMAXREG\S*"],
   "11": [r"HGMMA\S*", r"UTMALDG\S*", r"UTMASTG\S*", r"USETMAXREG\S*"],
@@ -52,6 +53,8 @@ COUNTS = {
   "7": {"FFMA": 8 * 128, r"LD\.E\.128\S*": 4, r"LDS\.128": 8 * 6},
   "8a": {"FFMA": 8 * 128, r"LD\.E\.128\S*": 8, r"LDS\.128": 8 * 6},
   "9a": {r"HMMA\S*": 64, r"LD\.E\.128\S*": 8, r"LDSM\S*": 16},
+  # Two slabs of 8 copies a thread before the loop, one in it.
+  "9c": {r"HMMA\S*": 64, r"LDGSTS\S*": 3 * 8, r"LDSM\S*": 16},
 }
 
 

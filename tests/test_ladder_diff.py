@@ -38,8 +38,8 @@ def steps():
   """Pairs of rungs in the order in which they are read.
 
   A variant lies on the way to its rung if the larger of the two steps by way
-  of it is smaller than the step without it, as in 7, 8a, 8. The others come
-  after their rung and lead nowhere, as in 9, 9b.
+  of it is smaller than the step without it, as in 7, 8a, 8. The others lead
+  nowhere, and follow what they are most like: 9b the rung, 9c the variant 9a.
   """
   found = []
   for before, rung in itertools.pairwise(LADDER):
@@ -50,7 +50,9 @@ def steps():
     }
     way = min((rung, *rung.variants), key=lambda x: larger[x.label])
     found += [(before, rung)] if way is rung else [(before, way), (way, rung)]
-    found += [(rung, x) for x in rung.variants if x is not way]
+    for i, variant in enumerate(rung.variants):
+      like = min((rung, *rung.variants[:i]), key=lambda x: size(x, variant))
+      found += [(like, variant)] if variant is not way else []
   return found
 
 

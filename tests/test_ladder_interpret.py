@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from pallas_gemm import numerics
-from pallas_gemm.ladder import LADDER, contract, with_variants
+from pallas_gemm.ladder import BLACKWELL, LADDER, contract, with_variants
 from tests.support import problems
 from tests.support.programs import ROOT
 
-each_rung = pytest.mark.parametrize(
-  "rung", with_variants(), ids=lambda r: r.name
-)
+RUNGS = with_variants(LADDER + BLACKWELL)
+each_rung = pytest.mark.parametrize("rung", RUNGS, ids=lambda r: r.name)
 
 
 def _dtype_of(rung, index: int) -> str:
@@ -37,7 +36,7 @@ def _shapes():
 
   test_ladder_properties draws more.
   """
-  for i, rung in enumerate(with_variants()):
+  for i, rung in enumerate(RUNGS):
     yield pytest.param(
       rung,
       problems.ODD,

@@ -100,7 +100,7 @@ def test_a_kernel_is_lowered_for_the_gpu_that_is_assumed(gpu):
 NEEDS = {
   **dict.fromkeys(("3", "4"), "mbarrier needs .* 8.0 or later"),
   "8": "TMA needs .* 9.0 or later",
-  "9a": "mma .* needs .* 8.0 or later",
+  **dict.fromkeys(("9a", "9c"), "mma .* needs .* 8.0 or later"),
   **dict.fromkeys(("9", "9b", "10", "10a", "11", "11a", "12"), "wgmma needs"),
 }
 
@@ -109,7 +109,8 @@ NEEDS = {
 @each_rung
 def test_what_other_gpus_lack(rung, gpu):
   """Each config is refused for it, before its sizes; an error names it."""
-  least = {"3": (8, 0), "4": (8, 0), "8": (9, 0), "9a": (8, 0)}
+  least = {"3": (8, 0), "4": (8, 0), "8": (9, 0)}
+  least |= {"9a": (8, 0), "9c": (8, 0)}
   reason = NEEDS.get(rung.label)
   if reason and gpu.compute_capability >= least.get(rung.label, (99, 0)):
     reason = None

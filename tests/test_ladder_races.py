@@ -10,13 +10,15 @@ import threading
 import pytest
 
 from pallas_gemm import hardware, numerics
-from pallas_gemm.ladder import LADDER, contract, with_variants
+from pallas_gemm.ladder import BLACKWELL, LADDER, contract, with_variants
 from tests.support import interpret, mutations, problems
 
 # What rungs 9-12 share is broken in rung 11, which comes to all of it.
 _SHARED = "pallas_gemm.ladder.tensor_core_common"
 BUGS = [
-  (rung, bug) for rung in LADDER for bug in mutations.bugs_of(rung.module)
+  (rung, bug)
+  for rung in LADDER + BLACKWELL
+  for bug in mutations.bugs_of(rung.module)
 ] + [(LADDER[10], bug) for bug in mutations.bugs_of(_SHARED)]
 
 # Bugs that nothing can show here, and why.
@@ -97,7 +99,9 @@ def test_a_clock_is_joined_as_one_step(monkeypatch):
   assert barrier.generic_clock.clock == 1
 
 
-@pytest.mark.parametrize("rung", with_variants(), ids=lambda r: r.name)
+@pytest.mark.parametrize(
+  "rung", with_variants() + BLACKWELL, ids=lambda r: r.name
+)
 def test_free_of_races(rung):
   problem = _problem(rung)
   for config in problems.small_configs(rung, problem):

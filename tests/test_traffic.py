@@ -264,13 +264,20 @@ def test_how_operands_come():
   facts = {x: model(x, problem_for(x, 256, 256, 64)) for x in RUNGS}
   assert {x for x, t in facts.items() if not t.slabs} == {"1", "2"}
   assert {x for x, t in facts.items() if t.threads_load} == {
-    "1", "2", "3", "4", "5", "6", "7", "8a", "9a",
+    "1", "2", "3", "4", "5", "6", "7", "8a", "9a", "9c",
   }  # fmt: skip
 
 
 @pytest.mark.parametrize(
   ("variant", "like"),
-  [("8a", "7"), ("9a", "9"), ("9b", "9"), ("10a", "10"), ("11a", "11")],
+  [
+    ("8a", "7"),
+    ("9a", "9"),
+    ("9b", "9"),
+    ("9c", "9"),
+    ("10a", "10"),
+    ("11a", "11"),
+  ],
 )
 def test_variants_move_what_a_rung_does(variant, like):
   t, rung = (

@@ -22,6 +22,7 @@ from pallas_gemm.ladder import (
   k10_warp_specialized,
   k11_persistent,
   k12_cluster_multicast,
+  k13_tensor_memory,
 )
 from pallas_gemm.ladder.contract import Gemm as Gemm
 from pallas_gemm.ladder.contract import Problem as Problem
@@ -44,6 +45,9 @@ LADDER: tuple[Rung, ...] = (
   k12_cluster_multicast.RUNG,
 )
 
+# For GPUs that nobody has measured it on.
+BLACKWELL: tuple[Rung, ...] = (k13_tensor_memory.RUNG,)
+
 
 def with_variants(ladder: tuple[Rung, ...] = LADDER) -> tuple[Rung, ...]:
   """Each rung and, after it, its variants: 8, 8a, 9, 9a, ..."""
@@ -58,10 +62,11 @@ def find(rung: Rung | int | str) -> Rung:
   """
   if isinstance(rung, Rung):
     return rung
-  for each in with_variants():
+  every = with_variants(LADDER + BLACKWELL)
+  for each in every:
     if str(rung) in (each.label, each.name) and not isinstance(rung, bool):
       return each
-  there = ", ".join(f"{each.label} {each.name}" for each in with_variants())
+  there = ", ".join(f"{each.label} {each.name}" for each in every)
   raise ValueError(
     f"rung must be a number, label or name of {there}; got {rung!r}"
   )

@@ -21,9 +21,8 @@ inside a block; three fit on an SM and hide some of their waits.
         wait for wgmma                                    # 9b: the one before
       C's block (i, j) = alpha * acc + beta * C           # by TMA
 
-9a comes between 8 and 9: the copies of rung 7 (through registers, no TMA, A not
-transposed), then `mma` of 16 x 8 x 16 on fragments that each warp loads from
-shared memory, the step that the classics take with WMMA.
+9a and 9c, in `k09_mma.py`, are the step that GPUs before Hopper take: `mma` on
+fragments that each warp loads from shared memory.
 
 **Traffic.** Global to shared memory: 2 MNK (1/BM + 1/BN) bytes, for 128 x 128
 at 4096^3: 2.15 GB, BM BN / (BM + BN) = 64 FLOP/byte; at the tensor cores' full
@@ -53,11 +52,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat, hardware
-from pallas_gemm.ladder import blocks, contract, legal, register_layouts
+from pallas_gemm import compat
+from pallas_gemm.ladder import blocks, contract, k09_mma, legal
 from pallas_gemm.ladder import tensor_core_common as common
-from pallas_gemm.ladder.blocks import GMEM, SMEM, Specs, along_k, window
-from pallas_gemm.ladder.register_layouts import load, rows_of_vectors, zeros
+from pallas_gemm.ladder.blocks import SMEM, Specs, along_k, window
 
 # The largest tile, of powers of two, that one warpgroup can accumulate; one
 # stage, by default.
@@ -70,11 +68,11 @@ def grid(problem, config):
   return pl.cdiv(problem.m, bm), pl.cdiv(problem.n, bn), pl.cdiv(problem.k, bk)
 
 
-def specs(problem, config, memory=SMEM):
+def specs(problem, config):
   """A step reads a tile of A and one of B, swizzled, by TMA."""
   bm, bn, bk = config.block_m, config.block_n, config.block_k
   tile = functools.partial(
-    plgpu.BlockSpec, memory_space=memory, transforms=common.SWIZZLE
+    plgpu.BlockSpec, memory_space=SMEM, transforms=common.SWIZZLE
   )
   a = tile((bm, bk), lambda i, j, k: (i, k))
   b = tile((bk, bn), lambda i, j, k: (k, j))
@@ -140,78 +138,7 @@ def kernel(operands, problem, config, name="tensor_cores"):
   )(*operands)
 
 
-def is_legal_mma(config, problem):
-  """None, or why 9a can't run: fragments of 32 terms fit with `acc`."""
-  bm, bn = specs(problem, config).out_specs.block_shape
-  if not {bm, bn} <= {64, 128} or config.block_k != 32:
-    return (
-      "block_m and block_n must be 64 or 128, and block_k 32, got"
-      f" {bm} x {bn} and {config.block_k}"
-    )
-  return legal.first(
-    hardware.needs("mma of 16 x 8 x 16", (8, 0)),
-    common.is_legal_grid(grid(problem, config)),
-  )
-
-
-def kernel_by_mma(operands, problem, config):
-  """9a: rung 7's copies; each warp multiplies fragments in its registers."""
-  blocks_m, blocks_n, slabs = grid(problem, config)
-  (a_spec, b_spec, *c_spec), out_spec = specs(problem, config, GMEM)
-  # 2 x 2 warps of 64 x 64; `mma` prescribes who holds what.
-  own, of_a, of_b = (
-    layout(problem.dtype, m_warps=2)
-    for layout in (
-      plgpu.Layout.MMA_ACC,
-      plgpu.Layout.MMA_LHS,
-      plgpu.Layout.MMA_RHS,
-    )
-  )
-  (bm, bn), bk = out_spec.block_shape, config.block_k
-
-  def thread_block(a_ref, b_ref, *refs):
-    *c_ref, out_ref, a_s, b_s = refs
-    i, j = lax.axis_index("m"), lax.axis_index("n")
-
-    def slab(k, acc):
-      a_tile = load(window(a_spec, a_ref, i, j, k), rows_of_vectors(bk, 8))
-      b_tile = load(window(b_spec, b_ref, i, j, k), rows_of_vectors(bn, 8))
-      a_s[...] = a_tile
-      b_s[...] = b_tile
-      return common.mma(acc, load(a_s, of_a), load(b_s, of_b))
-
-    acc = lax.fori_loop(0, slabs, slab, zeros(bm, bn, own))
-    c = [load(window(c_spec[0], ref, i, j, 0), own) for ref in c_ref]
-    result = contract.combine(acc, *c, problem=problem).astype(problem.dtype)
-    compat.store(window(out_spec, out_ref, i, j, 0), result, optimized=False)
-
-  return compat.kernel(
-    thread_block,
-    name="tensor_cores_mma",
-    out_type=jax.ShapeDtypeStruct((problem.m, problem.n), problem.dtype),
-    grid=(blocks_m, blocks_n),
-    grid_names=("m", "n"),
-    scratch_types=(
-      common.swizzled(a_spec.block_shape, problem.dtype),
-      common.swizzled(b_spec.block_shape, problem.dtype),
-    ),
-    compiler_params=register_layouts.LANE,
-  )(*operands)
-
-
 _FIELDS = ("block_m", "block_n", "block_k")
-_MMA = contract.make_rung(
-  __name__,
-  variant="a",
-  name="tensor_cores_mma",
-  idea="mma on fragments in registers, as rungs 4-8 hold them",
-  dtypes=contract.FLOAT16S,
-  uses=_FIELDS,
-  DEFAULT=contract.TensorCoreConfig(128, 128, 32),
-  is_legal=is_legal_mma,
-  specs=functools.partial(specs, memory=GMEM),
-  kernel=kernel_by_mma,
-)
 _PIPELINED = contract.make_rung(
   __name__,
   variant="b",
@@ -229,5 +156,5 @@ RUNG = contract.make_rung(
   dtypes=contract.FLOAT16S,
   uses=_FIELDS,
   padding=common.padding,
-  variants=(_MMA, _PIPELINED),
+  variants=(k09_mma.MMA, _PIPELINED, k09_mma.RING),
 )

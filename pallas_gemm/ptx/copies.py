@@ -48,7 +48,8 @@ def prefetch(window: Any) -> None:
 def copy_async(window: Any, slot: Any, *, swizzle: int) -> None:
   """Starts to copy a tile to shared memory, by cp.async.
 
-  As wide as rows are aligned, 8 or 4 bytes; no row starts inside a word.
+  As wide as rows are aligned, 16, 8 or 4 bytes; no row starts inside a word.
+  It is a group of its own, which `wait_async` counts.
 
   Args:
     window: [rows, columns] of global memory.
@@ -65,7 +66,9 @@ def copy_async(window: Any, slot: Any, *, swizzle: int) -> None:
   @plgpu.inline_mgpu(arg_types=types)
   def _(_, window, slot):
     pitch = mlir.pitch(window)
-    width = _aligned_to(pitch)
+    width = max(mlir.WORD_BYTES, math.gcd(pitch, VECTOR_BYTES))
+    # Only vectors may pass by the L1, which has no use for them.
+    cache = "cg" if width == VECTOR_BYTES else "ca"
     place = mlir.Swizzle(row_bytes, swizzle)
     pieces = row_bytes // width
     # A power of two, so that no thread divides.
@@ -91,7 +94,8 @@ def copy_async(window: Any, slot: Any, *, swizzle: int) -> None:
       )
       ahead = i * down * pitch
       mlir.asm(
-        f"@$2 cp.async.ca.shared.global [$0+{below}], [$1+{ahead}], {width};",
+        f"@$2 cp.async.{cache}.shared.global"
+        f" [$0+{below}], [$1+{ahead}], {width};",
         "r,l,b",
         targets[i % period],
         source,
@@ -247,8 +251,3 @@ def _copy_vector(offset: int, to_end: bool) -> str:
   return (
     f"cp.async.cg.shared.global [$0+{offset}], [from], {VECTOR_BYTES}{size};"
   )
-
-
-def _aligned_to(pitch: int) -> int:
-  """Bytes that pieces of rows have, so many bytes apart."""
-  return max(mlir.WORD_BYTES, math.gcd(pitch, 8))

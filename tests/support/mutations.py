@@ -34,6 +34,7 @@ CALLS = {
   "plgpu.barrier_arrive": ("twice",),
   "plgpu.commit_smem": ("left out",),
   "plgpu.wait_smem_to_gmem": ("left out", "too weak"),
+  "plgpu.wait_load_tmem": ("left out",),
   "plgpu.wgmma_wait": ("left out", "too weak"),
 }
 

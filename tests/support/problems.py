@@ -102,7 +102,11 @@ _SMALL_TENSOR_CORE = (
   # One warpgroup, one buffer; two; slabs as `mma` wants them.
   TensorCoreConfig(64, 64, 64),
   TensorCoreConfig(64, 64, 64, stages=2),
+  # Rung 13, whose tiles have all rows of tensor memory.
+  TensorCoreConfig(128, 64, 64, stages=2, epilogue_n=32),
   TensorCoreConfig(64, 64, 32),
+  # The ring of 9c, as short as can be.
+  TensorCoreConfig(64, 64, 32, stages=2, raster=2),
   # Two consumers that split rows, the ring as short as can be, two subtiles
   # of the epilogue.
   TensorCoreConfig(128, 64, 64, stages=2, consumers=2, epilogue_n=32),
