@@ -1,5 +1,6 @@
 """The committed rows, as the tables of README and ladder.md take them."""
 
+from collections.abc import Callable, Sequence
 import functools
 from typing import Any
 
@@ -87,6 +88,22 @@ def timed(
   return kernel(one.name, name, shape, one.dtypes[0])
 
 
+def split_measured(
+  rungs: Sequence[contract.Rung],
+  find: Callable[[contract.Rung, str], dict[str, Any]],
+  gpu_name: str,
+) -> tuple[list[dict[str, Any]], str]:
+  """The rows of rungs that have one, and a line on those that have none."""
+  rows, missing = [], []
+  for one in rungs:
+    try:
+      rows.append(find(one, gpu_name))
+    except lookup.UnknownError:
+      missing.append(one.label)
+  on = f"on an {gpu_name.upper()}: {', '.join(missing)}"
+  return rows, f"Not measured yet {on}." if missing else ""
+
+
 def kernel(
   name: str, gpu_name: str, shape: shapes.Shape = CUBE, dtype: str | None = None
 ) -> dict[str, Any]:
@@ -113,8 +130,9 @@ def kernel(
       return found[0]
   known = measured(gpu_name, "ladder") + measured(gpu_name, "sweep")
   raise lookup.UnknownError(
-    f"no one row of {name!r} {dtype or ''} at {shape} on {gpu_name}; there is"
-    f" {lookup.listed({f'{x["kernel"]} {tables.shape(x)}': 0 for x in known})}"
+    f"no one row of {name!r} {dtype or ''} at {shape} on {gpu_name}; there are"
+    f" {lookup.listed(dict.fromkeys(x['kernel'] for x in known))} at"
+    f" {lookup.listed(dict.fromkeys(map(tables.shape, known)))}"
   )
 
 

@@ -135,14 +135,21 @@ _COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 def steps(text: str) -> str:
   """Rungs and variants in the order in which a page takes them: "8 9a 9 9b"."""
   rungs = [results.rung(label) for label in text.split()]
-  rows = [results.timed(one, "h200") for one in rungs]
+  # The first GPU on which all of them were measured.
+  for gpu in results.MEASURED:
+    rows, missing = results.split_measured(rungs, results.timed, gpu)
+    if not missing:
+      break
+  else:
+    return missing
   cells = []
   for one, row, before in zip(rungs, rows, [None, *rows]):
     same = before is not None and before["dtype"] == row["dtype"]
     gain = before["ms_median"] / row["ms_median"] if same else None
     name = f"{one.label} {one.name}"
     cells.append([name, one.idea, tables.TFLOPS(row), tables.factor(gain)])
-  header = ["step", "what it adds", "TFLOP/s", "x step before"]
+  speed = f"TFLOP/s, {gpu.upper()}"
+  header = ["step", "what it adds", speed, "x step before"]
   return tables.markdown(header, cells, header[2:])
 
 
@@ -185,20 +192,25 @@ def card(label: str) -> str:
   family = [one, *one.variants]
   parts, mine = [], []
   for gpu in results.MEASURED:
-    rows = [results.timed(x, gpu) for x in family]
-    mine.append(rows[0])
-    parts += [f"**{tables.short_name(rows[0])}**", _timed(rows)]
-  config = {name: mine[0]["config"][name] for name in one.uses}
+    rows, missing = results.split_measured(family, results.timed, gpu)
+    mine += rows[:1]
+    if rows:
+      parts += [f"**{tables.short_name(rows[0])}**", _timed(rows)]
+    parts.append(missing)
   columns = {"#": ladder_tables.label} | counter_tables.OCCUPANCY
   del columns["threads"], columns["warps/SM"]
-  counted = [results.counters(x, results.MEASURED[0]) for x in family]
-  header, cells = tables.pivot(counted, columns)
-  parts += [
-    tables.markdown(header, cells, header[1:-1]),
-    f"Config: `{', '.join(f'{k}={v}' for k, v in config.items())}`.",
-    _published(one),
-    tables.provenance_line(mine),
-  ]
+  counted = results.split_measured(
+    family, results.counters, results.MEASURED[0]
+  )[0]
+  if counted:
+    header, cells = tables.pivot(counted, columns)
+    parts.append(tables.markdown(header, cells, header[1:-1]))
+  with hardware.assume(results.GPUS["h200"]):
+    config = one.default_config(results.problem(one))
+  fields = ", ".join(f"{name}={getattr(config, name)}" for name in one.uses)
+  parts += [f"Config: `{fields}`.", _published(one)]
+  if mine:
+    parts.append(tables.provenance_line(mine))
   return "\n\n".join(part for part in parts if part)
 
 
@@ -264,7 +276,11 @@ _TRAFFIC = {
 def traffic(label: str) -> str:
   """The bytes that were expected and those that were counted, at 4096^3."""
   one = results.rung(label)
-  rows = [results.counters(one, gpu) for gpu in results.MEASURED]
+  rows = []
+  for gpu in results.MEASURED:
+    rows += results.split_measured([one], results.counters, gpu)[0]
+  if not rows:
+    return "Not counted yet."
   header, cells = ["GB", "expected"], []
   for row in rows:
     header += [f"{tables.short_name(row)} counted", "counted / expected"]
@@ -294,7 +310,10 @@ def counters(label: str) -> str:
   rungs = [x for x in (results.before(one), one) if x is not None]
   parts = []
   for gpu in results.MEASURED:
-    rows = [results.counters(x, gpu) for x in rungs]
+    rows, missing = results.split_measured(rungs, results.counters, gpu)
+    if missing:
+      parts.append(missing)
+      continue
     names = [f"rung {x.label}" for x in rungs]
     counted = [_counter(name, rows) for name in _COUNTERS]
     text = tables.markdown(["counter", *names], counted, names)

@@ -5,13 +5,14 @@ written once. Small products do not fill the GPU: no rung is near its best below
 1024. A number stands at the end of its rung's curve; dashes are jnp.dot's.
 """
 
+from collections.abc import Sequence
 import math
 
 from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from docs.figures.style import SMALL, Style, chart, drawn
-from experiments.harness import ladder_plots, ladder_tables, tables
+from experiments.harness import ladder_tables, tables
 from experiments.harness import rows as rows_lib
 
 HALVES = {"float32": "jnp.dot HIGHEST", "bfloat16": "jnp.dot"}
@@ -32,6 +33,15 @@ def curves(dtype: str) -> dict[str, list[dict]]:
   ]
   found = tables.grouped(chosen, ladder_tables.label)
   return {x: sorted(y, key=lambda row: row["m"]) for x, y in found.items()}
+
+
+def spread(places: Sequence[float], gap: float) -> list[float]:
+  """Places in their order, each moved up until it is `gap` above the last."""
+  found, least = list(places), -math.inf
+  for i in sorted(range(len(places)), key=places.__getitem__):
+    found[i] = max(places[i], least)
+    least = found[i] + gap
+  return found
 
 
 @drawn
@@ -65,7 +75,7 @@ def _panel(ax, style: Style, dtype: str, quantity: str) -> None:
   ax.set(xscale="log", yscale="log", xlim=(100, 24000))
   low, high = (math.log(y) for y in ax.get_ylim())
   gap = 0.062 * (high - low)
-  heights = ladder_plots.spread([math.log(y) for _, y in ends.values()], gap)
+  heights = spread([math.log(y) for _, y in ends.values()], gap)
   for (label, (x, y)), height in zip(ends.items(), heights):
     words = label or "dot"
     at = 12500, math.exp(height)

@@ -38,11 +38,13 @@ KINDS = {
   "multiply-adds of 32 lanes": r"FFMA",
   "on tensor cores": r"HG?MMA\.\S+",
   "loads from global memory": r"LDG?\.E\S*",
+  "copies to shared memory": r"LDGSTS\S*",
   "stores to global memory": r"STG?\.E\S*",
   "loads from shared memory": r"LDS\S*|LDSM\S*",
   "stores to shared memory": r"STS\S*|STSM\S*",
   "TMA": r"UTMA\S+|UBLKCP\S*",
-  "waits and arrivals": r"BAR\.\S+|SYNCS\.\S+|WARPGROUP\.\S+|WARPSYNC\S*",
+  "waits and arrivals": r"(LDG)?DEPBAR\S*|BAR\.\S+|SYNCS\.\S+|WARPGROUP\.\S+"
+  r"|WARPSYNC\S*",
 }
 MATH = re.compile(r"FFMA|HG?MMA\.\S+")
 LONGEST = 40  # lines of an excerpt
