@@ -72,7 +72,9 @@ class Explanation:
 
 
 def _short(config: Any) -> str:
-  """A config, with the fields that differ from the default."""
+  """A config, with the fields that differ from the default, or in its words."""
+  if type(config).__str__ is not object.__str__:
+    return str(config)
   fields = [
     f"{field.name}={value!r}"
     for field in dataclasses.fields(config)
