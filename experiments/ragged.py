@@ -5,6 +5,7 @@
   python -m experiments.ragged --suite=deepseek,qwen --passes=forward
   python -m experiments.ragged --suite=all          every suite, some minutes
   python -m experiments.ragged --suite=sizes,odd,experts   with all peers
+  python -m experiments.ragged --implementation=xla --unseen=40   XLA's loop
 
 A case is one pass (forward; dx and dw, the derivatives for rows and weights;
 gated; a whole mixture-of-experts layer) on one shape with one distribution of
@@ -24,8 +25,9 @@ One line a case is printed as the run goes:
   others, PASSED or FAILED, and the largest error over the bound that correct
   arithmetic obeys; for the suite decode also GB/s, over a copy's.
 
-Rows go to experiments/results/<device>/ragged.jsonl as they are measured, so
-an interrupted run keeps what it finished. `python -m experiments.report` prints
+Rows go to experiments/results/<device>/ragged.jsonl as they are measured, those
+of --implementation=xla to ragged_xla.jsonl, so an interrupted run keeps what it
+finished. `python -m experiments.report` prints
 tables of them. Without an NVIDIA GPU a few tiny cases are checked,
 and nothing is timed.
 
@@ -54,7 +56,7 @@ from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
 from pallas_gemm import compat
 
-EXPERIMENT = "ragged"
+EXPERIMENT, OF_XLA = "ragged", "ragged_xla"
 
 for _name in ("dtype", "seed", "output_dir", "base", *cli.TIMED):
   flags.declare_key_flag(_name)
@@ -64,6 +66,14 @@ _SUITE = flags.DEFINE_list(
   f"What to measure, separated by commas: {', '.join(ragged_cases.NAMES)}."
   " Default: quick on a GPU, interpret without.",
   # Other programs have flags of these names; the tests import several.
+  allow_override=True,
+)
+_UNSEEN = flags.DEFINE_integer(
+  "unseen",
+  0,
+  "Measure as many problems that are drawn at random by --seed: 2 to 256"
+  " groups of 1 to 1,024 rows, in bfloat16 and float32.",
+  lower_bound=0,
   allow_override=True,
 )
 _PASSES = flags.DEFINE_list(
@@ -105,6 +115,8 @@ def chosen(on_gpu: bool) -> list[ragged_cases.Case]:
     raise cli.FlagError(
       f"--passes: no pass {unknown[0]!r}; there are {', '.join(shapes.PASSES)}"
     )
+  if _UNSEEN.value:
+    return ragged_cases.draw(cli.SEED.value, _UNSEEN.value)
   names = [name.strip() for name in _SUITE.value]
   names = names or ["quick" if on_gpu else "interpret"]
   cases = session_lib.parse_suites(
@@ -167,8 +179,9 @@ def main(argv: Sequence[str]) -> int:
   del argv
   on_gpu, how = compat.targets_gpu(), _IMPLEMENTATION.value
   cases, peers = chosen(on_gpu), arms()
-  session = session_lib.start(EXPERIMENT, on_gpu, name_width=66)
-  bench = session_lib.bench(EXPERIMENT, on_gpu)
+  experiment = OF_XLA if how == "xla" else EXPERIMENT
+  session = session_lib.start(experiment, on_gpu, name_width=66)
+  bench = session_lib.bench(experiment, on_gpu)
   with session.measuring():
     if on_gpu:
       line = dense_tables.host_line

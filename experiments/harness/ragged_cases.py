@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import random
 from typing import Any
 
 import jax
@@ -339,6 +340,36 @@ def suite(name: str, dtype: str = "bfloat16") -> list[Case]:
     ValueError: no suite has that name.
   """
   return [Case(dtype=dtype, **x) for x in shapes.problems(shapes.GROUPED, name)]
+
+
+# Of what is drawn: elements that `lax.ragged_dot` makes of A, and of weights.
+_MOST_EXPANDED, _MOST_WEIGHTS = 4e9, 6e8
+
+
+def draw(seed: int, count: int) -> list[Case]:
+  """Random products of 2 to 256 groups of 1 to 1,024 rows, one after the other.
+
+  Args:
+    seed: of the problems.
+    count: how many; the first of more with the same seed.
+  """
+  rng = random.Random(seed)
+  log_uniform = lambda low, high: round(2 ** rng.uniform(low, high))  # noqa: E731
+  found: list[Case] = []
+  while len(found) < count:
+    groups = log_uniform(1, 8)
+    m = groups * log_uniform(0, 10)
+    n, k = (8 * log_uniform(4, 10) for _ in range(2))
+    how = {
+      "pass_": rng.choice(TRAINING),
+      "sizes": rng.choice(["even", "random", "zipf"]),
+      "dtype": rng.choice(["bfloat16", "float32"]),
+    }
+    if (
+      groups * m * max(n, k) < _MOST_EXPANDED and groups * n * k < _MOST_WEIGHTS
+    ):
+      found.append(Case(suite="unseen", m=m, n=n, k=k, groups=groups, **how))
+  return found
 
 
 def group_sizes(how: str, m: int, groups: int, seed: int) -> np.ndarray:

@@ -16,9 +16,9 @@ import numpy as np
 
 from pallas_gemm import measure as measure_lib
 
-# Calls shorter than this are also timed by the host's clock: there, launch
-# cost is what a user waits for.
-WALL_BELOW_MS = 0.020
+# Calls shorter than this, or of more kernels, are also timed by the host's
+# clock: there, what it costs to launch is what a user waits for.
+WALL_BELOW_MS, WALL_KERNELS = 0.020, 24
 DEFAULT_WARMUP = 5
 DEFAULT_REPEATS = 25
 MIN_REPEATS = 20
@@ -52,7 +52,7 @@ class Timing:
     kernel_names: the kernels of one call, in launch order.
     warmup: untimed calls before the timed ones.
     wall_ms: host time of each call, from dispatch until its result is ready;
-      empty if no arm was under `WALL_BELOW_MS`.
+      empty if no arm was under `WALL_BELOW_MS` or over `WALL_KERNELS`.
   """
 
   ms: tuple[float, ...]
@@ -140,7 +140,10 @@ def measure(
     )
     for rounds in launched.values()
   ]
-  if min(timing.median for timing in found) < WALL_BELOW_MS:
+  if any(
+    x.median < WALL_BELOW_MS or len(x.kernel_names) > WALL_KERNELS
+    for x in found
+  ):
     wall = measure_lib.host_seconds(list(calls.values()), repeats, flush_call)
     found = [
       dataclasses.replace(timing, wall_ms=tuple(1e3 * s for s in seconds))
