@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from experiments.harness import case as case_lib
 from experiments.harness import inputs
 from experiments.harness.case import Arm, Candidate, Claim, only
-from pallas_gemm import compat, numerics
+from pallas_gemm import compat, hardware, numerics
 from pallas_gemm.ladder import contract
 
 # Products of more multiply-adds than this are checked on SAMPLE rows times
@@ -230,13 +230,15 @@ def jax_hopper(problem: contract.Problem) -> list[Candidate]:
 
 
 def needs_hopper() -> None:
-  """Refuses what compiles for Hopper alone where there is no GPU.
+  """Refuses what compiles for Hopper alone elsewhere.
 
   Raises:
-    NotImplementedError: there is none.
+    NotImplementedError: says why.
   """
   if not compat.targets_gpu():
     raise NotImplementedError("it needs a Hopper GPU")
+  if reason := hardware.why_not("it", ("wgmma",)):
+    raise NotImplementedError(reason)
 
 
 PEERS = {TRITON: triton_dense, HOPPER: jax_hopper}

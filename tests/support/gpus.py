@@ -18,20 +18,22 @@ def _like(row: str, name: str, major: int, minor: int, **known: Any):
   )
 
 
-V100 = _like("A100-SXM4-40GB", "Tesla V100", 7, 0, sm_count=80)
-T4 = _like("A100-SXM4-40GB", "Tesla T4", 7, 5, sm_count=40)
-A100, B200 = hardware.lookup("A100-SXM4-80GB"), hardware.lookup("B200")
-# One of each architecture that rungs are compiled for.
-OTHERS = (
-  T4,
-  A100,
-  hardware.lookup("A10"),
-  hardware.lookup("L4"),
-  B200,
-  _like("B200", "NVIDIA B300", 10, 3),
-  hardware.lookup("RTX 5090"),
-  _like("RTX 5090", "NVIDIA GB10", 12, 1, sm_count=48),
-)
+V100 = _like("Tesla T4", "Tesla V100", 7, 0, sm_count=80)
+T4, A100, B200 = map(hardware.lookup, ("T4", "A100-SXM4-80GB", "B200"))
+H200 = hardware.lookup("H200")
+# One of each target that rungs are compiled for.
+TARGETS = {
+  "75": T4,
+  "80": A100,
+  "86": hardware.lookup("RTX 3090"),
+  "89": hardware.lookup("RTX 4090"),
+  "90a": H200,
+  "100a": B200,
+  "103a": hardware.lookup("GB300"),
+  "120a": hardware.lookup("RTX 5090"),
+  "121a": hardware.lookup("GB10"),
+}
+OTHERS = tuple(gpu for gpu in TARGETS.values() if gpu is not H200)
 
 
 def example(labels: Sequence[str], size: int) -> tuple[Any, list[Any]]:
