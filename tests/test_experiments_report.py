@@ -66,6 +66,7 @@ def test_files_that_hold_no_such_rows(run, tmp_path, content, message):
 
 
 FLAGS = {
+  "ampere": "emit ptx shapes seed output_dir",
   "counters": "kernels shapes dtype seed output_dir gpu ncu timeout_s",
   "dense": "suite shapes dtype repeats warmup seed output_dir tuned base",
   "fit": "device start terms write keep ablate seed",

@@ -26,9 +26,12 @@ from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract
 
 GPU = hardware.lookup("NVIDIA H200")
+# The kernel before ptxas, and the code that launches it after.
+PTX = re.compile(r"(?ms)^\.version .*?^\}\n")
+_HOST = re.compile(r"(?ms)^; ModuleID .*?(?=^ptxas info|^//|\Z)")
 # The call in that code, of JAX 0.12 or 0.11: grid, cluster and threads of a
 # block in three dimensions each, then bytes of dynamic shared memory.
-_LAUNCH = re.compile(
+LAUNCH = re.compile(
   r"call [^@\n]*@mosaic_gpu_(?:build_kernel_spec|launch_kernel)"
   r"\(ptr [^,]*" + r", i32 (\d+)" * 10
 )
@@ -261,12 +264,10 @@ def parse(text: str) -> Compiled:
     if "Potential Performance Loss" in line
     or re.search(r"\(C75\d\d\).*serialized", line)
   ]
-  # The code that launches follows each kernel's.
-  host = r"(?ms)^; ModuleID .*?(?=^ptxas info|\Z)"
   return Compiled(
     **dataclasses.asdict(found),
     warnings=tuple(warnings),
-    sass=re.sub(host, "", text[start:]),
+    sass=PTX.sub("", _HOST.sub("", text[start:])),
   )
 
 
@@ -280,7 +281,7 @@ def resources(text: str) -> Resources | None:
     r" (\d+) bytes spill loads",
     text,
   )
-  launches = [[int(x) for x in found] for found in _LAUNCH.findall(text)]
+  launches = [[int(x) for x in found] for found in LAUNCH.findall(text)]
   static = max(int(shared or 0) for _, shared in used)
   return Resources(
     registers=max(int(registers) for registers, _ in used),

@@ -235,10 +235,15 @@ def needs_hopper() -> None:
   Raises:
     NotImplementedError: says why.
   """
-  if not compat.targets_gpu():
-    raise NotImplementedError("it needs a Hopper GPU")
-  if reason := hardware.why_not("it", ("wgmma",)):
+  if reason := why_no_hopper():
     raise NotImplementedError(reason)
+
+
+def why_no_hopper() -> str | None:
+  """None, or why what compiles for Hopper alone does not run here."""
+  if not compat.targets_gpu():
+    return "it needs a Hopper GPU"
+  return hardware.why_not("it", ("wgmma",))
 
 
 PEERS = {TRITON: triton_dense, HOPPER: jax_hopper}
