@@ -77,6 +77,7 @@ FLAGS = {
   "memory": "measures levels seed output_dir warmup repeats",
   "ragged": "suite passes beside dtype repeats warmup seed output_dir base",
   "report": "rows",
+  "targets": "targets kernels output_dir",
   "tune": "shapes suite random groups top more configs output resume freeze",
 }
 

@@ -35,8 +35,9 @@ from pallas_gemm import hardware
 _PLUGIN = Path(sys.prefix, "cuda-plugin")
 _TIMEOUT_S = 240
 _TOOLS = "ptxas", "nvdisasm"
-# Mosaic GPU prints to the process's stdout, when it compiles a kernel: PTX; what
-# ptxas says; and the code that launches, which holds what ptxas is not told.
+# Mosaic GPU prints to the process's stdout, when it compiles a kernel: PTX,
+# what ptxas says, and the code that launches, which has
+# what ptxas is not told.
 TELL = tuple(f"MOSAIC_GPU_DUMP_{x}" for x in ("PTX", "PTXAS", "HOST_LLVM"))
 
 

@@ -32,7 +32,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat
+from pallas_gemm import compat, hardware
 from pallas_gemm.ladder import blocks, contract, legal
 from pallas_gemm.ladder import register_layouts as layouts
 from pallas_gemm.ladder.blocks import GMEM, SMEM, Specs, copy_in, window
@@ -78,10 +78,19 @@ def layout(config):
 def is_legal(config, problem):
   """None, or why `config` can't run."""
   return legal.first(
+    _needs_newer_jax(),
     legal.vectors_fit(config, CONSUMERS, least_depth=16),
     legal.at_most("columns of a TMA tile", config.block_n, 256),
     _has_no_room(config, problem),
   )
+
+
+def _needs_newer_jax():
+  """None, or that this JAX compiles TMA of such a GPU to calls."""
+  capability = hardware.current().compute_capability
+  if capability >= (12, 0) and jax.__version_info__ < (0, 12):
+    return f"compute capability 12 needs JAX 0.12, this is {jax.__version__}"
+  return None
 
 
 def _has_no_room(config, problem):

@@ -1,6 +1,5 @@
 """GPUs that are no Hopper, and what is lowered or compiled for them."""
 
-from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
@@ -9,7 +8,8 @@ from jax.experimental.mosaic import gpu as mosaic_gpu
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
-from pallas_gemm import hardware, ladder
+from experiments import targets
+from pallas_gemm import hardware
 
 
 def _like(row: str, name: str, major: int, minor: int, **known: Any):
@@ -20,36 +20,12 @@ def _like(row: str, name: str, major: int, minor: int, **known: Any):
 
 V100 = _like("Tesla T4", "Tesla V100", 7, 0, sm_count=80)
 T4, A100, B200 = map(hardware.lookup, ("T4", "A100-SXM4-80GB", "B200"))
-H200 = hardware.lookup("H200")
 # One of each target that rungs are compiled for.
-TARGETS = {
-  "75": T4,
-  "80": A100,
-  "86": hardware.lookup("RTX 3090"),
-  "89": hardware.lookup("RTX 4090"),
-  "90a": H200,
-  "100a": B200,
-  "103a": hardware.lookup("GB300"),
-  "120a": hardware.lookup("RTX 5090"),
-  "121a": hardware.lookup("GB10"),
-}
-OTHERS = tuple(gpu for gpu in TARGETS.values() if gpu is not H200)
-
-
-def example(labels: Sequence[str], size: int) -> tuple[Any, list[Any]]:
-  """Squares by several rungs as one function; see `compiled.compile_example`.
-
-  So a process compiles them together.
-  """
-  rungs = [ladder.find(label) for label in labels]
-  dtypes = list(dict.fromkeys(rung.dtypes[0] for rung in rungs))
-
-  def run(*operands):
-    pairs = dict(zip(dtypes, zip(operands[::2], operands[1::2])))
-    return [rung.gemm(*pairs[rung.dtypes[0]]) for rung in rungs]
-
-  shapes = [jax.ShapeDtypeStruct((size, size), x) for x in dtypes for _ in "ab"]
-  return run, shapes
+OTHERS = tuple(
+  hardware.lookup(name)
+  for target, name in targets.TARGETS.items()
+  if target != "90a"
+)
 
 
 def target_of_kernel(lowered: jax.stages.Lowered) -> tuple[int, int]:
