@@ -17,6 +17,7 @@ from experiments.harness import inputs
 from experiments.harness.case import Arm, Candidate, Claim, only
 from pallas_gemm import compat, hardware, numerics
 from pallas_gemm.ladder import contract
+from pallas_gemm.problem import Problem
 
 # Products of more multiply-adds than this are checked on SAMPLE rows times
 # SAMPLE columns, spread so that every output tile is met; float64 on the host
@@ -175,13 +176,15 @@ def triton_dense(problem: contract.Problem) -> list[Candidate]:
   if (reason := module.unavailable_reason()) is not None:
     raise NotImplementedError(reason)
   factors = {"alpha": problem.alpha, "beta": problem.beta}
+  p = problem
+  flat = Problem.flat(m=p.m, n=p.n, k=p.k, dtype=p.dtype, out_dtype=p.dtype)
   return [
     Candidate(
       functools.partial(module.matmul, config=config, **factors),
       dataclasses.asdict(config),
     )
     for config in module.CONFIGS
-    if module.is_legal(config, problem) is None
+    if module.is_legal(config, flat) is None
   ]
 
 
