@@ -56,6 +56,13 @@ test: ## set up; tests that need no GPU: interpret, lower, compile
 	$(SETUP)
 	$(PYTHON) $(PYTEST)
 
+.PHONY: targets
+targets: EXTRAS = test,aot
+targets: ## set up; compile every rung for every kind of GPU; no GPU needed
+	$(SETUP)
+	$(PYTHON) $(PYTEST) -m targets
+	$(PYTHON) -m experiments.targets
+
 .PHONY: test-gpu
 test-gpu: EXTRAS = test$(GPU_EXTRAS)
 test-gpu: ## set up; tests that need a GPU

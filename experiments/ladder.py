@@ -24,14 +24,15 @@ an interrupted run keeps what it finished; those of --sweep to sweep.jsonl
 there, those of --config to configs.jsonl, which no page reads.
 `python -m experiments.report` prints tables of them. On a machine without an
 NVIDIA GPU the kernels run in Pallas' GPU interpreter on a small problem: they
-are checked, their traffic is modelled, nothing is timed. A rung that another
-GPU than a Hopper can't run is skipped, and a line says why.
+are checked, their traffic is modelled, nothing is timed. A rung that
+the GPU can't run is skipped, and a line says why.
 
 Exit status: 0; 1 if a kernel FAILED or could not run; 2 for a command that
 can't be carried out; 130 after Ctrl-C.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 import dataclasses
 import functools
 import math
@@ -161,10 +162,8 @@ def compare(
 
 
 def _why_skipped(rung: contract.Rung, problem: contract.Problem) -> str | None:
-  """Why a rung can't run where not all can; None where it is to run."""
-  if hardware.needs("all of the ladder", (9, 0), exactly=True) is None:
-    return None
-  return rung.is_legal(rung.default_config(problem), problem)
+  """None, or why a rung can't run here with its default config."""
+  return rung.lacks() or rung.is_legal(rung.default_config(problem), problem)
 
 
 def measure(bench: run_lib.Bench, case: LadderCase) -> dict[str, Any]:
@@ -230,7 +229,8 @@ def rungs_of(flag: str, names: str) -> dict[str, list[contract.Rung]]:
   Raises:
     cli.FlagError: no rung has that name, or none takes the dtype.
   """
-  rungs = cli.parse_rungs(names, ladder_lib.LADDER, flag)
+  ladder = ladder_lib.LADDER + ladder_lib.BLACKWELL * (names != "all")
+  rungs = cli.parse_rungs(names, ladder, flag)
   if _CONFIG.value:
     rungs = [_with_config(rung) for rung in rungs]
   groups = by_dtype(rungs, cli.DTYPE.value)
@@ -275,7 +275,9 @@ def explain(name: str) -> int:
       cli.say(rung_text.page(rung))
       for shape in shapes or shapes_lib.suite("ladder"):
         problem = problem_of(shape, dtype)
-        cli.say(rung_text.explain(rung, problem, gpu))
+        # Default configs are those for that GPU.
+        with hardware.assume(gpu) if cli.GPU.value else nullcontext():
+          cli.say(rung_text.explain(rung, problem, gpu))
   return 0
 
 

@@ -2,27 +2,18 @@
 
 All that depends on the machine asks here, so that no kernel carries a number
 that is true of one GPU alone. `current()` describes the one that a trace made
-now is for, `lookup()` one by name.
-
-Where the numbers come from:
-
-* Per compute capability (lanes, shared memory, registers, threads): the table
-  of technical specifications in the CUDA C++ Programming Guide, and the table
-  of arithmetic throughput there for the fp32 lanes.
-* Per product (SMs, clock, rates): NVIDIA's datasheets and architecture
-  whitepapers, each named above its rows. Tensor-core rates are *dense*:
-  where a datasheet prints rates with sparsity, half of them. The clock is the
-  boost clock that those rates are computed with; a GPU under load usually
-  runs below it.
+now is for, `lookup()` one by name, of the tables of `gpus`.
 """
 
+from collections.abc import Iterable
 import contextlib
 import dataclasses
 import functools
+import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
-from pallas_gemm import compat
+from pallas_gemm import compat, gpus
 
 KIB, MIB = 1024, 1024**2
 
@@ -38,12 +29,38 @@ VECTOR_BYTES = 16
 
 # How an SM deals out registers and shared memory: to a warp so many registers
 # at a time, from the quarter of the SM that the warp runs on; to a block so
-# many bytes, and one KiB more for CUDA.
+# many bytes, and from Ampere on one KiB more for CUDA.
 WARP_THREADS = 32
 _QUARTERS = 4
 _REGISTER_UNIT = 256
 _SHARED_UNIT_BYTES = 128
-_RESERVED_SHARED_BYTES = KIB
+
+
+class Feature(NamedTuple):
+  """What some GPUs have: a name, the compute capabilities, those in words."""
+
+  name: str
+  least: tuple[int, int]
+  last: tuple[float, float]
+  which: str
+
+
+def _from(name: str, major: int, minor: int = 0) -> Feature:
+  which = f"{major}.{minor} and later have"
+  return Feature(name, (major, minor), (math.inf, 0), which)
+
+
+# What kernels need of a GPU.
+FEATURES = {
+  "ptxas": _from("CUDA 13's ptxas", 7, 5),
+  "mbarrier": _from("mbarrier", 8),
+  "mma": _from("mma of 16 x 8 x 16", 8),
+  "tma": _from("TMA", 9),
+  "setmaxnreg": _from("setmaxnreg", 9),
+  "cluster": _from("clusters of thread blocks", 9),
+  "wgmma": Feature("wgmma", (9, 0), (9, 0), "9.0 alone has"),
+  "tcgen05": Feature("tcgen05", (10, 0), (10, math.inf), "10.x alone has"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +84,10 @@ class Gpu:
     max_threads_per_sm: threads that can be resident on one SM.
     max_blocks_per_sm: thread blocks that can be.
     fp32_flops: peak of the CUDA cores in float32.
-    tf32_flops: dense peak of the tensor cores with TF32 operands.
+    tf32_flops: dense peak of the tensor cores with TF32 operands; of a GPU
+      that has no TF32, `fp32_flops`.
     bf16_flops: dense peak of the tensor cores with bfloat16 or float16
-      operands and float32 accumulation.
+      operands and float32 accumulation; of one without bfloat16, `fp32_flops`.
     modelled_on: None if the rates are this product's own; otherwise the known
       product whose rates, scaled by the number of SMs, stand in for them.
   """
@@ -91,27 +109,34 @@ class Gpu:
   bf16_flops: float
   modelled_on: str | None = None
 
+  def lacks(self, what: str) -> str | None:
+    """None, or that the GPU has not got one of `FEATURES`, in words.
+
+    Example:
+      >>> from pallas_gemm import hardware
+      >>> hardware.lookup("L4").lacks("tma")
+      'TMA, which compute capability 9.0 and later have; NVIDIA L4 has 8.9'
+    """
+    feature, have = FEATURES[what], self.compute_capability
+    if feature.least <= have <= feature.last:
+      return None
+    has = "{}.{}".format(*have) if any(have) else "none that is known"
+    which = f"compute capability {feature.which}"
+    return f"{feature.name}, which {which}; {self.name} has {has}"
+
   @property
   def shared_bytes_per_s(self) -> float:
     """Peak rate of shared memory of all SMs: 32 banks of 4 bytes a clock."""
     return self.sm_count * 32 * 4 * self.clock_hz
 
 
-# Of each compute capability: float32 lanes and KiB of shared memory of an SM,
-# and most threads and thread blocks that are resident on it.
-_ARCHITECTURES = {
-  (8, 0): (64, 164, 2048, 32),
-  (8, 6): (128, 100, 1536, 16),
-  (8, 9): (128, 100, 1536, 24),
-  (9, 0): (128, 228, 2048, 32),
-  (10, 0): (128, 228, 2048, 32),
-  (12, 0): (128, 100, 1536, 24),
-}
+def _reserved(capability: tuple[int, int]) -> int:
+  return KIB if capability >= (8, 0) else 0
 
 
 def _product(name, capability, sms, mhz, l2_mib, dram_gb, *tflops) -> Gpu:
   """A row of the table."""
-  lanes, shared_kib, threads, blocks = _ARCHITECTURES[capability]
+  lanes, shared_kib, threads, blocks = gpus.ARCHITECTURES[capability]
   fp32, tf32, bf16 = (rate * 1e12 for rate in tflops)
   return Gpu(
     name=name,
@@ -121,7 +146,7 @@ def _product(name, capability, sms, mhz, l2_mib, dram_gb, *tflops) -> Gpu:
     clock_hz=mhz * 1e6,
     l2_bytes=l2_mib * MIB,
     dram_bytes_per_s=dram_gb * 1e9,
-    shared_bytes_per_block=shared_kib * KIB - _RESERVED_SHARED_BYTES,
+    shared_bytes_per_block=shared_kib * KIB - _reserved(capability),
     shared_bytes_per_sm=shared_kib * KIB,
     registers_per_sm=64 * KIB,
     max_threads_per_sm=threads,
@@ -132,45 +157,7 @@ def _product(name, capability, sms, mhz, l2_mib, dram_gb, *tflops) -> Gpu:
   )
 
 
-# L2 of GH100 products: 10 MiB come with each memory stack that is enabled, so
-# five stacks (H100 80 GB) have 50 MiB and six (H200, GH200, H100 NVL) 60.
-# On GeForce the tensor cores run at half rate when they accumulate in float32.
-# capability, SMs, MHz, L2 MiB, DRAM GB/s, dense TFLOP/s in fp32, TF32, bf16.
-# fmt: off
-_PRODUCTS = {
-    # NVIDIA H200 Tensor Core GPU datasheet.
-    "NVIDIA H200": ((9, 0), 132, 1980, 60, 4800, 67, 494.5, 989.5),
-    "NVIDIA H200 NVL": ((9, 0), 132, 1785, 60, 4800, 60, 417.5, 835.5),
-    # NVIDIA H100 Tensor Core GPU datasheet and architecture whitepaper.
-    "NVIDIA H100 80GB HBM3": ((9, 0), 132, 1980, 50, 3350, 67, 494.5, 989.5),
-    "NVIDIA H100 PCIe": ((9, 0), 114, 1755, 50, 2000, 51.2, 378, 756),
-    "NVIDIA H100 NVL": ((9, 0), 132, 1785, 60, 3900, 60, 417.5, 835.5),
-    # NVIDIA GH200 Grace Hopper Superchip datasheet (96 GB of HBM3).
-    "NVIDIA GH200 480GB": ((9, 0), 132, 1980, 60, 4000, 67, 494, 990),
-    # NVIDIA HGX datasheet (an eighth of HGX B200); L2: Blackwell tuning guide.
-    "NVIDIA B200": ((10, 0), 148, 1965, 126, 8000, 75, 1125, 2250),
-    # NVIDIA A100 Tensor Core GPU datasheet and architecture whitepaper.
-    "NVIDIA A100-SXM4-40GB": ((8, 0), 108, 1410, 40, 1555, 19.5, 156, 312),
-    "NVIDIA A100-SXM4-80GB": ((8, 0), 108, 1410, 40, 2039, 19.5, 156, 312),
-    "NVIDIA A100-PCIE-40GB": ((8, 0), 108, 1410, 40, 1555, 19.5, 156, 312),
-    "NVIDIA A100 80GB PCIe": ((8, 0), 108, 1410, 40, 1935, 19.5, 156, 312),
-    # NVIDIA A10 and RTX A6000 datasheets, GA102 architecture whitepaper.
-    "NVIDIA A10": ((8, 6), 72, 1695, 6, 600, 31.2, 62.5, 125),
-    "NVIDIA RTX A6000": ((8, 6), 84, 1800, 6, 768, 38.7, 77.4, 154.8),
-    "NVIDIA GeForce RTX 3090": ((8, 6), 82, 1695, 6, 936, 35.6, 35.6, 71),
-    # NVIDIA L4 and L40S datasheets, Ada architecture whitepaper.
-    "NVIDIA L4": ((8, 9), 58, 2040, 48, 300, 30.3, 60, 121),
-    "NVIDIA L40S": ((8, 9), 142, 2520, 96, 864, 91.6, 183, 362),
-    "NVIDIA GeForce RTX 4090": ((8, 9), 128, 2520, 72, 1008, 82.6, 82.6, 165.2),
-    # NVIDIA RTX Blackwell architecture whitepaper.
-    "NVIDIA GeForce RTX 5090": (
-        (12, 0), 170, 2407, 96, 1792, 104.8, 104.8, 209.5,
-    ),
-}
-# fmt: on
-_KNOWN = {name: _product(name, *row) for name, row in _PRODUCTS.items()}
-# What people say for a product whose name has more words.
-_SHORT = {"h100": "NVIDIA H100 80GB HBM3", "gh200": "NVIDIA GH200 480GB"}
+_KNOWN = {name: _product(name, *row) for name, row in gpus.PRODUCTS.items()}
 
 # What is modelled where there is no GPU to ask.
 DEFAULT_NAME = "NVIDIA H200"
@@ -185,8 +172,8 @@ def lookup(name: str) -> Gpu:
   """The GPU of that name.
 
   Args:
-    name: as the CUDA driver reports it; case and the words "NVIDIA" and
-      "GeForce" do not matter. "H100" is the one of 80 GB with HBM3.
+    name: as the CUDA driver reports it; case and the words "NVIDIA",
+      "GeForce" and "Tesla" do not matter. "H100" is the one of 80 GB with HBM3.
 
   Raises:
     ValueError: it is not in the table; the message lists the known names.
@@ -224,24 +211,31 @@ def current() -> Gpu:
   return gpu if sms is None else dataclasses.replace(gpu, sm_count=sms)
 
 
-def needs(
-  what: str, least: tuple[int, int], gpu: Gpu | None = None, exactly=False
+def why_not(
+  who: str, needs: Iterable[str], gpu: Gpu | None = None
 ) -> str | None:
-  """None, or that a GPU (`current()`) lacks the compute capability it needs.
+  """None, or what a GPU lacks of what a kernel needs.
+
+  Args:
+    who: the kernel, as the sentence names it.
+    needs: of `FEATURES`.
+    gpu: None is the one that a trace made now is for. Where there is none
+      kernels are interpreted, which needs nothing.
 
   Example:
     >>> from pallas_gemm import hardware
-    >>> hardware.needs("TMA", (9, 0), hardware.lookup("L4"))
-    'TMA needs a GPU of compute capability 9.0 or later, the NVIDIA L4 has 8.9'
+    >>> hardware.why_not("it", ("mma", "wgmma"), hardware.lookup("L4"))
+    'it needs wgmma, which compute capability 9.0 alone has; NVIDIA L4 has 8.9'
   """
-  gpu = gpu or current()
-  have = gpu.compute_capability
-  if have == least or (have > least and not exactly):
-    return None
-  want = "{}.{}".format(*least) + ("" if exactly else " or later")
-  has = "{}.{}".format(*have) if any(have) else "none that is known"
-  want = f"{what} needs a GPU of compute capability {want}"
-  return f"{want}, the {gpu.name} has {has}"
+  if gpu is None:
+    device = compat.target_device()
+    if compat.is_amd(device):
+      return f"{who} needs an NVIDIA GPU, this is for {device.device_kind}"
+    if not compat.targets_gpu():
+      return None
+    gpu = current()
+  found = next(filter(None, map(gpu.lacks, ("ptxas", *needs))), None)
+  return found and f"{who} needs {found}"
 
 
 def sm_count() -> int:
@@ -318,11 +312,12 @@ def occupancy(
   warps = -(-threads // WARP_THREADS)
   of_warp = -(-registers * WARP_THREADS // _REGISTER_UNIT) * _REGISTER_UNIT
   warps_a_quarter = gpu.registers_per_sm // _QUARTERS // of_warp
-  of_block = -(-(shared_bytes + _RESERVED_SHARED_BYTES) // _SHARED_UNIT_BYTES)
+  reserved = _reserved(gpu.compute_capability)
+  of_block = -(-(shared_bytes + reserved) // _SHARED_UNIT_BYTES)
   of_block *= _SHARED_UNIT_BYTES
   room = {
     "registers": _QUARTERS * warps_a_quarter // warps,
-    "shared memory": gpu.shared_bytes_per_sm // of_block,
+    "shared memory": gpu.shared_bytes_per_sm // max(1, of_block),
     "threads": gpu.max_threads_per_sm // (warps * WARP_THREADS),
     "blocks": gpu.max_blocks_per_sm,
   }
@@ -359,13 +354,13 @@ def assume(name: str | Gpu):
 
 @functools.lru_cache(maxsize=64)  # asked for several times a choice
 def _find(name: str) -> Gpu | None:
-  plain = _plain(_SHORT.get(_plain(name), name))
+  plain = _plain(gpus.SHORT.get(_plain(name), name))
   return next((g for g in _KNOWN.values() if _plain(g.name) == plain), None)
 
 
 def _plain(name: str) -> str:
   words = str(name).lower().split()
-  return " ".join(word for word in words if word not in ("nvidia", "geforce"))
+  return " ".join(x for x in words if x not in ("nvidia", "geforce", "tesla"))
 
 
 def _reported_sm_count(device: Any) -> int | None:
@@ -379,8 +374,8 @@ def _estimate(device: Any, sms: int | None) -> Gpu:
   said = str(getattr(device, "compute_capability", ""))
   found = re.fullmatch(r"(\d+)\.(\d+)", said)
   capability = (int(found[1]), int(found[2])) if found else (0, 0)
-  older = [c for c in _ARCHITECTURES if c <= capability]
-  nearest = max(older, default=min(_ARCHITECTURES))
+  older = [c for c in gpus.ARCHITECTURES if c <= capability]
+  nearest = max(older, default=min(gpus.ARCHITECTURES))
   peers = [g for g in _KNOWN.values() if g.compute_capability == nearest]
   peer = min(peers, key=lambda g: abs(g.sm_count - (sms or g.sm_count)))
   sms = sms or peer.sm_count

@@ -38,7 +38,7 @@ def find(
   Raises:
     ValueError, TypeError, RuntimeError: as `autotune`.
   """
-  if reason := hardware.needs("tuning", (9, 0), exactly=True):
+  if reason := hardware.why_not("tuning", ("wgmma",)):
     raise RuntimeError(reason)
   call, arrays = of_arrays(fn, args, kwargs)
   if any(isinstance(x, jax.core.Tracer) for x in arrays.values()):

@@ -66,6 +66,7 @@ def test_files_that_hold_no_such_rows(run, tmp_path, content, message):
 
 
 FLAGS = {
+  "ampere": "emit ptx shapes seed output_dir",
   "counters": "kernels shapes dtype seed output_dir gpu ncu timeout_s",
   "dense": "suite shapes dtype repeats warmup seed output_dir tuned base",
   "fit": "device start terms write keep ablate seed",
@@ -76,6 +77,7 @@ FLAGS = {
   "memory": "measures levels seed output_dir warmup repeats",
   "ragged": "suite passes beside dtype repeats warmup seed output_dir base",
   "report": "rows",
+  "targets": "targets kernels output_dir",
   "tune": "shapes suite random groups top more configs output resume freeze",
 }
 

@@ -20,14 +20,17 @@ def test_rates_follow_from_lanes_and_clock_and_sizes_are_plausible(name):
   gpu = hardware.lookup(name)
   fp32 = 2 * gpu.sm_count * gpu.fp32_lanes_per_sm * gpu.clock_hz
   assert gpu.fp32_flops == pytest.approx(fp32, rel=0.02)
-  assert gpu.fp32_flops <= gpu.tf32_flops < gpu.bf16_flops
-  assert gpu.bf16_flops / gpu.tf32_flops == pytest.approx(2, rel=0.02)
+  assert gpu.fp32_flops <= gpu.tf32_flops
+  tensor_cores = 2 if gpu.compute_capability >= (8, 0) else 1
+  ratio = gpu.bf16_flops / gpu.tf32_flops
+  assert ratio == pytest.approx(tensor_cores, rel=0.025)
   assert gpu.modelled_on is None
-  assert gpu.shared_bytes_per_sm - gpu.shared_bytes_per_block == 1024
+  of_cuda = 1024 if gpu.compute_capability >= (8, 0) else 0
+  assert gpu.shared_bytes_per_sm - gpu.shared_bytes_per_block == of_cuda
   assert gpu.shared_bytes_per_block < 256 * 1024
   assert gpu.registers_per_sm == 65536
-  assert gpu.max_threads_per_sm in (1536, 2048)
-  assert 1 << 22 < gpu.l2_bytes < 1 << 28
+  assert gpu.max_threads_per_sm in (1024, 1536, 2048)
+  assert 1 << 21 < gpu.l2_bytes < 1 << 28
   assert 1e11 < gpu.dram_bytes_per_s < 1e13
 
 
@@ -72,7 +75,8 @@ def test_occupancy_of_an_h200(kernel, room):
 
 
 @pytest.mark.parametrize(
-  ("name", "blocks"), [("A10", 16), ("L4", 24), ("RTX 5090", 24), ("B200", 32)]
+  ("name", "blocks"),
+  [("T4", 16), ("A10", 16), ("L4", 24), ("RTX 5090", 24), ("B200", 32)],
 )
 def test_blocks_that_an_sm_can_hold(name, blocks):
   gpu = hardware.lookup(name)
@@ -90,6 +94,7 @@ def test_blocks_that_an_sm_can_hold(name, blocks):
     (" H200 ", "NVIDIA H200"),
     ("H200 NVL", "NVIDIA H200 NVL"),
     ("RTX 3090", "NVIDIA GeForce RTX 3090"),
+    ("T4", "Tesla T4"),
     ("H100", "NVIDIA H100 80GB HBM3"),
     ("nvidia gh200", "NVIDIA GH200 480GB"),
   ],
@@ -155,7 +160,7 @@ def test_an_unknown_device_is_scaled_from_its_peer(monkeypatch):
 
 @pytest.mark.parametrize(
   ("reported", "peer"),
-  [("10.3", (10, 0)), ("12.1", (12, 0)), ("8.7", (8, 6)), ("11.0", (10, 0))],
+  [("10.4", (10, 3)), ("12.2", (12, 1)), ("8.8", (8, 7)), ("11.0", (10, 3))],
 )
 def test_a_newer_capability_takes_the_nearest_older(
   monkeypatch, reported, peer
@@ -169,7 +174,6 @@ def test_a_newer_capability_takes_the_nearest_older(
 @pytest.mark.parametrize(
   ("reported", "capability", "has"),
   [
-    ("7.5", (7, 5), "7.5"),
     ("7.0", (7, 0), "7.0"),
     ("", (0, 0), "none that is known"),
     (None, (0, 0), "none that is known"),
@@ -182,16 +186,17 @@ def test_a_gpu_older_than_the_table_or_that_tells_nothing(
     monkeypatch,
     device_kind="strange",
     compute_capability=reported,
-    core_count=54,
-    shared_memory_per_block_optin=65536,
+    core_count=20,
+    shared_memory_per_block_optin=49152,
   )
-  gpu, oldest = hardware.current(), hardware.lookup("A100-SXM4-40GB")
+  gpu, oldest = hardware.current(), hardware.lookup("T4")
   assert (gpu.name, gpu.modelled_on) == ("strange", oldest.name)
   assert gpu.compute_capability == capability
-  assert (gpu.sm_count, gpu.shared_bytes_per_block) == (54, 65536)
+  assert (gpu.sm_count, gpu.shared_bytes_per_block) == (20, 49152)
   assert gpu.fp32_flops == oldest.fp32_flops / 2
-  assert hardware.needs("x", (8, 0)) == (
-    f"x needs a GPU of compute capability 8.0 or later, the strange has {has}"
+  assert hardware.why_not("x", ("mma",)) == (
+    "x needs CUDA 13's ptxas, which compute capability 7.5 and later have;"
+    f" strange has {has}"
   )
 
 
@@ -213,18 +218,30 @@ def test_a_gpu_of_amd_is_none_that_kernels_run_on(monkeypatch, device):
 
 
 @pytest.mark.parametrize(
-  ("gpu", "least", "exactly", "is_enough"),
+  ("name", "has"),
   [
-    ("H200", (9, 0), True, True),
-    ("B200", (9, 0), False, True),
-    ("B200", (9, 0), True, False),
-    ("RTX 4090", (8, 6), False, True),
-    ("RTX 4090", (9, 0), False, False),
+    ("T4", ()),
+    ("A100-SXM4-80GB", ("mbarrier", "mma")),
+    ("RTX 4090", ("mbarrier", "mma")),
+    ("H200", set(hardware.FEATURES) - {"ptxas", "tcgen05"}),
+    ("GB300", set(hardware.FEATURES) - {"ptxas", "wgmma"}),
+    ("RTX 5090", set(hardware.FEATURES) - {"ptxas", "wgmma", "tcgen05"}),
   ],
 )
-def test_needs(gpu, least, exactly, is_enough):
-  found = hardware.needs("x", least, hardware.lookup(gpu), exactly=exactly)
-  assert (found is None) == is_enough
+def test_what_a_gpu_has(name, has):
+  gpu = hardware.lookup(name)
+  found = {need for need in hardware.FEATURES if not gpu.lacks(need)}
+  assert found == {"ptxas", *has}
+  for need in hardware.FEATURES:
+    assert (hardware.why_not("x", (need,), gpu) is None) == (need in found)
+
+
+def test_what_is_interpreted_needs_nothing(monkeypatch):
+  assert hardware.why_not("x", hardware.FEATURES) is None
+  device = types.SimpleNamespace(platform="gpu", device_kind="AMD gfx90a")
+  monkeypatch.setattr(compat, "target_device", lambda: device)
+  reason = "x needs an NVIDIA GPU, this is for AMD gfx90a"
+  assert hardware.why_not("x", ()) == reason
 
 
 def test_a_mesh_that_is_set_is_of_this_machines_gpu(monkeypatch):
@@ -264,14 +281,12 @@ def test_assumed_gpus_are_told_apart():
 
 def test_a_gpu_that_has_no_row_is_assumed():
   row = hardware.lookup("RTX 5090")
-  other = dataclasses.replace(
-    row, name="NVIDIA GB10", compute_capability=(12, 1), sm_count=48
-  )
+  other = dataclasses.replace(row, name="NVIDIA RTX PRO 2000", sm_count=34)
   with hardware.assume(other) as gpu:
     found = hardware.current()
-  assert gpu is other and found.modelled_on == row.name
-  assert (found.name, found.compute_capability) == (other.name, (12, 1))
-  assert found.sm_count == 48
+  assert gpu is other and found.modelled_on
+  assert (found.name, found.compute_capability) == (other.name, (12, 0))
+  assert found.sm_count == 34
 
 
 def test_clusters_that_surely_run_together():

@@ -7,9 +7,11 @@ import re
 
 import pytest
 
+from experiments import targets
 from experiments.harness import compiled as compiled_lib
+from experiments.harness import rows
+from pallas_gemm import hardware
 from pallas_gemm.ladder import LADDER, contract, with_variants
-from tests.support import gpus
 
 pytestmark = pytest.mark.aot
 
@@ -44,6 +46,7 @@ CLAIMS = {
   "11": [r"HGMMA\S*", r"UTMALDG\S*", r"UTMASTG\S*", r"USETMAXREG\S*"],
   "11a": [r"HGMMA\S*", r"UTMALDG\S*", r"UTMASTG\S*", r"USETMAXREG\S*"],
   "12": [r"HGMMA\S*", r"UTMALDG\S*MULTICAST\S*", r"UTMASTG\S*"],
+  "13": [r"UTCHMMA\S*", r"LDTM\S*", r"UTMALDG\S*", r"UTMASTG\S*"],
 }
 # Instructions in the whole kernel: of these rungs the page's idea is a count.
 # A's loads of 128 bits are easily taken apart into words by LLVM.
@@ -99,28 +102,60 @@ def test_nothing_spills_with_c(rung):
   assert compiled.warnings == ()
 
 
-# On one all that run there, of the others one each.
-ON_OTHERS = {
-  "75": ["7"],
-  "80": ["1", "2", "3", "4", "5", "6", "7", "8a", "9a"],
-  "86": ["9a"],
-  "89": ["8a"],
-  "100a": ["8"],
-  "103a": ["5"],
-  "120a": ["6"],
-  "121a": ["4"],
+# Of the cells of the matrix those that a plain run compiles.
+SAMPLE = {
+  *(("80", label) for label in "1 2 3 4 5 6 7 8a 9a 9c".split()),
+  *(("75", "3"), ("75", "7"), ("86", "9c"), ("89", "8a"), ("100a", "13")),
+  *(("103a", "8"), ("120a", "8"), ("121a", "4")),
+}
+# What Hopper's instructions are called, or become, before it.
+BEFORE = {r"STSM\S*": r"STS\S*", r"SYNCS\S*ARRIVE\S*": r"ATOMS\.ARRIVE\.64"}
+ON_TURING = {
+  r"SYNCS\S*ARRIVE\S*": r"BAR\.SYNC\S*",
+  r"LD\.E": r"LD\.E\.SYS",
+  r"LDS": r"LDS\S*",
+  r"LDS\.128": r"LDS\.U\.128",
+  r"STG?\.E\.128": r"ST\.E\.128\S*",
 }
 
 
-@pytest.mark.parametrize(
-  ("gpu", "target"), list(zip(gpus.OTHERS, ON_OTHERS)), ids=ON_OTHERS
-)
-def test_nothing_spills_on_other_gpus(gpu, target):
-  labels = ON_OTHERS[target]
-  compiled = compiled_lib.compile_example(
-    "tests.support.gpus:example", gpu, labels=labels, size=SIZE
-  )
-  assert compiled.spill_bytes == compiled.stack_bytes == 0
-  assert compiled.warnings == ()
-  found = re.findall(r"\t\.target\tsm_(\w+)", compiled.sass)
-  assert found == [target] * len(labels)
+def _cells():
+  for target in targets.TARGETS:
+    for rung in targets.every_rung():
+      cell = target, rung.label
+      plain = () if cell in SAMPLE else pytest.mark.targets
+      yield pytest.param(rung, target, marks=plain, id="-".join(cell))
+
+
+@pytest.mark.parametrize(("rung", "target"), [*_cells()])
+def test_on_every_target(rung, target):
+  """Refused before anything is lowered, or as its page says, and clean."""
+  gpu = hardware.lookup(targets.TARGETS[target])
+  if reason := targets.why_not(rung, target):
+    assert rung.lacks(gpu) == reason or "needs JAX 0.12" in reason
+    return
+  found = targets.kernel(rung, target)
+  assert found.spill_bytes == found.stack_bytes == 0
+  assert found.warnings == ()
+  assert re.findall(r"\t\.target\tsm_(\w+)", found.sass) == [target]
+  renamed = BEFORE if gpu.compute_capability < (9, 0) else {}
+  if gpu.compute_capability < (8, 0):
+    renamed = renamed | ON_TURING
+  for instruction in CLAIMS[rung.label]:
+    assert found.has(renamed.get(instruction, instruction)), instruction
+
+
+def test_the_rows_of_all_targets_are_clean():
+  """And there are some of the oldest JAX and of a newer one."""
+  found = rows.read(rows.RESULTS / targets.FILE)
+  versions = sorted({row["jax"] for row in found})
+  assert versions[0] == "0.11.2" and len(versions) > 1
+  cells = [(x, rung) for x in targets.TARGETS for rung in targets.every_rung()]
+  for version in versions:
+    of = [row for row in found if row["jax"] == version]
+    have = [(row["target"], row["rung"]) for row in of]
+    assert have == [(target, rung.label) for target, rung in cells]
+    for row, (target, rung) in zip(of, cells):
+      lacks = rung.lacks(hardware.lookup(targets.TARGETS[target]))
+      assert row.get("refused") == lacks or "JAX 0.12" in row["refused"]
+      assert "refused" in row or targets.is_clean(row)

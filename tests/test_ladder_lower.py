@@ -6,19 +6,21 @@ swizzles, TMA boxes and strides, shared memory.
 
 import functools
 import re
+import types
 
 import jax
 import pytest
 
 from experiments.harness import shapes
-from pallas_gemm import hardware
-from pallas_gemm.ladder import LADDER, contract, with_variants
+from pallas_gemm import compat, hardware
+from pallas_gemm.ladder import BLACKWELL, LADDER, contract, with_variants
 from tests.support import gpus, problems
 
 each_rung = pytest.mark.parametrize(
   "rung", with_variants(), ids=lambda r: r.name
 )
 GPU = "NVIDIA H200"
+EVERY = with_variants(LADDER + BLACKWELL)
 
 
 def _lower(rung, m, n, k, dtype, *, beta=0.0, config=None) -> str:
@@ -96,40 +98,53 @@ def test_a_kernel_is_lowered_for_the_gpu_that_is_assumed(gpu):
   assert gpus.target_of_kernel(lowered) == gpu.compute_capability
 
 
-# What a rung needs of a GPU; the first of them is the one that it names.
-NEEDS = {
-  **dict.fromkeys(("3", "4"), "mbarrier needs .* 8.0 or later"),
-  "8": "TMA needs .* 9.0 or later",
-  **dict.fromkeys(("9a", "9c"), "mma .* needs .* 8.0 or later"),
-  **dict.fromkeys(("9", "9b", "10", "10a", "11", "11a", "12"), "wgmma needs"),
-}
-
-
 @pytest.mark.parametrize("gpu", (gpus.V100, *gpus.OTHERS), ids=_id)
-@each_rung
+@pytest.mark.parametrize("rung", EVERY, ids=_id)
 def test_what_other_gpus_lack(rung, gpu):
-  """Each config is refused for it, before its sizes; an error names it."""
-  least = {"3": (8, 0), "4": (8, 0), "8": (9, 0)}
-  least |= {"9a": (8, 0), "9c": (8, 0)}
-  reason = NEEDS.get(rung.label)
-  if reason and gpu.compute_capability >= least.get(rung.label, (99, 0)):
-    reason = None
-  if gpu.compute_capability < (7, 5):
-    reason = "ptxas needs .* 7.5 or later"
+  """Each config is refused for it, before its sizes; an error says the same."""
   problem = contract.Gemm(512, 512, 512, rung.dtypes[0])
   x = jax.ShapeDtypeStruct((512, 512), rung.dtypes[0])
+  lacking = [need for need in ("ptxas", *rung.needs) if gpu.lacks(need)]
   with hardware.assume(gpu):
     found = rung.is_legal(rung.default_config(problem), problem)
-    if reason is None:  # but for room
-      assert found is None or "bytes of shared memory" in found
+    assert rung.lacks() == rung.lacks(gpu)
+    if not lacking:
+      assert found is None or "needs JAX 0.12" in found
       return
-    assert re.match(f"{reason}.*, the {gpu.name} has ", found), found
-    with pytest.raises(ValueError, match=reason):
+    assert found == rung.lacks()
+    # The rungs that it names are those that run there.
+    fit = [each.label for each in EVERY if not each.lacks(gpu)]
+    assert found.startswith(
+      f"rung {rung.label} needs {hardware.FEATURES[lacking[0]].name}, which"
+    )
+    assert f"; {gpu.name} has " in found
+    assert found.endswith(" run on it") == bool(fit)
+    with pytest.raises(ValueError, match=re.escape(found)):
       jax.eval_shape(rung.gemm, x, x)
 
 
+def test_what_runs_there_is_said():
+  assert LADDER[11].lacks(hardware.lookup("L4")) == (
+    "rung 12 needs wgmma, which compute capability 9.0 alone has; NVIDIA L4 has"
+    " 8.9; rungs 1-7, 8a, 9a and 9c run on it"
+  )
+  assert BLACKWELL[0].lacks(hardware.lookup("H200")) == (
+    "rung 13 needs tcgen05, which compute capability 10.x alone has; NVIDIA"
+    " H200 has 9.0; rungs 1-12, 8a, 9a, 9b, 9c, 10a and 11a run on it"
+  )
+
+
+def test_a_gpu_of_amd_is_refused_in_a_sentence(monkeypatch):
+  device = types.SimpleNamespace(platform="gpu", device_kind="AMD MI300X")
+  monkeypatch.setattr(compat, "target_device", lambda: device)
+  x = jax.ShapeDtypeStruct((512, 512), "float32")
+  reason = "rung 1 needs an NVIDIA GPU, this is for AMD MI300X"
+  with pytest.raises(ValueError, match=reason):
+    jax.eval_shape(LADDER[0].gemm, x, x)
+
+
 @pytest.mark.parametrize("gpu", (gpus.T4, gpus.A100, gpus.B200), ids=_id)
-@each_rung
+@pytest.mark.parametrize("rung", EVERY, ids=_id)
 def test_what_is_legal_lowers_on_other_gpus(rung, gpu):
   dtype = rung.dtypes[0]
   problem = contract.Gemm(512, 512, 512, dtype)

@@ -1,6 +1,7 @@
 """Which implementation runs, on which device, and what is said about it."""
 
 import contextlib
+import re
 import threading
 import types
 
@@ -277,11 +278,11 @@ def test_a_new_config_is_used_from_the_next_call_on(monkeypatch):
 # As JAX describes the GPU of a machine, and what `explain` says of it. A name
 # alone is all that an abstract device has; "unknown" is one that tells nothing.
 DEVICES = {
-  "T4": ("Tesla T4", "gpu", "7.5", "capability 9.0, the Tesla T4 has 7.5"),
-  "V100": ("Tesla V100", "gpu", "7.0", "9.0, the Tesla V100 has 7.0"),
+  "T4": ("Tesla T4", "gpu", "7.5", "needs wgmma, .*; Tesla T4 has 7.5"),
+  "V100": ("Tesla V100", "gpu", "7.0", "needs CUDA 13's ptxas, .*; Tesla V100"),
   "A100": (
     *("NVIDIA A100-SXM4-80GB", "gpu", "8.0"),
-    "capability 9.0, the NVIDIA A100-SXM4-80GB has 8.0",
+    "needs wgmma, .*; NVIDIA A100-SXM4-80GB has 8.0",
   ),
   "MI300X": (
     *("AMD Instinct MI300X", "gpu", "gfx942"),
@@ -291,10 +292,7 @@ DEVICES = {
     *("strange", "rocm", "gfx90a"),
     "needs an NVIDIA GPU, this is for strange",
   ),
-  "unknown": (
-    *("strange", "gpu", None),
-    "capability 9.0, the strange has none that is known",
-  ),
+  "unknown": ("strange", "gpu", None, "strange has none that is known"),
 }
 OPS = {
   name: op._replace(dtype="bfloat16").of(**dict.fromkeys("mnk", 256))
@@ -365,12 +363,13 @@ def test_what_is_said_of_other_devices(op, name, monkeypatch):
       for ran in found.products:
         assert ran.implementation == "xla"
         assert ran.why.startswith("sm90: ")
-        assert ran.why.endswith(DEVICES[name][3])
+        assert re.search(DEVICES[name][3], ran.why)
       assert found.products
     with pallas_gemm.batch_invariant():
       op.ours(*op.args())
-    assert said and all("has no effect here" in text for text in said)
-    with pytest.raises(RuntimeError, match=r"tuning needs .*9\.0"):
+    expected = "has no effect here|^products are XLA's: the kernel needs "
+    assert said and all(re.search(expected, text) for text in said)
+    with pytest.raises(RuntimeError, match="tuning needs "):
       pallas_gemm.autotune(pallas_gemm.matmul, A, B)
     # Triton asks the driver of GPUs that it has no numbers for.
     assert (triton_config.current_gpu() is None) == (name != "A100")

@@ -35,9 +35,10 @@ from pallas_gemm import hardware
 _PLUGIN = Path(sys.prefix, "cuda-plugin")
 _TIMEOUT_S = 240
 _TOOLS = "ptxas", "nvdisasm"
-# Mosaic GPU prints to the process's stdout, when it compiles a kernel: what
-# ptxas says; and the code that launches, which holds what ptxas is not told.
-TELL = ("MOSAIC_GPU_DUMP_PTXAS", "MOSAIC_GPU_DUMP_HOST_LLVM")
+# Mosaic GPU prints to the process's stdout, when it compiles a kernel: PTX,
+# what ptxas says, and the code that launches, which has
+# what ptxas is not told.
+TELL = tuple(f"MOSAIC_GPU_DUMP_{x}" for x in ("PTX", "PTXAS", "HOST_LLVM"))
 
 
 def unavailable() -> str | None:

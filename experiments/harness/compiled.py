@@ -2,7 +2,7 @@
 
 JAX's CUDA plugin compiles for a described GPU as well as for one that is
 there, so `compile_rung` and `compile_example` need no GPU: they compile for
-an NVIDIA H200, or another, and give what ptxas says, what the kernel is
+an NVIDIA H200, or another GPU, and give what ptxas says, what the kernel is
 launched with, and the machine code (SASS). They do so in another process
 (`compile_process`), since some failures end it. On a GPU `capture` listens
 while a kernel is compiled to run.
@@ -26,9 +26,12 @@ from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract
 
 GPU = hardware.lookup("NVIDIA H200")
+# The kernel before ptxas, and the code that launches it after.
+PTX = re.compile(r"(?ms)^\.version .*?^\}\n")
+_HOST = re.compile(r"(?ms)^; ModuleID .*?(?=^ptxas info|^//|\Z)")
 # The call in that code, of JAX 0.12 or 0.11: grid, cluster and threads of a
 # block in three dimensions each, then bytes of dynamic shared memory.
-_LAUNCH = re.compile(
+LAUNCH = re.compile(
   r"call [^@\n]*@mosaic_gpu_(?:build_kernel_spec|launch_kernel)"
   r"\(ptr [^,]*" + r", i32 (\d+)" * 10
 )
@@ -154,13 +157,12 @@ def describe(
 
   Or, in a line, why that can't be told here. Compiling takes seconds.
   """
-  if gpu.compute_capability != GPU.compute_capability:
-    like = GPU.name
-    return [f"machine code: compiled for GPUs like {like}, not {gpu.name}"]
+  if reason := rung.lacks(gpu):
+    return [f"machine code: none; {reason}"]
   if reason := compile_process.unavailable():
     return [f"machine code: not known here; {reason}"]
   try:
-    kernel = compile_rung(rung, problem, rung.default_config(problem))
+    kernel = compile_rung(rung, problem, gpu=gpu)
   except RuntimeError as error:
     return [f"machine code: none; {str(error).splitlines()[-1]}"]
   spills = f"{kernel.spill_bytes} bytes of" if kernel.spill_bytes else "no"
@@ -186,19 +188,22 @@ def compile_rung(
   rung: contract.Rung | int | str,
   problem: contract.Problem,
   config: contract.Config | None = None,
+  gpu: hardware.Gpu = GPU,
 ) -> Compiled:
   """The kernel of a rung, or of a variant.
 
   Args:
     rung: itself, its number or its label: 1..12, "8a".
     problem: what it computes.
-    config: None takes the default.
+    config: None takes the default for that GPU.
+    gpu: what it is compiled for.
 
   Raises:
     RuntimeError: it does not compile, or the compiler reported nothing.
   """
   return compile_example(
     f"{__name__}:rung_example",
+    gpu,
     rung=getattr(rung, "label", rung),
     problem=dataclasses.asdict(problem),
     config=config and dataclasses.asdict(config),
@@ -259,12 +264,10 @@ def parse(text: str) -> Compiled:
     if "Potential Performance Loss" in line
     or re.search(r"\(C75\d\d\).*serialized", line)
   ]
-  # The code that launches follows each kernel's.
-  host = r"(?ms)^; ModuleID .*?(?=^ptxas info|\Z)"
   return Compiled(
     **dataclasses.asdict(found),
     warnings=tuple(warnings),
-    sass=re.sub(host, "", text[start:]),
+    sass=PTX.sub("", _HOST.sub("", text[start:])),
   )
 
 
@@ -278,7 +281,7 @@ def resources(text: str) -> Resources | None:
     r" (\d+) bytes spill loads",
     text,
   )
-  launches = [[int(x) for x in found] for found in _LAUNCH.findall(text)]
+  launches = [[int(x) for x in found] for found in LAUNCH.findall(text)]
   static = max(int(shared or 0) for _, shared in used)
   return Resources(
     registers=max(int(registers) for registers, _ in used),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from experiments.harness import case as case_lib
 from experiments.harness import inputs
 from experiments.harness.case import Arm, Candidate, Claim, only
-from pallas_gemm import compat, numerics
+from pallas_gemm import compat, hardware, numerics
 from pallas_gemm.ladder import contract
 from pallas_gemm.problem import Problem
 
@@ -233,13 +233,20 @@ def jax_hopper(problem: contract.Problem) -> list[Candidate]:
 
 
 def needs_hopper() -> None:
-  """Refuses what compiles for Hopper alone where there is no GPU.
+  """Refuses what compiles for Hopper alone elsewhere.
 
   Raises:
-    NotImplementedError: there is none.
+    NotImplementedError: says why.
   """
+  if reason := why_no_hopper():
+    raise NotImplementedError(reason)
+
+
+def why_no_hopper() -> str | None:
+  """None, or why what compiles for Hopper alone does not run here."""
   if not compat.targets_gpu():
-    raise NotImplementedError("it needs a Hopper GPU")
+    return "it needs a Hopper GPU"
+  return hardware.why_not("it", ("wgmma",))
 
 
 PEERS = {TRITON: triton_dense, HOPPER: jax_hopper}

@@ -19,7 +19,6 @@ from pallas_gemm import blas, hardware
 from pallas_gemm.ladder import blocks
 
 FLOAT32, FLOAT16S = blas.FLOAT32, blas.FLOAT16S
-LEAST = 7, 5  # the first compute capability that CUDA 13's ptxas compiles for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +128,7 @@ class Rung:
     config_type: SimtConfig or TensorCoreConfig.
     uses: the config's fields that the kernel reads; the others keep their
       defaults.
+    needs: what of `hardware.FEATURES` a GPU must have.
     default_config: the config that `gemm` uses for a problem when none is
       given.
     is_legal: (config, problem) -> None, or the reason why it can't run.
@@ -157,6 +157,7 @@ class Rung:
   dtypes: tuple[str, ...]
   config_type: type
   uses: tuple[str, ...]
+  needs: tuple[str, ...]
   default_config: Callable[[Gemm], Config]
   is_legal: Callable[[Any, Gemm], str | None]
   grid: Callable[[Gemm, Any], tuple[int, int, int]]
@@ -173,6 +174,20 @@ class Rung:
   def label(self) -> str:
     """The number, with the letter of a variant: "8", "8a"."""
     return f"{self.number}{self.variant}"
+
+  def lacks(self, gpu: hardware.Gpu | None = None) -> str | None:
+    """None, or which of `needs` a GPU has not got, and what runs on it.
+
+    Args:
+      gpu: None is the one that a trace made now is for.
+
+    Example:
+      >>> from pallas_gemm import hardware, ladder
+      >>> print(ladder.find(12).lacks(hardware.lookup("T4")))
+      rung 12 needs TMA, which compute capability 9.0 and later have; Tesla T4
+      has 7.5; rungs 1-7 and 8a run on it
+    """
+    return _lacks(self.label, self.needs, gpu)
 
   def gemm(
     self,
@@ -204,8 +219,8 @@ class Rung:
 
     Raises:
       TypeError: an argument is of the wrong kind or dtype.
-      ValueError: a rank, a shape, `beta` without `c`, or a config that is
-        not legal.
+      ValueError: a rank, a shape, `beta` without `c`, a GPU that the rung
+        can't run on, or a config that is not legal.
 
     Example:
       >>> import jax.numpy as jnp
@@ -217,6 +232,8 @@ class Rung:
     problem = check_arguments(
       a, b, c, alpha=alpha, beta=beta, dtypes=self.dtypes, rung=self.name
     )
+    if reason := self.lacks():
+      raise ValueError(reason)
     if config is None:
       config = self.default_config(problem)
     elif not isinstance(config, self.config_type):
@@ -292,6 +309,38 @@ def check_fields(config: Config, uses: Sequence[str]) -> str | None:
   return None
 
 
+def _lacks(
+  label: str, needs: Sequence[str], gpu: hardware.Gpu | None
+) -> str | None:
+  reason = hardware.why_not(f"rung {label}", needs, gpu)
+  if reason is None:
+    return None
+  from pallas_gemm import ladder  # which imports this
+
+  every = ladder.with_variants(ladder.LADDER + ladder.BLACKWELL)
+  fit = [x for x in every if not hardware.why_not("", x.needs, gpu)]
+  if not fit:
+    return reason
+  return f"{reason}; rungs {_in_words([x.label for x in fit])} run on it"
+
+
+def _in_words(labels: list[str]) -> str:
+  """Numbers that follow each other as a range: "1-7, 8a and 9c"."""
+  plain = [int(x) for x in labels if x.isdecimal()]
+  parts = [
+    f"{first}-{last}" if (last := _end(first, plain)) > first else str(first)
+    for first in plain
+    if first - 1 not in plain
+  ]
+  parts += [x for x in labels if not x.isdecimal()]
+  parts.sort(key=lambda x: (int(re.match(r"\d+", x)[0]), x))
+  return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+
+
+def _end(first: int, numbers: list[int]) -> int:
+  return _end(first + 1, numbers) if first + 1 in numbers else first
+
+
 def _without_product(c: jax.Array | None, problem: Gemm) -> jax.Array:
   """beta * C, or zeros: no kernel has anything to multiply."""
   if c is None:
@@ -329,6 +378,7 @@ def make_rung(
   idea: str,
   dtypes: tuple[str, ...],
   uses: Sequence[str] | None = None,
+  needs: Sequence[str] = (),
   variant: str = "",
   number: int | None = None,
   name: str | None = None,
@@ -348,6 +398,7 @@ def make_rung(
     dtypes: see `Rung`; they say which kind of config it takes.
     uses: see `Rung`; None for all. `check_fields` holds a config to it before
       `is_legal` is asked.
+    needs: see `Rung`; a GPU without it is refused before that, too.
     number, name: those in the file's name, `kNN_name.py`, if not given.
     **other: fields of `Rung` that are not what the file defines under their
       names.
@@ -378,12 +429,14 @@ def make_rung(
       f"{module!r} must define {', '.join(missing)}, or hand them to make_rung"
     )
   grid, specs = parts["grid"], parts["specs"]
+  number = int(stem[1]) if number is None else number
+  label = f"{number}{variant}"
 
   def legal(config, problem):
     if not isinstance(config, config_type):
       want, got = config_type.__name__, type(config).__name__
       return f"config must be a {want}, got {got}"
-    reason = check_fields(config, uses) or hardware.needs("ptxas", LEAST)
+    reason = _lacks(label, needs, None) or check_fields(config, uses)
     return parts["is_legal"](config, problem) if reason is None else reason
 
   def whole_blocks(problem, config):
@@ -391,13 +444,14 @@ def make_rung(
     return (*out_specs.block_shape, in_specs[0].block_shape[1] or 1)
 
   return Rung(
-    number=int(stem[1]) if number is None else number,
+    number=number,
     variant=variant,
     name=stem[2] if name is None else name,
     idea=idea,
     dtypes=dtypes,
     config_type=config_type,
     uses=uses,
+    needs=tuple(needs),
     launch=take("launch", lambda problem, config: grid(problem, config)[:2]),
     layout=take("layout"),
     warpgroups=take("warpgroups", lambda c: getattr(c, "consumers", 1)),

@@ -35,7 +35,8 @@ memory: 2 loads for 1 FMA.
 **In Mosaic GPU.** 1,024 outputs at one a thread are 8 warpgroups, 8 Pallas
 threads of one block, each owning 4 rows. Two things differ from the CUDA
 kernel. There is no `__syncthreads` over warpgroups: an mbarrier stands in
-(`num_arrivals` counts warpgroups: 8 * 128 threads). And rows of shared memory
+(`num_arrivals` counts warpgroups: 8 * 128 threads), and on GPUs before Ampere,
+which have none, `bar.sync 0` as PTX. And rows of shared memory
 may be read by `ldmatrix` (LDSM), which Mosaic GPU picks. LLVM unrolls the
 loop over kk by four and merges A's loads to 128 bits. Unrolled whole, it takes
 44 registers a thread, not 28: one block an SM, 7.5 -> 5.6 TFLOP/s (H200).
@@ -50,7 +51,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat, hardware
+from pallas_gemm import compat, ptx
 from pallas_gemm.ladder import contract, legal, register_layouts
 from pallas_gemm.ladder.blocks import GMEM, Specs, rows_of, shared_bytes, window
 from pallas_gemm.ladder.register_layouts import LANE, load, outer
@@ -90,7 +91,6 @@ def is_legal(config, problem):
   # Each warpgroup copies rows of A and B; Mosaic has no arrays of one element.
   rows = max(warpgroups(config), 2)
   return legal.first(
-    hardware.needs("mbarrier", (8, 0)),
     legal.at_least("block_m", config.block_m, rows),
     legal.at_least("block_k", config.block_k, rows),
     legal.at_least("block_n", config.block_n, 2),
@@ -126,8 +126,7 @@ def kernel(operands, problem, config):
       b_tile = load(window(own_b, b_ref, i, j, k), copy_b)
       a_s[own_m] = a_tile
       b_s[own_k] = b_tile
-      plgpu.barrier_arrive(loaded)
-      plgpu.barrier_wait(loaded)
+      ptx.wait_for_block(loaded)
 
       def step(kk, acc):
         a_k = load(a_s.at[own_m, kk], own.reduce(1))
@@ -135,8 +134,7 @@ def kernel(operands, problem, config):
         return acc + outer(a_k, b_k, own)
 
       acc = lax.fori_loop(0, bk, step, acc)
-      plgpu.barrier_arrive(computed)
-      plgpu.barrier_wait(computed)
+      ptx.wait_for_block(computed)
       return acc
 
     acc = plgpu.layout_cast(jnp.zeros((rows, bn), jnp.float32), own)
@@ -155,8 +153,8 @@ def kernel(operands, problem, config):
     scratch_types=(
       plgpu.SMEM(in_specs[0].block_shape, jnp.float32),
       plgpu.SMEM(in_specs[1].block_shape, jnp.float32),
-      plgpu.Barrier(num_arrivals=count),
-      plgpu.Barrier(num_arrivals=count),
+      ptx.block_barrier(count),
+      ptx.block_barrier(count),
     ),
     compiler_params=LANE,
   )(*operands)

@@ -43,7 +43,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat, hardware
+from pallas_gemm import compat, ptx
 from pallas_gemm.ladder import contract, legal, register_layouts
 from pallas_gemm.ladder.blocks import GMEM, Specs, rows_of, shared_bytes, window
 from pallas_gemm.ladder.register_layouts import LANE, load, outer
@@ -85,10 +85,7 @@ def is_legal(config, problem):
       "block_n must be 64, and block_m / (2 * thread_m), the block's"
       f" warpgroups, 1 to 8 and at most block_k, got {config}"
     )
-  return legal.first(
-    hardware.needs("mbarrier", (8, 0)),
-    legal.fits(shared_bytes(specs(problem, config).in_specs[:2], 1, 4)),
-  )
+  return legal.fits(shared_bytes(specs(problem, config).in_specs[:2], 1, 4))
 
 
 def kernel(operands, problem, config):
@@ -118,8 +115,7 @@ def kernel(operands, problem, config):
       b_tile = load(window(own_b, b_ref, i, j, k), copy_b)
       a_s[own_m] = a_tile
       b_s[own_k] = b_tile
-      plgpu.barrier_arrive(loaded)
-      plgpu.barrier_wait(loaded)
+      ptx.wait_for_block(loaded)
 
       def step(kk, acc):
         a_k = load(a_s.at[own_m, kk], own.reduce(1))  # TM values
@@ -127,8 +123,7 @@ def kernel(operands, problem, config):
         return acc + outer(a_k, b_k, own)
 
       acc = lax.fori_loop(0, bk, step, acc)
-      plgpu.barrier_arrive(computed)
-      plgpu.barrier_wait(computed)
+      ptx.wait_for_block(computed)
       return acc
 
     acc = plgpu.layout_cast(jnp.zeros((rows, bn), jnp.float32), own)
@@ -147,8 +142,8 @@ def kernel(operands, problem, config):
     scratch_types=(
       plgpu.SMEM(in_specs[0].block_shape, jnp.float32),
       plgpu.SMEM(in_specs[1].block_shape, jnp.float32),
-      plgpu.Barrier(num_arrivals=count),
-      plgpu.Barrier(num_arrivals=count),
+      ptx.block_barrier(count),
+      ptx.block_barrier(count),
     ),
     compiler_params=LANE,
   )(*operands)

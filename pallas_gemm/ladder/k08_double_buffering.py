@@ -43,6 +43,11 @@ CONSUMERS = 2
 LOADER_REGISTERS, CONSUMER_REGISTERS = 40, 232
 # 3 stages -7 % (with 2, k % stages is an AND); slabs of 8 -8 %, of 32 -11 %.
 DEFAULT = contract.SimtConfig(128, 256, 16, 16, 8, 4, stages=2, raster=8)
+# Where a block has 99 KiB.
+SMALL = contract.SimtConfig(64, 128, 16, 8, 4, 4, stages=2, raster=8)
+_DEFAULT_BY_REGISTERS = contract.SimtConfig(
+  128, 128, 8, 16, 8, 4, stages=2, raster=8
+)
 
 
 def grid(problem, config):
@@ -60,6 +65,11 @@ def specs(problem, config, memory=SMEM):
   return Specs(in_specs=(a, b, c) if problem.beta else (a, b), out_specs=c)
 
 
+def default_config(problem):
+  """`DEFAULT` where a block has room for it."""
+  return SMALL if _has_no_room(DEFAULT, problem) else DEFAULT
+
+
 def layout(config):
   """Rung 7's, its FFMAs 2 rows at a time: 53.9 TFLOP/s (1: 53.6, 4: 51.4)."""
   return layouts.warp_tile(config.thread_m, config.thread_n, rows_together=2)
@@ -67,13 +77,27 @@ def layout(config):
 
 def is_legal(config, problem):
   """None, or why `config` can't run."""
-  (a, b, *_), c = specs(problem, config)
-  need = blocks.shared_bytes((a, a, b), config.stages, 4)
-  return hardware.needs("TMA", (9, 0)) or legal.first(
+  return legal.first(
+    _needs_newer_jax(),
     legal.vectors_fit(config, CONSUMERS, least_depth=16),
     legal.at_most("columns of a TMA tile", config.block_n, 256),
-    legal.fits(need + blocks.shared_bytes((c,), 1, 4)),
+    _has_no_room(config, problem),
   )
+
+
+def _needs_newer_jax():
+  """None, or that this JAX compiles TMA of such a GPU to calls."""
+  capability = hardware.current().compute_capability
+  if capability >= (12, 0) and jax.__version_info__ < (0, 12):
+    return f"compute capability 12 needs JAX 0.12, this is {jax.__version__}"
+  return None
+
+
+def _has_no_room(config, problem):
+  """None, or how much shared memory a block has not got."""
+  (a, b, *_), c = specs(problem, config)
+  need = blocks.shared_bytes((a, a, b), config.stages, 4)
+  return legal.fits(need + blocks.shared_bytes((c,), 1, 4))
 
 
 def kernel(operands, problem, config):
@@ -245,7 +269,7 @@ _BY_REGISTERS = contract.make_rung(
   name="double_buffering_registers",
   idea="a second buffer by registers, without TMA",
   dtypes=contract.FLOAT32,
-  DEFAULT=contract.SimtConfig(128, 128, 8, 16, 8, 4, stages=2, raster=8),
+  default_config=lambda _: _DEFAULT_BY_REGISTERS,
   is_legal=lambda c, _: legal.vectors_fit(c, 1, 512 // c.block_m),
   specs=functools.partial(specs, memory=GMEM),
   kernel=kernel_by_registers,
@@ -253,6 +277,7 @@ _BY_REGISTERS = contract.make_rung(
 RUNG = contract.make_rung(
   __name__,
   idea="TMA ring, fragments prefetched",
+  needs=("tma", "mbarrier", "setmaxnreg"),
   dtypes=contract.FLOAT32,
   warpgroups=lambda config: CONSUMERS,
   padding=lambda problem, config: (1, 4, 4),

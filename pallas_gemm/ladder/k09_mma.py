@@ -37,7 +37,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat, hardware, ptx
+from pallas_gemm import compat, ptx
 from pallas_gemm.ladder import blocks, contract, legal, register_layouts
 from pallas_gemm.ladder import tensor_core_common as common
 from pallas_gemm.ladder.blocks import GMEM, Specs, window
@@ -69,10 +69,7 @@ def is_legal(config, problem):
       "block_m and block_n must be 64 or 128, and block_k 32, got"
       f" {bm} x {bn} and {config.block_k}"
     )
-  return legal.first(
-    hardware.needs("mma of 16 x 8 x 16", (8, 0)),
-    common.is_legal_grid(grid(problem, config)),
-  )
+  return common.is_legal_grid(grid(problem, config))
 
 
 def mma_layouts(problem):
@@ -190,6 +187,7 @@ MMA = contract.make_rung(
   idea="mma on fragments in registers, as rungs 4-8 hold them",
   dtypes=contract.FLOAT16S,
   uses=_FIELDS,
+  needs=("mma",),
   kernel=kernel,
 )
 RING = contract.make_rung(
@@ -199,6 +197,7 @@ RING = contract.make_rung(
   idea="9a with a ring of slabs by cp.async: the summit before Hopper",
   dtypes=contract.FLOAT16S,
   uses=(*_FIELDS, "stages", "raster"),
+  needs=("mma",),
   DEFAULT=contract.TensorCoreConfig(128, 128, 32, stages=3, raster=8),
   is_legal=is_legal_ring,
   launch=lambda problem, config: (math.prod(grid(problem, config)[:2]),),

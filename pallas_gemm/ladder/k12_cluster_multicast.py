@@ -256,5 +256,6 @@ RUNG = contract.make_rung(
   __name__,
   idea="clusters load shared operands once; best config per shape",
   dtypes=contract.FLOAT16S,
+  needs=("wgmma", "tma", "setmaxnreg", "cluster"),
   padding=common.padding,
 )

@@ -234,6 +234,7 @@ RUNG = contract.make_rung(
   __name__,
   idea="sums in tensor memory; a warp multiplies while a warpgroup writes C",
   dtypes=contract.FLOAT16S,
+  needs=("tcgen05", "tma"),
   uses=(*contract.TENSOR_CORE_FIELDS[:4], "epilogue_n", "raster", "raster_dim"),
   padding=common.padding,
 )

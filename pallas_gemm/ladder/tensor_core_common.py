@@ -216,8 +216,6 @@ def is_legal_tile(
   config: contract.TensorCoreConfig, specs: blocks.Specs
 ) -> str | None:
   """None, or why no warpgroup can multiply the tiles of the specs."""
-  if reason := hardware.needs("wgmma", (9, 0), exactly=True):
-    return reason
   if config.consumers > 2:
     return f"consumers must be 1 or 2, got {config.consumers}"
   (block_m, block_n), depth = specs.out_specs.block_shape, config.block_k

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_gemm import compat, report
+from pallas_gemm import compat, hardware, report
 from pallas_gemm.ops import folding, sm90, triton, xla, xla_groups
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.spec import Operands, Spec
@@ -88,10 +88,11 @@ def _first_of(x: Operands, spec: Spec) -> Sequence[jax.Array]:
     return spec_lib.without_product(x, spec)
   product, cuda = _in_words(x, spec), compat.targets_gpu()
   refusals: list[str] = []
-  target = compat.target_device()
-  if compat.is_amd(target) and not spec.implementation:
-    kernel = f"{HOPPER}: needs an NVIDIA GPU, this is for {target.device_kind}"
-    refusals.append(kernel)
+  reason = hardware.why_not("the kernel", ())
+  if reason and not spec.implementation:  # a GPU that nothing is known of
+    report.warn_once(f"products are XLA's: {reason}")
+    if not cuda:
+      refusals.append(f"{HOPPER}: {reason}")
   for name in names(spec, cuda):
     implementation = IMPLEMENTATIONS[name]
     try:

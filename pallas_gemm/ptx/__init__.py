@@ -14,10 +14,16 @@ from pallas_gemm.ptx.copies import (
 )
 from pallas_gemm.ptx.shifts import shift_rows
 from pallas_gemm.ptx.stores import store_elements, store_rows
-from pallas_gemm.ptx.threads import unknown, wait_for_warpgroup
+from pallas_gemm.ptx.threads import (
+  block_barrier,
+  unknown,
+  wait_for_block,
+  wait_for_warpgroup,
+)
 
 __all__ = [
   "add_sent",
+  "block_barrier",
   "commit_async",
   "copy_async",
   "copy_rows_async",
@@ -29,5 +35,6 @@ __all__ = [
   "store_rows",
   "unknown",
   "wait_async",
+  "wait_for_block",
   "wait_for_warpgroup",
 ]

@@ -1,4 +1,4 @@
-"""Waits for a warpgroup's threads, and numbers that compilers don't know."""
+"""Waits for threads, and numbers that compilers don't know."""
 
 from typing import Any
 
@@ -6,8 +6,9 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
+from jaxlib.mlir.dialects import gpu
 
-from pallas_gemm import compat
+from pallas_gemm import compat, hardware
 from pallas_gemm.ptx import mlir
 
 
@@ -44,3 +45,28 @@ def wait_for_warpgroup() -> None:
     utils.warpgroup_barrier()
 
   _()
+
+
+def block_barrier(warpgroups: int) -> Any:
+  """Scratch for `wait_for_block`: an mbarrier; before Ampere there is none."""
+  if _has_mbarrier():
+    return plgpu.Barrier(num_arrivals=warpgroups)
+  return plgpu.SMEM((2,), jnp.int32)  # a place among the scratch, not used
+
+
+def wait_for_block(barrier: Any) -> None:
+  """Waits until all threads of the block are here, and what they stored."""
+  if _has_mbarrier():
+    plgpu.barrier_arrive(barrier)
+    plgpu.barrier_wait(barrier)
+    return
+
+  @plgpu.inline_mgpu()
+  def _(_):
+    gpu.barrier()  # bar.sync 0
+
+  _()
+
+
+def _has_mbarrier() -> bool:
+  return hardware.why_not("", ("mbarrier",)) is None

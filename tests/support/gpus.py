@@ -1,6 +1,5 @@
 """GPUs that are no Hopper, and what is lowered or compiled for them."""
 
-from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
@@ -9,7 +8,8 @@ from jax.experimental.mosaic import gpu as mosaic_gpu
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
-from pallas_gemm import hardware, ladder
+from experiments import targets
+from pallas_gemm import hardware
 
 
 def _like(row: str, name: str, major: int, minor: int, **known: Any):
@@ -18,36 +18,14 @@ def _like(row: str, name: str, major: int, minor: int, **known: Any):
   )
 
 
-V100 = _like("A100-SXM4-40GB", "Tesla V100", 7, 0, sm_count=80)
-T4 = _like("A100-SXM4-40GB", "Tesla T4", 7, 5, sm_count=40)
-A100, B200 = hardware.lookup("A100-SXM4-80GB"), hardware.lookup("B200")
-# One of each architecture that rungs are compiled for.
-OTHERS = (
-  T4,
-  A100,
-  hardware.lookup("A10"),
-  hardware.lookup("L4"),
-  B200,
-  _like("B200", "NVIDIA B300", 10, 3),
-  hardware.lookup("RTX 5090"),
-  _like("RTX 5090", "NVIDIA GB10", 12, 1, sm_count=48),
+V100 = _like("Tesla T4", "Tesla V100", 7, 0, sm_count=80)
+T4, A100, B200 = map(hardware.lookup, ("T4", "A100-SXM4-80GB", "B200"))
+# One of each target that rungs are compiled for.
+OTHERS = tuple(
+  hardware.lookup(name)
+  for target, name in targets.TARGETS.items()
+  if target != "90a"
 )
-
-
-def example(labels: Sequence[str], size: int) -> tuple[Any, list[Any]]:
-  """Squares by several rungs as one function; see `compiled.compile_example`.
-
-  So a process compiles them together.
-  """
-  rungs = [ladder.find(label) for label in labels]
-  dtypes = list(dict.fromkeys(rung.dtypes[0] for rung in rungs))
-
-  def run(*operands):
-    pairs = dict(zip(dtypes, zip(operands[::2], operands[1::2])))
-    return [rung.gemm(*pairs[rung.dtypes[0]]) for rung in rungs]
-
-  shapes = [jax.ShapeDtypeStruct((size, size), x) for x in dtypes for _ in "ab"]
-  return run, shapes
 
 
 def target_of_kernel(lowered: jax.stages.Lowered) -> tuple[int, int]:

@@ -86,7 +86,7 @@ def refuses(a: str, b: str, out: str, precision: Any = None) -> str | None:
 
 def wrong_gpu(gpu: hardware.Gpu | None = None) -> str | None:
   """None, or why nothing is run on a GPU; on that of a trace made now."""
-  return hardware.needs("the kernel", (9, 0), gpu, exactly=True)
+  return hardware.why_not("the kernel", ("wgmma", "tma"), gpu)
 
 
 def may_not_swap(problem: Problem) -> str | None:
