@@ -17,6 +17,7 @@ from pallas_gemm.kernels.sm90 import (
   by_threads,
   consumer,
   epilogue,
+  mainloops,
   producer,
   reduction,
   stores,
@@ -24,7 +25,7 @@ from pallas_gemm.kernels.sm90 import (
 from tests.support import cases, group_cases, interpret, mutations, problems
 
 MODULES = (
-  block, producer, consumer, stores, epilogue, reduction, by_threads
+  block, producer, consumer, mainloops, stores, epilogue, reduction, by_threads
 )  # fmt: skip
 BUGS = [bug for module in MODULES for bug in mutations.bugs_of(module.__name__)]
 

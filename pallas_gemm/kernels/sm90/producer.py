@@ -88,7 +88,7 @@ class Producer:
     """Loads a work tile's slabs; the slot of the next one's first."""
     block, bk = self.block, self.block.plan.config.block_k
 
-    def load(step, slot, _):
+    def load(step, slot, *_):
       if block.shared.empty is not None:
         plgpu.barrier_wait(block.shared.empty.at[slot])
       start = work_tile.start + step * bk
@@ -103,10 +103,10 @@ class Producer:
 
     if loads_pairs(block.plan):
       load = functools.partial(self._load_pair, work_tile)
-    _, following = block.for_each_slab(load, slot, work_tile.steps)
+    (_, following), _ = block.for_each_slab(load, slot, work_tile.steps)
     return slot if following is None else following
 
-  def _load_pair(self, work_tile, step, slot, _) -> None:
+  def _load_pair(self, work_tile, step, slot, *_) -> None:
     """Asks for this slab and the next one, at every other step."""
     block, bk = self.block, self.block.plan.config.block_k
     second = block.next_slot(slot)
