@@ -38,6 +38,8 @@ class Arguments(NamedTuple):
     b_last: of each B that is not padded, the last slab, padded.
     alpha, beta: [1]; None if there is none, or if it is compiled in.
     bias, c: None if there is none.
+    scale_a: None, or of A [matrices or 1, rows or 1].
+    scale_b: likewise of each B, [matrices or 1, columns or 1]; () if none has.
   """
 
   tables: Any
@@ -49,6 +51,8 @@ class Arguments(NamedTuple):
   beta: Any = None
   bias: Any = None
   c: Any = None
+  scale_a: Any = None
+  scale_b: Any = ()
 
 
 class Results(NamedTuple):
@@ -147,8 +151,9 @@ class Block:
     if p.along == "k" or tiling.pingpong > 1:
       return False  # groups differ in how many slabs they have
     rows, columns = tiling.warpgroup_tile
-    is_large = rows * columns > _MOST_ACCUMULATORS_IF_UNROLLED
-    if self.plan.memory.deferred and is_large:
+    held = rows * columns * (1 + p.is_promoted)
+    is_large = held > _MOST_ACCUMULATORS_IF_UNROLLED
+    if is_large and (self.plan.memory.deferred or p.is_promoted):
       return False
     k_steps = layout.bytes_of(cfg.block_k, p.a.dtype) // WGMMA_K_BYTES
     lap = cfg.stages * (rows // WGMMA_ROWS) * k_steps * p.products

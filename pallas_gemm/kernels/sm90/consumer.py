@@ -68,10 +68,10 @@ class Consumer:
     overlap = functools.partial(
       self.stores.overlap, work_tile=work_tile, pending=pending
     )
-    sums, following = pl.run_scoped(
-      functools.partial(self._multiply, work_tile, slot, overlap),
-      *self.mainloop.allocated(),
-    )
+    multiply = functools.partial(self._multiply, work_tile, slot, overlap)
+    types = self.mainloop.allocated()
+    found = pl.run_scoped(multiply, *types) if types else multiply()
+    sums, following = found
     slot = slot if following is None else following
     sums = reduction.reduced(self.block, sums)
     return slot, self.stores.finish(work_tile, sums)

@@ -20,6 +20,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm.kernels.sm90.block import Block
+from pallas_gemm.problem import bits
 
 
 class Mainloop(Protocol):
@@ -56,13 +57,16 @@ class FromShared:
 
   wgmma reads 16-bit operands along either dimension, so all of NN, NT, TN and
   TT are read as they are stored: a tile that is not stored the way wgmma names
-  it is handed over through a transposed reference.
+  it is handed over through a transposed reference. 8-bit ones it reads along K
+  alone.
   """
 
   block: Block
 
   def allocated(self) -> list[Any]:
-    accumulator = plgpu.ACC(self.block.plan.tiling.warpgroup_tile, jnp.float32)
+    plan = self.block.plan
+    dtype = jnp.dtype(plan.problem.sum_dtype)
+    accumulator = plgpu.ACC(plan.tiling.warpgroup_tile, dtype)
     return [accumulator] * len(self.block.shared.b_rings)
 
   def start(self) -> None:
@@ -81,7 +85,7 @@ class FromShared:
     # (H200). Subtiles of float32 take longer, and before it there is more to
     # overlap with: 4096 x 14336 x 4096 599.9 us, after it 609.6.
     in_order = (release_before, overlap)
-    is_wide = self.block.plan.problem.out_dtype == "float32"
+    is_wide = bits(self.block.plan.problem.out_dtype) == 32
     for act in in_order[::-1] if is_wide else in_order:
       act()
 
@@ -116,6 +120,38 @@ class FromShared:
     return tile.at[:, window]
 
 
+@dataclasses.dataclass(frozen=True)
+class Promoted(FromShared):
+  """Sums of one slab in an accumulator, added to float32 totals in registers.
+
+  The tensor cores keep about 13 bits of a sum of 8-bit floats, so of a long one
+  few are right. While a consumer adds, the others' products run.
+  """
+
+  def allocated(self) -> list[Any]:
+    return []
+
+  def start(self) -> tuple[jax.Array, ...]:
+    zeros = jnp.zeros(self.block.plan.tiling.warpgroup_tile, jnp.float32)
+    zeros = plgpu.layout_cast(zeros, plgpu.Layout.WGMMA)
+    return (zeros,) * len(self.block.shared.b_rings)
+
+  def multiply(self, scope, slots, step, carry, overlap):
+    """Multiplies it, and releases it itself: it has been read then."""
+
+    def add(*accumulators):
+      self._issue(accumulators, slots[0])
+      overlap()
+      plgpu.wgmma_wait(0)
+      self.block.release(slots[0])
+      return tuple(x + y[...] for x, y in zip(carry, accumulators))
+
+    return pl.run_scoped(add, *super().allocated())
+
+  def sums(self, scope, slot, carry) -> list[jax.Array]:
+    return list(carry)
+
+
 def of(block: Block) -> Mainloop:
   """The main loop of a kernel."""
-  return FromShared(block)
+  return (Promoted if block.plan.problem.is_promoted else FromShared)(block)

@@ -73,7 +73,8 @@ class Memory:
     if tiling.pingpong > 1 or cfg.split_k > 1 or directly:
       return 0
     accumulators = cfg.block_m * cfg.block_n // (THREADS * cfg.consumers)
-    room = self.registers[1] - _OTHER_REGISTERS - accumulators * p.products
+    accumulators *= p.products * (1 + p.is_promoted)
+    room = self.registers[1] - _OTHER_REGISTERS - accumulators
     elements = WGMMA_ROWS * cfg.epilogue_n * tiling.outputs
     size = layout.bytes_of(elements, p.out_dtype)
     return max(0, min(len(tiling.subtiles), room * 4 * THREADS // size))
