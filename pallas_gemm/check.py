@@ -143,7 +143,7 @@ def _sum(a, b, bias, c, alpha, beta, *, reduced, scales, fast) -> Expected:
     reduced=reduced,
     dtypes=dtypes,
     fast=fast,
-    more=2 - scales.count(None),
+    more=sum(x is not None for x in scales),
   )
   return Expected(want, bound)
 

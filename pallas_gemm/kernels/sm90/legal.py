@@ -87,8 +87,10 @@ def refuses(a: str, b: str, out: str, precision: Any = None) -> str | None:
     return f"operands must have one dtype, got {a} and {b}"
   if a not in (*DTYPES, *FLOATS8, "int8"):
     # wgmma would take uint8 for int8.
-    known = ", ".join((*DTYPES, *FLOATS8))
-    return f"operands must be {known} or int8, got {a}"
+    return (
+      f"operands must be {' or '.join(DTYPES)}, or {', '.join(FLOATS8)} or"
+      f" int8, got {a}"
+    )
   if out not in (*DTYPES, "float32") and (a, out) != ("int8", "int32"):
     return f"out_dtype must be 16-bit float or float32, got {out}"
   if isinstance(precision, _PRESETS | lax.DotAlgorithm):
