@@ -91,6 +91,13 @@ class Gpu:
   bf16_flops: float
   modelled_on: str | None = None
 
+  def tensor_flops(self, bits: int) -> float:
+    """Dense peak of the tensor cores with operands of 16 bits, or of 8.
+
+    Of 8 bits, float or int8, it is twice that of 16 on every GPU that has them.
+    """
+    return self.bf16_flops * 16 / bits
+
   @property
   def shared_bytes_per_s(self) -> float:
     """Peak rate of shared memory of all SMs: 32 banks of 4 bytes a clock."""

@@ -1,4 +1,4 @@
-"""How far sums may be off: bounds that hold, and that wrong sums do not meet."""
+"""How far sums may be off: bounds hold, and wrong sums do not meet them."""
 
 import jax.numpy as jnp
 import numpy as np

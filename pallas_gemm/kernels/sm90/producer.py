@@ -324,7 +324,7 @@ def loads_pairs(plan: Plan) -> bool:
     return False
   # What reading a group's weights takes, over what multiplying by them does.
   reading = layout.bytes_of(1, p.b.dtype) / gpu.dram_bytes_per_s
-  return reading > _TO_LOAD_PAIRS * 2 * rows / gpu.bf16_flops
+  return reading > _TO_LOAD_PAIRS * 2 * rows / gpu.tensor_flops(p.b.bits)
 
 
 def _prefetches_operands(plan: Plan) -> bool:
