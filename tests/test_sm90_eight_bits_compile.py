@@ -34,6 +34,9 @@ EXAMPLES = {
     None,
     "64x256",
   ),
+  "fast_fused": (
+    E4M3 | FAST | SCALED | FUSED, LARGE | {"stages": 3}, "gelu", "64x256"
+  ),
   "mixed": (
     E4M3 | {"dtype_b": "float8_e5m2"}, SQUARE, None, "64x128"
   ),
