@@ -7,7 +7,7 @@ import re
 from typing import Any, Literal
 
 Side = Literal["m", "n"]
-Scale = Literal["tensor", "vector"]
+Scale = Literal["tensor", "vector", "block"]
 
 
 def _without_place(activation: str | None) -> str | None:
@@ -32,7 +32,8 @@ class Operand:
     k_last: whether it is stored [M, K] or [N, K]; else [K, M] or [K, N].
     batched: whether it differs from product to product of a batch.
     scale: None, or what its values are multiplied by: a number of the whole
-      matrix, or one of each row of A, or column of B.
+      matrix, or one of each row of A, or column of B; of blocks, for each 128
+      of K, one of each row of A, and one of each 128 columns of B.
   """
 
   dtype: str
@@ -127,8 +128,17 @@ class Problem:
 
   @property
   def is_promoted(self) -> bool:
-    """Whether a slab's sums are added to float32 totals: of 8-bit floats."""
-    return self.a.dtype.startswith("float8") and not self.fast_accumulation
+    """Whether a slab's sums are added to float32 totals: of 8-bit floats.
+
+    So are those of blocks, each by scales of its own.
+    """
+    is_float8 = self.a.dtype.startswith("float8")
+    return self.has_blocks or (is_float8 and not self.fast_accumulation)
+
+  @property
+  def has_blocks(self) -> bool:
+    """Whether scales differ from slab to slab."""
+    return "block" in (self.a.scale, self.b.scale)
 
   @property
   def sum_dtype(self) -> str:

@@ -22,6 +22,7 @@ E4M3, E5M2, INT8 = (
 )
 SCALED = {"scale_a": "vector", "scale_b": "vector"}
 TENSORS = {"scale_a": "tensor", "scale_b": "tensor"}
+BLOCKS = {"scale_a": "block", "scale_b": "block"}
 FAST = {"fast_accumulation": True}
 FUSED = {"c_dtype": "bfloat16", "bias": "n"}
 
@@ -121,6 +122,19 @@ EXAMPLES = {
   "groups": (ROWS | E4M3 | SCALED, SQUARE | {"stages": 5}, None, "64x128"),
   "groups_wide": (ROWS | E4M3 | SCALED, WIDE, None, "64x192"),
   "groups_tall": (ROWS | E4M3 | SCALED, TALL, None, "64x128"),
+  "blocks": (E4M3 | BLOCKS, SQUARE | {"cluster_n": 2}, None, "64x128"),
+  "blocks_tall": (E4M3 | BLOCKS, TALL, None, "64x128"),
+  "blocks_fused": (
+    E4M3 | BLOCKS | FUSED, SQUARE | {"stages": 5}, "gelu", "64x128"
+  ),
+  "blocks_gated": (
+    E4M3 | BLOCKS | {"gated": True}, SQUARE | {"block_n": 64}, "silu", "64x64"
+  ),
+  "blocks_of_int8": (INT8 | BLOCKS, SQUARE, None, "64x128"),
+  "groups_blocks": (
+    ROWS | E4M3 | BLOCKS, SQUARE | {"stages": 5}, None, "64x128"
+  ),
+  "groups_blocks_tall": (ROWS | E4M3 | BLOCKS, TALL, None, "64x128"),
   "groups_fast": (
     ROWS | E4M3 | SCALED | FAST,
     LARGE | {"epilogue_buffers": 1},

@@ -17,6 +17,7 @@ from tests.support import dense, ragged_kernels
 E4M3, E5M2, INT8 = "float8_e4m3fn", "float8_e5m2", "int8"
 CONFIG = Config(block_m=128, block_n=128, block_k=128, stages=4)
 SCALED = {"scale_a": "vector", "scale_b": "vector"}
+BLOCKS = {"scale_a": "block", "scale_b": "block"}
 ROWS = {"ragged": "m", "groups": 8}
 PRESETS = lax.DotAlgorithmPreset
 
@@ -105,6 +106,13 @@ def test_precision(dtype, precision, is_taken):
       "results in int32 are sums of products alone",
     ),
     (
+      {"scale_a": "block", "scale_b": "vector"},
+      {},
+      "both operands have scales of blocks or none, got block and vector",
+    ),
+    (BLOCKS, {"block_n": 96}, "columns must divide 128 for blocks, got 96"),
+    (BLOCKS, {"split_k": 2}, "take no swap_ab and no split_k"),
+    (
       {"dtype": "bfloat16", "scale_b": "tensor"},
       {},
       "scales are of 8-bit operands, got bfloat16",
@@ -163,7 +171,10 @@ KINDS = (
   {"bias": "n", "c_dtype": "bfloat16", "activation": "gelu"},
   {"gated": True, "activation": "silu"},
   {"transpose_b": False},
+  BLOCKS,
+  BLOCKS | {"dtype": INT8, "gated": True, "activation": "silu"},
   ROWS,
+  ROWS | BLOCKS,
   ROWS | {"dtype": INT8, "gated": True, "activation": "silu"},
 )
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from pallas_gemm.kernels.sm90 import launch
 from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.layout import cdiv
 from pallas_gemm.problem import Problem
 from tests.support import products
 
@@ -49,8 +50,8 @@ def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
     )
   for name, operand, size in (("a", p.a, p.m), ("b", p.b, p.n)):
     if operand.scale:
-      size = size if operand.scale == "vector" else 1
-      found[f"scale_{name}"] = (p.matrices(operand), size), "float32"
+      shape = scale_shape(p, name, size)
+      found[f"scale_{name}"] = (p.matrices(operand), *shape), "float32"
   if p.epilogue.gated and p.b.scale:
     found["scale_b_up"] = found["scale_b"]
   if p.epilogue.c_dtype is not None:
@@ -59,6 +60,22 @@ def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
     name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
     for name, (shape, dtype) in found.items()
   }
+
+
+def scale_shape(problem: Problem, name: str, size: int) -> tuple[int, ...]:
+  """Of the scales of one A, or of one B, with so many rows, or columns."""
+  kind = getattr(problem, name).scale
+  if kind != "block":
+    return (size if kind == "vector" else 1,)
+  return cdiv(problem.k, 128), size if name == "a" else cdiv(size, 128)
+
+
+def spread(scale: np.ndarray, k: int, size: int) -> np.ndarray:
+  """Scales of A [.., M], or of B, as those of all [.., K, M]."""
+  if scale.ndim == 2:
+    return scale[:, None]
+  columns = 128 if scale.shape[2] < size else 1
+  return scale.repeat(128, 1)[:, :k].repeat(columns, 2)[:, :, :size]
 
 
 def operands(problem: Problem, seed: int = 0) -> Arrays:
@@ -121,9 +138,11 @@ def assert_right(
     if name in x
   )
   if p.a.bits == 8 and p.out_dtype != "int32":
-    a = products.float64(a) * x.get("scale_a", np.ones((1, 1)))[:, :, None]
+    one = np.ones((1, 1))
+    of_a = spread(x.get("scale_a", one), p.k, a.shape[1])
+    a = products.float64(a) * np.swapaxes(of_a, 1, 2)
     b, *b_up = (
-      products.float64(y) * x.get(name, np.ones((1, 1)))[:, None]
+      products.float64(y) * spread(x.get(name, one), p.k, p.n)
       for y, name in zip((b, *b_up), ("scale_b", "scale_b_up"))
     )
   if p.epilogue.gated:

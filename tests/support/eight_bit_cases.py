@@ -31,6 +31,8 @@ MIXED = E4M3 | {"dtype_b": "float8_e5m2"}
 FAST = {"fast_accumulation": True}
 SCALED = {"scale_a": "vector", "scale_b": "vector"}
 TENSORS = {"scale_a": "tensor", "scale_b": "tensor"}
+BLOCKS = {"scale_a": "block", "scale_b": "block"}
+BATCHED = {"batch": 2, "batched_a": True, "batched_b": True}
 INT32, FP16 = {"out_dtype": "int32"}, {"out_dtype": "float16"}
 
 SMALL = Config(block_m=64, block_n=64, block_k=128, stages=2, consumers=1)
@@ -60,6 +62,7 @@ RACES = {
     (130, 64, 272), changed(HALVES, **TWO), MIXED, SCALED, GATED
   ),
   "promoted_groups": _rows(_GROUPS, _ENDS, SMALL, E4M3, SCALED, BIAS_N),
+  "blocks": _dense((65, 128, 272), HALVES, E4M3, BLOCKS),
   "int8": _dense((130, 64, 272), changed(HALVES, cluster_m=2), INT8, INT32),
 }
 
@@ -97,7 +100,7 @@ VALUES = {
     (70, 72, 200), HALVES, E4M3, SCALED, transpose_a=True, transpose_b=False
   ),
   "batch": _dense(
-    (40, 72, 130), HALVES, E4M3, SCALED, batch=2, batched_a=True, batched_b=True
+    (40, 72, 130), HALVES, E4M3, SCALED, BATCHED
   ),
   "batch_of_one_a": _dense(
     (40, 72, 130), HALVES, INT8, SCALED, batch=2, batched_b=True
@@ -126,6 +129,32 @@ VALUES = {
     (33, 40, 300), changed(SMALL, cluster_k=2, epilogue_n=16), E4M3, SCALED
   ),
   "int8_whole_laps": _dense((70, 72, 256), HALVES, INT8, SCALED, FP16),
+  # Scales of blocks: a block's columns in two tiles, fewer than a tile's.
+  "blocks_of_edges": _dense(
+    (70, 200, 300), changed(SMALL, block_n=128, stages=3), MIXED, BLOCKS, F32
+  ),
+  "blocks_of_one_row": _dense((1, 72, 130), SMALL, E4M3, BLOCKS),
+  "blocks_of_int8": _dense(
+    (130, 136, 272), changed(HALVES, **TWO), INT8, BLOCKS, GELU, IN_PLACE
+  ),
+  "blocks_gated": _dense(
+    (130, 136, 272), changed(HALVES, **TWO), E4M3, BLOCKS, GATED
+  ),
+  "blocks_of_a_batch": _dense(
+    (40, 136, 130), HALVES, E5M2, BLOCKS, BATCHED
+  ),
+  "blocks_in_parts_of_k": _dense(
+    (33, 136, 400), changed(SMALL, cluster_k=2, epilogue_n=16), E4M3, BLOCKS
+  ),
+  "blocks_pingpong": _dense(
+    (200, 136, 130), changed(SMALL, stages=4, **_PINGPONG), E4M3, BLOCKS
+  ),
+  "blocks_of_groups": _rows(
+    (250, 136, 272), (0, 0, 1, 128, 129, 250), SMALL, E4M3, BLOCKS
+  ),
+  "blocks_of_groups_in_a_cluster": _rows(
+    (150, 136, 272), (7, 70, 70, 149), changed(SMALL, cluster_n=2), E4M3, BLOCKS
+  ),
   # Groups: none, of one row, of 127, from odd rows on.
   "groups_of_any_size": _rows(
     (250, 72, 144), (0, 0, 1, 128, 129, 250), SMALL, E4M3, SCALED

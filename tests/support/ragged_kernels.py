@@ -31,10 +31,10 @@ def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
   if p.epilogue.gated:
     found["b_up"] = found["b"]
   if p.a.scale:
-    found["scale_a"] = (1, p.m if p.a.scale == "vector" else 1), "float32"
+    found["scale_a"] = (1, *dense.scale_shape(p, "a", p.m)), "float32"
   for name in ("scale_b", "scale_b_up")[: p.products if p.b.scale else 0]:
-    size = p.n if p.b.scale == "vector" else 1
-    found[name] = (p.groups.count, size), "float32"
+    shape = dense.scale_shape(p, "b", p.n)
+    found[name] = (p.groups.count, *shape), "float32"
   if p.epilogue.bias is not None:
     found["bias"] = ((p.groups.count, p.n), "float32")
   return {
@@ -98,7 +98,7 @@ def assert_right(
       own["a"] = x["a"][None, rows]
       if p.a.scale:
         is_one = p.a.scale == "tensor"
-        own["scale_a"] = x["scale_a"] if is_one else x["scale_a"][:, rows]
+        own["scale_a"] = x["scale_a"] if is_one else x["scale_a"][..., rows]
       if p.epilogue.bias:
         own["bias"] = x["bias"][group]
       of_group = [out[None, rows] for out in outs]

@@ -40,6 +40,8 @@ class Arguments(NamedTuple):
     bias, c: None if there is none.
     scale_a: None, or of A [matrices or 1, rows or 1].
     scale_b: likewise of each B, [matrices or 1, columns or 1]; () if none has.
+      Scales of blocks have slabs in between: [.., slabs, rows], and [.., slabs,
+      columns / 128].
   """
 
   tables: Any

@@ -91,10 +91,11 @@ class Consumer:
         for slab in range(slabs):
           pl.when(step == slab)(functools.partial(overlap, slab))
 
-      return loop.multiply(scope, (slot, before), step, carry, overlap_slab)
+      slots = slot, before
+      return loop.multiply(work_tile, scope, slots, step, carry, overlap_slab)
 
     (last, following), carry = block.for_each_slab(
-      multiply, slot, work_tile.steps, loop.start()
+      multiply, slot, work_tile.steps, loop.start(work_tile)
     )
     for slab in range(1, slabs):
       pl.when(work_tile.steps <= slab)(functools.partial(overlap, slab))

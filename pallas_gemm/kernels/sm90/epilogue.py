@@ -121,6 +121,8 @@ class FusedEpilogue:
     operands, p = self.block.operands, self.block.plan.problem
     if p.out_dtype != p.sum_dtype:
       sums = [x.astype(jnp.float32) for x in sums]
+    if p.has_blocks:  # the main loop has applied them
+      return sums
     if operands.scale_a is not None:
       factor = self._scale_of(operands.scale_a, work_tile, subtile, 0)
       sums = [x * factor for x in sums]

@@ -143,10 +143,27 @@ def _eight_bits_reason(plan: Plan) -> str | None:
     return f"block_k must be 128 for 8-bit operands, got {cfg.block_k}"
   if p.a.dtype == "int8" and cfg.split_k * cfg.cluster_k > 1:
     return "int8 has no split_k and no cluster_k, which add in float32"
+  if p.has_blocks and (found := _blocks_reason(plan)):
+    return found
   if p.out_dtype != "int32":
     return None
   if p.a.scale or p.b.scale or p.epilogue != Epilogue():
     return "results in int32 are sums of products alone: no scale, no epilogue"
+  return None
+
+
+def _blocks_reason(plan: Plan) -> str | None:
+  p, (_, columns) = plan.problem, plan.tiling.warpgroup_tile
+  if (p.a.scale, p.b.scale) != ("block", "block"):
+    return (
+      "both operands have scales of blocks or none, got"
+      f" {plan.tiling.given.a.scale} and {plan.tiling.given.b.scale}"
+    )
+  if plan.config.swap_ab or plan.config.split_k > 1:
+    return "scales of blocks take no swap_ab and no split_k"
+  # So that no consumer's columns are of two blocks.
+  if columns < 1 or 128 % columns or plan.tiling.tiles_overlap:
+    return f"a consumer's columns must divide 128 for blocks, got {columns}"
   return None
 
 

@@ -15,11 +15,14 @@ import dataclasses
 from typing import Any, Protocol
 
 import jax
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from pallas_gemm import ptx
 from pallas_gemm.kernels.sm90.block import Block
+from pallas_gemm.kernels.sm90.schedule import WorkTile
 from pallas_gemm.problem import bits
 
 
@@ -29,15 +32,22 @@ class Mainloop(Protocol):
   def allocated(self) -> list[Any]:
     """Types of what is allocated for the scope of a work tile."""
 
-  def start(self) -> Any:
+  def start(self, work_tile: WorkTile) -> Any:
     """What the first slab is given as carry."""
 
   def multiply(
-    self, scope: Sequence[Any], slots: Any, step: Any, carry: Any, overlap: Any
+    self,
+    work_tile: WorkTile,
+    scope: Sequence[Any],
+    slots: Any,
+    step: Any,
+    carry: Any,
+    overlap: Any,
   ) -> Any:
     """Multiplies the slab of number `step`, which has arrived; the next carry.
 
     Args:
+      work_tile: whose.
       scope: what is allocated.
       slots: where the slab lies, and where the one before it lay.
       step: its number.
@@ -69,10 +79,10 @@ class FromShared:
     accumulator = plgpu.ACC(plan.tiling.warpgroup_tile, dtype)
     return [accumulator] * len(self.block.shared.b_rings)
 
-  def start(self) -> None:
+  def start(self, work_tile) -> None:
     return None
 
-  def multiply(self, scope, slots, step, carry, overlap) -> None:
+  def multiply(self, work_tile, scope, slots, step, carry, overlap) -> None:
     """Starts its wgmmas; the slab before is released while they run on."""
     slot, before = slots
     self._issue(scope, slot)
@@ -131,27 +141,85 @@ class Promoted(FromShared):
   def allocated(self) -> list[Any]:
     return []
 
-  def start(self) -> tuple[jax.Array, ...]:
+  def start(self, work_tile) -> tuple[jax.Array, ...]:
     zeros = jnp.zeros(self.block.plan.tiling.warpgroup_tile, jnp.float32)
     zeros = plgpu.layout_cast(zeros, plgpu.Layout.WGMMA)
     return (zeros,) * len(self.block.shared.b_rings)
 
-  def multiply(self, scope, slots, step, carry, overlap):
+  def multiply(self, work_tile, scope, slots, step, carry, overlap):
     """Multiplies it, and releases it itself: it has been read then."""
+    return self._add(slots[0], carry, overlap)
+
+  def _add(self, slot, totals, overlap, factors=None):
+    """The totals with the sums of the slab in that slot, times factors."""
 
     def add(*accumulators):
-      self._issue(accumulators, slots[0])
+      self._issue(accumulators, slot)
       overlap()
       plgpu.wgmma_wait(0)
-      self.block.release(slots[0])
-      return tuple(x + y[...] for x, y in zip(carry, accumulators))
+      self.block.release(slot)
+      sums = [x[...] for x in accumulators]
+      if factors is not None:
+        sums = [x.astype(jnp.float32) * y for x, y in zip(sums, factors)]
+      return tuple(map(jnp.add, totals, sums))
 
-    return pl.run_scoped(add, *super().allocated())
+    return pl.run_scoped(add, *FromShared.allocated(self))
 
   def sums(self, scope, slot, carry) -> list[jax.Array]:
     return list(carry)
 
 
+@dataclasses.dataclass(frozen=True)
+class Scaled(Promoted):
+  """The same, times the scales of the slab's blocks.
+
+  Threads load what they multiply by from global memory, a slab ahead: two
+  numbers of A for each 64 rows, and one of each B, of whose blocks a tile has
+  columns of one.
+  """
+
+  def start(self, work_tile):
+    return super().start(work_tile), self._scales(work_tile, 0)
+
+  def multiply(self, work_tile, scope, slots, step, carry, overlap):
+    totals, (of_rows, of_b) = carry
+    following = self._scales(work_tile, step + 1)
+    shape = self.block.plan.tiling.warpgroup_tile
+
+    def factor(scale):
+      spread = lax.broadcast_in_dim(of_rows * scale, shape, (0,))
+      return plgpu.layout_cast(spread, plgpu.Layout.WGMMA)
+
+    totals = self._add(slots[0], totals, overlap, list(map(factor, of_b)))
+    return totals, following
+
+  def sums(self, scope, slot, carry) -> list[jax.Array]:
+    return list(carry[0])
+
+  def _scales(self, work_tile, step):
+    """Of each row, and of each B, in a slab; the last one for those after."""
+    block, operands = self.block, self.block.operands
+    row, column = block.warpgroup_origin(work_tile)
+    rows, _ = block.plan.tiling.warpgroup_tile
+    matrices, slabs, _ = operands.scale_a.shape
+    size = block.plan.config.block_k
+    slab = lax.div(jnp.int32(work_tile.start), jnp.int32(size)) + step
+    slab = jnp.minimum(slab, slabs - 1)
+    of_a = operands.scale_a.at[work_tile.a if matrices > 1 else 0, slab]
+    layout = plgpu.Layout.WGMMA.reduce(1)
+    of_rows = ptx.load_clamped(of_a, row, rows, layout)
+
+    def of_columns(ref):
+      matrices, _, blocks = ref.shape
+      which = work_tile.b if matrices > 1 else 0
+      nth = lax.div(jnp.int32(column), jnp.int32(size))
+      return ref[which, slab, jnp.minimum(nth, blocks - 1)]
+
+    return of_rows, tuple(map(of_columns, operands.scale_b))
+
+
 def of(block: Block) -> Mainloop:
   """The main loop of a kernel."""
+  if block.plan.problem.has_blocks:
+    return Scaled(block)
   return (Promoted if block.plan.problem.is_promoted else FromShared)(block)

@@ -17,6 +17,8 @@ class Scales(NamedTuple):
     a: [matrices or 1, M or 1]: a number of each row, or of all.
     b, b_up: [matrices or 1, N or 1]: of each column. Matrices of B are those of
       a batch, or one of each group.
+
+  Those of blocks are [.., slabs of 128, M] and [.., slabs, blocks of 128 of N].
   """
 
   a: jax.Array | None = None
@@ -37,15 +39,16 @@ def with_scales(plan: Plan, operands: Arguments, scales: Scales) -> Arguments:
 
   def read(x, tile: int):
     x = x.astype(jnp.float32)
-    if is_on_gpu or x.shape[1] == 1:
+    if is_on_gpu or x.shape[1:] == (1,):
       return x
-    return jnp.pad(x, [(0, 0), (0, tile)], constant_values=jnp.nan)
+    beyond = [(0, 0)] * (x.ndim - 1) + [(0, tile)]
+    return jnp.pad(x, beyond, constant_values=jnp.nan)
 
   if scales.a is not None:
     tile = cfg.block_m * cfg.cluster_m
     operands = operands._replace(scale_a=read(scales.a, tile))
   of_b = [x for x in (scales.b, scales.b_up) if x is not None]
-  tile = cfg.block_n * cfg.cluster_n
+  tile = 0 if plan.problem.has_blocks else cfg.block_n * cfg.cluster_n
   return operands._replace(scale_b=[read(x, tile) for x in of_b])
 
 
