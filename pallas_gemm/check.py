@@ -7,7 +7,7 @@ larger half is the bound; a gate multiplies what its partner is off by.
 Evaluating the activation and rounding the result come on top.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import itertools
 from typing import Any, NamedTuple
 
@@ -57,11 +57,13 @@ def expected(
   activation: Callable[[jax.Array], jax.Array] | None = None,
   out_dtype: Any = None,
   reduced: tuple[Any, int] | None = None,
+  scales: Sequence[Any] = (None, None, None),
+  fast_accumulation: bool = False,
 ) -> tuple[Expected, ...]:
   """What activation(alpha * A @ B + beta * C + bias) must be.
 
   Args:
-    a: [M, K]: float32, float16 or bfloat16, on the host or a device.
+    a: [M, K]: float32, float16, bfloat16 or of 8 bits, on the host or a device.
     b: [K, N].
     b_up: [K, N]; with it the result is activation(A @ B) * (A @ B_up).
     bias: [N] or [M, 1].
@@ -71,6 +73,9 @@ def expected(
     activation: an elementwise JAX function; None is none.
     out_dtype: dtype of the result; None is that of a.
     reduced: see `numerics.error_bound`.
+    scales: what A's rows, B's columns and those of B_up are multiplied by, each
+      a vector or a number; None is by nothing.
+    fast_accumulation: sums of 8-bit floats are not promoted.
 
   Returns:
     Of the result, and of each sum that goes into it: a kernel may give those
@@ -90,18 +95,31 @@ def expected(
     >>> result.check(a @ b).passed
     False
   """
+  scale_a, *of_b = scales
   sums = [
-    _sum(a, factor, bias, c, alpha, beta, reduced)
-    for factor in (b, b_up)
+    _sum(
+      a,
+      factor,
+      bias,
+      c,
+      alpha,
+      beta,
+      reduced=reduced,
+      scales=(scale_a, scale),
+      fast=fast_accumulation,
+    )
+    for factor, scale in zip((b, b_up), of_b)
     if factor is not None
   ]
+  if out_dtype is not None and jnp.dtype(out_dtype) == jnp.int32:  # exact
+    sums = [Expected(x.want, np.zeros_like(x.bound)) for x in sums]
   if activation is None and b_up is None:
     return sums[0], *sums
   dtype = jnp.dtype(a.dtype if out_dtype is None else out_dtype)
   return _activated(activation, sums, ACTIVATION_ERROR[dtype.name]), *sums
 
 
-def _sum(a, b, bias, c, alpha, beta, reduced) -> Expected:
+def _sum(a, b, bias, c, alpha, beta, *, reduced, scales, fast) -> Expected:
   """alpha * A @ B + beta * C + bias, and its bound before it is rounded."""
   shape = a.shape[0], b.shape[1]
   added, size = np.zeros(shape), np.zeros(shape)
@@ -109,9 +127,24 @@ def _sum(a, b, bias, c, alpha, beta, reduced) -> Expected:
     if term is not None and factor != 0:
       term = factor * np.asarray(term).astype(np.float64)
       added, size = added + term, size + np.abs(term)
+  dtypes, (of_a, of_b) = (a.dtype, b.dtype), scales
+  if of_a is not None:
+    a = np.asarray(a).astype(np.float64) * np.float64(of_a).reshape(-1, 1)
+  if of_b is not None:
+    b = np.asarray(b).astype(np.float64) * np.float64(of_b).reshape(1, -1)
   want = numerics.reference(a, b, added, alpha, 1.0)
   # Terms of different signs cancel in the sum, their errors do not.
-  bound = numerics.bound_of_sum(a, b, size, alpha, 1.0, False, reduced)
+  bound = numerics.bound_of_sum(
+    a,
+    b,
+    size,
+    alpha,
+    1.0,
+    reduced=reduced,
+    dtypes=dtypes,
+    fast=fast,
+    more=sum(x is not None for x in scales),
+  )
   return Expected(want, bound)
 
 

@@ -124,6 +124,13 @@ class Gpu:
     which = f"compute capability {feature.which}"
     return f"{feature.name}, which {which}; {self.name} has {has}"
 
+  def tensor_flops(self, bits: int) -> float:
+    """Dense peak of the tensor cores with operands of 16 bits, or of 8.
+
+    Of 8 bits, float or int8, it is twice that of 16 on every GPU that has them.
+    """
+    return self.bf16_flops * 16 / bits
+
   @property
   def shared_bytes_per_s(self) -> float:
     """Peak rate of shared memory of all SMs: 32 banks of 4 bytes a clock."""

@@ -21,6 +21,7 @@ What enters beside gamma_K:
   group of n products loses is at most n units of 2^-23 of the largest
   magnitude, which the same formula covers with u = 2^-23 (M. Fasi et al.,
   *Numerical behavior of NVIDIA tensor cores*, 2021).
+* Operands of 8 bits: see `sums`.
 * TF32 operands: their last 13 bits are dropped before the product, a relative
   change of up to 2^-10 of each.
 * The epilogue: alpha and beta become float32, and each of alpha * sum,
@@ -45,11 +46,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm import sampling
+from pallas_gemm import sampling, sums
+from pallas_gemm.sums import gamma
 
-_U_FLOAT32 = 2.0**-24
-_U_TRUNCATED = 2.0**-23
-_TF32_OPERAND = 2.0**-10
 _EPILOGUE_ROUNDINGS = 3
 
 
@@ -189,7 +188,7 @@ def check(
 
   Args:
     out: [M, N], what a kernel gave for the other arguments; float32, float16
-      or bfloat16.
+      or bfloat16; of int8 also int32, which must be exact.
     a: [M, K].
     b: [K, N].
     c: [M, N]; needed when beta is not 0.
@@ -216,7 +215,9 @@ def check(
   if tuple(out.shape) != (m, n):
     raise ValueError(f"out must have shape {(m, n)}, got {tuple(out.shape)}")
   dtype = jnp.dtype(out.dtype)
-  _unit_roundoff(dtype)
+  is_exact = dtype == jnp.int32 and a.dtype == b.dtype == jnp.int8
+  if not is_exact:
+    _unit_roundoff(dtype)
   if sample is not None and sample < 1:
     raise ValueError(f"sample must be None or at least 1, got {sample}")
   stray, rows, columns = 0, np.arange(m), np.arange(n)
@@ -226,7 +227,7 @@ def check(
       sampling.stratified(m, sample, rng),
       sampling.stratified(n, sample, rng),
     )
-    if _cannot_overflow(a, b, c, alpha, beta, dtype):
+    if not is_exact and _cannot_overflow(a, b, c, alpha, beta, dtype):
       stray = m * n - int(_count_finite(out))
     # Indexing stays on the device that holds the arrays; only what is
     # checked travels to the host.
@@ -234,6 +235,8 @@ def check(
     c = None if c is None or beta == 0 else c[rows][:, columns]
   want = reference(a, b, c, alpha, beta)
   before = bound_of_sum(a, b, c, alpha, beta, tf32, reduced)
+  if is_exact:
+    before = np.zeros_like(before)
   found = compare(out, want, before)
   if found.worst:
     i, j = found.worst
@@ -248,7 +251,7 @@ def compare(out: Any, want: np.ndarray, before: np.ndarray) -> Check:
   NaN and infinities pass where `check` says.
 
   Args:
-    out: [M, N]; float32, float16 or bfloat16.
+    out: [M, N]; float32, float16 or bfloat16, or int32, which is exact.
     want: [M, N], the reference in float64.
     before: [M, N], what a correct kernel may be off before it rounds the
       result to its dtype, as `bound_of_sum` says.
@@ -257,7 +260,8 @@ def compare(out: Any, want: np.ndarray, before: np.ndarray) -> Check:
     TypeError: a dtype of out that is none of the three.
   """
   dtype = jnp.dtype(out.dtype)
-  bound = after_rounding(before, want, dtype)
+  is_exact = dtype == jnp.int32  # nothing is rounded
+  bound = before if is_exact else after_rounding(before, want, dtype)
   got = _float64(out)
   if got.size == 0:
     return Check(True, 0.0, 0.0, 0.0, 0)
@@ -265,7 +269,10 @@ def compare(out: Any, want: np.ndarray, before: np.ndarray) -> Check:
     error = np.abs(got - want)
     # A result that rounds to an infinity: half a unit above the largest
     # finite number, less what the sum may be off.
-    limit = float(jnp.finfo(dtype).max) * (1 + _unit_roundoff(dtype) / 2)
+    limit = np.inf
+    if not is_exact:
+      largest = float(jnp.finfo(dtype).max)
+      limit = largest * (1 + _unit_roundoff(dtype) / 2)
     overflow = np.isinf(got) & (np.abs(want) + before >= limit)
     overflow &= np.sign(got) == np.sign(want)
     same = (np.isnan(got) & np.isnan(want)) | (got == want) | overflow
@@ -286,39 +293,41 @@ def compare(out: Any, want: np.ndarray, before: np.ndarray) -> Check:
   )
 
 
-def gamma(roundings: int, unit: float) -> float:
-  """What n successive roundings of unit u can grow to, n u / (1 - n u).
-
-  Raises:
-    ValueError: n u is 1 or more; no digit is certain after so many.
-  """
-  if roundings * unit >= 1:
-    raise ValueError(
-      f"roundings must be below {1 / unit:.0f} for a unit roundoff of"
-      f" {unit}, got {roundings}"
-    )
-  return roundings * unit / (1 - roundings * unit)
-
-
 def bound_of_sum(
-  a: Any, b: Any, c: Any = None, alpha=1.0, beta=0.0, tf32=False, reduced=None
+  a: Any,
+  b: Any,
+  c: Any = None,
+  alpha=1.0,
+  beta=0.0,
+  tf32=False,
+  reduced=None,
+  *,
+  dtypes: tuple[Any, Any] | None = None,
+  fast: bool = False,
+  more: int = 0,
 ) -> np.ndarray:
-  """`error_bound` of the float32 sum, before it is rounded to a dtype."""
+  """`error_bound` of the float32 sum, before it is rounded to a dtype.
+
+  Args:
+    a, b, c, alpha, beta, tf32, reduced: see `error_bound`.
+    dtypes: of the operands, where a and b are these times their scales.
+    fast: sums of 8-bit floats are not promoted.
+    more: roundings of scales.
+  """
   m, n, k = _check_shapes(a, b, c, beta)
-  widest = max(jnp.dtype(a.dtype).itemsize, jnp.dtype(b.dtype).itemsize)
-  u = _U_TRUNCATED if widest < 4 or tf32 else _U_FLOAT32
-  rounded = gamma(k + _EPILOGUE_ROUNDINGS, u)
+  dtypes = dtypes or (a.dtype, b.dtype)
+  after = _EPILOGUE_ROUNDINGS + more
+  u = sums.unit_roundoff(dtypes, tf32)
+  rounded = sums.relative_error(k, dtypes, after, tf32=tf32, fast=fast)
   # The reference is rounded too, in float64.
   rounded += gamma(k + 2, 2.0**-53)
-  further = [(1 + _TF32_OPERAND) ** 2 - 1] if tf32 else []
   tiny = float(jnp.finfo(jnp.float32).smallest_normal)
   lost = (k + 1) * tiny
   if reduced is not None:
     dtype, parts = jnp.dtype(reduced[0]), reduced[1]
-    further.append(gamma(parts, _unit_roundoff(dtype)))
+    further = gamma(parts, _unit_roundoff(dtype))
     lost += 2 * parts * _flushed(dtype)
-  for more in further:
-    rounded = rounded + more + rounded * more
+    rounded = rounded + further + rounded * further
   before = np.zeros((m, n))
   with np.errstate(all="ignore"):
     if alpha != 0:

@@ -7,6 +7,7 @@ import re
 from typing import Any, Literal
 
 Side = Literal["m", "n"]
+Scale = Literal["tensor", "vector", "block"]
 
 
 def _without_place(activation: str | None) -> str | None:
@@ -30,11 +31,15 @@ class Operand:
     dtype: name of its dtype.
     k_last: whether it is stored [M, K] or [N, K]; else [K, M] or [K, N].
     batched: whether it differs from product to product of a batch.
+    scale: None, or what its values are multiplied by: a number of the whole
+      matrix, or one of each row of A, or column of B; of blocks, for each 128
+      of K, one of each row of A, and one of each 128 columns of B.
   """
 
   dtype: str
   k_last: bool
   batched: bool = False
+  scale: Scale | None = None
 
   @property
   def bits(self) -> int:
@@ -91,10 +96,13 @@ class Problem:
   Attributes:
     m, n, k: the product's dimensions; all positive.
     a, b: the operands.
-    out_dtype: of the result: "bfloat16", "float16" or "float32".
+    out_dtype: of the result: "bfloat16", "float16", "float32"; of int8, and
+      nothing after it, also "int32".
     batch: products computed; 1 where there is no batch dimension.
     groups: None for a dense product.
     epilogue: what follows the product.
+    fast_accumulation: whether 8-bit floats are summed by the tensor cores
+      alone, which keep about 13 bits.
 
   Example:
     >>> from pallas_gemm.problem import Operand, Problem
@@ -116,6 +124,26 @@ class Problem:
   batch: int = 1
   groups: Groups | None = None
   epilogue: Epilogue = Epilogue()
+  fast_accumulation: bool = False
+
+  @property
+  def is_promoted(self) -> bool:
+    """Whether a slab's sums are added to float32 totals: of 8-bit floats.
+
+    So are those of blocks, each by scales of its own.
+    """
+    is_float8 = self.a.dtype.startswith("float8")
+    return self.has_blocks or (is_float8 and not self.fast_accumulation)
+
+  @property
+  def has_blocks(self) -> bool:
+    """Whether scales differ from slab to slab."""
+    return "block" in (self.a.scale, self.b.scale)
+
+  @property
+  def sum_dtype(self) -> str:
+    """Of the tensor cores' accumulators."""
+    return "int32" if self.a.dtype == "int8" else "float32"
 
   @property
   def along(self) -> Literal["m", "k"] | None:
@@ -176,9 +204,15 @@ class Problem:
       "groups": self.groups.count if self.groups else 0,
       "save_preactivation": self.epilogue.save,
     }
+    # What rows that are older do not have.
     if self.b.dtype != self.a.dtype:
       found["dtype_b"] = self.b.dtype
-    return found
+    newer = {
+      "scale_a": self.a.scale,
+      "scale_b": self.b.scale,
+      "fast_accumulation": self.fast_accumulation,
+    }
+    return found | {name: value for name, value in newer.items() if value}
 
   def changed(self, **fields: Any) -> "Problem":
     """The problem with other fields of its `row`."""
@@ -211,6 +245,9 @@ class Problem:
     ragged: Literal["m", "k"] | None = None,
     groups: int = 0,
     save_preactivation: bool = False,
+    scale_a: Scale | None = None,
+    scale_b: Scale | None = None,
+    fast_accumulation: bool = False,
   ) -> "Problem":
     """The problem with the fields of a `row`.
 
@@ -221,8 +258,18 @@ class Problem:
       m=m,
       n=n,
       k=k,
-      a=Operand(dtype=dtype, k_last=not transpose_a, batched=batched_a),
-      b=Operand(dtype=dtype_b or dtype, k_last=transpose_b, batched=batched_b),
+      a=Operand(
+        dtype=dtype,
+        k_last=not transpose_a,
+        batched=batched_a,
+        scale=scale_a,
+      ),
+      b=Operand(
+        dtype=dtype_b or dtype,
+        k_last=transpose_b,
+        batched=batched_b,
+        scale=scale_b,
+      ),
       out_dtype=out_dtype,
       batch=batch,
       groups=Groups(along=ragged, count=groups) if ragged else None,
@@ -233,4 +280,5 @@ class Problem:
         gated=gated,
         save=save_preactivation,
       ),
+      fast_accumulation=fast_accumulation,
     )

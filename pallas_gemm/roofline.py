@@ -58,9 +58,9 @@ def peak_flops(gpu: hardware.Gpu, dtype: Any) -> float:
 
   Args:
     gpu: the GPU.
-    dtype: float32 (CUDA cores, exact fp32 arithmetic), bfloat16 or float16
-      (tensor cores), or the string "tf32" (tensor cores, float32 operands cut
-      to TF32).
+    dtype: float32 (CUDA cores, exact fp32 arithmetic), bfloat16, float16,
+      float8_e4m3fn, float8_e5m2 or int8 (tensor cores), or the string "tf32"
+      (tensor cores, float32 operands cut to TF32).
 
   Raises:
     ValueError: another dtype.
@@ -71,6 +71,9 @@ def peak_flops(gpu: hardware.Gpu, dtype: Any) -> float:
     "tf32": gpu.tf32_flops,
     "bfloat16": gpu.bf16_flops,
     "float16": gpu.bf16_flops,
+    **dict.fromkeys(
+      ("float8_e4m3fn", "float8_e5m2", "int8"), gpu.tensor_flops(8)
+    ),
   }
   if name not in rates:
     raise ValueError(f"dtype must be one of {', '.join(rates)}, got {name}")

@@ -12,18 +12,18 @@ import pallas_gemm
 ORDERS = {
   ".": """
     __init__ autotuning serving explanation tracing ops tuning check ladder
-    kernels measure report numerics roofline sampling blas problem dtypes
+    kernels measure report numerics sums roofline sampling blas problem dtypes
     mosaic ptx hardware compat jaxprs version
   """,
   "kernels": """
     activations sm90 triton_dense triton_kernel triton_config epilogues
     function_key
   """,
-  "ptx": "__init__ clusters stores shifts copies threads mlir",
+  "ptx": "__init__ clusters stores shifts copies loads threads mlir",
   "kernels/sm90": """
-    launch tables legal producer by_threads consumer reduction stores epilogue
-    mainloops block groups schedule plan memory matrices loaders tiling layout
-    config
+    launch scales tables legal producer by_threads consumer reduction stores
+    epilogue mainloops block groups schedule plan memory matrices loaders tiling
+    layout config
   """,
 }
 

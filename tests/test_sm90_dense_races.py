@@ -17,14 +17,22 @@ from pallas_gemm.kernels.sm90 import (
   by_threads,
   consumer,
   epilogue,
+  mainloops,
   producer,
   reduction,
   stores,
 )
-from tests.support import cases, group_cases, interpret, mutations, problems
+from tests.support import (
+  cases,
+  eight_bit_cases,
+  group_cases,
+  interpret,
+  mutations,
+  problems,
+)
 
 MODULES = (
-  block, producer, consumer, stores, epilogue, reduction, by_threads
+  block, producer, consumer, mainloops, stores, epilogue, reduction, by_threads
 )  # fmt: skip
 BUGS = [bug for module in MODULES for bug in mutations.bugs_of(module.__name__)]
 
@@ -43,7 +51,7 @@ UNSEEN = {
   },
 }
 
-RACES = cases.RACES | group_cases.RACES
+RACES = cases.RACES | group_cases.RACES | eight_bit_cases.RACES
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +106,7 @@ def test_there_are_calls_to_break():
 EXAMPLES = (
   "c_of_another_dtype", "plain", "row_wise", "groups", "c_in_place",
   "a_group_of_zeros", "weights_by_threads", "groups_in_pairs", "cluster_k",
-  "threads",
+  "threads", "promoted",
 )  # fmt: skip
 # Calls that few examples come to, and one that does.
 COMES_TO = {
@@ -112,6 +120,7 @@ COMES_TO = {
   (by_threads, "plgpu.commit_smem", 0): "threads",
   (reduction, "plgpu.barrier_arrive", 0): "cluster_k",
   (reduction, "plgpu.barrier_wait", 0): "cluster_k",
+  (mainloops, "plgpu.wgmma_wait", 2): "promoted",
   (stores, "plgpu.wait_smem_to_gmem", 0): "c_in_place",
   (stores, "plgpu.wait_smem_to_gmem", 3): "groups",
   (stores, "plgpu.commit_smem", 1): "groups",

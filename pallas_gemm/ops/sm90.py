@@ -19,6 +19,8 @@ SYMBOLIC = (
 def refuses(spec: Spec, x: Operands) -> str | None:
   """Why dtypes and precision alone keep it from ever taking the product."""
   dtypes = x.a.dtype.name, x.b.dtype.name, jnp.dtype(spec.out_dtype).name
+  if x.a.dtype.itemsize == 1 and legal.refuses(*dtypes) is None:
+    return f"operands must be of 16 bits, got {x.a.dtype.name}"
   return legal.refuses(*dtypes, spec.precision)
 
 
@@ -82,6 +84,7 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
   problem = tuning.Problem.flat(
     **sizes._asdict(),
     dtype=x.a.dtype.name,
+    dtype_b=x.b.dtype.name,
     out_dtype=jnp.dtype(spec.out_dtype).name,
     batched_a=not spec.ragged and x.a.shape[0] > 1,
     batched_b=not spec.ragged and x.b.shape[0] > 1,
@@ -93,6 +96,7 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
     gated=spec.gated,
     ragged=spec.ragged,
     save_preactivation=spec.save,
+    fast_accumulation=legal.accumulates_fast(spec.precision),
   )
   if not _is_column(x, spec):
     return problem

@@ -12,6 +12,7 @@ from pallas_gemm.ptx.copies import (
   prefetch,
   wait_async,
 )
+from pallas_gemm.ptx.loads import load_clamped
 from pallas_gemm.ptx.shifts import shift_rows
 from pallas_gemm.ptx.stores import store_elements, store_rows
 from pallas_gemm.ptx.threads import (
@@ -28,6 +29,7 @@ __all__ = [
   "copy_async",
   "copy_rows_async",
   "fence_cluster",
+  "load_clamped",
   "prefetch",
   "send",
   "shift_rows",

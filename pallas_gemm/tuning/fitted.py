@@ -93,6 +93,7 @@ def resources_of(problem: Problem, gpu: hardware.Gpu) -> Resources:
     out_dtype=p.out_dtype,
     groups=p.groups and Groups(along=p.groups.along, count=1),
     epilogue=epilogue,
+    fast_accumulation=p.fast_accumulation,
   )
   return _resources(gpu, nominal)
 
@@ -213,6 +214,12 @@ def _fitted(
       first; None for what suits the tile.
   """
   problem, gpu = resources.problem, resources.gpu
+  most = _MOST_STAGES[config.block_k]
+  if problem.a.bits == 8:
+    # As many bytes; twice as many are 256, which no slab has.
+    if config.block_k == 128:
+      return None
+    config = dataclasses.replace(config, block_k=128)
   config = _with_subtiles(config, problem)
   if options is None:
     config, options = _with_options(config, resources)
@@ -220,7 +227,7 @@ def _fitted(
     config = dataclasses.replace(config, stages=1, epilogue_buffers=buffers)
     memory = Plan.new(problem, config, gpu).memory
     left = gpu.shared_bytes_per_block - memory.shared_bytes
-    count = min(_MOST_STAGES[config.block_k], 1 + left // memory.slab_bytes)
+    count = min(most, 1 + left // memory.slab_bytes)
     if count >= fewest:
       return dataclasses.replace(config, stages=count)
   return None

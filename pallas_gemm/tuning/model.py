@@ -5,8 +5,9 @@ work tile is a tile of the result (over a part of K, if K is split); a block
 works on one after the other. The time has these parts:
 
 * **A slab of K** takes the longest of its multiplication (2048 16-bit FMAs a
-  clock and SM), of what wgmma and TMA move through shared memory (128 bytes a
-  clock), and of its way from L2, plus a constant for barriers.
+  clock and SM, 4096 of 8 bits, then 128 additions to totals), of what wgmma and
+  TMA move through shared memory (128 bytes a clock), and of its way from L2,
+  plus a constant for barriers.
 * **A round** is as long as a work tile: its slabs, and the part of its epilogue
   that the next work tile does not hide. All blocks take the same number of
   rounds, so a tile that leaves half of the SMs idle in the last wave pays for
@@ -21,7 +22,8 @@ The first three overlap; the longest counts, blended where they are close.
 
 Constants are those of the GPU (`constants`), fitted to times measured there;
 one of which there are none is predicted with its own sizes and rates, and the
-efficiency of the nearest.
+efficiency of the nearest. None are fitted to operands of 8 bits: these have the
+constants of 16 bits, and additions to totals that nothing hides.
 """
 
 from collections.abc import Callable, Iterator
@@ -126,7 +128,8 @@ def _slab(
   p, cfg = plan.problem, plan.config
   bm, bn, bk = cfg.block_m, cfg.block_n * p.products, cfg.block_k
   narrow = _is_narrow(plan)
-  multiply = bm * bn * bk / 2048 * fit.mma
+  multiply = bm * bn * bk * p.a.bits / 2**15 * fit.mma
+  multiply += bm * bn / 128 * p.is_promoted
   multiply *= 1 + fit.small * (1 - bm * bn / 2**15)
   multiply *= fit.mma_three_consumers if cfg.consumers == 3 else 1
   if cfg.split == "n":

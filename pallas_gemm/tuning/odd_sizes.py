@@ -66,7 +66,9 @@ def costs(plan: Plan, fit: constants.OddSizes) -> Costs:
   p = plan.problem
   # Where no rows lie along K, it is rows that are counted, in atoms of 8.
   step = 64 if p.a.k_last or p.b.k_last else 8
-  return _costs(plan, fit) if p.m % 64 or p.n % 64 or p.k % step else NONE
+  is_copied = p.a.bits == 8 and any(plan.tiling.transposed)
+  is_odd = p.m % 64 or p.n % 64 or p.k % step or is_copied
+  return _costs(plan, fit) if is_odd else NONE
 
 
 def _costs(plan: Plan, fit: constants.OddSizes) -> Costs:

@@ -62,7 +62,7 @@ def _swapped(problem: Problem, resources: fitted.Resources) -> Iterator[Config]:
       continue
     is_narrow = config.block_m == 64 and config.block_n <= 32
     deep = suits_deep and is_narrow and rows == 1 and tiles <= sms
-    if (config.block_k == 128) != deep:
+    if _is_deep(config, p) != deep:
       continue
     if not _are_too_many(tiles, config, p, sms):
       yield _in_one_strip(config, rows, columns)
@@ -71,7 +71,7 @@ def _swapped(problem: Problem, resources: fitted.Resources) -> Iterator[Config]:
 def _tiles(problem: Problem, resources: fitted.Resources) -> Iterator[Config]:
   """Tiles whose consumers share them out, and parts of K of these."""
   p, sms = problem, resources.gpu.sm_count
-  slabs, straddles = cdiv(p.k, 64), _straddles(p)
+  slabs, straddles = _slabs(p), _straddles(p)
   # Of 127 configs of so few slabs that were timed in a cluster and alone, those
   # in one take 3.5 % more in the mean, 4 % less at best; where rows straddle
   # sectors up to a quarter less (H100 and H200).
@@ -100,7 +100,7 @@ def _tiles(problem: Problem, resources: fitted.Resources) -> Iterator[Config]:
     # -> 9.9 us, 32 x 24 x 100000 8.6 -> 8.5 (H100).
     is_deep_sum = suits_deep and tiles * _SPLITS[-1] <= sms
     is_deep_sum &= slabs >= _SPLITS[-1] * _FEWEST_SLABS
-    if config.block_k > 64:
+    if _is_deep(config, p):
       is_one_round = sms < 2 * tiles <= 2 * sms
       in_rounds = deep_in_rounds and tiles > 2 * sms and config.block_n == 64
       if not ((suits_deep and is_one_round) or in_rounds or is_deep_sum):
@@ -120,7 +120,7 @@ def _alone(
   p, cfg = problem, config
   rows, columns = cdiv(p.m, cfg.block_m), cdiv(p.n, cfg.block_n)
   least = C_BUFFERED.get((cfg.block_m, cfg.block_n), 0)
-  if p.epilogue.c_dtype == p.out_dtype and cdiv(p.k, 64) < least:
+  if p.epilogue.c_dtype == p.out_dtype and _slabs(p) < least:
     if buffered := fitted.with_c_buffers(cfg, resources):
       yield _in_one_strip(buffered, rows, columns)
   tiles = rows * columns * p.batch
@@ -136,7 +136,7 @@ def _in_parts(
   tiles = cdiv(p.m, cfg.block_m) * cdiv(p.n, cfg.block_n) * p.batch
   if tiles > sms:
     return
-  slabs = cdiv(p.k, 64)
+  slabs = _slabs(p)
   some = [x for x in _SPLITS if x <= slabs // _FEWEST_SLABS]
   in_one_round = [x for x in some if tiles * x <= sms]
   in_two_rounds = [x for x in some if tiles * x <= 2 * sms]
@@ -162,7 +162,7 @@ def _pingpong(
   One stores while the other multiplies, and neither keeps results that wait.
   """
   p, sms = problem, resources.gpu.sm_count
-  slabs = cdiv(p.k, 64)
+  slabs = _slabs(p)
   for block_m, block_n in fitted.PINGPONG.get(p.out_dtype, ()):
     config = fitted.pingpong(block_m, block_n, slabs, resources)
     rows, columns = cdiv(p.m, block_m), cdiv(p.n, block_n)
@@ -197,8 +197,24 @@ def _are_too_many(
 ) -> bool:
   """Whether larger tiles are better in any case, and no worse balanced."""
   has_room = min(problem.m, problem.n) >= 512 and problem.along is None
-  is_small = config.block_m * config.block_n < 2**14
+  # Of two promoted products no larger ones have room.
+  products = problem.products if problem.is_promoted else 1
+  is_small = config.block_m * config.block_n * products < 2**14
   return has_room and is_small and tiles > 8 * sms
+
+
+def _slab(problem: Problem) -> int:
+  """What of K most tiles have in a slab, 128 bytes."""
+  return 128 if problem.a.bits == 8 else 64
+
+
+def _slabs(problem: Problem) -> int:
+  return cdiv(problem.k, _slab(problem))
+
+
+def _is_deep(config: Config, problem: Problem) -> bool:
+  """Whether slabs are twice as deep."""
+  return config.block_k > _slab(problem)
 
 
 def _straddles(problem: Problem) -> bool:
@@ -221,7 +237,7 @@ def _gains_by_sharing(
   if problem.along or (not problem.b.k_last and columns % 64):
     return True
   loads = bytes_of(config.block_m + columns, problem.a.dtype) / rate
-  return loads > config.block_m * columns / 2048
+  return loads > config.block_m * columns * problem.a.bits / 2**15
 
 
 def _suits_cluster(

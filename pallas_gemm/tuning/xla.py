@@ -100,7 +100,7 @@ def _of_rows_of_no_whole_atoms(
 def _floor(problem: Problem, gpu: hardware.Gpu) -> float:
   """Seconds that no config is predicted to undercut."""
   p, fit = problem, constants.of(gpu).model
-  multiply = 2 * p.results * p.k * p.products / gpu.bf16_flops
+  multiply = 2 * p.results * p.k * p.products / gpu.tensor_flops(p.a.bits)
   moved = p.operand_bytes + layout.bytes_of(p.results, p.out_dtype)
   memory = moved / gpu.dram_bytes_per_s / fit.dram
   return fit.launch * 1e-6 + _FLOOR * max(multiply, memory)

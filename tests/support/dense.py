@@ -10,6 +10,7 @@ import numpy as np
 
 from pallas_gemm.kernels.sm90 import launch
 from pallas_gemm.kernels.sm90.config import Config
+from pallas_gemm.kernels.sm90.layout import cdiv
 from pallas_gemm.problem import Problem
 from tests.support import products
 
@@ -37,16 +38,22 @@ def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
       (p.matrices(p.a), *((p.m, p.k) if p.a.k_last else (p.k, p.m))),
       p.a.dtype,
     ),
-    "b": (b, p.a.dtype),
+    "b": (b, p.b.dtype),
   }
   if p.epilogue.gated:
-    found["b_up"] = (b, p.a.dtype)
+    found["b_up"] = (b, p.b.dtype)
   if p.epilogue.bias is not None:
     wide = p.out_dtype == "float32"
     found["bias"] = (
       (p.n if p.epilogue.bias == "n" else p.m,),
-      "float32" if wide else p.a.dtype,
+      "float32" if wide or p.a.bits == 8 else p.a.dtype,
     )
+  for name, operand, size in (("a", p.a, p.m), ("b", p.b, p.n)):
+    if operand.scale:
+      shape = scale_shape(p, name, size)
+      found[f"scale_{name}"] = (p.matrices(operand), *shape), "float32"
+  if p.epilogue.gated and p.b.scale:
+    found["scale_b_up"] = found["scale_b"]
   if p.epilogue.c_dtype is not None:
     found["c"] = ((p.batch, p.m, p.n), p.epilogue.c_dtype)
   return {
@@ -55,12 +62,44 @@ def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
   }
 
 
+def scale_shape(problem: Problem, name: str, size: int) -> tuple[int, ...]:
+  """Of the scales of one A, or of one B, with so many rows, or columns."""
+  kind = getattr(problem, name).scale
+  if kind != "block":
+    return (size if kind == "vector" else 1,)
+  return cdiv(problem.k, 128), size if name == "a" else cdiv(size, 128)
+
+
+def spread(scale: np.ndarray, k: int, size: int) -> np.ndarray:
+  """Scales of A [.., M], or of B, as those of all [.., K, M]."""
+  if scale.ndim == 2:
+    return scale[:, None]
+  columns = 128 if scale.shape[2] < size else 1
+  return scale.repeat(128, 1)[:, :k].repeat(columns, 2)[:, :, :size]
+
+
 def operands(problem: Problem, seed: int = 0) -> Arrays:
-  """N(0, 1) for each of `shapes`."""
+  """N(0, 1) for each of `shapes`; of int8 in steps of 1 / 40."""
   return {
-    name: products.normal(*x.shape, dtype=x.dtype, seed=seed + i)
+    name: normal(x, seed + i)
     for i, (name, x) in enumerate(shapes(problem).items())
   }
+
+
+def normal(x: jax.ShapeDtypeStruct, seed: int) -> jax.Array:
+  """An array of that shape and dtype."""
+  if x.dtype != jnp.int8:
+    return products.normal(*x.shape, dtype=x.dtype, seed=seed)
+  steps = jnp.round(40 * products.normal(*x.shape, seed=seed))
+  return jnp.clip(steps, -128, 127).astype(x.dtype)
+
+
+def named_scales(x: Arrays) -> tuple[Arrays, launch.Scales]:
+  """The other arguments of a kernel, and the scales."""
+  of = {"scale_a": "a", "scale_b": "b", "scale_b_up": "b_up"}
+  scales = {of[name]: array for name, array in x.items() if name in of}
+  others = {name: array for name, array in x.items() if name not in of}
+  return others, launch.Scales(**scales)
 
 
 def run(
@@ -70,7 +109,9 @@ def run(
 
   @jax.jit
   def product(x):
-    return launch.dense(**x, problem=problem, config=config, **vars(epilogue))
+    x, scales = named_scales(x)
+    how = {"problem": problem, "config": config, "scales": scales}
+    return launch.dense(**x, **how, **vars(epilogue))
 
   return product(x)
 
@@ -81,7 +122,11 @@ def assert_right(
   x: Arrays,
   epilogue: Epilogue = PLAIN,
 ) -> None:
-  """Every result is within its bound of float64."""
+  """Every result is within its bound of float64.
+
+  With operands of 8 bits that of sums in float32, as the interpreter computes
+  them: their values are taken times their scales, which is exact.
+  """
   p = problem
   assert all(out.dtype == p.out_dtype for out in outs)
   # On the host nothing of this is compiled.
@@ -92,6 +137,14 @@ def assert_right(
     for name in ("b", "b_up")
     if name in x
   )
+  if p.a.bits == 8 and p.out_dtype != "int32":
+    one = np.ones((1, 1))
+    of_a = spread(x.get("scale_a", one), p.k, a.shape[1])
+    a = products.float64(a) * np.swapaxes(of_a, 1, 2)
+    b, *b_up = (
+      products.float64(y) * spread(x.get(name, one), p.k, p.n)
+      for y, name in zip((b, *b_up), ("scale_b", "scale_b_up"))
+    )
   if p.epilogue.gated:
     out, *saved = outs
     products.assert_gated(out, a, b, *b_up, epilogue.activation)

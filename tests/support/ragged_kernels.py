@@ -11,7 +11,7 @@ import numpy as np
 from pallas_gemm.kernels.sm90 import launch
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.problem import Problem
-from tests.support import dense, products
+from tests.support import dense
 
 Arrays = dict[str, jax.Array]
 Activation = Callable[[jax.Array], jax.Array] | None
@@ -26,10 +26,15 @@ def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
     matrix = (p.n, p.k) if p.b.k_last else (p.k, p.n)
     found = {
       "a": ((p.m, p.k), p.a.dtype),
-      "b": ((p.groups.count, *matrix), p.a.dtype),
+      "b": ((p.groups.count, *matrix), p.b.dtype),
     }
   if p.epilogue.gated:
     found["b_up"] = found["b"]
+  if p.a.scale:
+    found["scale_a"] = (1, *dense.scale_shape(p, "a", p.m)), "float32"
+  for name in ("scale_b", "scale_b_up")[: p.products if p.b.scale else 0]:
+    shape = dense.scale_shape(p, "b", p.n)
+    found[name] = (p.groups.count, *shape), "float32"
   if p.epilogue.bias is not None:
     found["bias"] = ((p.groups.count, p.n), "float32")
   return {
@@ -39,9 +44,9 @@ def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def operands(problem: Problem, seed: int = 0) -> Arrays:
-  """N(0, 1) for each of `shapes`."""
+  """N(0, 1) for each of `shapes`; of int8 in steps of 1 / 40."""
   return {
-    name: products.normal(*x.shape, dtype=x.dtype, seed=seed + i)
+    name: dense.normal(x, seed + i)
     for i, (name, x) in enumerate(shapes(problem).items())
   }
 
@@ -57,11 +62,13 @@ def run(
 
   @jax.jit
   def product(x, offsets):
+    x, scales = dense.named_scales(x)
     return launch.grouped(
       offsets=offsets,
       problem=problem,
       config=config,
       activation=activation,
+      scales=scales,
       **x,
     )
 
@@ -86,8 +93,12 @@ def assert_right(
       own = {name: array[None, rows] for name, array in x.items()}
       of_group = [out[None, group] for out in outs]
     else:
-      own = {name: array[None, group] for name, array in x.items()}
+      of_a = ("a", "scale_a")
+      own = {y: x[y][None, group] for y in x if y not in of_a}
       own["a"] = x["a"][None, rows]
+      if p.a.scale:
+        is_one = p.a.scale == "tensor"
+        own["scale_a"] = x["scale_a"] if is_one else x["scale_a"][..., rows]
       if p.epilogue.bias:
         own["bias"] = x["bias"][group]
       of_group = [out[None, rows] for out in outs]

@@ -38,6 +38,10 @@ class Arguments(NamedTuple):
     b_last: of each B that is not padded, the last slab, padded.
     alpha, beta: [1]; None if there is none, or if it is compiled in.
     bias, c: None if there is none.
+    scale_a: None, or of A [matrices or 1, rows or 1].
+    scale_b: likewise of each B, [matrices or 1, columns or 1]; () if none has.
+      Scales of blocks have slabs in between: [.., slabs, rows], and [.., slabs,
+      columns / 128].
   """
 
   tables: Any
@@ -49,6 +53,8 @@ class Arguments(NamedTuple):
   beta: Any = None
   bias: Any = None
   c: Any = None
+  scale_a: Any = None
+  scale_b: Any = ()
 
 
 class Results(NamedTuple):
@@ -147,43 +153,51 @@ class Block:
     if p.along == "k" or tiling.pingpong > 1:
       return False  # groups differ in how many slabs they have
     rows, columns = tiling.warpgroup_tile
-    is_large = rows * columns > _MOST_ACCUMULATORS_IF_UNROLLED
-    if self.plan.memory.deferred and is_large:
+    held = rows * columns * (1 + p.is_promoted)
+    is_large = held > _MOST_ACCUMULATORS_IF_UNROLLED
+    if is_large and (self.plan.memory.deferred or p.is_promoted):
       return False
     k_steps = layout.bytes_of(cfg.block_k, p.a.dtype) // WGMMA_K_BYTES
     lap = cfg.stages * (rows // WGMMA_ROWS) * k_steps * p.products
     return tiling.slabs % cfg.stages == 0 and lap <= _UNROLLED_WGMMAS
 
-  def for_each_slab(self, visit, slot, steps):
-    """visit(step, slot, slot before) for a work tile's slabs, from `slot` on.
+  def for_each_slab(self, visit, slot, steps, carry=None):
+    """carry = visit(step, slot, slot before, carry) for a work tile's slabs.
 
     Where a work tile is whole laps of the ring, slots are Python numbers and
     wgmma's descriptors are worked out before the loop: less than half the
     instructions (rung 12).
 
+    Args:
+      visit: what is done with a slab.
+      slot: of the first slab.
+      steps: slabs.
+      carry: what the first is given.
+
     Returns:
       The slot of the last slab, and that of the next tile's first; None if it
       is the slot that this tile's first had. (With one work tile a block that
-      is a constant, which Mosaic GPU does not let out of a scope.)
+      is a constant, which Mosaic GPU does not let out of a scope.) And the last
+      carry.
     """
     stages = self.plan.config.stages
     if self._has_whole_laps:
 
-      def lap(i, _):
+      def lap(i, carry):
         for s in range(stages):
-          visit(i * stages + s, s, (s - 1) % stages)
+          carry = visit(i * stages + s, s, (s - 1) % stages, carry)
+        return carry
 
       is_known = isinstance(steps, int)
       laps = steps // stages if is_known else lax.div(steps, stages)
-      lax.fori_loop(0, laps, lap, None)
-      return stages - 1, None
+      return (stages - 1, None), lax.fori_loop(0, laps, lap, carry)
 
-    def iteration(step, slots):
-      before, slot = slots
-      visit(step, slot, before)
-      return slot, self.next_slot(slot)
+    def iteration(step, state):
+      (before, slot), carry = state
+      carry = visit(step, slot, before, carry)
+      return (slot, self.next_slot(slot)), carry
 
-    return lax.fori_loop(0, steps, iteration, (slot, slot))
+    return lax.fori_loop(0, steps, iteration, ((slot, slot), carry))
 
   def next_slot(self, slot):
     """The next slot of the ring, or of a consumer's part of it.

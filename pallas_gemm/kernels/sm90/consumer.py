@@ -46,7 +46,7 @@ class Consumer:
   """Multiplies by its main loop, stores by its stores."""
 
   block: Block
-  mainloop: mainloops.FromShared
+  mainloop: mainloops.Mainloop
   stores: Stores
 
   def run(self) -> None:
@@ -68,45 +68,35 @@ class Consumer:
     overlap = functools.partial(
       self.stores.overlap, work_tile=work_tile, pending=pending
     )
-    accumulators, following = pl.run_scoped(
-      functools.partial(self._multiply, work_tile, slot, overlap),
-      *self.mainloop.accumulators(),
-    )
+    multiply = functools.partial(self._multiply, work_tile, slot, overlap)
+    types = self.mainloop.allocated()
+    found = pl.run_scoped(multiply, *types) if types else multiply()
+    sums, following = found
     slot = slot if following is None else following
-    accumulators = reduction.reduced(self.block, accumulators)
-    return slot, self.stores.finish(work_tile, accumulators)
+    sums = reduction.reduced(self.block, sums)
+    return slot, self.stores.finish(work_tile, sums)
 
-  def _multiply(self, work_tile: WorkTile, slot, overlap, *accumulators):
-    """A work tile's accumulators, and the next slot as of `for_each_slab`.
+  def _multiply(self, work_tile: WorkTile, slot, overlap, *scope):
+    """A work tile's sums, and the next slot as of `for_each_slab`.
 
     overlap(slab) is called once, while the tensor cores have that slab or when
     there is no such slab, for the first `stores.slabs`.
     """
-    block, slabs = self.block, self.stores.slabs
+    block, loop, slabs = self.block, self.mainloop, self.stores.slabs
 
-    def multiply(step, slot, before):
+    def multiply(step, slot, before, carry):
       block.wait_for(work_tile, step, slot)
-      self.mainloop.issue(accumulators, slot)
-
-      def release_before():
-        plgpu.wgmma_wait(self.mainloop.in_flight)  # this slab runs on
-        block.release(before, predicate=step > 0)
 
       def overlap_slab():
         for slab in range(slabs):
           pl.when(step == slab)(functools.partial(overlap, slab))
 
-      # Loads wait for the release: 16384 x 2048 x 512 with C 61.1 -> 57.0 us
-      # (H200). Subtiles of float32 take longer, and before it there is more to
-      # overlap with: 4096 x 14336 x 4096 599.9 us, after it 609.6.
-      in_order = (release_before, overlap_slab)
-      is_wide = block.plan.problem.out_dtype == "float32"
-      for act in in_order[::-1] if is_wide else in_order:
-        act()
+      slots = slot, before
+      return loop.multiply(work_tile, scope, slots, step, carry, overlap_slab)
 
-    last, following = block.for_each_slab(multiply, slot, work_tile.steps)
+    (last, following), carry = block.for_each_slab(
+      multiply, slot, work_tile.steps, loop.start(work_tile)
+    )
     for slab in range(1, slabs):
       pl.when(work_tile.steps <= slab)(functools.partial(overlap, slab))
-    plgpu.wgmma_wait(0)
-    block.release(last)
-    return [acc[...] for acc in accumulators], following
+    return loop.sums(scope, last, carry), following

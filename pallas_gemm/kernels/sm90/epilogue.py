@@ -1,4 +1,4 @@
-"""What follows a product in the Hopper kernels: C, bias, activation, gate.
+"""What follows a product in the Hopper kernels: scales, C, bias, activation.
 
 It is computed in registers, subtile by subtile: 64 rows by `epilogue_n` columns
 of a consumer's tile. C and the bias come through shared memory;
@@ -12,6 +12,9 @@ subtiles, C is asked for when the first result leaves: 4096 x 4096 x 256 27.6 ->
 22.5 us. Where C is of another dtype, or results do not wait, it has two buffers
 of its own. Where operands are swapped it is transposed on its way into
 registers (ldmatrix): 160 x 14336 x 16384 137.7 -> 119.6 us.
+
+**Scales** are loaded by threads, each what it multiplies by: a bulk copy starts
+at multiples of 16 bytes, groups of rows anywhere.
 """
 
 from collections.abc import Callable
@@ -23,6 +26,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from pallas_gemm import ptx
 from pallas_gemm.kernels.sm90.block import Block
 from pallas_gemm.kernels.sm90.schedule import WorkTile
 from pallas_gemm.kernels.sm90.tiling import WGMMA_ROWS
@@ -92,7 +96,7 @@ class FusedEpilogue:
       plgpu.barrier_wait(self.block.shared.bias_loaded.at[self.block.warpgroup])
 
   def results_of(
-    self, accumulators: list[jax.Array], subtile: int
+    self, work_tile: WorkTile, accumulators: list[jax.Array], subtile: int
   ) -> list[jax.Array]:
     """The results of one subtile; waits for its part of C."""
     block, plan = self.block, self.block.plan
@@ -103,11 +107,46 @@ class FusedEpilogue:
       barrier = block.warpgroup * plan.memory.c_buffers + buffer
       plgpu.barrier_wait(block.shared.c_loaded.at[barrier])
       c_subtile = self._c_of(buffer)
+    sums = [x[i : i + WGMMA_ROWS, j : j + width] for x in accumulators]
     return self.compute(
-      [x[i : i + WGMMA_ROWS, j : j + width] for x in accumulators],
+      self._scaled(sums, work_tile, subtile),
       c_subtile,
       None if block.shared.bias is None else self._bias_of(subtile),
     )
+
+  def _scaled(
+    self, sums: list[jax.Array], work_tile: WorkTile, subtile: int
+  ) -> list[jax.Array]:
+    """The sums times the scales; in float32, unless the results are sums."""
+    operands, p = self.block.operands, self.block.plan.problem
+    if p.out_dtype != p.sum_dtype:
+      sums = [x.astype(jnp.float32) for x in sums]
+    if p.has_blocks:  # the main loop has applied them
+      return sums
+    if operands.scale_a is not None:
+      factor = self._scale_of(operands.scale_a, work_tile, subtile, 0)
+      sums = [x * factor for x in sums]
+    if operands.scale_b:
+      factors = (
+        self._scale_of(x, work_tile, subtile, 1) for x in operands.scale_b
+      )
+      sums = [x * factor for x, factor in zip(sums, factors)]
+    return sums
+
+  def _scale_of(self, ref, work_tile: WorkTile, subtile: int, side: int):
+    """A scale of each row of the subtile, or column, or the one of all."""
+    block, tiling = self.block, self.block.plan.tiling
+    matrices, size = ref.shape
+    which = (work_tile.a, work_tile.b)[side] if matrices > 1 else 0
+    if size == 1:
+      return ref[which, 0]
+    shape = WGMMA_ROWS, tiling.subtile_width
+    first = block.stored_origin(work_tile)[side]
+    first += tiling.subtiles[subtile][side]
+    layout = plgpu.Layout.WGMMA.reduce(1 - side)
+    values = ptx.load_clamped(ref.at[which], first, shape[side], layout)
+    values = lax.broadcast_in_dim(values, shape, (side,))
+    return plgpu.layout_cast(values, plgpu.Layout.WGMMA)
 
   def _c_of(self, buffer: int) -> jax.Array:
     subtile = self._c.at[self.block.warpgroup, buffer]

@@ -66,6 +66,12 @@ from pallas_gemm.kernels.sm90.consumer import consume
 from pallas_gemm.kernels.sm90.layout import round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.producer import produce
+from pallas_gemm.kernels.sm90.scales import (
+  NO_SCALES,
+  Scales,
+  scaled,
+  with_scales,
+)
 from pallas_gemm.problem import Problem
 
 # A function of float32, elementwise.
@@ -84,6 +90,7 @@ def dense(
   alpha: float | jax.Array = 1.0,
   beta: float | jax.Array = 1.0,
   activation: Activation | None = None,
+  scales: Scales = NO_SCALES,
 ) -> tuple[jax.Array, ...]:
   """Computes `problem`, which has no groups, with `config`.
 
@@ -101,6 +108,8 @@ def dense(
     beta: factor of C, likewise. C is read and multiplied whatever the value,
       so that NaN of C remains where beta is 0.
     activation: elementwise, applied in float32.
+    scales: of A and B, those that `problem` says there are. They are applied
+      before all else.
 
   Returns:
     The result [batch, M, N] and, if `problem.epilogue.save`, what the
@@ -112,7 +121,7 @@ def dense(
   """
   plan = Plan.of(problem, config)
   if config.swap_ab:
-    a, b = b, a
+    a, b, scales = b, a, Scales(scales.b, scales.a)
   p, (a_shape, b_shape) = plan.problem, plan.matrices.operand_paddings
   stored = [x for x in (a, b, b_up) if x is not None]
   is_a, is_b = plan.tiling.transposed
@@ -131,6 +140,8 @@ def dense(
     totals = [  # in order
       functools.reduce(jnp.add, x) for x in _dense_results(plan, sums.out)
     ]
+    of_b = scales.b, scales.b_up
+    totals = [scaled(x, scales.a, scale) for x, scale in zip(totals, of_b)]
     outs = epilogue(totals, c, _bias_of(totals[0].shape, bias, p))
     return tuple(x.astype(p.out_dtype) for x in outs)
   operands = operands._replace(
@@ -139,6 +150,7 @@ def dense(
     bias=bias,
     c=None if c is None else _matrices(c, plan.matrices.c_padding, p.batch > 1),
   )
+  operands = with_scales(plan, operands, scales)
   is_approximate = epilogues.is_approximate(activation, p)
   results = _launch(plan, operands, epilogue, is_approximate)
   return tuple(_dense_results(plan, results.out))
@@ -154,6 +166,7 @@ def grouped(
   b_up: jax.Array | None = None,
   bias: jax.Array | None = None,
   activation: Activation | None = None,
+  scales: Scales = NO_SCALES,
 ) -> tuple[jax.Array, ...]:
   """Computes `problem`, which has groups, with `config`; see `groups`.
 
@@ -164,7 +177,7 @@ def grouped(
     offsets: int32 [groups + 1], nondecreasing, within the rows of `a`: group g
       is rows offsets[g] to offsets[g + 1].
     bias: [groups, N].
-    problem, config, b_up, activation: as of `dense`.
+    problem, config, b_up, activation, scales: as of `dense`.
 
   Returns:
     The result, [M, N] or [groups, M, N], and, if `problem.epilogue.save`,
@@ -177,8 +190,10 @@ def grouped(
   """
   plan = Plan.of(problem, config)
   p, (a_shape, b_shape) = plan.problem, plan.matrices.operand_paddings
-  a = _padded(a, a_shape)
-  b = [_padded(x, b_shape) for x in (b, b_up) if x is not None]
+  b = [x for x in (b, b_up) if x is not None]
+  if plan.tiling.transposed[1]:
+    b = [jnp.swapaxes(x, 1, 2) for x in b]
+  a, *b = _padded(a, a_shape), *(_padded(x, b_shape) for x in b)
   made, k_tails = tables.make(plan, offsets, (a, *b))
   b_last = [_last_slab(x, plan) for x in b if plan.matrices.b_last_apart]
   if plan.loader.operands[1]:
@@ -188,6 +203,7 @@ def grouped(
     step = 16 // bias.dtype.itemsize  # of strides that TMA takes
     shape = bias.shape[0], round_up(bias.shape[1], step)
     operands = operands._replace(bias=_padded(bias, shape))
+  operands = with_scales(plan, operands, scales)
   epilogue = _epilogue(plan, activation)
   is_approximate = epilogues.is_approximate(activation, p)
   results = _launch(plan, operands, epilogue, is_approximate)

@@ -83,10 +83,16 @@ def with_rows_along_k(problem: Problem, swap_ab: bool = False) -> Problem:
   Where operands are swapped, it is the transposed problem, with A's rows along
   K: so columns of a tile come in steps of 8, and not of swizzle atoms. If A is
   stored [K, M] it is transposed first, which suits few rows.
+
+  wgmma reads 8-bit operands along K alone.
   """
   p = problem
   has_long_rows = (p.a.k_last or p.m >= 64) and (p.b.k_last or p.n >= 64)
-  if not swap_ab and (p.along or has_long_rows):
+  if p.a.bits == 8 and p.along != "k":
+    has_long_rows = p.a.k_last and p.b.k_last
+  elif p.along:
+    has_long_rows = True
+  if not swap_ab and has_long_rows:
     return p
   return _with_rows_along_k(p, swap_ab)
 
@@ -101,7 +107,7 @@ def _with_rows_along_k(problem: Problem, swap_ab: bool) -> Problem:
     is_short = bytes_of(size, operand.dtype) < ATOM_BYTES
     is_copied = is_short and not is_addressable(size, operand.dtype)
     is_column = p.along is None and (size == 1 or (is_copied and is_small))
-    k_last = operand.k_last or is_swapped or is_column
+    k_last = operand.k_last or is_swapped or is_column or operand.bits == 8
     return dataclasses.replace(operand, k_last=k_last)
 
   a, b = transposed(p.a, p.m, swap_ab), transposed(p.b, p.n, False)

@@ -10,12 +10,16 @@ from pallas_gemm.kernels.sm90 import layout, tiling
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import ATOM_BYTES, ATOM_ROWS, cdiv
 from pallas_gemm.kernels.sm90.plan import Plan
-from pallas_gemm.problem import Problem
+from pallas_gemm.problem import Epilogue, Problem
 
 DTYPES = ("bfloat16", "float16")
+# By wgmma in any mixture.
+FLOATS8 = ("float8_e4m3fn", "float8_e5m2")
 # A thread has at most 255 registers: 160 accumulators leave room for all else,
 # 192 spill.
 _ACCUMULATORS = {1: 160, 2: 160, 3: 96}
+# The same where there are totals of as many.
+_PROMOTED = {1: 96, 2: 96, 3: 64}
 # Coordinates and numbers of work tiles have 32 bits and a sign, and count on a
 # little past the end.
 _MOST_COUNTED = 2**31 - 2**16
@@ -23,9 +27,14 @@ _MOST_COUNTED = 2**31 - 2**16
 _MOST_COPIED = 256
 
 _PRESETS = lax.DotAlgorithmPreset
-_ARITHMETIC = {
-  "bfloat16": _PRESETS.BF16_BF16_F32,
-  "float16": _PRESETS.F16_F16_F32,
+_ARITHMETIC: dict[str, tuple[Any, ...]] = {
+  "bfloat16": (_PRESETS.BF16_BF16_F32,),
+  "float16": (_PRESETS.F16_F16_F32,),
+  **dict.fromkeys(
+    FLOATS8,
+    (_PRESETS.ANY_F8_ANY_F8_F32, _PRESETS.ANY_F8_ANY_F8_F32_FAST_ACCUM),
+  ),
+  "int8": (),
 }
 
 
@@ -36,6 +45,7 @@ def reason(plan: Plan) -> str | None:
     wrong_gpu(plan.gpu)
     or _swap_reason(plan)
     or refuses(p.a.dtype, p.b.dtype, p.out_dtype)
+    or _eight_bits_reason(plan)
     or _tile_reason(plan)
     or _cluster_k_reason(plan)
     or _subtiles_reason(plan)
@@ -70,18 +80,29 @@ def refuses(a: str, b: str, out: str, precision: Any = None) -> str | None:
     a, b: names of the operands' dtypes.
     out: of the result's.
     precision: as of `lax.dot_general`; all of `lax.Precision` is the same
-      arithmetic on 16-bit operands.
+      arithmetic on operands of 16 bits or less.
   """
-  if a != b:
+  are_floats8 = a in FLOATS8 and b in FLOATS8
+  if a != b and not are_floats8:
     return f"operands must have one dtype, got {a} and {b}"
-  if a not in DTYPES:
-    return f"operands must be {' or '.join(DTYPES)}, got {a}"
-  if out not in (*DTYPES, "float32"):
+  if a not in (*DTYPES, *FLOATS8, "int8"):
+    # wgmma would take uint8 for int8.
+    return (
+      f"operands must be {' or '.join(DTYPES)}, or {', '.join(FLOATS8)} or"
+      f" int8, got {a}"
+    )
+  if out not in (*DTYPES, "float32") and (a, out) != ("int8", "int32"):
     return f"out_dtype must be 16-bit float or float32, got {out}"
   if isinstance(precision, _PRESETS | lax.DotAlgorithm):
-    if precision not in (_ARITHMETIC[a], _PRESETS.DEFAULT):
-      return f"multiplies {a} and adds in float32, got precision {precision}"
+    if precision not in (*_ARITHMETIC[a], _PRESETS.DEFAULT):
+      adds = "int32" if a == "int8" else "float32"
+      return f"multiplies {a} and adds in {adds}, got precision {precision}"
   return None
+
+
+def accumulates_fast(precision: Any) -> bool:
+  """Whether a precision asks for 8-bit sums without promotion."""
+  return precision == _PRESETS.ANY_F8_ANY_F8_F32_FAST_ACCUM
 
 
 def wrong_gpu(gpu: hardware.Gpu | None = None) -> str | None:
@@ -111,6 +132,41 @@ def _swap_reason(plan: Plan) -> str | None:
   return None
 
 
+def _eight_bits_reason(plan: Plan) -> str | None:
+  p, cfg = plan.problem, plan.config
+  if p.a.bits != 8:
+    scaled = p.a.scale or p.b.scale
+    return f"scales are of 8-bit operands, got {p.a.dtype}" if scaled else None
+  if p.along == "k":
+    return f"groups along K have 16-bit operands, got {p.a.dtype}"
+  if cfg.block_k != 128:
+    return f"block_k must be 128 for 8-bit operands, got {cfg.block_k}"
+  if p.a.dtype == "int8" and cfg.split_k * cfg.cluster_k > 1:
+    return "int8 has no split_k and no cluster_k, which add in float32"
+  if p.has_blocks and (found := _blocks_reason(plan)):
+    return found
+  if p.out_dtype != "int32":
+    return None
+  if p.a.scale or p.b.scale or p.epilogue != Epilogue():
+    return "results in int32 are sums of products alone: no scale, no epilogue"
+  return None
+
+
+def _blocks_reason(plan: Plan) -> str | None:
+  p, (_, columns) = plan.problem, plan.tiling.warpgroup_tile
+  if (p.a.scale, p.b.scale) != ("block", "block"):
+    return (
+      "both operands have scales of blocks or none, got"
+      f" {plan.tiling.given.a.scale} and {plan.tiling.given.b.scale}"
+    )
+  if plan.config.swap_ab or plan.config.split_k > 1:
+    return "scales of blocks take no swap_ab and no split_k"
+  # So that no consumer's columns are of two blocks.
+  if columns < 1 or 128 % columns or plan.tiling.tiles_overlap:
+    return f"a consumer's columns must divide 128 for blocks, got {columns}"
+  return None
+
+
 def _tile_reason(plan: Plan) -> str | None:
   cfg = plan.config
   if cfg.block_k not in (64, 128):
@@ -136,7 +192,8 @@ def _tile_reason(plan: Plan) -> str | None:
       f"a consumer's share must be multiples of {tiling.WGMMA_ROWS} rows and"
       f" {step} columns, got {rows}x{columns}"
     )
-  most = tiling.THREADS * _ACCUMULATORS[cfg.consumers]
+  registers = _PROMOTED if plan.problem.is_promoted else _ACCUMULATORS
+  most = tiling.THREADS * registers[cfg.consumers]
   accumulators = rows * columns * plan.problem.products
   if columns > tiling.WGMMA_COLUMNS or accumulators > most:
     return (

@@ -187,6 +187,8 @@ class SlabShifts(Loader):
     is_shared = cfg.cluster_m * cfg.cluster_n > 1
     if self.tiling.problem.along or is_shared or cfg.split == "pingpong":
       return "moves has no groups, no cluster of several tiles and no pingpong"
+    if self.tiling.problem.a.bits == 8:
+      return "moves shifts 16-bit elements, got 8-bit operands"
     if not any(self.operands):
       return "moves is for operands whose rows TMA can't address, got none"
     return None
@@ -204,7 +206,7 @@ def _of_weights(tiling: Tiling) -> Loader:
   p, cfg = tiling.problem, tiling.config
   _, (_, columns) = layout.operand_shapes(p)
   is_addressable = layout.is_addressable(columns, p.b.dtype)
-  if not tiling.b_would_be_padded or is_addressable:
+  if not tiling.b_would_be_padded or is_addressable or p.b.bits == 8:
     return Loader(tiling)
   # All that is loaded lies in B: whole tiles of rows, or columns that run on
   # into the next row.

@@ -21,6 +21,8 @@ from pallas_gemm.kernels.sm90.tiling import THREADS, WGMMA_ROWS, Tiling
 _SHARED_SLACK = 1024
 # Registers of a consumer that hold neither accumulators nor results.
 _OTHER_REGISTERS = 40
+# More, where sums are scaled before C is added.
+_SCALE_REGISTERS = 44
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,7 +75,10 @@ class Memory:
     if tiling.pingpong > 1 or cfg.split_k > 1 or directly:
       return 0
     accumulators = cfg.block_m * cfg.block_n // (THREADS * cfg.consumers)
-    room = self.registers[1] - _OTHER_REGISTERS - accumulators * p.products
+    accumulators *= p.products * (1 + p.is_promoted)
+    room = self.registers[1] - _OTHER_REGISTERS - accumulators
+    if p.epilogue.c_dtype and (p.a.scale or p.b.scale):
+      room -= _SCALE_REGISTERS
     elements = WGMMA_ROWS * cfg.epilogue_n * tiling.outputs
     size = layout.bytes_of(elements, p.out_dtype)
     return max(0, min(len(tiling.subtiles), room * 4 * THREADS // size))

@@ -88,7 +88,7 @@ class Producer:
     """Loads a work tile's slabs; the slot of the next one's first."""
     block, bk = self.block, self.block.plan.config.block_k
 
-    def load(step, slot, _):
+    def load(step, slot, *_):
       if block.shared.empty is not None:
         plgpu.barrier_wait(block.shared.empty.at[slot])
       start = work_tile.start + step * bk
@@ -103,10 +103,10 @@ class Producer:
 
     if loads_pairs(block.plan):
       load = functools.partial(self._load_pair, work_tile)
-    _, following = block.for_each_slab(load, slot, work_tile.steps)
+    (_, following), _ = block.for_each_slab(load, slot, work_tile.steps)
     return slot if following is None else following
 
-  def _load_pair(self, work_tile, step, slot, _) -> None:
+  def _load_pair(self, work_tile, step, slot, *_) -> None:
     """Asks for this slab and the next one, at every other step."""
     block, bk = self.block, self.block.plan.config.block_k
     second = block.next_slot(slot)
@@ -324,7 +324,7 @@ def loads_pairs(plan: Plan) -> bool:
     return False
   # What reading a group's weights takes, over what multiplying by them does.
   reading = layout.bytes_of(1, p.b.dtype) / gpu.dram_bytes_per_s
-  return reading > _TO_LOAD_PAIRS * 2 * rows / gpu.bf16_flops
+  return reading > _TO_LOAD_PAIRS * 2 * rows / gpu.tensor_flops(p.b.bits)
 
 
 def _prefetches_operands(plan: Plan) -> bool:

@@ -130,7 +130,9 @@ class Stores:
   ) -> Pending | None:
     """To be called with a work tile's accumulators; what is pending then."""
     self.epilogue.wait_for_bias()
-    results = functools.partial(self.epilogue.results_of, accumulators)
+    results = functools.partial(
+      self.epilogue.results_of, work_tile, accumulators
+    )
     if at_once := range(self._waiting.start):
       self._store(work_tile, results, at_once)
     if not self._waiting:
@@ -261,8 +263,9 @@ class Stores:
       here = jnp.clip(rows - plan.tiling.subtiles[subtile][0], 0, WGMMA_ROWS)
       for result, out_ref in zip(results(subtile), block.results.out):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        # In float32: selecting 16-bit elements spills.
-        result = jnp.where(keep, result.astype(jnp.float32), 0.0)
+        # In 32 bits: selecting 16-bit elements spills.
+        wide = jnp.int32 if staged.dtype == jnp.int32 else jnp.float32
+        result = jnp.where(keep, result.astype(wide), jnp.zeros((), wide))
         compat.store(staged, result.astype(staged.dtype), optimized=False)
         plgpu.commit_smem()
         for height in _POWERS:

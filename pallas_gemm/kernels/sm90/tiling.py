@@ -15,7 +15,7 @@ from pallas_gemm.kernels.sm90.layout import (
   cdiv,
   round_up,
 )
-from pallas_gemm.problem import Problem
+from pallas_gemm.problem import Problem, bits
 
 # wgmma: 64 rows by at most 256 columns, a multiple of 8, and 32 bytes of K.
 WGMMA_ROWS, WGMMA_COLUMNS, WGMMA_K_BYTES = 64, 256, 32
@@ -283,13 +283,13 @@ class Tiling:
 
     That is for few results whose rows TMA can't address, and that are not
     stored by rows: a padded result would be copied, which takes 1.3 us. And for
-    float32 results of swapped operands, which stmatrix can't transpose; eight
+    32-bit results of swapped operands, which stmatrix can't transpose; eight
     threads then have a whole sector.
     """
     p, cfg = self.problem, self.config
     if p.along or cfg.split_k > 1 or p.epilogue.save:
       return False
-    if cfg.swap_ab and p.out_dtype == "float32":
+    if cfg.swap_ab and bits(p.out_dtype) == 32:
       return True
     columns = p.m if cfg.swap_ab else p.n
     if self.by_rows or layout.is_addressable(columns, p.out_dtype):

@@ -1,0 +1,58 @@
+"""Numbers that the values of 8-bit operands are multiplied by."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gemm import compat
+from pallas_gemm.kernels.sm90.block import Arguments
+from pallas_gemm.kernels.sm90.plan import Plan
+
+
+class Scales(NamedTuple):
+  """Of each operand, of any floating dtype; None where there is none.
+
+  Attributes:
+    a: [matrices or 1, M or 1]: a number of each row, or of all.
+    b, b_up: [matrices or 1, N or 1]: of each column. Matrices of B are those of
+      a batch, or one of each group.
+
+  Those of blocks are [.., slabs of 128, M] and [.., slabs, blocks of 128 of N].
+  """
+
+  a: jax.Array | None = None
+  b: jax.Array | None = None
+  b_up: jax.Array | None = None
+
+
+NO_SCALES = Scales()
+
+
+def with_scales(plan: Plan, operands: Arguments, scales: Scales) -> Arguments:
+  """What the kernel is given, with scales in float32.
+
+  Its threads read no further than their end. The interpreter reads whole tiles:
+  there, NaN follows.
+  """
+  cfg, is_on_gpu = plan.config, compat.targets_gpu()
+
+  def read(x, tile: int):
+    x = x.astype(jnp.float32)
+    if is_on_gpu or x.shape[1:] == (1,):
+      return x
+    beyond = [(0, 0)] * (x.ndim - 1) + [(0, tile)]
+    return jnp.pad(x, beyond, constant_values=jnp.nan)
+
+  if scales.a is not None:
+    tile = cfg.block_m * cfg.cluster_m
+    operands = operands._replace(scale_a=read(scales.a, tile))
+  of_b = [x for x in (scales.b, scales.b_up) if x is not None]
+  tile = 0 if plan.problem.has_blocks else cfg.block_n * cfg.cluster_n
+  return operands._replace(scale_b=[read(x, tile) for x in of_b])
+
+
+def scaled(sums: jax.Array, a, b) -> jax.Array:
+  """Sums [batch, M, N] times the scales of A and B."""
+  sums = sums if a is None else sums * a.astype(jnp.float32)[:, :, None]
+  return sums if b is None else sums * b.astype(jnp.float32)[:, None, :]

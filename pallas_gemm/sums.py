@@ -1,0 +1,85 @@
+"""How far a sum of products may be off, by what the operands are.
+
+All bounds are relative to S = |A| |B|, of the sum before it is rounded to the
+dtype of a result. Each term passes through at most K roundings of unit u:
+gamma_K (`numerics`), u = 2^-24 for CUDA cores, 2^-23 for tensor cores, which
+truncate.
+
+**8-bit floats.** Products are exact. The tensor cores take 32 of them with the
+accumulator, 33 terms, aligned to the largest, and keep about 13 bits of each:
+what is cut off is less than 2^-13 of the largest magnitude, for each term.
+(NVIDIA documents none of it; DeepSeek-V3's report measured it.) Terms are cut
+towards zero, so no partial sum is ever larger than the sum of magnitudes, at
+most S, and losses add up without growing: K / 32 steps of 33 terms lose less
+than 33/32 K 2^-13 S. That is the bound of fast accumulation. Promoted, a lap of
+128 loses at most 132 * 2^-13 of its own magnitudes, so all laps that of S, and
+adding up ceil(K / 128) laps in float32 adds as many roundings of 2^-24.
+
+**int8.** Products are at most 2^14 in size, so sums are exact in int32 while
+K < 2^17. Rounding one to float32 is one rounding of 2^-24.
+"""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+
+U_FLOAT32 = 2.0**-24
+_U_TRUNCATED = 2.0**-23
+_TF32_OPERAND = 2.0**-10
+# Of 8-bit floats: what a term loses, terms that are cut for each product, and
+# products that are summed up before they are added to a total.
+_U_FLOAT8, _CUT, _LAP = 2.0**-13, 33 / 32, 128
+# Of int8: the longest sum that is exact.
+MOST_INT8 = 2**17 - 1
+
+
+def gamma(roundings: int, unit: float) -> float:
+  """What n successive roundings of unit u can grow to, n u / (1 - n u).
+
+  Raises:
+    ValueError: n u is 1 or more; no digit is certain after so many.
+  """
+  if roundings * unit >= 1:
+    raise ValueError(
+      f"roundings must be below {1 / unit:.0f} for a unit roundoff of"
+      f" {unit}, got {roundings}"
+    )
+  return roundings * unit / (1 - roundings * unit)
+
+
+def unit_roundoff(dtypes: tuple[Any, Any], tf32: bool) -> float:
+  """Of one addition: 2^-24, or 2^-23 where tensor cores truncate."""
+  widest = max(jnp.dtype(x).itemsize for x in dtypes)
+  return _U_TRUNCATED if widest < 4 or tf32 else U_FLOAT32
+
+
+def relative_error(
+  k: int, dtypes: tuple[Any, Any], more: int, *, tf32: bool, fast: bool
+) -> float:
+  """What of S a sum of K products may be off, and `more` roundings after it.
+
+  Args:
+    k: products that are summed.
+    dtypes: of the operands.
+    more: roundings of what follows, alpha, beta and C say.
+    tf32: operands are float32 and may be cut to TF32.
+    fast: sums of 8-bit floats are not promoted.
+
+  Raises:
+    ValueError: no digit is certain, or a sum of int8 may overflow.
+  """
+  if all(jnp.dtype(x) == jnp.int8 for x in dtypes):
+    if k > MOST_INT8:
+      raise ValueError(f"k must be at most {MOST_INT8} for int8, got {k}")
+    return gamma(1 + more, U_FLOAT32)
+  if all(jnp.dtype(x).name.startswith("float8") for x in dtypes):
+    laps = 1 if fast else math.ceil(k / _LAP)
+    cut = (k if fast else min(k, _LAP)) * _CUT * _U_FLOAT8
+    added = gamma(laps + more, U_FLOAT32)
+    return cut + added + cut * added
+  rounded = gamma(k + more, unit_roundoff(dtypes, tf32))
+  if not tf32:
+    return rounded
+  further = (1 + _TF32_OPERAND) ** 2 - 1
+  return rounded + further + rounded * further

@@ -1,0 +1,184 @@
+"""Tier C: the Hopper kernels with operands of 8 bits, as machine code."""
+
+import re
+
+import pytest
+
+from experiments.harness import compiled as compiled_lib
+
+pytestmark = pytest.mark.aot
+
+LARGE = {"block_m": 128, "block_n": 256, "block_k": 128, "stages": 4}
+SQUARE = {"block_m": 128, "block_n": 128, "block_k": 128, "stages": 6}
+ALONE = {"block_m": 64, "block_n": 64, "block_k": 128, "consumers": 1}
+WIDE = SQUARE | {"block_n": 192, "stages": 4}
+TALL = SQUARE | {
+  "block_m": 192, "consumers": 3, "stages": 4, "epilogue_buffers": 1
+}  # fmt: skip
+ROWS = {"m": 8192, "n": 14336, "k": 4096, "ragged": "m", "groups": 8}
+E4M3, E5M2, INT8 = (
+  {"dtype": x, "dtype_b": x, "out_dtype": "bfloat16"}
+  for x in ("float8_e4m3fn", "float8_e5m2", "int8")
+)
+SCALED = {"scale_a": "vector", "scale_b": "vector"}
+TENSORS = {"scale_a": "tensor", "scale_b": "tensor"}
+BLOCKS = {"scale_a": "block", "scale_b": "block"}
+FAST = {"fast_accumulation": True}
+FUSED = {"c_dtype": "bfloat16", "bias": "n"}
+
+# (problem, config, activation, sums of a wgmma)
+EXAMPLES = {
+  "fast": (E4M3 | FAST, LARGE | {"cluster_m": 2}, None, "64x256"),
+  "fast_scaled": (
+    E5M2 | FAST | SCALED,
+    LARGE | {"cluster_m": 2},
+    None,
+    "64x256",
+  ),
+  "fast_fused": (
+    E4M3 | FAST | SCALED | FUSED, LARGE | {"stages": 3}, "gelu", "64x256"
+  ),
+  "mixed": (
+    E4M3 | {"dtype_b": "float8_e5m2"}, SQUARE, None, "64x128"
+  ),
+  "promoted": (
+    E4M3 | SCALED, SQUARE | {"cluster_n": 2}, None, "64x128"
+  ),
+  "promoted_wide": (E4M3 | SCALED, WIDE, None, "64x192"),
+  "promoted_tall": (E4M3 | SCALED, TALL, None, "64x128"),
+  "promoted_float32": (
+    E4M3 | TENSORS | {"out_dtype": "float32"},
+    SQUARE | {"epilogue_n": 32},
+    None,
+    "64x128",
+  ),
+  "promoted_fused": (
+    E4M3 | SCALED | FUSED,
+    SQUARE | {"stages": 5},
+    "gelu",
+    "64x128",
+  ),
+  "promoted_gated": (
+    E4M3 | SCALED | {"gated": True},
+    SQUARE | {"block_n": 64},
+    "silu",
+    "64x64",
+  ),
+  "pingpong": (
+    E4M3 | SCALED | {"k": 256},
+    SQUARE | {"block_m": 64, "split": "pingpong", "stages": 4},
+    None,
+    "64x128",
+  ),
+  "pingpong_fast": (
+    E4M3 | SCALED | FAST | {"k": 128},
+    SQUARE | {"split": "pingpong", "stages": 2},
+    "gelu",
+    "64x128",
+  ),
+  "swapped": (
+    E4M3 | SCALED | {"m": 64},
+    SQUARE | {"block_n": 64, "swap_ab": True},
+    None,
+    "64x64",
+  ),
+  "transposed": (
+    E4M3 | SCALED | {"transpose_a": True, "transpose_b": False},
+    SQUARE,
+    None,
+    "64x128",
+  ),
+  "few_rows": (
+    E4M3 | SCALED | {"m": 16},
+    ALONE | {"stages": 8},
+    None,
+    "64x64",
+  ),
+  "cluster_k": (
+    E4M3 | SCALED | {"m": 16, "n": 2048},
+    ALONE | {"stages": 6, "cluster_k": 4, "epilogue_n": 16},
+    None,
+    "64x64",
+  ),
+  "split_k": (
+    E4M3 | SCALED | {"m": 16},
+    ALONE | {"split_k": 4},
+    None,
+    "64x64",
+  ),
+  "int8": (
+    INT8 | {"out_dtype": "int32"},
+    LARGE | {"epilogue_n": 32},
+    None,
+    "64x256",
+  ),
+  "int8_scaled": (INT8 | SCALED, LARGE | {"cluster_m": 2}, None, "64x256"),
+  "int8_gated": (
+    INT8 | SCALED | {"gated": True},
+    SQUARE | {"stages": 4, "epilogue_buffers": 1},
+    "silu",
+    "64x128",
+  ),
+  "groups": (ROWS | E4M3 | SCALED, SQUARE | {"stages": 5}, None, "64x128"),
+  "groups_wide": (ROWS | E4M3 | SCALED, WIDE, None, "64x192"),
+  "groups_tall": (ROWS | E4M3 | SCALED, TALL, None, "64x128"),
+  "blocks": (E4M3 | BLOCKS, SQUARE | {"cluster_n": 2}, None, "64x128"),
+  "blocks_tall": (E4M3 | BLOCKS, TALL, None, "64x128"),
+  "blocks_fused": (
+    E4M3 | BLOCKS | FUSED, SQUARE | {"stages": 5}, "gelu", "64x128"
+  ),
+  "blocks_gated": (
+    E4M3 | BLOCKS | {"gated": True}, SQUARE | {"block_n": 64}, "silu", "64x64"
+  ),
+  "blocks_of_int8": (INT8 | BLOCKS, SQUARE, None, "64x128"),
+  "groups_blocks": (
+    ROWS | E4M3 | BLOCKS, SQUARE | {"stages": 5}, None, "64x128"
+  ),
+  "groups_blocks_tall": (ROWS | E4M3 | BLOCKS, TALL, None, "64x128"),
+  "groups_fast": (
+    ROWS | E4M3 | SCALED | FAST,
+    LARGE | {"epilogue_buffers": 1},
+    None,
+    "64x256",
+  ),
+  "groups_int8": (
+    ROWS | INT8 | SCALED,
+    LARGE | {"epilogue_buffers": 1, "cluster_n": 2},
+    "gelu",
+    "64x256",
+  ),
+  "groups_int32": (
+    ROWS | INT8 | {"out_dtype": "int32"},
+    SQUARE | {"epilogue_n": 32, "stages": 5},
+    None,
+    "64x128",
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_instructions(name):
+  """No spills, and no wgmma that waits for the one before it."""
+  fields, config, activation, sums = EXAMPLES[name]
+  problem = dict.fromkeys("mnk", 4096) | {"transpose_b": True} | fields
+  support = "ragged_kernels" if "ragged" in problem else "dense"
+  compiled = compiled_lib.compile_example(
+    f"tests.support.{support}:named_example",
+    problem=problem,
+    config=config,
+    activation=activation,
+  )
+  assert (compiled.spill_bytes, compiled.stack_bytes) == (0, 0)
+  assert compiled.warnings == ()
+  sass = compiled.only("sm90").sass
+  of = {"float8_e4m3fn": "E4M3", "float8_e5m2": "E5M2", "int8": "S8"}
+  kinds = f"{of[problem['dtype']]}.{of[problem['dtype_b']]}"
+  kinds = kinds if kinds == "S8.S8" else f"F32.{kinds}"
+  (found,) = set(re.findall(r"[IQ]GMMA\.(\S+)", sass))
+  assert found == f"{sums}x32.{kinds}"
+  # What threads load are scales and, of groups, which tiles there are.
+  loads = re.search(r"\sLDG\b", sass) is not None
+  in_kernel = "scale_a" in problem and name != "split_k"
+  assert loads == (in_kernel or "ragged" in problem)
+  # Nor is anything but a bias a bulk copy that starts at multiples of 16 bytes.
+  assert "UBLKCP" not in sass or "bias" in problem
