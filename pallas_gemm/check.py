@@ -59,6 +59,7 @@ def expected(
   reduced: tuple[Any, int] | None = None,
   scales: Sequence[Any] = (None, None, None),
   fast_accumulation: bool = False,
+  tf32: bool = False,
 ) -> tuple[Expected, ...]:
   """What activation(alpha * A @ B + beta * C + bias) must be.
 
@@ -76,6 +77,7 @@ def expected(
     scales: what A's rows, B's columns and those of B_up are multiplied by, each
       a vector or a number; None is by nothing.
     fast_accumulation: sums of 8-bit floats are not promoted.
+    tf32: see `numerics.error_bound`.
 
   Returns:
     Of the result, and of each sum that goes into it: a kernel may give those
@@ -107,6 +109,7 @@ def expected(
       reduced=reduced,
       scales=(scale_a, scale),
       fast=fast_accumulation,
+      tf32=tf32,
     )
     for factor, scale in zip((b, b_up), of_b)
     if factor is not None
@@ -119,7 +122,7 @@ def expected(
   return _activated(activation, sums, ACTIVATION_ERROR[dtype.name]), *sums
 
 
-def _sum(a, b, bias, c, alpha, beta, *, reduced, scales, fast) -> Expected:
+def _sum(a, b, bias, c, alpha, beta, *, scales, **how) -> Expected:
   """alpha * A @ B + beta * C + bias, and its bound before it is rounded."""
   shape = a.shape[0], b.shape[1]
   added, size = np.zeros(shape), np.zeros(shape)
@@ -140,10 +143,9 @@ def _sum(a, b, bias, c, alpha, beta, *, reduced, scales, fast) -> Expected:
     size,
     alpha,
     1.0,
-    reduced=reduced,
     dtypes=dtypes,
-    fast=fast,
     more=sum(x is not None for x in scales),
+    **how,
   )
   return Expected(want, bound)
 

@@ -33,6 +33,7 @@ def of_parts(
   parts: Iterable[sampling.Part],
   layout: str = "NN",
   activation: Activation = None,
+  tf32: bool = False,
 ) -> Iterator[numerics.Check]:
   """Compares parts of a result with what they must be.
 
@@ -41,13 +42,14 @@ def of_parts(
     arrays: what it is made of; see `sampling.Part.operands`.
     parts: what is checked.
     layout: how A and B are stored.
-    activation: see `check.expected`.
+    activation, tf32: see `check.expected`.
   """
   for part in parts:
     want, *_ = check_lib.expected(
       **part.operands(arrays, layout),
       activation=activation,
       out_dtype=out.dtype,
+      tf32=tf32,
     )
     yield want.check(part.of(out))
 
