@@ -97,7 +97,7 @@ def _parameter(bug: mutations.Bug):
 
 def test_there_are_calls_to_break():
   missing = set(mutations.CALLS) - {bug.call for bug in BUGS}
-  assert not missing
+  assert missing == {"plgpu.wait_load_tmem"}  # Hopper has no tensor memory
   there = {(bug.module, *bug.key) for bug in BUGS}
   assert set(UNSEEN) <= there, "no longer in the source"
 

@@ -73,10 +73,9 @@ def box(text: str) -> str:
   gain = f"{tables.TFLOPS(row)} TFLOP/s on an H200"
   if one.number > 1:
     before = results.before(one)
-    gain = (
-      f"{tables.TFLOPS(results.timed(before, 'h200'))} → {gain},"
-      f" {results.relative(row, 'x before')}"
-    )
+    faster = results.relative(row, "x before")
+    gain = f"{tables.TFLOPS(results.timed(before, 'h200'))} → {gain}"
+    gain += f", {faster}" if faster != tables.EMPTY else ", in 16 bits"
     binds = f"{BOUND_BY[before.number]} → {binds}"
   lines = [f"> **{gain}.** Bound by: {binds}.", ">", "> ```python"]
   path = lookup.ROOT / (one.module.replace(".", "/") + ".py")
