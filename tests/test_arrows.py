@@ -13,7 +13,7 @@ ORDERS = {
   ".": """
     __init__ autotuning serving explanation tracing ops tuning check ladder
     kernels measure report numerics sums roofline sampling blas problem dtypes
-    mosaic ptx hardware compat jaxprs version
+    mosaic ptx hardware gpus compat jaxprs version
   """,
   "kernels": """
     activations sm90 triton_dense triton_kernel triton_config epilogues

@@ -74,7 +74,9 @@ def test_candidates_are_predicted_together_as_one_by_one(few):
   found = fit_rows.predict(few.plans, fit_terms.constants_of(values, KNOWN))
   for i, some in enumerate(values):
     alone = fit_terms.constants_of(some, KNOWN)
-    predicted = [tuning.model_of(x.given).predict(x, alone) for x in few.plans]
+    predicted = [
+      tuning.model_of(x.tiling.given).predict(x, alone) for x in few.plans
+    ]
     np.testing.assert_allclose(found[:, i], np.log(predicted), rtol=1e-12)
 
 
@@ -92,11 +94,11 @@ def test_what_is_dropped_has_its_neutral_value():
 def test_a_problem_is_in_one_fold(measured):
   folds = {}
   for first, fold in zip(measured.first, measured.fold):
-    assert folds.setdefault(measured.plans[first].given, fold) == fold
+    assert folds.setdefault(measured.plans[first].tiling.given, fold) == fold
   for rows in (measured, measured.of(measured.fold == 2)):
     assert rows.counts.sum() == len(rows.plans)
     for plan, problem in zip(rows.plans, rows.of_row):
-      assert plan.given == rows.plans[rows.first[problem]].given
+      assert plan.tiling.given == rows.plans[rows.first[problem]].tiling.given
 
 
 def test_scores_are_best_over_chosen():

@@ -440,12 +440,11 @@ def test_nothing_to_tune(kernel, fn, reason):
     autotuning.autotune(fn, A, B)
 
 
-def test_needs_a_hopper_gpu(kernel, monkeypatch):
+def test_needs_a_hopper_gpu(kernel):
   with pytest.raises(RuntimeError, match="needs a Hopper GPU"):
     autotuning.autotune(but(implementation=None), A, B)
-  a100 = hardware.lookup("A100-SXM4-80GB")
-  monkeypatch.setattr(hardware, "current", lambda: a100)
-  with pytest.raises(RuntimeError, match=r"capability 9\.0.*A100"):
+  a100 = hardware.assume("A100-SXM4-80GB")
+  with a100, pytest.raises(RuntimeError, match=r"capability 9\.0.*A100"):
     autotuning.autotune(product, A, B)
 
 

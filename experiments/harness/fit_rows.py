@@ -50,7 +50,7 @@ _Row = tuple[Plan, float, float]
 
 def predict(plans: list[Plan], known: constants.Constants) -> np.ndarray:
   """Logarithms of predicted times, [plans, candidates]."""
-  times = [tuning.model_of(x.given).predict(x, known) for x in plans]
+  times = [tuning.model_of(x.tiling.given).predict(x, known) for x in plans]
   return np.log(np.array(times).reshape(len(plans), -1))
 
 
@@ -245,7 +245,7 @@ class OrXla:
     self._wholes: list[Plan | None] = []
     which = np.zeros(len(measured.first), bool)
     for i in np.flatnonzero(~np.isnan(measured.xla_us)):
-      p = measured.plans[measured.first[i]].given
+      p = measured.plans[measured.first[i]].tiling.given
       plan, whole = None, xla.with_whole_rows(p)
       is_short = xla.of_short_rows(p, known.xla, gpu) is not None
       if p.m > 1 and (is_short or (whole is not None and p.k > 64)):
@@ -256,7 +256,7 @@ class OrXla:
         self._wholes.append(plan)
     rows = measured.of(which)
     self._plans, self._ends = rows.plans, rows.first + rows.counts
-    self.problems = [rows.plans[i].given for i in rows.first]
+    self.problems = [rows.plans[i].tiling.given for i in rows.first]
     self.rows = dataclasses.replace(
       rows,
       us=np.insert(rows.us, self._ends, rows.xla_us),

@@ -32,7 +32,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat, hardware
+from pallas_gemm import compat
 from pallas_gemm.ladder import blocks, contract, legal
 from pallas_gemm.ladder import register_layouts as layouts
 from pallas_gemm.ladder.blocks import GMEM, SMEM, Specs, copy_in, window
@@ -45,9 +45,7 @@ LOADER_REGISTERS, CONSUMER_REGISTERS = 40, 232
 DEFAULT = contract.SimtConfig(128, 256, 16, 16, 8, 4, stages=2, raster=8)
 # Where a block has 99 KiB.
 SMALL = contract.SimtConfig(64, 128, 16, 8, 4, 4, stages=2, raster=8)
-_DEFAULT_BY_REGISTERS = contract.SimtConfig(
-  128, 128, 8, 16, 8, 4, stages=2, raster=8
-)
+BY_REGISTERS = contract.SimtConfig(128, 128, 8, 16, 8, 4, stages=2, raster=8)
 
 
 def grid(problem, config):
@@ -67,7 +65,7 @@ def specs(problem, config, memory=SMEM):
 
 def default_config(problem):
   """`DEFAULT` where a block has room for it."""
-  return SMALL if _has_no_room(DEFAULT, problem) else DEFAULT
+  return SMALL if is_legal(DEFAULT, problem) else DEFAULT
 
 
 def layout(config):
@@ -77,27 +75,14 @@ def layout(config):
 
 def is_legal(config, problem):
   """None, or why `config` can't run."""
-  return legal.first(
-    _needs_newer_jax(),
-    legal.vectors_fit(config, CONSUMERS, least_depth=16),
-    legal.at_most("columns of a TMA tile", config.block_n, 256),
-    _has_no_room(config, problem),
-  )
-
-
-def _needs_newer_jax():
-  """None, or that this JAX compiles TMA of such a GPU to calls."""
-  capability = hardware.current().compute_capability
-  if capability >= (12, 0) and jax.__version_info__ < (0, 12):
-    return f"compute capability 12 needs JAX 0.12, this is {jax.__version__}"
-  return None
-
-
-def _has_no_room(config, problem):
-  """None, or how much shared memory a block has not got."""
   (a, b, *_), c = specs(problem, config)
   need = blocks.shared_bytes((a, a, b), config.stages, 4)
-  return legal.fits(need + blocks.shared_bytes((c,), 1, 4))
+  return legal.first(
+    legal.tma_is_compiled(),
+    legal.vectors_fit(config, CONSUMERS, least_depth=16),
+    legal.at_most("columns of a TMA tile", config.block_n, 256),
+    legal.fits(need + blocks.shared_bytes((c,), 1, 4)),
+  )
 
 
 def kernel(operands, problem, config):
@@ -269,7 +254,7 @@ _BY_REGISTERS = contract.make_rung(
   name="double_buffering_registers",
   idea="a second buffer by registers, without TMA",
   dtypes=contract.FLOAT32,
-  default_config=lambda _: _DEFAULT_BY_REGISTERS,
+  default_config=lambda _: BY_REGISTERS,
   is_legal=lambda c, _: legal.vectors_fit(c, 1, 512 // c.block_m),
   specs=functools.partial(specs, memory=GMEM),
   kernel=kernel_by_registers,

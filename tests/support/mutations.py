@@ -33,6 +33,7 @@ CALLS = {
   "plgpu.barrier_wait": ("left out",),
   "plgpu.barrier_arrive": ("twice",),
   "plgpu.commit_smem": ("left out",),
+  "ptx.wait_for_block": ("left out",),
   "plgpu.wait_smem_to_gmem": ("left out", "too weak"),
   "plgpu.wait_load_tmem": ("left out",),
   "plgpu.wgmma_wait": ("left out", "too weak"),
