@@ -71,8 +71,8 @@ _HEIGHTS = 12
 def choose(x: Operands, spec: Spec) -> Tiles | None:
   """The loop with the least predicted time; None if `lax.ragged_dot` has less.
 
-  Its temporaries are not larger. On CPUs it is the loop, in which a NaN stays in
-  its group: there it is slower with few rows in few groups alone.
+  Its temporaries are not larger. On CPUs it is the loop, in which a NaN stays
+  in its group: there it is slower with few rows in few groups alone.
 
   None also if sizes are symbolic, on other platforms than CPUs and GPUs, and of
   numbers of less than a byte, of which XLA multiplies no slices.
