@@ -68,6 +68,8 @@ BLOCKS: dict[str, Callable[[str], str]] = {
   "ops-overview": page_tables.ops_overview,
   "published-table": page_tables.published_ladders,
   "random-table": page_tables.random,
+  "targets-table": page_tables.targets,
+  "ampere-table": page_tables.ampere,
 }
 _NUMBER = re.compile(r"<!--([a-z]+) ([^>]*?)-->[^<]*<!---->")
 _BLOCK = re.compile(

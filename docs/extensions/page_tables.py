@@ -47,6 +47,49 @@ def published_ladders(_: str) -> str:
   return ladder_tables.published_markdown()
 
 
+# Targets whose code takes nearly the same stand in one column.
+_TARGETS = {
+  "7.5": ["75"],
+  "8.0": ["80"],
+  "8.6, 8.9": ["86", "89"],
+  "9.0": ["90a"],
+  "10.0, 10.3": ["100a", "103a"],
+  "12.0, 12.1": ["120a", "121a"],
+}
+
+
+def targets(_: str) -> str:
+  """Registers a thread of each rung on each kind of GPU, by the newest JAX."""
+  rows = rows_lib.read(rows_lib.RESULTS / "targets.jsonl")
+  newest = max(rows, key=lambda x: [int(part) for part in x["jax"].split(".")])
+  rows = [row for row in rows if row["jax"] == newest["jax"]]
+  found = {(row["rung"], row["target"]): row.get("registers") for row in rows}
+  cells = []
+  for label in dict.fromkeys(row["rung"] for row in rows):
+    cells.append([f"{label} {results.rung(label).name}"])
+    for column in _TARGETS.values():
+      taken = dict.fromkeys(found.get((label, x)) for x in column)
+      cells[-1].append(" / ".join(str(x or tables.EMPTY) for x in taken))
+  text = tables.markdown(["rung", *_TARGETS], cells, [*_TARGETS])
+  spilled = sum(row.get("spill_bytes") or 0 for row in rows)
+  return (
+    f"{text}\n\nJAX {newest['jax']}; bytes spilled by all of them: {spilled}."
+  )
+
+
+def ampere(gpu: str) -> str:
+  """Rungs of 4096 cubed on a GPU: its own code, and an A100's, in two ways."""
+  cells = []
+  for row in _rows(gpu, "ampere"):
+    if row["m"] == 4096:
+      arms = (row["kernel"], "lowered for 8.0", "sm_80 PTX")
+      times = [row["arms"][arm]["ms_median"] for arm in arms]
+      name = f"{row['number']} {row['kernel']}"
+      cells.append([name, *(f"{ms:,.3g}" for ms in times)])
+  header = ["rung, ms", "own code", "lowered for 8.0", "PTX of sm_80"]
+  return tables.markdown(header, cells, header[1:])
+
+
 def ops_overview(_: str) -> str:
   """What an op computes, its baseline, and how much faster; then the losses."""
   dense = dense_tables.compared(rows_lib.latest(_rows("h200", "dense")))

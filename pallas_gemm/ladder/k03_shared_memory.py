@@ -35,8 +35,8 @@ memory: 2 loads for 1 FMA.
 **In Mosaic GPU.** 1,024 outputs at one a thread are 8 warpgroups, 8 Pallas
 threads of one block, each owning 4 rows. Two things differ from the CUDA
 kernel. There is no `__syncthreads` over warpgroups: an mbarrier stands in
-(`num_arrivals` counts warpgroups: 8 * 128 threads), and on GPUs before Ampere,
-which have none, `bar.sync 0` as PTX. And rows of shared memory
+(`num_arrivals` counts warpgroups: 8 * 128 threads), and before Hopper, where
+waiting threads would not sleep, `bar.sync 0`. And rows of shared memory
 may be read by `ldmatrix` (LDSM), which Mosaic GPU picks. LLVM unrolls the
 loop over kk by four and merges A's loads to 128 bits. Unrolled whole, it takes
 44 registers a thread, not 28: one block an SM, 7.5 -> 5.6 TFLOP/s (H200).
