@@ -109,9 +109,8 @@ SAMPLE = {
   *(("103a", "8"), ("120a", "8"), ("121a", "4")),
 }
 # What Hopper's instructions are called, or become, before it.
-BEFORE = {r"STSM\S*": r"STS\S*", r"SYNCS\S*ARRIVE\S*": r"ATOMS\.ARRIVE\.64"}
+BEFORE = {r"STSM\S*": r"STS\S*", r"SYNCS\S*ARRIVE\S*": r"BAR\.SYNC\S*"}
 ON_TURING = {
-  r"SYNCS\S*ARRIVE\S*": r"BAR\.SYNC\S*",
   r"LD\.E": r"LD\.E\.SYS",
   r"LDS": r"LDS\S*",
   r"LDS\.128": r"LDS\.U\.128",
