@@ -7,6 +7,9 @@
   above its rows. Tensor-core rates are *dense*: where a datasheet prints rates
   with sparsity, half of them. The clock is the boost clock that those rates are
   computed with; a GPU under load usually runs below it.
+
+Not checked against a datasheet: the SMs of a GB300 and some sizes of L2. Worked
+out from others: rates of the RTX 3060 and the GB10, the clock of a GB300.
 """
 
 # Of each compute capability: float32 lanes and KiB of shared memory of an SM,
