@@ -85,7 +85,7 @@ def ampere(gpu: str) -> str:
       arms = (row["kernel"], "lowered for 8.0", "sm_80 PTX")
       times = [row["arms"][arm]["ms_median"] for arm in arms]
       name = f"{row['number']} {row['kernel']}"
-      cells.append([name, *(f"{ms:,.3g}" for ms in times)])
+      cells.append([name, *map(tables.rate, times)])
   header = ["rung, ms", "own code", "lowered for 8.0", "PTX of sm_80"]
   return tables.markdown(header, cells, header[1:])
 
