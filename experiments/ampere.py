@@ -2,6 +2,7 @@
 
   python -m experiments.ampere --emit=/tmp/ptx     anywhere: writes PTX
   python -m experiments.ampere --ptx=/tmp/ptx      on a Hopper GPU: measures
+  python -m experiments.ampere --ptx=/tmp/ptx --kernels=8a,9a,9c
 
 PTX is forward compatible: what is compiled for `.target sm_80` runs on every
 later GPU. So without an Ampere GPU its code can be proven right, and timed, on
@@ -59,15 +60,16 @@ _LONG_S, _REPEATS, _LONG_REPEATS = 0.01, 20, 3
 # Of cuFuncSetAttribute: the most dynamic shared memory of a launch.
 _MOST_SHARED = 8
 
-for _name in ("seed", "output_dir", "shapes"):
+for _name in ("kernels", "seed", "output_dir", "shapes"):
   flags.declare_key_flag(_name)
 _EMIT = flags.DEFINE_string("emit", None, "Folder to write PTX to.")
 _PTX = flags.DEFINE_string("ptx", None, "Folder that --emit wrote PTX to.")
 
 
 def rungs() -> list[contract.Rung]:
-  """Those that run on an A100."""
-  return [x for x in ladder.with_variants() if x.lacks(GPU) is None]
+  """Those of --kernels that run on an A100."""
+  named = cli.parse_rungs(cli.KERNELS.value, ladder.LADDER)
+  return [x for x in named if x.lacks(GPU) is None]
 
 
 class AmpereCase(ladder_cases.LadderCase):

@@ -23,7 +23,7 @@ from tests.support import programs
 MOST = 35
 LARGER = {
   ("2", "3"): (45, "shared memory: warpgroups copy their shares, and wait"),
-  ("8a", "8"): (85, "a loader with TMA, fragments ahead, a way out by TMA"),
+  ("8a", "8"): (82, "a loader with TMA, fragments ahead, a way out by TMA"),
   ("10a", "10"): (40, "both roles written out, with the barriers between them"),
   ("10", "11"): (40, "each role walks over tiles, and the ring runs on"),
   ("11", "12"): (70, "clusters, a choice of tile per problem, unrolled rings"),
@@ -139,7 +139,9 @@ def test_wrong_rungs_are_one_line(value):
 @pytest.mark.parametrize("rung", LADDER, **labelled)
 def test_a_file_is_short(rung):
   lines = inspect.getsource(module_of(rung)).splitlines()
-  assert len(lines) <= (170 if rung.number <= 7 else 270)
+  assert len(lines) <= {8: 270}.get(
+    rung.number, 170 if rung.number < 8 else 262
+  )
 
 
 @pytest.mark.parametrize("rung", LADDER, **labelled)

@@ -36,8 +36,7 @@ _PLUGIN = Path(sys.prefix, "cuda-plugin")
 _TIMEOUT_S = 240
 _TOOLS = "ptxas", "nvdisasm"
 # Mosaic GPU prints to the process's stdout, when it compiles a kernel: PTX,
-# what ptxas says, and the code that launches, which has
-# what ptxas is not told.
+# what ptxas says, and the code that launches, with what ptxas is not told.
 TELL = tuple(f"MOSAIC_GPU_DUMP_{x}" for x in ("PTX", "PTXAS", "HOST_LLVM"))
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import blas, hardware
 from pallas_gemm.ladder import blocks
+from pallas_gemm.ladder import needs as needs_lib
 
 FLOAT32, FLOAT16S = blas.FLOAT32, blas.FLOAT16S
 
@@ -186,7 +187,7 @@ class Rung:
       >>> ladder.find(8).lacks(hardware.lookup("T4"))[:40]
       'rung 8 needs TMA, which compute capabili'
     """
-    return _lacks(self.label, self.needs, gpu)
+    return needs_lib.lacks(self.label, self.needs, gpu)
 
   def gemm(
     self,
@@ -308,38 +309,6 @@ def check_fields(config: Config, uses: Sequence[str]) -> str | None:
   return None
 
 
-def _lacks(
-  label: str, needs: Sequence[str], gpu: hardware.Gpu | None
-) -> str | None:
-  reason = hardware.why_not(f"rung {label}", needs, gpu)
-  if reason is None:
-    return None
-  from pallas_gemm import ladder  # which imports this
-
-  every = ladder.with_variants(ladder.LADDER + ladder.BLACKWELL)
-  fit = [x for x in every if not hardware.why_not("", x.needs, gpu)]
-  if not fit:
-    return reason
-  return f"{reason}; rungs {_in_words([x.label for x in fit])} run on it"
-
-
-def _in_words(labels: list[str]) -> str:
-  """Numbers that follow each other as a range: "1-7, 8a and 9c"."""
-  plain = [int(x) for x in labels if x.isdecimal()]
-  parts = [
-    f"{first}-{last}" if (last := _end(first, plain)) > first else str(first)
-    for first in plain
-    if first - 1 not in plain
-  ]
-  parts += [x for x in labels if not x.isdecimal()]
-  parts.sort(key=lambda x: (int(re.match(r"\d+", x)[0]), x))
-  return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
-
-
-def _end(first: int, numbers: list[int]) -> int:
-  return _end(first + 1, numbers) if first + 1 in numbers else first
-
-
 def _without_product(c: jax.Array | None, problem: Gemm) -> jax.Array:
   """beta * C, or zeros: no kernel has anything to multiply."""
   if c is None:
@@ -435,7 +404,7 @@ def make_rung(
     if not isinstance(config, config_type):
       want, got = config_type.__name__, type(config).__name__
       return f"config must be a {want}, got {got}"
-    reason = _lacks(label, needs, None) or check_fields(config, uses)
+    reason = needs_lib.lacks(label, needs, None) or check_fields(config, uses)
     return parts["is_legal"](config, problem) if reason is None else reason
 
   def whole_blocks(problem, config):

@@ -57,7 +57,8 @@ class _Rates(NamedTuple):
 
 
 # Shares of a GPU's peaks, and seconds, which the host takes to launch the
-# kernels of a loop's body and to ask whether there is one tile more.
+# kernels of a loop's body and to ask whether there is one tile more (H100,
+# ragged_loop.jsonl).
 _FLOPS, _LAX_FLOPS, _BYTES = 0.65, 0.85, 0.8
 _GPU_GROUP, _GPU_TILE, _GPU_ROWS = 30e-6, 22e-6, 64
 # Two cores of a server, float32.
