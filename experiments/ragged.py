@@ -120,7 +120,10 @@ def chosen(on_gpu: bool) -> list[ragged_cases.Case]:
   names = [name.strip() for name in _SUITE.value]
   names = names or ["quick" if on_gpu else "interpret"]
   cases = session_lib.parse_suites(
-    names, ragged_cases.suite, None if on_gpu else ["interpret"]
+    names,
+    ragged_cases.suite,
+    None if on_gpu else ["interpret"],
+    float32=_IMPLEMENTATION.value == "xla",
   )
   # A suite that "all" has too is measured once.
   found = [

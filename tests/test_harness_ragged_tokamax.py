@@ -168,7 +168,8 @@ def test_it_is_tuned_if_asked_to(monkeypatch):
     return types.SimpleNamespace(value=of)
 
   cases = ragged_cases.suite("odd")
-  monkeypatch.setattr(ragged.session_lib, "parse_suites", lambda *_: cases)
+  suites = lambda *_, **__: cases  # noqa: E731
+  monkeypatch.setattr(ragged.session_lib, "parse_suites", suites)
   monkeypatch.setattr(ragged, "_SUITE", value(["odd"]))
   monkeypatch.setattr(ragged, "_PASSES", value(["dw"]))
   monkeypatch.setattr(ragged, "_BESIDE", value(["jnp.dot", "tokamax triton"]))

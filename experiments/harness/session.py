@@ -174,6 +174,7 @@ def parse_suites(
   names: Sequence[str],
   suite: Callable[[str, str], list[Any]],
   interpreted: Sequence[str] | None,
+  float32: bool = False,
 ) -> list[Any]:
   """The cases of `--suite`, in 16 bits.
 
@@ -181,11 +182,12 @@ def parse_suites(
     names: of the suites.
     suite: gives the cases of a name and a dtype.
     interpreted: without a GPU the names of small enough suites, else None.
+    float32: whether that is taken too.
 
   Raises:
     cli.FlagError: no such suite, one that is too large, or float32.
   """
-  if cli.DTYPE.value == "float32":
+  if cli.DTYPE.value == "float32" and not float32:
     raise cli.FlagError("--dtype: the ops are compared in 16 bits")
   try:
     dtype = cli.DTYPE.value or "bfloat16"
