@@ -159,12 +159,15 @@ def arms() -> list[str] | None:
 def measure(
   session: session_lib.Session, bench: run_lib.Bench, case: run_lib.Prepared
 ) -> dict[str, Any]:
-  """The row of a case, with its speed over that of groups of one size.
+  """The row of a case, with its speed over lax's and over even groups'.
 
   Raises:
     Exception: what kept the op from being compiled or run.
   """
   row = bench.measure(case)
+  lax = row["arms"].get("lax.ragged_dot")
+  if lax and row["ms_median"]:
+    row["ratio_to_lax"] = lax["ms_median"] / row["ms_median"]
   same = ("m", "n", "k", "dtype", "groups", "pass", "top_k")
   even = rows_lib.find(
     [*session.rows, row],

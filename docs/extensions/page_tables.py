@@ -12,6 +12,7 @@ from experiments.harness import (
   tables,
 )
 from experiments.harness import rows as rows_lib
+from pallas_gemm import ladder
 
 COLUMNS = 8
 _OPS = {"dense": dense_tables.markdown, "ragged": ragged_tables.markdown}
@@ -84,7 +85,7 @@ def ampere(gpu: str) -> str:
     if row["m"] == 4096:
       arms = (row["kernel"], "lowered for 8.0", "sm_80 PTX")
       times = [row["arms"][arm]["ms_median"] for arm in arms]
-      name = f"{row['number']} {row['kernel']}"
+      name = f"{ladder.find(row['kernel']).label} {row['kernel']}"
       cells.append([name, *map(tables.rate, times)])
   header = ["rung, ms", "own code", "lowered for 8.0", "PTX of sm_80"]
   return tables.markdown(header, cells, header[1:])

@@ -134,6 +134,7 @@ OPTIONAL_FIELDS: dict[str, Any] = {
   "arms": dict[str, Any],
   "skipped": dict[str, Any],
   "ratio_to_even": float,
+  "ratio_to_lax": float,
   # What ran, and where its config came from: "model", "cache", "explicit".
   "implementation": str,
   "config_origin": str,

@@ -31,6 +31,8 @@ _EMPTY = {"alpha": 1.0, "beta": 0.0} | dict.fromkeys(
 )
 # Large enough that no cache holds a part of it worth mentioning.
 _BANDWIDTH_SHAPE = (16384, 16384)
+# A loop launches its kernels again and again.
+_MOST_NAMES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,7 +365,7 @@ class Bench:
       warmup=mine.warmup if mine else 0,
       distribution=inputs.DISTRIBUTION,
       seed=self.seed,
-      kernel_names=list(mine.kernel_names) if mine else [],
+      kernel_names=_named_once(mine.kernel_names) if mine else [],
       baseline_kernel_names=list(theirs.kernel_names) if theirs else [],
       utc=provenance.utc(),
       **dataclasses.asdict(load or provenance.Load()),
@@ -398,6 +400,11 @@ def _refuted(case: Case, times: dict[str, timing.Timing]) -> dict[str, str]:
   return {name: why for name, why in found.items() if why}
 
 
+def _named_once(names: Sequence[str]) -> list[str]:
+  """Kernels in the order of launches; of a loop's hundreds each once."""
+  return list(dict.fromkeys(names) if len(names) > _MOST_NAMES else names)
+
+
 def _arm_fields(times: timing.Timing, flops: int) -> dict[str, Any]:
   """What a row says of an arm's times."""
   return {
@@ -405,5 +412,5 @@ def _arm_fields(times: timing.Timing, flops: int) -> dict[str, Any]:
     "ms_p25": times.p25,
     "ms_p75": times.p75,
     "tflops": flops / times.median / 1e9,
-    "kernel_names": list(times.kernel_names),
+    "kernel_names": _named_once(times.kernel_names),
   }
