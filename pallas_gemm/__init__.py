@@ -3,6 +3,7 @@
 - `matmul`, `gated_matmul`: a product with its epilogue in one kernel.
 - `ragged_dot`, `gated_ragged_dot`: one for each group of rows (MoE).
 - `dot_general`, `ragged_dot_general`: drop-ins for those of `jax.lax`.
+- `quantize`, `Quantized`, `Recipe`: operands of 8 bits, with their scales.
 - `batch_invariant`: a row's bits do not depend on the other rows.
 - `explain`: which kernel or XLA computes each product of a function, and why.
 - `autotune`: measures what is fastest; `tuning` has configs and their cache.
@@ -21,11 +22,14 @@ from pallas_gemm.ops.general import dot_general, ragged_dot_general
 from pallas_gemm.ops.grouped import gated_ragged_dot, ragged_dot
 from pallas_gemm.ops.invariance import batch_invariant
 from pallas_gemm.ops.matmul import gated_matmul, matmul
+from pallas_gemm.quantization import Quantized, Recipe, quantize
 from pallas_gemm.serving import Buckets, export_buckets
 from pallas_gemm.version import __version__ as __version__
 
 __all__ = [
   "Buckets",
+  "Quantized",
+  "Recipe",
   "autotune",
   "batch_invariant",
   "dot_general",
@@ -34,6 +38,7 @@ __all__ = [
   "gated_matmul",
   "gated_ragged_dot",
   "matmul",
+  "quantize",
   "ragged_dot",
   "ragged_dot_general",
 ]

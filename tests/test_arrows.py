@@ -12,8 +12,8 @@ import pallas_gemm
 ORDERS = {
   ".": """
     __init__ autotuning serving explanation tracing ops tuning check ladder
-    kernels measure report numerics sums roofline sampling blas problem dtypes
-    mosaic ptx hardware gpus compat jaxprs version
+    kernels measure report numerics sums roofline sampling blas problem
+    quantization dtypes mosaic ptx hardware gpus compat jaxprs version
   """,
   "kernels": """
     activations sm90 triton_dense triton_kernel triton_config epilogues
