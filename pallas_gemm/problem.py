@@ -55,7 +55,9 @@ class Groups:
     along: the dimension that groups share out. "m": A is [M, K], B
       [count, K, N], the result [M, N]; rows of a group are multiplied with its
       B. "k": A is stored [K, M], B [K, N], the result is [count, M, N], each
-      the sum over the rows of a group.
+      the sum over the rows of a group. Of 8 bits they are stored [M, K] and
+      [N, K], and groups are whole slabs: each starts at a multiple of 128, and
+      what is between its last row and the next one's first is zeros.
     count: how many there are.
   """
 
@@ -149,6 +151,11 @@ class Problem:
   def along(self) -> Literal["m", "k"] | None:
     """The dimension that groups share out; None of a dense product."""
     return self.groups and self.groups.along
+
+  @property
+  def has_whole_slabs(self) -> bool:
+    """Whether groups share out slabs of K, none of which is cut."""
+    return self.along == "k" and self.a.bits == 8
 
   @property
   def products(self) -> int:

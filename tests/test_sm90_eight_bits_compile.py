@@ -9,6 +9,7 @@ from experiments.harness import compiled as compiled_lib
 pytestmark = pytest.mark.aot
 
 LARGE = {"block_m": 128, "block_n": 256, "block_k": 128, "stages": 4}
+LARGE_GROUPS = LARGE | {"epilogue_buffers": 1}
 SQUARE = {"block_m": 128, "block_n": 128, "block_k": 128, "stages": 6}
 ALONE = {"block_m": 64, "block_n": 64, "block_k": 128, "consumers": 1}
 WIDE = SQUARE | {"block_n": 192, "stages": 4}
@@ -16,6 +17,7 @@ TALL = SQUARE | {
   "block_m": 192, "consumers": 3, "stages": 4, "epilogue_buffers": 1
 }  # fmt: skip
 ROWS = {"m": 8192, "n": 14336, "k": 4096, "ragged": "m", "groups": 8}
+SLABS = {"m": 4096, "n": 14336, "k": 8192, "ragged": "k", "groups": 8}
 E4M3, E5M2, INT8 = (
   {"dtype": x, "dtype_b": x, "out_dtype": "bfloat16"}
   for x in ("float8_e4m3fn", "float8_e5m2", "int8")
@@ -146,6 +148,24 @@ EXAMPLES = {
     LARGE | {"epilogue_buffers": 1, "cluster_n": 2},
     "gelu",
     "64x256",
+  ),
+  "slabs": (
+    SLABS | E4M3 | SCALED,
+    SQUARE | {"cluster_m": 2, "stages": 5},
+    None,
+    "64x128",
+  ),
+  "slabs_wide": (SLABS | E4M3 | SCALED, WIDE, None, "64x192"),
+  "slabs_fast": (SLABS | E5M2 | FAST | SCALED, LARGE_GROUPS, None, "64x256"),
+  "slabs_float32": (
+    SLABS | E4M3 | TENSORS | {"out_dtype": "float32"},
+    SQUARE | {"epilogue_n": 32, "stages": 5},
+    None,
+    "64x128",
+  ),
+  "slabs_int8": (SLABS | INT8 | SCALED, LARGE_GROUPS, None, "64x256"),
+  "slabs_blocks": (
+    SLABS | E4M3 | BLOCKS, SQUARE | {"stages": 5}, None, "64x128"
   ),
   "groups_int32": (
     ROWS | INT8 | {"out_dtype": "int32"},

@@ -19,6 +19,7 @@ CONFIG = Config(block_m=128, block_n=128, block_k=128, stages=4)
 SCALED = {"scale_a": "vector", "scale_b": "vector"}
 BLOCKS = {"scale_a": "block", "scale_b": "block"}
 ROWS = {"ragged": "m", "groups": 8}
+SLABS = {"ragged": "k", "groups": 8}
 PRESETS = lax.DotAlgorithmPreset
 
 
@@ -89,9 +90,9 @@ def test_precision(dtype, precision, is_taken):
     ({}, {"block_n": 256}, "at most 256 columns and 12288 accumulators"),
     ({"k": 1001}, {"moves": True}, "moves shifts 16-bit elements, got 8-bit"),
     (
-      ROWS | {"ragged": "k", "transpose_a": True, "transpose_b": False},
+      SLABS | {"transpose_a": True, "transpose_b": False},
       {},
-      "groups along K have 16-bit operands, got float8_e4m3fn",
+      "groups along K of float8_e4m3fn are stored along K",
     ),
     ({"dtype": INT8}, {"split_k": 2}, "int8 has no split_k and no cluster_k"),
     ({"dtype": INT8}, {"cluster_k": 2}, "int8 has no split_k and no cluster_k"),
@@ -176,6 +177,9 @@ KINDS = (
   ROWS,
   ROWS | BLOCKS,
   ROWS | {"dtype": INT8, "gated": True, "activation": "silu"},
+  SLABS,
+  SLABS | BLOCKS | {"out_dtype": "float32"},
+  SLABS | {"dtype": INT8},
 )
 
 

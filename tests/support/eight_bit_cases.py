@@ -54,6 +54,11 @@ def _rows(shape, offsets, config: Config, *fields) -> Case:
   return Case(problem(shape, *fields, groups), config, offsets=offsets)
 
 
+def _slabs(shape, offsets, config: Config, *fields) -> Case:
+  groups = {"ragged": "k", "groups": len(offsets) - 1}
+  return Case(problem(shape, *fields, groups), config, offsets=offsets)
+
+
 _GROUPS, _ENDS = (140, 64, 272), (3, 22, 120)
 
 RACES = {
@@ -64,6 +69,9 @@ RACES = {
   "promoted_groups": _rows(_GROUPS, _ENDS, SMALL, E4M3, SCALED, BIAS_N),
   "blocks": _dense((65, 128, 272), HALVES, E4M3, BLOCKS),
   "int8": _dense((130, 64, 272), changed(HALVES, cluster_m=2), INT8, INT32),
+  "slabs_of_8_bits": _slabs(
+    (65, 64, 640), (0, 384, 384, 640), HALVES, E4M3, SCALED
+  ),
 }
 
 VALUES = {
@@ -172,5 +180,30 @@ VALUES = {
   ),
   "groups_by_rows": _rows(
     (86, 141, 130), (3, 22, 86), changed(SMALL, block_n=128), INT8, SCALED
+  ),
+  # Groups along K: from any slab on, none, one that is cut by the end of K;
+  # results of edges, in a cluster, all groups empty, one with all slabs.
+  "slabs_from_any": _slabs(
+    (70, 136, 600), (128, 128, 256, 640), HALVES, MIXED, SCALED
+  ),
+  "slabs_fast": _slabs(
+    (130, 141, 512), (0, 128, 512), changed(SMALL, **TWO), E5M2, FAST, TENSORS
+  ),
+  "slabs_of_int8": _slabs(
+    (70, 72, 384), (0, 0, 256, 384), HALVES, INT8, SCALED, F32
+  ),
+  "slabs_of_int32": _slabs((70, 72, 256), (0, 128, 256), HALVES, INT8, INT32),
+  "slabs_in_clusters_of_8_bits": _slabs(
+    (130, 64, 512), (0, 384, 512), changed(SMALL, cluster_m=2), E4M3, SCALED
+  ),
+  "no_slabs_of_8_bits": _slabs((64, 64, 256), (128,) * 4, HALVES, E4M3, SCALED),
+  "no_slabs_of_several_tiles": _slabs(
+    (70, 64, 256), (0, 0, 0), HALVES, E4M3, FAST
+  ),
+  "slabs_uneven_of_8_bits": _slabs(
+    (64, 64, 1280), (0, 128, *(1280,) * 7), SMALL, E4M3
+  ),
+  "slabs_of_blocks": _slabs(
+    (70, 136, 640), (128, 512, 512, 640), HALVES, E4M3, BLOCKS
   ),
 }  # fmt: skip

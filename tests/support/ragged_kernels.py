@@ -1,6 +1,7 @@
 """The grouped Hopper kernel in tests: operands, runs and checks."""
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import itertools
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm.kernels.sm90 import launch
+from pallas_gemm.kernels.sm90 import launch, layout
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.problem import Problem
 from tests.support import dense
@@ -21,7 +22,8 @@ def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
   """The arrays that `launch.grouped` takes, by name, offsets left out."""
   p = problem
   if p.along == "k":
-    found = {"a": ((p.k, p.m), p.a.dtype), "b": ((p.k, p.n), p.a.dtype)}
+    a, b = layout.operand_shapes(p)
+    found = {"a": (a, p.a.dtype), "b": (b, p.b.dtype)}
   else:
     matrix = (p.n, p.k) if p.b.k_last else (p.k, p.n)
     found = {
@@ -30,11 +32,14 @@ def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
     }
   if p.epilogue.gated:
     found["b_up"] = found["b"]
+  # Of a slab along K there is one, of rows and columns one of each group.
+  of_a, of_b = 1, p.groups.count
+  if p.along == "k":
+    of_a = of_b = 1 if p.has_blocks else of_b
   if p.a.scale:
-    found["scale_a"] = (1, *dense.scale_shape(p, "a", p.m)), "float32"
+    found["scale_a"] = (of_a, *dense.scale_shape(p, "a", p.m)), "float32"
   for name in ("scale_b", "scale_b_up")[: p.products if p.b.scale else 0]:
-    shape = dense.scale_shape(p, "b", p.n)
-    found[name] = (p.groups.count, *shape), "float32"
+    found[name] = (of_b, *dense.scale_shape(p, "b", p.n)), "float32"
   if p.epilogue.bias is not None:
     found["bias"] = ((p.groups.count, p.n), "float32")
   return {
@@ -90,7 +95,8 @@ def assert_right(
   for group, (start, end) in enumerate(itertools.pairwise(offsets)):
     rows = slice(start, end)
     if p.along == "k":
-      own = {name: array[None, rows] for name, array in x.items()}
+      p = dataclasses.replace(p, k=end - start)
+      own = {name: _along_k(p, array, rows, group) for name, array in x.items()}
       of_group = [out[None, group] for out in outs]
     else:
       of_a = ("a", "scale_a")
@@ -110,6 +116,15 @@ def assert_right(
     for out in outs:
       assert not out[: offsets[0]].any()
       assert not out[offsets[-1] :].any()
+
+
+def _along_k(problem: Problem, x: np.ndarray, rows: slice, group: int):
+  """What of an operand, or of scales, a group along K has."""
+  if x.dtype != np.float32:
+    return x[None, :, rows] if problem.has_whole_slabs else x[None, rows]
+  if problem.has_blocks:
+    return x[:, rows.start // 128 : rows.stop // 128]
+  return x[[min(group, len(x) - 1)]]
 
 
 def example(

@@ -26,6 +26,10 @@ meet, a NaN stays in its group, and no step is masked. Results of groups without
 rows are zeros, which a warp of its own stores meanwhile, or sums of a
 slab of zeros (`Memory.stores_zeros`).
 
+Of 8 bits, which wgmma reads along K alone, operands are stored along K, where a
+cut slab would end inside of rows. So the caller starts each group at a multiple
+of a slab, behind zeros, and all slabs are whole ones.
+
 Sources: MegaBlocks and CUTLASS (grouped GEMM with a schedule on the device).
 """
 
@@ -33,6 +37,7 @@ import math
 
 import jax
 from jax import lax
+from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_gemm import mosaic
@@ -141,15 +146,21 @@ def _schedule_of_slabs(plan: Plan, groups_ref, counts_ref) -> Schedule:
   much, half of the blocks start with the small ones.
   """
   cfg, grid = plan.config, plan.tiling.grid
-  tiles = math.prod(grid)
+  tiles, has_whole_slabs = math.prod(grid), plan.problem.has_whole_slabs
 
   def read(i: Index):
+    if has_whole_slabs:  # where no group has rows, there is no work tile
+      i = jnp.maximum(i, 0)
     nth = lax.div(i, tiles)
     return tuple(groups_ref[nth, field] for field in range(3))
 
   def work_tile(i: Index, known: tuple[Index, ...]) -> WorkTile:
     start, end, group = known
     row, column = origin(snake(lax.rem(i, tiles), grid, cfg), plan)
+    if has_whole_slabs:
+      start = pl.multiple_of(start, cfg.block_k)
+      steps = lax.div(end - start, cfg.block_k)
+      return WorkTile(row, column, group, group, group, start, steps)
     whole = lax.div(end - start, cfg.block_k)
     k_tail = lax.rem(end - start, cfg.block_k)
     # A group without rows that is summed up has a slab of zeros.
@@ -169,7 +180,7 @@ def _schedule_of_slabs(plan: Plan, groups_ref, counts_ref) -> Schedule:
   tables = groups_ref, counts_ref
   count = plan.problem.groups.count
   if plan.memory.stores_zeros:
-    count = filled_groups(tables)
+    count = summed_groups(plan, tables)
   work_tiles = tiles * jnp.int32(count)
   return Schedule(work_tiles, read, work_tile, is_uneven(tables))
 
@@ -177,6 +188,14 @@ def _schedule_of_slabs(plan: Plan, groups_ref, counts_ref) -> Schedule:
 def filled_groups(tables) -> jax.Array:
   """How many groups along K have rows; at least one."""
   return jnp.maximum(tables[1][0], 1)
+
+
+def summed_groups(plan: Plan, tables) -> jax.Array:
+  """How many groups are summed up: those with rows, or one without.
+
+  Of whole slabs none without: its scales may be anything.
+  """
+  return tables[1][0] if plan.problem.has_whole_slabs else filled_groups(tables)
 
 
 def is_uneven(tables) -> jax.Array:
@@ -189,7 +208,7 @@ def is_uneven(tables) -> jax.Array:
 def has_spare_time(plan: Plan, tables) -> jax.Array:
   """Whether products take longer than zeros for groups without rows."""
   p, cfg = plan.problem, plan.config
-  empty = p.groups.count - filled_groups(tables)
+  empty = p.groups.count - summed_groups(plan, tables)
   subtiles = cfg.consumers * len(plan.tiling.subtiles)
   return tables[1][1] > cfg.block_k * subtiles * empty
 
@@ -205,6 +224,6 @@ def for_each_tile_of_zeros(plan: Plan, tables, cluster, visit) -> None:
     tile = snake(lax.rem(number, tiles), plan.tiling.grid, cfg)
     visit(WorkTile(*origin(tile, plan), group))
 
-  first = filled_groups(tables) * tiles + cluster
+  first = summed_groups(plan, tables) * tiles + cluster
   count = lax.div(tiles * plan.problem.groups.count + step - 1 - first, step)
   lax.fori_loop(0, count, iteration, None)

@@ -171,11 +171,12 @@ def grouped(
   """Computes `problem`, which has groups, with `config`; see `groups`.
 
   Args:
-    a: [M, K]; of groups along K stored [K, M].
+    a: [M, K]; of groups along K stored [K, M], of 8 bits [M, K].
     b: [groups, K, N], stored [groups, N, K] if `problem.b.k_last`; of groups
-      along K [K, N].
+      along K [K, N], of 8 bits stored [N, K].
     offsets: int32 [groups + 1], nondecreasing, within the rows of `a`: group g
-      is rows offsets[g] to offsets[g + 1].
+      is rows offsets[g] to offsets[g + 1]. Of groups along K of 8 bits, all
+      are multiples of 128, and what a group has less rows than that is zeros.
     bias: [groups, N].
     problem, config, b_up, activation, scales: as of `dense`.
 
@@ -307,7 +308,7 @@ def _launch(
       # the kernel has those that are needed.
       unsafe_no_auto_barriers=True,
       narrow_copies_anywhere=bool(p.groups) or overlap or is_shifted,
-      wide_copies_at_any_row=p.along == "k",
+      wide_copies_at_any_row=p.along == "k" and not p.has_whole_slabs,
       wide_copies_of_ragged="atom" if plan.matrices.b_last_apart else of_ragged,
       columns_inside_atoms=plan.matrices.unaligned_columns,
       evict_results_first=plan.matrices.evicts_results,

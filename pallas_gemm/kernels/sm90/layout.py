@@ -170,7 +170,7 @@ def operand_paddings(
       operand_shapes(p), boxes, (p.a.dtype, p.b.dtype)
     )
   )
-  if p.along == "k":  # copies start, and end, at any row
+  if p.along == "k" and not p.has_whole_slabs:  # copies start, end at any row
     return (p.k, a[1]), (p.k, b[1])
   return a, b
 

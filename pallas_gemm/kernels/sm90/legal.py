@@ -137,8 +137,8 @@ def _eight_bits_reason(plan: Plan) -> str | None:
   if p.a.bits != 8:
     scaled = p.a.scale or p.b.scale
     return f"scales are of 8-bit operands, got {p.a.dtype}" if scaled else None
-  if p.along == "k":
-    return f"groups along K have 16-bit operands, got {p.a.dtype}"
+  if p.has_whole_slabs and not (p.a.k_last and p.b.k_last):
+    return f"groups along K of {p.a.dtype} are stored along K"
   if cfg.block_k != 128:
     return f"block_k must be 128 for 8-bit operands, got {cfg.block_k}"
   if p.a.dtype == "int8" and cfg.split_k * cfg.cluster_k > 1:

@@ -21,8 +21,8 @@ from pallas_gemm.kernels.sm90.tiling import THREADS, WGMMA_ROWS, Tiling
 _SHARED_SLACK = 1024
 # Registers of a consumer that hold neither accumulators nor results.
 _OTHER_REGISTERS = 40
-# More, where sums are scaled before C is added.
-_SCALE_REGISTERS = 44
+# More, where sums are scaled before C is added; of groups of whole slabs.
+_SCALE_REGISTERS, _SLAB_REGISTERS = 44, 16
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,6 +79,8 @@ class Memory:
     room = self.registers[1] - _OTHER_REGISTERS - accumulators
     if p.epilogue.c_dtype and (p.a.scale or p.b.scale):
       room -= _SCALE_REGISTERS
+    if p.has_whole_slabs:
+      room -= _SLAB_REGISTERS
     elements = WGMMA_ROWS * cfg.epilogue_n * tiling.outputs
     size = layout.bytes_of(elements, p.out_dtype)
     return max(0, min(len(tiling.subtiles), room * 4 * THREADS // size))
@@ -162,11 +164,11 @@ class Memory:
     if p.along == "m" and not tiling.by_rows:
       # Not swizzled, so that rows are stored in any number.
       found["partial_staging"] = Buffer((consumers, rows, width), dtype)
-    if p.along == "k":
+    if p.along == "k" and not p.has_whole_slabs:
       copies = 1 + len(layout.last_slab_copies(cfg.block_k))
       found["last_full"] = _barriers(copies * (1 + p.products), stages)
-      if self.stores_zeros:
-        found["zeros"] = _swizzled((rows, width), dtype, width)
+    if self.stores_zeros:
+      found["zeros"] = _swizzled((rows, width), dtype, width)
     if p.epilogue.bias and cfg.split_k == 1:
       # TMA writes to multiples of 128 bytes.
       side = round_up(tiling.stored_tile[p.epilogue.bias == "n"], 64)

@@ -16,7 +16,7 @@ class Scales(NamedTuple):
   Attributes:
     a: [matrices or 1, M or 1]: a number of each row, or of all.
     b, b_up: [matrices or 1, N or 1]: of each column. Matrices of B are those of
-      a batch, or one of each group.
+      a batch, or one of each group; along K, where A has one of each too.
 
   Those of blocks are [.., slabs of 128, M] and [.., slabs, blocks of 128 of N].
   """

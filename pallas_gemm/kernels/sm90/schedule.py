@@ -103,8 +103,9 @@ class Schedule(NamedTuple):
   """All work tiles of a problem.
 
   Attributes:
-    work_tiles: how many there are, in tiles of clusters; at least one.
-    read: what a work tile with a number below that has in global memory.
+    work_tiles: how many there are, in tiles of clusters.
+    read: what a work tile with a number below that has in global memory; where
+      there is none, of number -1.
     work_tile: the work tile, from its number and from that, as this block sees
       it.
     both_ways: whether the second half of the blocks takes its work tiles up

@@ -57,7 +57,8 @@ def make(
   Args:
     plan: of a problem with groups.
     offsets: int32 [groups + 1]; rows of group g are offsets[g] to offsets[g+1].
-    matrices: of groups along K, [K, columns] each, which TMA can address.
+    matrices: of groups along K, [K, columns] each, which TMA can address; of
+      whole slabs, which have no tails, any.
 
   Returns:
     Of groups of rows [most row tiles, 4], of each tile its group's first row,
@@ -86,12 +87,14 @@ def _of_rows(plan: Plan, offsets: jax.Array, matrices: list[jax.Array]):
 
 def _of_slabs(plan: Plan, offsets: jax.Array, matrices: list[jax.Array]):
   count = plan.problem.groups.count
+  if plan.problem.has_whole_slabs:
+    matrices = []
   tails = [
     jax.ShapeDtypeStruct((ATOM_ROWS * count, x.shape[1]), x.dtype)
     for x in matrices
   ]
   parts = 1 + sum(map(_parts_of, matrices))
-  scratch = {
+  scratch = matrices and {
     "rows": plgpu.SMEM((ATOM_ROWS, _COPY), plan.problem.a.dtype),
     "rows_loaded": plgpu.Barrier(num_arrivals=ATOM_ROWS),
   }
@@ -165,7 +168,7 @@ def _rows_body(
 
 
 def _slabs_body(
-  offsets, matrices, tables, tails, *, bounds, loaded, rows, rows_loaded
+  offsets, matrices, tables, tails, *, bounds, loaded, **copied
 ) -> None:
   """A group's place among all, or some columns of its cut rows."""
   part = lax.axis_index("part")
@@ -180,7 +183,7 @@ def _slabs_body(
 
     @pl.when((part >= first) & (part < end))
     def _(matrix=matrix, its_tails=its_tails, nth=part - first):
-      _copy_tail(offsets, matrix, its_tails, nth, rows, rows_loaded)
+      _copy_tail(offsets, matrix, its_tails, nth, **copied)
 
     first = end
 
@@ -210,7 +213,7 @@ def _parts_of(matrix) -> int:
   return cdiv(matrix.shape[1], _COPY)
 
 
-def _copy_tail(offsets, matrix, tails, part, rows, loaded) -> None:
+def _copy_tail(offsets, matrix, tails, part, rows, rows_loaded) -> None:
   """Copies a part of the group's cut block of rows."""
   group = lax.axis_index("range")
   end = offsets[group + 1]
@@ -220,9 +223,9 @@ def _copy_tail(offsets, matrix, tails, part, rows, loaded) -> None:
     beyond = matrix.shape[0]
     source = jnp.where(row < count, end - count + row, beyond)
     plgpu.copy_gmem_to_smem(
-      matrix.at[pl.ds(source, 1), columns], rows.at[pl.ds(row, 1)], loaded
+      matrix.at[pl.ds(source, 1), columns], rows.at[pl.ds(row, 1)], rows_loaded
     )
-  plgpu.barrier_wait(loaded)
+  plgpu.barrier_wait(rows_loaded)
   to = tails.at[pl.ds(group * ATOM_ROWS, ATOM_ROWS), columns]
   plgpu.copy_smem_to_gmem(rows, to)
   plgpu.wait_smem_to_gmem(0)

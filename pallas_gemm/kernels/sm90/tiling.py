@@ -260,9 +260,12 @@ class Tiling:
     That is for results whose rows TMA can't address. A padded result would
     have to be copied: 4095^3 takes 296 us so, and 242 row by row (H200). Of
     groups along K, whose results are most of what is moved, it is for rows that
-    TMA would store in parts of sectors, too.
+    TMA would store in parts of sectors, too. None of whole slabs: what has no
+    rows would have no slab of zeros.
     """
     p, cfg = self.problem, self.config
+    if p.has_whole_slabs:
+      return False
     row = layout.bytes_of(p.n, p.out_dtype)
     if p.along == "k":
       starts_anywhere = row % SECTOR_BYTES > 0
