@@ -7,7 +7,7 @@ import re
 from typing import Any, Literal
 
 Side = Literal["m", "n"]
-Scale = Literal["tensor", "vector", "block"]
+Scale = Literal["tensor", "vector", "block", "line"]
 
 
 def _without_place(activation: str | None) -> str | None:
@@ -33,7 +33,8 @@ class Operand:
     batched: whether it differs from product to product of a batch.
     scale: None, or what its values are multiplied by: a number of the whole
       matrix, or one of each row of A, or column of B; of blocks, for each 128
-      of K, one of each row of A, and one of each 128 columns of B.
+      of K, one of each row of A, and one of each 128 columns of B. Blocks of B
+      that have one column are lines.
   """
 
   dtype: str
@@ -140,7 +141,12 @@ class Problem:
   @property
   def has_blocks(self) -> bool:
     """Whether scales differ from slab to slab."""
-    return "block" in (self.a.scale, self.b.scale)
+    return not {"block", "line"}.isdisjoint((self.a.scale, self.b.scale))
+
+  @property
+  def has_lines(self) -> bool:
+    """Whether these differ from column to column of B, too."""
+    return self.b.scale == "line"
 
   @property
   def sum_dtype(self) -> str:

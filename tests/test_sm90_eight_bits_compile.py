@@ -25,6 +25,7 @@ E4M3, E5M2, INT8 = (
 SCALED = {"scale_a": "vector", "scale_b": "vector"}
 TENSORS = {"scale_a": "tensor", "scale_b": "tensor"}
 BLOCKS = {"scale_a": "block", "scale_b": "block"}
+LINES = {"scale_a": "block", "scale_b": "line"}
 FAST = {"fast_accumulation": True}
 FUSED = {"c_dtype": "bfloat16", "bias": "n"}
 
@@ -166,6 +167,30 @@ EXAMPLES = {
   "slabs_int8": (SLABS | INT8 | SCALED, LARGE_GROUPS, None, "64x256"),
   "slabs_blocks": (
     SLABS | E4M3 | BLOCKS, SQUARE | {"stages": 5}, None, "64x128"
+  ),
+  "lines": (
+    E4M3 | LINES, SQUARE | {"cluster_m": 2, "stages": 5}, None, "64x128"
+  ),
+  "lines_wide": (
+    E4M3 | LINES, WIDE | {"block_n": 160, "epilogue_n": 32}, None, "64x160"
+  ),
+  "lines_tall": (
+    E4M3 | LINES, TALL | {"block_n": 96, "epilogue_n": 32}, None, "64x96"
+  ),
+  "lines_fused": (
+    E4M3 | LINES | FUSED, SQUARE | {"stages": 4}, "gelu", "64x128"
+  ),
+  "lines_gated": (
+    INT8 | LINES | {"gated": True}, SQUARE | {"block_n": 64}, "silu", "64x64"
+  ),
+  "groups_lines": (
+    ROWS | E4M3 | LINES, SQUARE | {"stages": 5}, None, "64x128"
+  ),
+  "slabs_lines": (
+    SLABS | E4M3 | LINES | {"out_dtype": "float32"},
+    SQUARE | {"epilogue_n": 32, "stages": 5},
+    None,
+    "64x128",
   ),
   "groups_int32": (
     ROWS | INT8 | {"out_dtype": "int32"},

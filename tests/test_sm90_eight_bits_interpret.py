@@ -4,11 +4,13 @@ The cases of test_sm90_dense_races are checked there. Past their ends scales are
 NaN in the interpreter, so what leaks from there shows.
 """
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.kernels.sm90.plan import Plan
-from tests.support import eight_bit_cases, problems
+from tests.support import eight_bit_cases, problems, ragged_kernels
 
 
 @pytest.mark.parametrize("name", eight_bit_cases.VALUES)
@@ -18,3 +20,29 @@ def test_values(name, monkeypatch):
   assert legal.reason(Plan.of(case.problem, case.config)) is None
   run, check = case.prepare()
   check(run())
+
+
+@pytest.mark.parametrize("kind", ("SCALED", "LINES", "BLOCKS"))
+def test_nan_of_no_group_along_k_goes_nowhere(kind, monkeypatch):
+  """Beside groups, and in the scales of groups without rows."""
+  problems.assume_sms(monkeypatch, 2)
+  offsets = (128, 256, 256, 384)
+  case = eight_bit_cases.of_slabs(
+    (70, 72, 512),
+    offsets,
+    eight_bit_cases.HALVES,
+    eight_bit_cases.E4M3,
+    getattr(eight_bit_cases, kind),
+  )
+  x = ragged_kernels.operands(case.problem)
+  for name, array in x.items():
+    if array.dtype != jnp.float32:
+      beside = np.r_[:128, 384:512]
+      x[name] = array.at[:, beside].set(jnp.nan)
+    else:
+      beside = 1 if kind == "SCALED" else np.array([0, 3])
+      axis = (beside,) if kind == "SCALED" else (slice(None), beside)
+      x[name] = array.at[axis].set(jnp.nan)
+  outs = ragged_kernels.run(case.problem, case.config, x, offsets)
+  assert np.isfinite(np.asarray(outs[0], np.float32)).all()
+  ragged_kernels.assert_right(outs, case.problem, x, offsets)

@@ -18,6 +18,7 @@ E4M3, E5M2, INT8 = "float8_e4m3fn", "float8_e5m2", "int8"
 CONFIG = Config(block_m=128, block_n=128, block_k=128, stages=4)
 SCALED = {"scale_a": "vector", "scale_b": "vector"}
 BLOCKS = {"scale_a": "block", "scale_b": "block"}
+LINES = {"scale_a": "block", "scale_b": "line"}
 ROWS = {"ragged": "m", "groups": 8}
 SLABS = {"ragged": "k", "groups": 8}
 PRESETS = lax.DotAlgorithmPreset
@@ -109,8 +110,15 @@ def test_precision(dtype, precision, is_taken):
     (
       {"scale_a": "block", "scale_b": "vector"},
       {},
-      "both operands have scales of blocks or none, got block and vector",
+      "scales of blocks or none, lines are B's, got block and vector",
     ),
+    (
+      {"scale_a": "line", "scale_b": "block"},
+      {},
+      "scales of blocks or none, lines are B's, got line and block",
+    ),
+    (LINES, {"swap_ab": True}, "take no swap_ab and no split_k"),
+    (LINES, {"block_n": 192}, "at most 256 columns and 10240 accumulators"),
     (BLOCKS, {"block_n": 96}, "columns must divide 128 for blocks, got 96"),
     (BLOCKS, {"split_k": 2}, "take no swap_ab and no split_k"),
     (
@@ -150,6 +158,7 @@ def test_rows_of_a_problem():
   assert Problem.from_row(p.row()) == p
   swapped = p.transposed()
   assert (swapped.a.scale, swapped.b.scale) == ("tensor", None)
+  assert Problem.from_row(problem(**LINES).row()).has_lines
 
 
 def test_what_is_not_stored_along_k_is_copied():
@@ -180,6 +189,8 @@ KINDS = (
   SLABS,
   SLABS | BLOCKS | {"out_dtype": "float32"},
   SLABS | {"dtype": INT8},
+  SLABS | LINES,
+  LINES | {"dtype": INT8, "gated": True, "activation": "silu"},
 )
 
 

@@ -65,9 +65,10 @@ def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
 def scale_shape(problem: Problem, name: str, size: int) -> tuple[int, ...]:
   """Of the scales of one A, or of one B, with so many rows, or columns."""
   kind = getattr(problem, name).scale
-  if kind != "block":
+  if kind not in ("block", "line"):
     return (size if kind == "vector" else 1,)
-  return cdiv(problem.k, 128), size if name == "a" else cdiv(size, 128)
+  is_square = (name, kind) == ("b", "block")
+  return cdiv(problem.k, 128), cdiv(size, 128) if is_square else size
 
 
 def spread(scale: np.ndarray, k: int, size: int) -> np.ndarray:

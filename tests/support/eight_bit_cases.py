@@ -32,6 +32,7 @@ FAST = {"fast_accumulation": True}
 SCALED = {"scale_a": "vector", "scale_b": "vector"}
 TENSORS = {"scale_a": "tensor", "scale_b": "tensor"}
 BLOCKS = {"scale_a": "block", "scale_b": "block"}
+LINES = {"scale_a": "block", "scale_b": "line"}
 BATCHED = {"batch": 2, "batched_a": True, "batched_b": True}
 INT32, FP16 = {"out_dtype": "int32"}, {"out_dtype": "float16"}
 
@@ -54,7 +55,8 @@ def _rows(shape, offsets, config: Config, *fields) -> Case:
   return Case(problem(shape, *fields, groups), config, offsets=offsets)
 
 
-def _slabs(shape, offsets, config: Config, *fields) -> Case:
+def of_slabs(shape, offsets, config: Config, *fields) -> Case:
+  """Groups along K, of which the shape has the slabs of all."""
   groups = {"ragged": "k", "groups": len(offsets) - 1}
   return Case(problem(shape, *fields, groups), config, offsets=offsets)
 
@@ -68,8 +70,9 @@ RACES = {
   ),
   "promoted_groups": _rows(_GROUPS, _ENDS, SMALL, E4M3, SCALED, BIAS_N),
   "blocks": _dense((65, 128, 272), HALVES, E4M3, BLOCKS),
+  "lines": _dense((65, 72, 272), HALVES, E4M3, LINES),
   "int8": _dense((130, 64, 272), changed(HALVES, cluster_m=2), INT8, INT32),
-  "slabs_of_8_bits": _slabs(
+  "slabs_of_8_bits": of_slabs(
     (65, 64, 640), (0, 384, 384, 640), HALVES, E4M3, SCALED
   ),
 }
@@ -163,6 +166,38 @@ VALUES = {
   "blocks_of_groups_in_a_cluster": _rows(
     (150, 136, 272), (7, 70, 70, 149), changed(SMALL, cluster_n=2), E4M3, BLOCKS
   ),
+  # The same for each column: rows of scales that TMA can't address, more
+  # columns than one consumer's, a last slab that is a copy.
+  "lines_of_edges": _dense(
+    (70, 201, 300), changed(SMALL, block_n=96, epilogue_n=32), MIXED, LINES, F32
+  ),
+  "lines_of_one_element": _dense((1, 1, 1), SMALL, E5M2, LINES),
+  "lines_of_columns": _dense(
+    (64, 130, 272),
+    changed(SMALL, block_n=128, **_PINGPONG | {"split": "n"}),
+    INT8,
+    LINES,
+    BIAS_M,
+  ),
+  "lines_gated_in_a_cluster": _dense(
+    (130, 136, 272), changed(HALVES, cluster_m=2), E4M3, LINES, GATED
+  ),
+  "lines_of_a_batch": _dense(
+    (40, 136, 130), changed(HALVES, cluster_n=2), E5M2, LINES, BATCHED
+  ),
+  "lines_in_parts_of_k": _dense(
+    (33, 136, 400), changed(SMALL, cluster_k=2, epilogue_n=16), E4M3, LINES
+  ),
+  "lines_pingpong": _dense(
+    (200, 136, 130), changed(SMALL, stages=4, **_PINGPONG), E4M3, LINES
+  ),
+  "lines_of_groups": _rows(
+    (250, 136, 272), (0, 0, 1, 128, 129, 250), SMALL, E4M3, LINES
+  ),
+  "lines_of_slabs": of_slabs(
+    (70, 137, 600), (128, 512, 512, 640), changed(HALVES, cluster_m=2), E4M3,
+    LINES,
+  ),
   # Groups: none, of one row, of 127, from odd rows on.
   "groups_of_any_size": _rows(
     (250, 72, 144), (0, 0, 1, 128, 129, 250), SMALL, E4M3, SCALED
@@ -183,27 +218,29 @@ VALUES = {
   ),
   # Groups along K: from any slab on, none, one that is cut by the end of K;
   # results of edges, in a cluster, all groups empty, one with all slabs.
-  "slabs_from_any": _slabs(
+  "slabs_from_any": of_slabs(
     (70, 136, 600), (128, 128, 256, 640), HALVES, MIXED, SCALED
   ),
-  "slabs_fast": _slabs(
+  "slabs_fast": of_slabs(
     (130, 141, 512), (0, 128, 512), changed(SMALL, **TWO), E5M2, FAST, TENSORS
   ),
-  "slabs_of_int8": _slabs(
+  "slabs_of_int8": of_slabs(
     (70, 72, 384), (0, 0, 256, 384), HALVES, INT8, SCALED, F32
   ),
-  "slabs_of_int32": _slabs((70, 72, 256), (0, 128, 256), HALVES, INT8, INT32),
-  "slabs_in_clusters_of_8_bits": _slabs(
+  "slabs_of_int32": of_slabs((70, 72, 256), (0, 128, 256), HALVES, INT8, INT32),
+  "slabs_in_clusters_of_8_bits": of_slabs(
     (130, 64, 512), (0, 384, 512), changed(SMALL, cluster_m=2), E4M3, SCALED
   ),
-  "no_slabs_of_8_bits": _slabs((64, 64, 256), (128,) * 4, HALVES, E4M3, SCALED),
-  "no_slabs_of_several_tiles": _slabs(
+  "no_slabs_of_8_bits": of_slabs(
+    (64, 64, 256), (128,) * 4, HALVES, E4M3, SCALED
+  ),
+  "no_slabs_of_several_tiles": of_slabs(
     (70, 64, 256), (0, 0, 0), HALVES, E4M3, FAST
   ),
-  "slabs_uneven_of_8_bits": _slabs(
+  "slabs_uneven_of_8_bits": of_slabs(
     (64, 64, 1280), (0, 128, *(1280,) * 7), SMALL, E4M3
   ),
-  "slabs_of_blocks": _slabs(
+  "slabs_of_blocks": of_slabs(
     (70, 136, 640), (128, 512, 512, 640), HALVES, E4M3, BLOCKS
   ),
 }  # fmt: skip

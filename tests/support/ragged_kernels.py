@@ -95,7 +95,7 @@ def assert_right(
   for group, (start, end) in enumerate(itertools.pairwise(offsets)):
     rows = slice(start, end)
     if p.along == "k":
-      p = dataclasses.replace(p, k=end - start)
+      p = dataclasses.replace(p, k=min(end, problem.k) - start)
       own = {name: _along_k(p, array, rows, group) for name, array in x.items()}
       of_group = [out[None, group] for out in outs]
     else:

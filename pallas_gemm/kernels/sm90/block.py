@@ -41,7 +41,7 @@ class Arguments(NamedTuple):
     scale_a: None, or of A [matrices or 1, rows or 1].
     scale_b: likewise of each B, [matrices or 1, columns or 1]; () if none has.
       Scales of blocks have slabs in between: [.., slabs, rows], and [.., slabs,
-      columns / 128].
+      columns / 128], of lines [.., slabs, columns].
   """
 
   tables: Any
@@ -77,6 +77,7 @@ class Shared:
   Attributes:
     a_ring: slabs of A, [stages, ...], as they are stored.
     b_rings: of each B.
+    lines: of each B, the scales of its columns in these slabs.
     full, empty: of each slot, what its loads and its readers arrive at.
     last_full: what the loads of a group's last slab arrive at instead.
     raw: chunks of rows of B that threads have copied but not shifted yet.
@@ -94,6 +95,7 @@ class Shared:
   a_ring: Any
   b_rings: Any
   full: Any
+  lines: Any = ()
   last_full: Any = None
   empty: Any = None
   raw: Any = None
@@ -153,7 +155,7 @@ class Block:
     if p.along == "k" or tiling.pingpong > 1:
       return False  # groups differ in how many slabs they have
     rows, columns = tiling.warpgroup_tile
-    held = rows * columns * (1 + p.is_promoted)
+    held = rows * columns * (1 + p.is_promoted + p.has_lines)
     is_large = held > _MOST_ACCUMULATORS_IF_UNROLLED
     if is_large and (self.plan.memory.deferred or p.is_promoted):
       return False

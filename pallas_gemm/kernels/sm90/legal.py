@@ -18,8 +18,9 @@ FLOATS8 = ("float8_e4m3fn", "float8_e5m2")
 # A thread has at most 255 registers: 160 accumulators leave room for all else,
 # 192 spill.
 _ACCUMULATORS = {1: 160, 2: 160, 3: 96}
-# The same where there are totals of as many.
+# The same where there are totals of as many; and where factors, too.
 _PROMOTED = {1: 96, 2: 96, 3: 64}
+_BY_LINES = {1: 80, 2: 80, 3: 48}
 # Coordinates and numbers of work tiles have 32 bits and a sign, and count on a
 # little past the end.
 _MOST_COUNTED = 2**31 - 2**16
@@ -154,15 +155,16 @@ def _eight_bits_reason(plan: Plan) -> str | None:
 
 def _blocks_reason(plan: Plan) -> str | None:
   p, (_, columns) = plan.problem, plan.tiling.warpgroup_tile
-  if (p.a.scale, p.b.scale) != ("block", "block"):
+  if p.a.scale != "block" or p.b.scale not in ("block", "line"):
     return (
-      "both operands have scales of blocks or none, got"
+      "both operands have scales of blocks or none, lines are B's, got"
       f" {plan.tiling.given.a.scale} and {plan.tiling.given.b.scale}"
     )
   if plan.config.swap_ab or plan.config.split_k > 1:
     return "scales of blocks take no swap_ab and no split_k"
   # So that no consumer's columns are of two blocks.
-  if columns < 1 or 128 % columns or plan.tiling.tiles_overlap:
+  cuts_blocks = columns < 1 or 128 % columns or plan.tiling.tiles_overlap
+  if cuts_blocks and not p.has_lines:
     return f"a consumer's columns must divide 128 for blocks, got {columns}"
   return None
 
@@ -193,6 +195,7 @@ def _tile_reason(plan: Plan) -> str | None:
       f" {step} columns, got {rows}x{columns}"
     )
   registers = _PROMOTED if plan.problem.is_promoted else _ACCUMULATORS
+  registers = _BY_LINES if plan.problem.has_lines else registers
   most = tiling.THREADS * registers[cfg.consumers]
   accumulators = rows * columns * plan.problem.products
   if columns > tiling.WGMMA_COLUMNS or accumulators > most:

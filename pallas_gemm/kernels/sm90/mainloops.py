@@ -150,17 +150,18 @@ class Promoted(FromShared):
     """Multiplies it, and releases it itself: it has been read then."""
     return self._add(slots[0], carry, overlap)
 
-  def _add(self, slot, totals, overlap, factors=None):
+  def _add(self, slot, totals, overlap, factors=lambda: None):
     """The totals with the sums of the slab in that slot, times factors."""
 
     def add(*accumulators):
       self._issue(accumulators, slot)
       overlap()
+      found = factors()
       plgpu.wgmma_wait(0)
       self.block.release(slot)
       sums = [x[...] for x in accumulators]
-      if factors is not None:
-        sums = [x.astype(jnp.float32) * y for x, y in zip(sums, factors)]
+      if found is not None:
+        sums = [x.astype(jnp.float32) * y for x, y in zip(sums, found)]
       return tuple(map(jnp.add, totals, sums))
 
     return pl.run_scoped(add, *FromShared.allocated(self))
@@ -182,16 +183,21 @@ class Scaled(Promoted):
     return super().start(work_tile), self._scales(work_tile, 0)
 
   def multiply(self, work_tile, scope, slots, step, carry, overlap):
-    totals, (of_rows, of_b) = carry
+    totals, scales = carry
     following = self._scales(work_tile, step + 1)
+    factors = self._factors(slots[0], *scales)
+    return self._add(slots[0], totals, overlap, factors), following
+
+  def _factors(self, slot, of_rows, of_b):
+    """What gives the factors of the slab's sums, one of each B."""
+    found = [self._spread(of_rows * scale, 0) for scale in of_b]
+    return lambda: found
+
+  def _spread(self, values, side: int):
+    """Numbers of rows, or of columns, as those of all accumulators."""
     shape = self.block.plan.tiling.warpgroup_tile
-
-    def factor(scale):
-      spread = lax.broadcast_in_dim(of_rows * scale, shape, (0,))
-      return plgpu.layout_cast(spread, plgpu.Layout.WGMMA)
-
-    totals = self._add(slots[0], totals, overlap, list(map(factor, of_b)))
-    return totals, following
+    spread = lax.broadcast_in_dim(values, shape, (side,))
+    return plgpu.layout_cast(spread, plgpu.Layout.WGMMA)
 
   def sums(self, scope, slot, carry) -> list[jax.Array]:
     return list(carry[0])
@@ -215,11 +221,36 @@ class Scaled(Promoted):
       nth = lax.div(jnp.int32(column), jnp.int32(size))
       return ref[which, slab, jnp.minimum(nth, blocks - 1)]
 
+    if block.plan.problem.has_lines:
+      return of_rows, ()
     return of_rows, tuple(map(of_columns, operands.scale_b))
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledByLines(Scaled):
+  """The same of lines of each B, whose scales come with its slabs.
+
+  What sums are multiplied by is worked out while the tensor cores have them.
+  """
+
+  def _factors(self, slot, of_rows, of_b):
+    plan, block = self.block.plan, self.block
+    _, columns = plan.tiling.warpgroup_tile
+    nth = block.warpgroup if plan.config.split == "n" else 0
+    window = pl.ds(nth * columns, columns)
+
+    def factor(ring):
+      layout = plgpu.Layout.WGMMA.reduce(0)
+      line = plgpu.load(ring.at[slot, window], layout=layout, optimized=False)
+      return self._spread(of_rows, 0) * self._spread(line, 1)
+
+    return lambda: list(map(factor, block.shared.lines))
 
 
 def of(block: Block) -> Mainloop:
   """The main loop of a kernel."""
+  if block.plan.problem.has_lines:
+    return ScaledByLines(block)
   if block.plan.problem.has_blocks:
     return Scaled(block)
   return (Promoted if block.plan.problem.is_promoted else FromShared)(block)

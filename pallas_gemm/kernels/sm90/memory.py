@@ -43,7 +43,13 @@ class Memory:
     p, cfg = self.tiling.problem, self.tiling.config
     a = layout.bytes_of(cfg.block_m * cfg.block_k, p.a.dtype)
     b = layout.bytes_of(cfg.block_n * cfg.block_k, p.b.dtype)
-    return a + b * p.products
+    lines = 4 * self._line if p.has_lines else 0
+    return a + (b + lines) * p.products
+
+  @property
+  def _line(self) -> int:
+    """Scales of the columns of a tile; TMA writes to multiples of 128 bytes."""
+    return round_up(self.tiling.config.block_n, 32)
 
   @functools.cached_property
   def buffers(self) -> int:
@@ -75,7 +81,7 @@ class Memory:
     if tiling.pingpong > 1 or cfg.split_k > 1 or directly:
       return 0
     accumulators = cfg.block_m * cfg.block_n // (THREADS * cfg.consumers)
-    accumulators *= p.products * (1 + p.is_promoted)
+    accumulators *= p.products * (1 + p.is_promoted + p.has_lines)
     room = self.registers[1] - _OTHER_REGISTERS - accumulators
     if p.epilogue.c_dtype and (p.a.scale or p.b.scale):
       room -= _SCALE_REGISTERS
@@ -147,8 +153,10 @@ class Memory:
     found: dict[str, Any] = {
       "a_ring": _swizzled(a_ring, p.a.dtype, columns),
       "b_rings": _swizzled(b_ring, p.b.dtype, columns, p.products),
-      "full": _barriers(1 + p.products, stages),
+      "full": _barriers(1 + p.products * (1 + p.has_lines), stages),
     }
+    if p.has_lines:
+      found["lines"] = Buffer((stages, self._line), "float32", 0, p.products)
     if not tiling.by_elements:
       staged = consumers, self.buffers, rows, width
       found["staging"] = _swizzled(staged, dtype, width, tiling.outputs)

@@ -155,12 +155,28 @@ class Producer:
     """Asks for one slab of A and of each B, from row `start` of K on."""
     for operand in self._operands(work_tile):
       self._load(operand, start, slot)
+    self._load_lines(work_tile, start, slot)
+
+  def _load_lines(self, work_tile, start, slot) -> None:
+    """Asks for the scales of the columns of each B, where they have some."""
+    block, cfg = self.block, self.block.plan.config
+    size = pl.ds(0, cfg.block_n)
+    for ref, ring in zip(block.operands.scale_b, block.shared.lines):
+      which = work_tile.b if ref.shape[0] > 1 else 0
+      slab = lax.div(jnp.int32(start), jnp.int32(cfg.block_k))
+      columns = pl.ds(work_tile.column, cfg.block_n)
+      plgpu.copy_gmem_to_smem(
+        ref.at[which, slab, columns],
+        ring.at[slot, size],
+        block.shared.full.at[slot],
+      )
 
   def _load_copied_slab(self, work_tile, start, slot) -> None:
     """The same of the last slab, of which B is a copy."""
     a, b = self._operands(work_tile)
     self._load(a, start, slot)
     self._load(b._replace(refs=self.block.operands.b_last), 0, slot)
+    self._load_lines(work_tile, start, slot)
 
   def _operands(self, work_tile) -> tuple[Loaded, Loaded]:
     """What of A, and of each B, a work tile is made of."""

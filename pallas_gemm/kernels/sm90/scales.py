@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat
 from pallas_gemm.kernels.sm90.block import Arguments
+from pallas_gemm.kernels.sm90.layout import round_up
 from pallas_gemm.kernels.sm90.plan import Plan
 
 
@@ -18,7 +19,8 @@ class Scales(NamedTuple):
     b, b_up: [matrices or 1, N or 1]: of each column. Matrices of B are those of
       a batch, or one of each group; along K, where A has one of each too.
 
-  Those of blocks are [.., slabs of 128, M] and [.., slabs, blocks of 128 of N].
+  Those of blocks are [.., slabs of 128, M] and [.., slabs, blocks of 128 of N],
+  of lines [.., slabs, N]. Groups along K share them out with their slabs.
   """
 
   a: jax.Array | None = None
@@ -48,8 +50,16 @@ def with_scales(plan: Plan, operands: Arguments, scales: Scales) -> Arguments:
     tile = cfg.block_m * cfg.cluster_m
     operands = operands._replace(scale_a=read(scales.a, tile))
   of_b = [x for x in (scales.b, scales.b_up) if x is not None]
+  if plan.problem.has_lines:  # which are copied by TMA
+    return operands._replace(scale_b=[_addressable(x) for x in of_b])
   tile = 0 if plan.problem.has_blocks else cfg.block_n * cfg.cluster_n
   return operands._replace(scale_b=[read(x, tile) for x in of_b])
+
+
+def _addressable(x: jax.Array) -> jax.Array:
+  """In float32, in rows that are multiples of 16 bytes."""
+  x, size = x.astype(jnp.float32), x.shape[-1]
+  return jnp.pad(x, ((0, 0), (0, 0), (0, round_up(size, 4) - size)))
 
 
 def scaled(sums: jax.Array, a, b) -> jax.Array:
