@@ -17,6 +17,7 @@ import numpy as np
 
 from pallas_gemm import dtypes, report
 from pallas_gemm.kernels import activations
+from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.ops.implementations import DEFAULT, HOPPER, IMPLEMENTATIONS
 from pallas_gemm.ops.invariance import is_batch_invariant
 from pallas_gemm.ops.spec import Operands, Spec, explicit_mesh
@@ -200,6 +201,8 @@ def promoted(names: Operands, x: Operands) -> Operands:
   if x.b_up is not None:
     have, want = (f"{v.dtype.name}{list(v.shape)}" for v in (x.b_up, x.b))
     check(have == want, f"{names.b_up} must be {want} like {names.b}", have)
+  if {x.a.dtype.name, x.b.dtype.name} <= set(legal.FLOATS8):
+    return x  # which JAX promotes to nothing, and a kernel takes in any mixture
   dtype, found = jnp.result_type(x.a, x.b), {}
   for field, name, v in zip(("a", "b", "b_up"), names, x):
     if v is None:
@@ -217,7 +220,7 @@ def promoted(names: Operands, x: Operands) -> Operands:
 
 def arrays(*values: Any) -> list[jax.Array | None]:
   """JAX's own arrays, as `jit` makes them of all; not so `jax.disable_jit`."""
-  return [None if v is None else jnp.asarray(v) for v in values]
+  return [jax.tree.map(jnp.asarray, v) for v in values]
 
 
 # Options.

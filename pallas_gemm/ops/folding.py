@@ -2,8 +2,9 @@
 
 Folded, a dense product is A [batch or 1, M, K] by B [batch or 1, K, N], each
 possibly stored with its last two dimensions the other way round, bias [N] or
-[M], C [batch, M, N]; a grouped one is as `Spec` says. Only shapes change,
-unless the letters lie so that an operand has to be copied.
+[M], C [batch, M, N]; a grouped one is as `Spec` says. Scales have, of b, g, m,
+n, and blocks of n and k, in this order, what they differ along. Only shapes
+change, unless the letters lie so that an operand has to be copied.
 """
 
 from collections.abc import Callable
@@ -15,8 +16,9 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from pallas_gemm.ops import scales
 from pallas_gemm.ops import spec as spec_lib
-from pallas_gemm.ops.spec import Operands, Spec
+from pallas_gemm.ops.spec import Operands, Spec, blocks_of
 
 Run = Callable[[Operands, Spec], Any]
 # Letters of a grouped product that are no batch dimension.
@@ -70,6 +72,11 @@ def grouped(run: Run, x: Operands, spec: Spec) -> list[jax.Array]:
   order_b = w.b if w.b in orders_b else orders_b[0]
   words = w._replace(a=order_a, b=order_b, b_up=w.b_up and order_b)
   words = words._replace(bias=w.bias and "gn")
+  order = ["g", "m", "n", *map(blocks_of, "nk")]
+  for field in scales.FIELDS.values():
+    if (word := getattr(w, field)) is not None:
+      ordered = "".join(sorted(word, key=order.index))
+      words = words._replace(**{field: ordered})
   moved = [
     v if v is None or have == want else spec_lib.lifted(v, have, want)
     for v, have, want in zip(x, w, words)
@@ -124,6 +131,7 @@ def dense(run: Run, x: Operands, spec: Spec) -> list[jax.Array]:
   if c is not None:
     c = jnp.broadcast_to(c, spec.shape(x))
     c = c.reshape([_product(part, size) for part in sides[:3]])
+  folded_scales, of_scales = _scales(x, spec, sides, size)
   word_b = "bkn" if b_k_first else "bnk"
   words = Operands(
     "bkm" if a_k_first else "bmk",
@@ -133,9 +141,10 @@ def dense(run: Run, x: Operands, spec: Spec) -> list[jax.Array]:
     None if c is None else "bmn",
     w.alpha,
     word_beta,
-  )
+  )._replace(**of_scales)
   folded = dataclasses.replace(spec, words=words, out="bmn")
-  outs = run(Operands(a, b, b_up, bias, c, x.alpha, beta), folded)
+  operands = Operands(a, b, b_up, bias, c, x.alpha, beta)
+  outs = run(operands._replace(**folded_scales), folded)
   return [out.reshape(spec.shape(x)) for out in outs]
 
 
@@ -220,6 +229,34 @@ def _matrices(
     v = v.reshape(*[size[c] if c in word else 1 for c in sides.batch], *matrix)
     v = jnp.broadcast_to(v, (*[size[c] for c in sides.batch], *matrix))
   return v.reshape(_product(sides.batch, size) if batch else 1, *matrix)
+
+
+def _scales(x: Operands, spec: Spec, sides: _Sides, size: dict[str, int]):
+  """The scales, and their letters, as the operands are folded."""
+  found, words = {}, {}
+  for field, v, word, _ in scales.present(x, spec.words):
+    free = sides.rows if field == "a" else sides.columns
+    spread = "" if len(free) == 1 and field != "a" else free
+    v, word = scales.spread(v, word, spread, size)
+    k = blocks_of(sides.contracted) if len(sides.contracted) == 1 else ""
+    blocks = blocks_of(free) if len(free) == 1 else ""
+    parts, folded = [], ""
+    for letters, name in (
+      (sides.batch, "b"),
+      (free, "m" if field == "a" else "n"),
+      (blocks, blocks_of("n")),
+      (k, blocks_of("k")),
+    ):
+      if _in(letters, word):
+        parts.append(letters)
+        folded += name
+    letters = "".join(parts)
+    v = spec_lib.lifted(v, word, letters)
+    v = jnp.broadcast_to(v, [size[c] for c in letters])
+    v = v.reshape([_product(part, size) for part in parts])
+    of = scales.FIELDS[field]
+    found[of], words[of] = v, folded
+  return found, words
 
 
 def _bias_side(word: str | None, sides: _Sides) -> spec_lib.Side | None:

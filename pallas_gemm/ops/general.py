@@ -9,7 +9,13 @@ import jax
 from jax import lax
 
 from pallas_gemm import compat, dtypes, report, tuning
-from pallas_gemm.ops import arguments, implementations, keywords, xla
+from pallas_gemm.ops import (
+  arguments,
+  implementations,
+  keywords,
+  quantized,
+  xla,
+)
 from pallas_gemm.ops.grouped import check_sizes, of_groups
 from pallas_gemm.ops.invariance import is_batch_invariant
 from pallas_gemm.ops.product import product
@@ -76,7 +82,7 @@ def dot_general(
   """
   if others:
     raise keywords.unexpected(dot_general, others)
-  lhs, rhs = arguments.array("lhs", lhs), arguments.array("rhs", rhs)
+  lhs, rhs = quantized.operand("lhs", lhs), quantized.operand("rhs", rhs)
   how = None, preferred_element_type, precision, None, None, out_sharding
   how = *how, reduce_dtype, *_NO_FLAGS, _canonical(dimension_numbers)
   options = arguments.options(how, _OPTIONS)
@@ -108,15 +114,20 @@ def _indices(dimensions: Any) -> tuple[int, ...]:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _dot_general(options, generation, lhs, rhs):
   del generation  # a key: the config may be another one now
-  lhs, rhs = arguments.arrays(lhs, rhs)
-  arguments.check_numbers(("lhs", "rhs"), (lhs, rhs))
-  arguments.in_one_memory(("lhs", "rhs"), (lhs, rhs))
+  names = Operands("lhs", "rhs", scale_a="lhs.scale", scale_b="rhs.scale")
+  x = quantized.apart(names, Operands(*arguments.arrays(lhs, rhs)))
+  arguments.check_numbers(names, x)
+  arguments.in_one_memory(names, x)
   arguments.check_out_sharding(options.out_sharding)
+  lhs, rhs = x.a, x.b
+  preferred = options.out_dtype
+  if is_scaled := x.scale_a is not None or x.scale_b is not None:
+    preferred = quantized.result_dtype(preferred, x, _PREFERRED)
   reference = functools.partial(
     lax.dot_general,
     dimension_numbers=options.dimension_numbers,
     precision=arguments.precision(options.precision),
-    preferred_element_type=options.out_dtype,
+    preferred_element_type=preferred,
     out_sharding=options.out_sharding,
   )
   # Raises what is to be raised, and says what None means as dimensions.
@@ -129,14 +140,17 @@ def _dot_general(options, generation, lhs, rhs):
     raise
   eqn = next(e for e in traced.eqns if e.primitive is lax.dot_general_p)
   words, out = _letters(lhs.ndim, rhs.ndim, eqn.params["dimension_numbers"])
-  x, out_dtype = Operands(lhs, rhs), traced.out_avals[0].dtype
+  out_dtype = traced.out_avals[0].dtype
+  batch = "".join(c for c in words.a if c in words.b and c in out)
+  found, of_found = quantized.named(x, words._asdict(), batch)
+  x, words = x._replace(**found), words._replace(**of_found)
   spec = arguments.spec_of(
     options, arguments.DENSE, x, words=words, out=out, out_dtype=out_dtype
   )
   # What a GPU would try first, whatever this is lowered for. Whether XLA's own
   # product may run with `batch_invariant`, only the platform says.
   may_run_kernel = implementations.may_run_kernel(spec, x, cuda=True)
-  asked = spec.batch_invariant or spec.reduce_dtype is not None
+  asked = spec.batch_invariant or spec.reduce_dtype is not None or is_scaled
   if not may_run_kernel and not asked:
     report.log_once(f"dot_general of {lhs.dtype} and {rhs.dtype} runs on XLA")
     return reference(lhs, rhs)

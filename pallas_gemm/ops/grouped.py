@@ -16,7 +16,7 @@ import numpy as np
 
 from pallas_gemm import dtypes, tuning
 from pallas_gemm.kernels import activations
-from pallas_gemm.ops import arguments, keywords
+from pallas_gemm.ops import arguments, keywords, quantized
 from pallas_gemm.ops.arguments import Options, check
 from pallas_gemm.ops.product import product
 from pallas_gemm.ops.spec import Operands, Spec
@@ -30,8 +30,17 @@ from pallas_gemm.ops.types import (
 )
 
 # What users call the operands and options of the grouped ops.
-_PLAIN_NAMES = Operands("lhs", "rhs", bias="bias")
-_GATED_NAMES = Operands("x", "w_gate", "w_up")
+_PLAIN_NAMES = Operands(
+  "lhs", "rhs", bias="bias", scale_a="lhs.scale", scale_b="rhs.scale"
+)
+_GATED_NAMES = Operands(
+  "x",
+  "w_gate",
+  "w_up",
+  scale_a="x.scale",
+  scale_b="w_gate.scale",
+  scale_up="w_up.scale",
+)
 _OPTIONS = {
   "out_dtype": "preferred_element_type",
   "transpose_b": "transpose_rhs",
@@ -120,10 +129,11 @@ def ragged_dot(
   if others:
     raise keywords.unexpected(ragged_dot, others)
   arguments.check_bool("transpose_rhs", transpose_rhs)
-  lhs, rhs = arguments.array("lhs", lhs), arguments.array("rhs", rhs)
+  lhs, rhs = quantized.operand("lhs", lhs), quantized.operand("rhs", rhs)
   bias = arguments.array("bias", bias, optional=True)
   if activation is not None:
-    activation = activations.of(activation, lhs, rhs, preferred_element_type)
+    of_both = quantized.typed(lhs, rhs)
+    activation = activations.of(activation, *of_both, preferred_element_type)
   dtype = preferred_element_type
   how = activation, dtype, precision, implementation, config, out_sharding
   flags = reduce_dtype, False, transpose_rhs
@@ -175,9 +185,9 @@ def gated_ragged_dot(
   """
   if others:
     raise keywords.unexpected(gated_ragged_dot, others)
-  x, w_gate = arguments.array("x", x), arguments.array("w_gate", w_gate)
-  w_up, dtype = arguments.array("w_up", w_up), preferred_element_type
-  activation = activations.of(activation, x, w_gate, dtype)
+  x, w_gate = quantized.operand("x", x), quantized.operand("w_gate", w_gate)
+  w_up, dtype = quantized.operand("w_up", w_up), preferred_element_type
+  activation = activations.of(activation, *quantized.typed(x, w_gate), dtype)
   how = activation, dtype, precision, implementation, config, out_sharding
   how = *how, reduce_dtype
   return _call((x, w_gate, w_up), group_sizes, group_offset, None, how)
@@ -200,6 +210,7 @@ def _ragged_dot(
   x = Operands(*arguments.arrays(a, b, b_up, bias))
   group_sizes, group_offset = arguments.arrays(group_sizes, group_offset)
   names = _PLAIN_NAMES if x.b_up is None else _GATED_NAMES
+  x = quantized.apart(names, x)
   stored = "[G, N, K]" if options.transpose_b else "[G, K, N]"
   arguments.check_numbers(names, x)
   check(x.a.ndim == 2, f"{names.a} must be [M, K]", f"shape {x.a.shape}")
@@ -219,6 +230,8 @@ def _ragged_dot(
   of_b = "gnk" if options.transpose_b else "gkn"
   words = zip(("mk", of_b, of_b, "gn"), x)
   words = Operands(*[None if v is None else word for word, v in words])
+  found, of_found = quantized.named(x, words._asdict(), "g")
+  x, words = x._replace(**found), words._replace(**of_found)
   spec = arguments.spec_of(
     options,
     arguments.GROUPED,
@@ -235,6 +248,8 @@ def _ragged_dot(
 def _out_dtype(x: Operands, options: Options) -> Any:
   """What lax makes of the operands' dtype and the one that is wanted."""
   name, dtype = _OPTIONS["out_dtype"], x.a.dtype
+  if any(v is not None for v in x.scales) or x.a.dtype != x.b.dtype:
+    return quantized.result_dtype(options.out_dtype, x, name)
   wanted = arguments.dtype_of(options.out_dtype, dtype, name)
   if wanted == dtype:
     return dtype
@@ -320,7 +335,10 @@ def _reference(spec: Spec, out_sharding: Any, x: Operands) -> jax.Array:
     b = jnp.sum(b, word.index("g"), dtype=b.dtype)
     word = word.replace("g", "")
   contracted = (spec.words.a.index("k"),), (word.index("k"),)
-  z = lax.dot_general(x.a, b, (contracted, ((), ())), out_sharding=out_sharding)
+  a, dtype = x.a, spec.out_dtype
+  if a.dtype.itemsize == 1:
+    a, b = a.astype(dtype), b.astype(dtype)
+  z = lax.dot_general(a, b, (contracted, ((), ())), out_sharding=out_sharding)
   if x.bias is not None and out_sharding is None:  # it may shard the result
     z = z + jnp.sum(x.bias, 0).astype(z.dtype)
   return z if spec.ragged == "m" else z[None]

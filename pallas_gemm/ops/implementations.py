@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gemm import compat, hardware, report
-from pallas_gemm.ops import folding, sm90, triton, xla, xla_groups
+from pallas_gemm.ops import folding, scales, sm90, triton, xla, xla_groups
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.spec import Operands, Spec
 
@@ -70,6 +70,11 @@ def folded(
 ) -> list[jax.Array]:
   """The results, of folded products by `run`."""
   x = spec.named(operands)
+  if reason := scales.why_not_fused(spec):
+    if "xla" not in names(spec, compat.targets_gpu()):
+      raise NotImplementedError(f"no kernel has {reason}")
+    x, spec = scales.in_operands(x, spec)
+    spec = dataclasses.replace(spec, before=f"8 bits: no kernel has {reason}")
   if not folding.is_fused(spec):  # the epilogue in XLA, after each product
     wide, sums = x.wide(spec.out_dtype), []
     for one, alone in spec.products(x, out_dtype=wide):
@@ -87,7 +92,7 @@ def _first_of(x: Operands, spec: Spec) -> Sequence[jax.Array]:
   if spec.is_empty(x):
     return spec_lib.without_product(x, spec)
   product, cuda = _in_words(x, spec), compat.targets_gpu()
-  refusals: list[str] = []
+  refusals = [spec.before] if spec.before else []
   reason = hardware.why_not("the kernel", ())
   if reason and not spec.implementation:  # a GPU that nothing is known of
     report.warn_once(f"products are XLA's: {reason}")
@@ -141,13 +146,15 @@ def _in_words(x: Operands, spec: Spec) -> str:
     "C": spec.words.c is not None,
     "saved pre-activation": spec.save,
     "batch invariance": spec.batch_invariant,
+    "scales": spec.has_scales,
   }
   extra = "".join(f" + {part}" for part, there in parts.items() if there)
   op, of = "matmul", f"batch {batch}"
+  of_both = " x ".join(dict.fromkeys((x.a.dtype.name, x.b.dtype.name)))
   if spec.ragged:
     op, of = "ragged_dot", f"groups {groups} along {spec.ragged.upper()}"
   return (
-    f"{'gated_' if spec.gated else ''}{op} {x.a.dtype.name} to"
+    f"{'gated_' if spec.gated else ''}{op} {of_both} to"
     f" {jnp.dtype(spec.out_dtype).name}, {of}, M {m}, N {n}, K {k},"
     f" {'NT'[spec.transpose_a]}{'NT'[spec.transpose_b]}{extra}"
   )

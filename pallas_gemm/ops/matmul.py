@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat, tuning
 from pallas_gemm.kernels import activations
-from pallas_gemm.ops import arguments, keywords
+from pallas_gemm.ops import arguments, keywords, quantized
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.arguments import Options
 from pallas_gemm.ops.factors import factor
@@ -30,8 +30,17 @@ from pallas_gemm.ops.types import (
 )
 
 # What users call the operands of `matmul` and of `gated_matmul`.
-_PLAIN_NAMES = Operands("a", "b", None, "bias", "c", "alpha", "beta")
-_GATED_NAMES = Operands("x", "w_gate", "w_up")
+_PLAIN_NAMES = Operands(
+  "a", "b", None, "bias", "c", "alpha", "beta", None, "a.scale", "b.scale"
+)
+_GATED_NAMES = Operands(
+  "x",
+  "w_gate",
+  "w_up",
+  scale_a="x.scale",
+  scale_b="w_gate.scale",
+  scale_up="w_up.scale",
+)
 # What most calls have, who are told by its identity.
 _ONE = 1.0
 
@@ -123,7 +132,7 @@ def matmul(
   if others:
     raise keywords.unexpected(matmul, others)
   if not (isinstance(a, jax.Array) and isinstance(b, jax.Array)):
-    a, b = arguments.array("a", a), arguments.array("b", b)
+    a, b = quantized.operand("a", a), quantized.operand("b", b)
   if bias is not None or c is not None:
     bias = arguments.array("bias", bias, optional=True)
     c = arguments.array("c", c, optional=True)
@@ -131,7 +140,8 @@ def matmul(
     arguments.check_bool("transpose_a", transpose_a)
     arguments.check_bool("transpose_b", transpose_b)
   if activation is not None:
-    activation = activations.of(activation, a, b, out_dtype)
+    of_both = quantized.typed(a, b)
+    activation = activations.of(activation, *of_both, out_dtype)
   alpha, beta, *without = _scaled(c, alpha, beta, a, b, out_dtype)
   how = activation, out_dtype, precision, implementation, config, out_sharding
   how = *how, reduce_dtype, transpose_a, transpose_b
@@ -148,6 +158,7 @@ def _scaled(c: Any, alpha: Any, beta: Any, a: Any, b: Any, out_dtype: Any):
   """
   if alpha is _ONE and beta is _ONE:
     return None, None, False, False
+  a, b = quantized.typed(a, b)
   alpha, no_product = factor("alpha", alpha, a, b, out_dtype)
   beta, no_c = factor("beta", beta, a, b, out_dtype)
   if c is None and beta is not None:
@@ -195,9 +206,10 @@ def gated_matmul(
   """
   if others:
     raise keywords.unexpected(gated_matmul, others)
-  x, w_gate = arguments.array("x", x), arguments.array("w_gate", w_gate)
-  w_up = arguments.array("w_up", w_up)
-  activation = activations.of(activation, x, w_gate, out_dtype)
+  x, w_gate = quantized.operand("x", x), quantized.operand("w_gate", w_gate)
+  w_up = quantized.operand("w_up", w_up)
+  of_both = quantized.typed(x, w_gate)
+  activation = activations.of(activation, *of_both, out_dtype)
   how = activation, out_dtype, precision, implementation, config, out_sharding
   options = arguments.options((*how, reduce_dtype))
   return _matmul(options, tuning.generation(), x, w_gate, w_up)
@@ -208,10 +220,11 @@ def _matmul(options, generation, *operands):
   del generation  # a key: the config may be another one now
   x = Operands(*arguments.arrays(*operands))
   names = _PLAIN_NAMES if x.b_up is None else _GATED_NAMES
+  x = quantized.apart(names, x)
   arguments.check_numbers(names, x)
   x = Operands(*arguments.in_one_memory(names, x))
   passed, x = x, arguments.promoted(names, x)
-  out_dtype = arguments.dtype_of(options.out_dtype, x.a.dtype, like=x.a.dtype)
+  out_dtype = quantized.result_dtype(options.out_dtype, x)
   words, out, operands = _named(names, x, options, out_dtype)
   if options.without_c:
     passed, x = passed._replace(c=None), x._replace(c=None)
@@ -268,10 +281,13 @@ def _named(names: Operands, x: Operands, options: Options, out_dtype: Any):
   c = arguments.added("c", x.c, wide, "the result's shape", shape)
   x = x._replace(bias=bias, c=None if options.without_c else c)
   words, arrays = {"bias": of_bias, "alpha": "", "beta": ""}, x._asdict()
+  whole = {}
   for name, word in (("a", a), ("b", b), ("b_up", b)):
-    if arrays[name] is not None:
-      found = _without_ones(arrays[name], word, letters, batch)
-      words[name], arrays[name] = found
+    if (v := arrays[name]) is not None:
+      whole[name] = letters[len(letters) - v.ndim + len(word) :] + word
+      words[name], arrays[name] = _without_ones(v, word, letters, batch)
+  found, of_found = quantized.named(x, whole, letters)
+  arrays, words = arrays | found, words | of_found
   if x.c is not None:
     words["c"], arrays["c"] = _without_ones(x.c, "", out, shape)
   there = [None if v is None else words[name] for name, v in arrays.items()]
@@ -311,6 +327,8 @@ def _without_ones(v: jax.Array, word: str, letters: str, batch):
 
 def _reference(options: Options, x: Operands) -> jax.Array:
   """The op in JAX's own functions, as far as types go."""
+  if x.a.dtype != x.b.dtype:  # of 8 bits, which JAX promotes to nothing
+    x = Operands(*[v if v is None else v.astype(jnp.bfloat16) for v in x[:3]])
   a = jnp.swapaxes(x.a, -1, -2) if options.transpose_a else x.a
   outs = [
     jnp.matmul(

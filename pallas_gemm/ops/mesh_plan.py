@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 from jax.sharding import PartitionSpec
 
-from pallas_gemm.ops.spec import Operands, Spec
+from pallas_gemm.ops import scales
+from pallas_gemm.ops.scales import BLOCK
+from pallas_gemm.ops.spec import Operands, Spec, blocks_of, whole_of
 
 Axes = tuple[str, ...]
 # The axes that each letter of an operand, or of the result, is sharded over.
@@ -64,7 +66,9 @@ class _Mesh(NamedTuple):
     return math.prod(self.axes[x] for x in axes)
 
   def divides(self, letter: str, axes: Axes) -> bool:
-    return self.size[letter] % self.shards(axes) == 0
+    """Whether shards are of one size, and of whole blocks where there are."""
+    of = BLOCK if blocks_of(letter) in self.size else 1
+    return self.size[letter] % (self.shards(axes) * of) == 0
 
   def parts(self, word: str, spec: PartitionSpec) -> Parts:
     """What a PartitionSpec says of a word's letters, without axes of size 1."""
@@ -105,8 +109,15 @@ def plan_of(
     if word is None:
       return None
     # What is applied to the sums has the parts that the result has.
-    parts = product if name in ("a", "b", "b_up") else at
-    return PartitionSpec(*[parts.get(c) or None for c in word])
+    of_product = name in scales.FIELDS or name in scales.FIELDS.values()
+    parts = product if of_product else at
+    return PartitionSpec(*[parts.get(c) or of_blocks(c) for c in word])
+
+  def of_blocks(c: str) -> Axes | None:
+    """Of blocks, if no shard has a part of one; else a device cuts out its."""
+    whole = whole_of(c)
+    axes = product.get(whole, ())
+    return axes if c != whole and axes and sizes.divides(whole, axes) else None
 
   def sent(word: str | None, has: PartitionSpec, reads: PartitionSpec):
     if word is None:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from pallas_gemm import compat, dtypes, jaxprs
-from pallas_gemm.ops import sharding
+from pallas_gemm.ops import scales, sharding, sm90
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.implementations import HOPPER
 from pallas_gemm.ops.spec import Operands, Spec
@@ -50,7 +50,7 @@ def _abstract_eval(*avals, spec: Spec):
   out = compat.shaped_like(avals, shape, spec.out_dtype, spec.parts)
   interpreted = (
     HOPPER in (spec.implementation or ())
-    and avals[0].dtype.itemsize == 2
+    and not sm90.refuses(spec, spec.named(avals))
     and avals[0].memory_space == jax.memory.Space.Device
     and not compat.targets_gpu()
   )
@@ -75,6 +75,7 @@ def _dce(used: list[bool], eqn) -> tuple[list[bool], Any]:
 def _jvp(primals, tangents, *, spec: Spec):
   tangents = [None if type(t) is ad.Zero else t for t in tangents]
   x, dx = spec.named(primals), spec.named(tangents)
+  _check_differentiable(x, dx)
   if spec.activation is None and not spec.gated:
     outs = product(x, spec)
     return outs, [_d_preactivation(x, dx, outs[0], spec)] * spec.outputs
@@ -99,6 +100,18 @@ def _jvp(primals, tangents, *, spec: Spec):
     for vs in (outs, [d_out, *d_saved])
   )
   return outs, d_outs
+
+
+def _check_differentiable(x: Operands, dx: Operands) -> None:
+  """A cotangent of 8 bits would keep none of its digits, or be nothing."""
+  operands = scales.FIELDS if x.a.dtype.itemsize == 1 else {}
+  for name in (*operands, *scales.FIELDS.values()):
+    if getattr(dx, name) is not None:
+      raise TypeError(
+        "a product has no derivative by operands of 8 bits nor by their scales;"
+        " pass arrays of 16 or 32 bits and quantize=pallas_gemm.Recipe(), or"
+        " wrap the operand in jax.lax.stop_gradient"
+      )
 
 
 def _d_preactivation(x: Operands, dx: Operands, out, spec: Spec) -> jax.Array:
@@ -148,7 +161,8 @@ def _rows_of_bias(x: Operands, bias: jax.Array, spec: Spec) -> jax.Array:
   over rows of ones and a cotangent, both of the results' dtype.
   """
   w, wide = spec.words, x.wide(spec.out_dtype)
-  dtype = x.a.dtype if spec.rounds_cotangent else spec.out_dtype
+  narrow = spec.rounds_cotangent and x.a.dtype.itemsize > 1
+  dtype = x.a.dtype if narrow else spec.out_dtype
   ones = jnp.ones([1 if c == "k" else spec.letters(x)[c] for c in w.a], dtype)
   at = w.bias.index("n")
   words = Operands(w.a, w.bias[:at] + "k" + w.bias[at:], offsets=w.offsets)
@@ -368,10 +382,14 @@ def _batch(axis_data, operands, dims, *, spec: Spec):
     return product(spec.named(operands), spec), [None] * spec.outputs
   taken = "bmnkgo" + "".join(w for w in spec.words if w) + spec.out
   letter = next(c for c in spec_lib.LETTERS if c not in taken)
+  at = spec.named(dims)
+  operands, at = scales.with_batched_operands(
+    spec.named(operands), at, axis_data.size
+  )
   words = Operands(
     *[
       w if w is None or d is None else w[:d] + letter + w[d:]
-      for w, d in zip(spec.words, spec.named(dims))
+      for w, d in zip(spec.words, at)
     ]
   )
   part = axis_data.explicit_mesh_axis  # of the new dimension, in the type
@@ -381,7 +399,7 @@ def _batch(axis_data, operands, dims, *, spec: Spec):
   spec = dataclasses.replace(
     spec, words=words, out=letter + spec.out, parts=parts
   )
-  return product(spec.named(operands), spec), [0] * spec.outputs
+  return product(operands, spec), [0] * spec.outputs
 
 
 for _primitive in PRIMITIVES:

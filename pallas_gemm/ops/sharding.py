@@ -25,7 +25,7 @@ import numpy as np
 
 from pallas_gemm import compat, hardware, report
 from pallas_gemm.kernels.sm90 import legal
-from pallas_gemm.ops import folding, implementations, xla
+from pallas_gemm.ops import folding, implementations, scales, xla
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.mesh_plan import Axes, MeshPlan, plan_of
 from pallas_gemm.ops.spec import Operands, Spec
@@ -48,6 +48,7 @@ def _on_shard(
     leading_rows=spec.leading_rows or bool(plan.groups),
   )
   x = spec.named(operands)
+  x, spec = _with_own_blocks(x, spec, plan)
 
   def run(x: Operands, spec: Spec) -> list[jax.Array]:
     whole = x.offsets
@@ -77,6 +78,34 @@ def _on_shard(
     return run(x, spec)
   grouped = functools.partial(folding.grouped, run)
   return folding.over_batch(grouped, x, spec)
+
+
+def _with_own_blocks(
+  x: Operands, spec: Spec, plan: MeshPlan
+) -> tuple[Operands, Spec]:
+  """Scales of blocks that shards cut: those of a device's own indices, each."""
+  found, words, size = {}, {}, spec.letters(x)
+  for field, scale, word, of in scales.present(x, spec.words):
+    name = scales.FIELDS[field]
+    parts = dict(
+      zip(word, (*getattr(plan.operands, name), *[None] * len(word)))
+    )
+    of_operand = dict(zip(of, getattr(plan.operands, field)))
+    for c in word:
+      whole = spec_lib.whole_of(c)
+      axes = of_operand.get(whole)
+      if c == whole or parts[c] or not axes:
+        continue
+      number = lax.axis_index(axes) * size[whole] + lax.iota(
+        jnp.int32, size[whole]
+      )
+      scale = jnp.take(
+        scale, number // scales.BLOCK, axis=word.index(c), mode="clip"
+      )
+      word = word.replace(c, whole)
+    found[name], words[name] = scale, word
+  words = spec.words._replace(**words)
+  return x._replace(**found), dataclasses.replace(spec, words=words)
 
 
 def _clipped(offsets: jax.Array, rows: int, axes: Axes) -> jax.Array:
@@ -118,7 +147,10 @@ def _scattered_first(
     return x, spec
   w, size, swapped = spec.words, spec.letters(x), x
   if first not in w.a:
-    swapped, w = x._replace(a=x.b, b=x.a), w._replace(a=w.b, b=w.a)
+    swapped, w = (
+      v._replace(a=v.b, b=v.a, scale_a=v.scale_b, scale_b=v.scale_a)
+      for v in (x, w)
+    )
   free = [c for c in w.a if c in spec.out and size[c] != 1]
   if free[:1] != [first]:
     copied = swapped.a.size, math.prod(spec.shape(x))
@@ -174,7 +206,7 @@ def _lower(ctx, operands, spec: Spec, cuda: bool, product: Product):
   if reason and not kernel:
     report.warn_once(f"reduce_dtype has no effect: {reason}")
     return _whole(ctx, operands, spec, cuda, mesh, "")
-  if reason is None and not cuda and x.a.dtype.itemsize == 2:
+  if reason is None and not cuda and kernel:
     if implementations.HOPPER in implementations.names(spec, cuda):
       reason = _INTERPRETED
   if reason is not None:
@@ -267,7 +299,7 @@ def _by_xla(ctx, operands, spec: Spec, cuda: bool, product: Product):
     return [jnp.zeros(v.shape, v.dtype) for v in results]
 
   summed = spec.contracted + ("g" if spec.ragged == "m" else "")
-  words = ", ".join(" ".join(word) for word in spec.words.present())
+  words = ", ".join(" ".join(map(_factor, w)) for w in spec.words.present())
   op.def_partition(
     partition,
     sharding_rule=f"{words}, digest -> "
@@ -279,6 +311,12 @@ def _by_xla(ctx, operands, spec: Spec, cuda: bool, product: Product):
   ctx = compat.with_mesh(ctx)
   run = lambda *operands: op(*operands, jnp.asarray(digest(spec)))  # noqa: E731
   return compat.lowered(ctx, run, operands, typed=False)
+
+
+def _factor(letter: str) -> str:
+  """How a rule of shardings calls a dimension."""
+  whole = spec_lib.whole_of(letter)
+  return letter if letter == whole else f"blocks{whole}"
 
 
 def digest(spec: Spec) -> np.ndarray:
@@ -343,11 +381,12 @@ def _by_lax(x: Operands, spec: Spec) -> list[jax.Array]:
 
 
 def _added_as_results(x: Operands, spec: Spec) -> Operands:
-  """The operands, with bias and C sharded as the results are."""
+  """The operands, with what is applied to sums sharded as the results are."""
   parts = spec.parts_of()
+  names = "bias", "c", *scales.FIELDS.values()
   added = {
     name: jax.sharding.reshard(v, PartitionSpec(*map(parts.get, word)))
-    for name in ("bias", "c")
+    for name in names
     if (v := getattr(x, name)) is not None
     for word in (getattr(spec.words, name),)
   }

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat, tuning
 from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.ops import scales
 from pallas_gemm.ops.spec import Operands, Spec
 
 SYMBOLIC = (
@@ -19,8 +20,6 @@ SYMBOLIC = (
 def refuses(spec: Spec, x: Operands) -> str | None:
   """Why dtypes and precision alone keep it from ever taking the product."""
   dtypes = x.a.dtype.name, x.b.dtype.name, jnp.dtype(spec.out_dtype).name
-  if x.a.dtype.itemsize == 1 and legal.refuses(*dtypes) is None:
-    return f"operands must be of 16 bits, got {x.a.dtype.name}"
   return legal.refuses(*dtypes, spec.precision)
 
 
@@ -55,6 +54,7 @@ def run(x: Operands, spec: Spec) -> Sequence[jax.Array]:
   """The results; the kernel is interpreted where the target is no GPU."""
   # Which imports Mosaic GPU.
   from pallas_gemm.kernels.sm90 import launch
+  from pallas_gemm.kernels.sm90.scales import Scales
 
   how = {
     "problem": problem_of(x, spec),
@@ -63,15 +63,18 @@ def run(x: Operands, spec: Spec) -> Sequence[jax.Array]:
   }
   # Indices in kernels are 32 bits wide, whatever the user's are.
   with jax.enable_x64(False):
+    numbers = scales.of_kernel(x, spec)
     if spec.ragged:
-      how |= {"b_up": x.b_up, "bias": x.bias}
+      how |= {"b_up": x.b_up, "bias": x.bias, "scales": Scales(*numbers)}
       return launch.grouped(x.a, x.b, x.offsets, **how)
     batch, m, n, _, _ = spec.sizes(x)
     if _is_column(x, spec):
       x = _as_row(x, spec)
+      numbers[:2] = numbers[1::-1]
     for name, factor in (("alpha", x.alpha), ("beta", x.beta)):
       how[name] = 1.0 if factor is None else factor
     how |= {"b_up": x.b_up, "bias": x.bias, "c": x.c}
+    how |= {"scales": Scales(*numbers)}
     outs = launch.dense(x.a, x.b, **how)
   return [out.reshape(batch, m, n) for out in outs]
 
@@ -81,6 +84,7 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
   sizes = spec.sizes(x)
   if not all(isinstance(size, int) for size in sizes):
     raise NotImplementedError(SYMBOLIC)
+  scale_a, scale_b = scales.kinds(spec.words)
   problem = tuning.Problem.flat(
     **sizes._asdict(),
     dtype=x.a.dtype.name,
@@ -97,6 +101,8 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
     ragged=spec.ragged,
     save_preactivation=spec.save,
     fast_accumulation=legal.accumulates_fast(spec.precision),
+    scale_a=scale_a,
+    scale_b=scale_b,
   )
   if not _is_column(x, spec):
     return problem

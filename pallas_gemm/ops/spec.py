@@ -23,6 +23,8 @@ _UNSHARDED = PartitionSpec()
 LETTERS = "acdefhijlpqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" + "".join(
   map(chr, range(0x4E00, 0x9FA6))
 )
+# From a letter to that of its blocks, of 128 indices each, that scales have.
+_TO_BLOCKS = 0x10000
 
 
 class Operands(NamedTuple):
@@ -36,10 +38,18 @@ class Operands(NamedTuple):
   alpha: Any = None
   beta: Any = None
   offsets: Any = None
+  scale_a: Any = None
+  scale_b: Any = None
+  scale_up: Any = None
 
   def present(self) -> list[Any]:
     """Those that are not None, in order."""
     return [x for x in self if x is not None]
+
+  @property
+  def scales(self) -> "tuple[Any, Any, Any]":
+    """Of A, B and B_up."""
+    return self.scale_a, self.scale_b, self.scale_up
 
   def wide(self, out_dtype: Any) -> Any:
     """The dtype of sums and epilogue."""
@@ -60,7 +70,8 @@ class Sizes(NamedTuple):
 class Spec:
   """activation(alpha * A @ B + beta * C + bias), apart from the operands.
 
-  If there is a B_up: activation(A @ B) * (A @ B_up).
+  If there is a B_up: activation(A @ B) * (A @ B_up). An operand that has a
+  scale stands for its product with that.
 
   In a grouped product rows offsets[g] to offsets[g + 1] are group g; offsets
   [G + 1] never fall and lie within the rows. Rows outside of all groups take no
@@ -72,7 +83,9 @@ class Spec:
   g].
 
   Attributes:
-    words: the letters of each operand, one a dimension; None: not there.
+    words: the letters of each operand, one a dimension; None: not there. A
+      scale has those of its operand that it is not the same along, of
+      dimensions with one for each 128 indices `blocks_of` the letter.
     out: the letters of the results.
     out_dtype: of the results.
     parts: how the results' type is sharded over Explicit mesh axes.
@@ -90,6 +103,7 @@ class Spec:
     rounds_cotangent: of a product whose results of 16 bits are wider than asked
       for: their cotangent has been in 16 bits, and is rounded to them again.
     around: of a device's part of a sharded product: what lies around it.
+    before: why something was applied to the operands before the product.
   """
 
   words: Operands
@@ -107,6 +121,7 @@ class Spec:
   leading_rows: bool = True
   rounds_cotangent: bool = False
   around: str = ""
+  before: str = ""
 
   @property
   def gated(self) -> bool:
@@ -132,6 +147,11 @@ class Spec:
     """Whether anything is applied to A @ B."""
     applied = self.activation, *self.words[2:6]
     return any(x is not None for x in applied)
+
+  @property
+  def has_scales(self) -> bool:
+    """Whether an operand has one."""
+    return any(word is not None for word in self.words.scales)
 
   @property
   def outputs(self) -> int:
@@ -201,12 +221,33 @@ class Spec:
     self, x: Operands, **changes: Any
   ) -> Iterator[tuple[Operands, "Spec"]]:
     """A @ B alone and, if gated, A @ B_up."""
+
+    def one(v: Operands, b: Any, scale: Any) -> Operands:
+      return Operands(
+        v.a, b, offsets=v.offsets, scale_a=v.scale_a, scale_b=scale
+      )
+
     w = self.words
-    for b, word in ((x.b, w.b), (x.b_up, w.b_up)):
-      if b is not None:
-        words = Operands(w.a, word, offsets=w.offsets)
-        alone = self.product_alone(words, **changes)
-        yield Operands(x.a, b, offsets=x.offsets), alone
+    yield (
+      one(x, x.b, x.scale_b),
+      self.product_alone(one(w, w.b, w.scale_b), **changes),
+    )
+    if self.gated:
+      yield (
+        one(x, x.b_up, x.scale_up),
+        self.product_alone(one(w, w.b_up, w.scale_up), **changes),
+      )
+
+
+def blocks_of(letter: str) -> str:
+  """The letter of a dimension's blocks."""
+  return chr(ord(letter) + _TO_BLOCKS)
+
+
+def whole_of(letter: str) -> str:
+  """The letter that one of blocks is made of; other letters as they are."""
+  code = ord(letter)
+  return chr(code - _TO_BLOCKS) if code >= _TO_BLOCKS else letter
 
 
 def in_order(v: jax.Array, word: str, out: str) -> jax.Array:

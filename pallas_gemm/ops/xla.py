@@ -10,9 +10,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pallas_gemm import compat, dtypes, report
 from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.ops import scales, xla_groups
 from pallas_gemm.ops import spec as spec_lib
-from pallas_gemm.ops import xla_groups
-from pallas_gemm.ops.spec import Operands, Spec
+from pallas_gemm.ops.spec import Operands, Spec, whole_of
 
 _MOST_ROLLED = 2**31 - 1
 NOT_INVARIANT = (
@@ -56,8 +56,10 @@ def run(
   group reaches the rows of others.
   """
   narrow = jnp.dtype(spec.out_dtype)
+  if _is_multiplied_in_16_bits(x, spec):
+    x, spec = scales.in_operands(x, spec)
   # Whether `lax.dot_general` takes the results' dtype itself.
-  alone = not spec.has_epilogue and (
+  alone = not (spec.has_epilogue or spec.has_scales) and (
     narrow == x.b.dtype or narrow.itemsize > x.b.dtype.itemsize
   )
   alone = alone and not (_is_of_a_vector(x, spec) or _needs_float32(x.a, x.b))
@@ -73,6 +75,26 @@ def run(
   if alone and (not spec.ragged or isinstance(spec.config, xla_groups.Tiles)):
     return sums  # the loop leaves zeros outside of the groups
   return spec_lib.epilogue(sums, x, spec)
+
+
+def _is_multiplied_in_16_bits(x: Operands, spec: Spec) -> bool:
+  """Whether operands of 8 bits, with their scales, are converted first.
+
+  XLA has a product of one dtype of 8 bits, dense, and numbers apply to its sums
+  alone.
+  """
+  is_float8 = "float8" in x.a.dtype.name or "float8" in x.b.dtype.name
+  if not (is_float8 or spec.has_scales):
+    return False
+  along_k = any(
+    whole_of(c) in spec.contracted for w in spec.words.scales for c in w or ""
+  )
+  return bool(
+    along_k
+    or spec.ragged
+    or x.a.dtype != x.b.dtype
+    or (is_float8 and on_cpu.value)
+  )
 
 
 def _is_of_a_vector(x: Operands, spec: Spec) -> bool:
@@ -114,14 +136,20 @@ def _dot(x: Operands, spec: Spec, out_sharding: Any) -> jax.Array:
     parts = dict(zip(out, out_sharding.spec))
     spec_of = PartitionSpec(*[parts.get(c) for c in have])
     out_sharding = NamedSharding(out_sharding.mesh, spec_of)
+  precision, dtype = spec.precision, spec.out_dtype
+  if "float8" in a.dtype.name and not legal.accumulates_fast(precision):
+    precision = lax.Precision.HIGHEST  # whose sums are promoted
+  if a.dtype == jnp.int8:
+    dtype = jnp.int32  # exact
   z = lax.dot_general(
     *_that_xla_multiplies(a, b),
     numbers,
-    precision=spec.precision,
-    preferred_element_type=spec.out_dtype,
+    precision=precision,
+    preferred_element_type=dtype,
     out_sharding=out_sharding,
   )
-  return spec_lib.lifted(z, "".join(have), out)
+  z = spec_lib.lifted(z, "".join(have), out).astype(spec.out_dtype)
+  return scales.applied(z, x, spec)
 
 
 def _needs_float32(a: jax.Array, b: jax.Array) -> bool:

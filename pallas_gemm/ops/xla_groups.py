@@ -63,8 +63,8 @@ class _Rates(NamedTuple):
 # ragged_loop.jsonl).
 _FLOPS, _LAX_FLOPS, _BYTES = 0.65, 0.85, 0.8
 _GPU_GROUP, _GPU_TILE, _GPU_ROWS = 30e-6, 22e-6, 64
-# Two cores of a server, float32. Each tile reads all of its matrix: 2048 x 512 x
-# 1024 in 8 groups takes 51 ms in tiles of 8 or 16 rows, 25 of 64.
+# Two cores of a server, float32. Each tile reads all of its matrix: 2048 x 512
+# x 1024 in 8 groups takes 51 ms in tiles of 8 or 16 rows, 25 of 64.
 _CPU = _Rates(1e11, 1e11, bytes=2e10, group=5e-6, tile=5e-6, rows=64, least=8)
 # Of fewer bytes none are saved.
 _FEW_BYTES = 2**20

@@ -1,0 +1,107 @@
+"""Operands that know their scale, as users pass them to the ops."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gemm import report
+from pallas_gemm.kernels.sm90 import legal
+from pallas_gemm.ops import arguments, scales
+from pallas_gemm.ops.arguments import check
+from pallas_gemm.ops.scales import FIELDS
+from pallas_gemm.ops.spec import Operands
+from pallas_gemm.quantization import Quantized, as_quantized
+
+_BFLOAT16 = jax.ShapeDtypeStruct((), jnp.bfloat16)
+
+
+def operand(name: str, value: Any) -> Any:
+  """An array, or a `Quantized` of what is one; see `arguments.array`."""
+  found = as_quantized(value, name)
+  return arguments.array(name, value) if found is None else found
+
+
+def typed(a: Any, b: Any) -> tuple[Any, Any]:
+  """What the types of factors and activations follow from.
+
+  Sums of `Quantized` are floating; JAX promotes no two 8-bit floats.
+  """
+  is_mixed = {str(getattr(v, "dtype", "")) for v in (a, b)} == set(
+    legal.FLOATS8
+  )
+  if is_mixed or isinstance(a, Quantized) or isinstance(b, Quantized):
+    return _BFLOAT16, _BFLOAT16
+  return a, b
+
+
+def apart(names: Operands, x: Operands) -> Operands:
+  """The operands, values and scales of each `Quantized` apart.
+
+  Beside an array of 16 bits or more it is multiplied out, and said so.
+
+  Raises:
+    TypeError: a `Quantized` beside 8 bits of another kind.
+  """
+  found, there = {}, {f: v for f in FIELDS if (v := getattr(x, f)) is not None}
+  wide = [v.dtype for v in there.values() if v.dtype.itemsize > 1]
+  for (field, v), name in zip(there.items(), names):
+    if not isinstance(v, Quantized):
+      continue
+    if not wide:
+      found |= {field: v.values, FIELDS[field]: v.scale}
+      continue
+    report.warn_once(
+      f"{name} of {v.dtype.name} is multiplied by its scale into {wide[0].name}"
+      f" outside of the kernel: {1 + 2 * wide[0].itemsize} bytes for each of"
+      " its elements are read and written at each call; quantize the other"
+      " operand too, or convert it once, beforehand"
+    )
+    found[field] = v.dequantized(wide[0])
+  x = x._replace(**found)
+  dtypes = {v.dtype.name for v in (x.a, x.b, x.b_up) if v is not None}
+  if any(v is not None for v in x.scales):
+    wanted = "operands with scales must all be of float8_e4m3fn or float8_e5m2,"
+    ok = dtypes <= set(legal.FLOATS8) or dtypes == {"int8"}
+    check(
+      ok, f"{wanted} or all of int8", " and ".join(sorted(dtypes)), TypeError
+    )
+  return x
+
+
+def result_dtype(value: Any, x: Operands, name: str = "out_dtype") -> Any:
+  """Of a product's result: by default of scaled operands bfloat16.
+
+  Args:
+    value: what the user asks for.
+    x: the operands, values and scales apart, of promoted dtypes.
+    name: of the argument.
+  """
+  if all(v is None for v in x.scales):
+    return arguments.dtype_of(value, x.a.dtype, name, like=x.a.dtype)
+  bfloat16 = jnp.dtype("bfloat16")
+  wanted = arguments.dtype_of(value, bfloat16, name)
+  is_wide = wanted.name in ("bfloat16", "float16", "float32")
+  what = f"{name} must be of 16 or 32 bits, floating, for operands with scales"
+  check(is_wide, what, wanted.name, TypeError)
+  return wanted
+
+
+def named(
+  x: Operands, words: dict[str, str], batch: str = ""
+) -> tuple[dict[str, Any], dict[str, str]]:
+  """Scales without dimensions that are one for all, and their letters.
+
+  Args:
+    x: the operands; values and scales as users have them.
+    words: the letters of each operand, by its field.
+    batch: letters along which no scale keeps blocks.
+  """
+  found, of_found = {}, {}
+  for field, of in FIELDS.items():
+    if (scale := getattr(x, of)) is not None:
+      shape = getattr(x, field).shape
+      scale, word = scales.named(scale, words[field], shape)
+      size = dict(zip(words[field], shape))
+      found[of], of_found[of] = scales.spread(scale, word, batch, size)
+  return found, of_found
