@@ -9,6 +9,7 @@ import jax
 from jax import lax
 
 from pallas_gemm import compat, dtypes, report, tuning
+from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.ops import (
   arguments,
   implementations,
@@ -30,6 +31,7 @@ from pallas_gemm.ops.types import (
 
 # What lax calls the dtype of a result.
 _PREFERRED = "preferred_element_type"
+_NAMES = Operands("lhs", "rhs", scale_a="lhs.scale", scale_b="rhs.scale")
 _OPTIONS, _NO_FLAGS = {"out_dtype": _PREFERRED}, (False,) * 4
 
 
@@ -114,14 +116,13 @@ def _indices(dimensions: Any) -> tuple[int, ...]:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _dot_general(options, generation, lhs, rhs):
   del generation  # a key: the config may be another one now
-  names = Operands("lhs", "rhs", scale_a="lhs.scale", scale_b="rhs.scale")
-  x = quantized.apart(names, Operands(*arguments.arrays(lhs, rhs)))
-  arguments.check_numbers(names, x)
-  arguments.in_one_memory(names, x)
+  x = quantized.apart(_NAMES, Operands(*arguments.arrays(lhs, rhs)))
+  arguments.check_numbers(_NAMES, x)
+  arguments.in_one_memory(_NAMES, x)
   arguments.check_out_sharding(options.out_sharding)
   lhs, rhs = x.a, x.b
   preferred = options.out_dtype
-  if is_scaled := x.scale_a is not None or x.scale_b is not None:
+  if x.has_scales:
     preferred = quantized.result_dtype(preferred, x, _PREFERRED)
   reference = functools.partial(
     lax.dot_general,
@@ -150,7 +151,7 @@ def _dot_general(options, generation, lhs, rhs):
   # What a GPU would try first, whatever this is lowered for. Whether XLA's own
   # product may run with `batch_invariant`, only the platform says.
   may_run_kernel = implementations.may_run_kernel(spec, x, cuda=True)
-  asked = spec.batch_invariant or spec.reduce_dtype is not None or is_scaled
+  asked = spec.batch_invariant or spec.reduce_dtype is not None or x.has_scales
   if not may_run_kernel and not asked:
     report.log_once(f"dot_general of {lhs.dtype} and {rhs.dtype} runs on XLA")
     return reference(lhs, rhs)
@@ -235,7 +236,7 @@ def ragged_dot_general(
   """
   if others:
     raise keywords.unexpected(ragged_dot_general, others)
-  lhs, rhs = arguments.array("lhs", lhs), arguments.array("rhs", rhs)
+  lhs, rhs = quantized.operand("lhs", lhs), quantized.operand("rhs", rhs)
   group_sizes = arguments.array("group_sizes", group_sizes)
   group_offset = arguments.array("group_offset", group_offset, optional=True)
   numbers = ragged_dot_dimension_numbers
@@ -258,10 +259,18 @@ def _ragged_dot_general(
 ):
   del generation
   numbers = options.dimension_numbers
-  group_offset, *arrays = arguments.arrays(group_offset, lhs, rhs, group_sizes)
-  lhs, rhs, group_sizes = arrays
-  arguments.check_numbers(("lhs", "rhs", "group_sizes"), arrays)
+  group_offset, group_sizes, *operands = arguments.arrays(
+    group_offset, group_sizes, lhs, rhs
+  )
+  x = quantized.apart(_NAMES, Operands(*operands))
+  reason = _left_to_lax(x.a, x.b, group_sizes, numbers)
   preferred = arguments.dtype_of(options.out_dtype, None, _PREFERRED)
+  if x.has_scales:
+    preferred = quantized.result_dtype(options.out_dtype, x, _PREFERRED)
+    x = quantized.multiplied_out(x) if reason else x
+  lhs, rhs = x.a, x.b
+  arrays = lhs, rhs, group_sizes
+  arguments.check_numbers(("lhs", "rhs", "group_sizes"), arrays)
   reference = functools.partial(
     lax.ragged_dot_general,
     ragged_dot_dimension_numbers=numbers,
@@ -269,7 +278,6 @@ def _ragged_dot_general(
     preferred_element_type=preferred,
   )
   names = arguments.implementation(options.implementation, arguments.GROUPED)
-  reason = _left_to_lax(lhs, rhs, group_sizes, numbers)
   sizes = group_sizes
   if group_offset is not None:
     if reason or not numbers.rhs_group_dimensions:
@@ -279,10 +287,12 @@ def _ragged_dot_general(
     check_sizes(group_sizes, group_offset, groups, "rhs")
     sizes = jax.ShapeDtypeStruct((groups,), group_sizes.dtype)
   # Raises what is to be raised. lax has no rule for shardings.
-  plain = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (lhs, rhs, sizes)]
+  dtypes_of = lhs.dtype, lhs.dtype if reason is None else rhs.dtype, sizes.dtype
+  plain = map(
+    jax.ShapeDtypeStruct, (lhs.shape, rhs.shape, sizes.shape), dtypes_of
+  )
   with compat.one_device():
     out = jax.eval_shape(reference, *plain)
-  x = Operands(lhs, rhs)
   if reason:
     arguments.reduce_dtype(options.reduce_dtype, x, out.dtype)
     if "xla" not in (names or ("xla",)):
@@ -295,6 +305,8 @@ def _ragged_dot_general(
     report.log_once(f"ragged_dot_general runs on jax.lax: {reason}")
     return reference(*arrays, out_sharding=options.out_sharding)
   words, result = _grouped_letters(rhs.ndim, numbers)
+  found, of_found = quantized.named(x, words._asdict(), "g")
+  x, words = x._replace(**found), words._replace(**of_found)
   spec = arguments.spec_of(
     options,
     arguments.GROUPED,
@@ -304,9 +316,8 @@ def _ragged_dot_general(
     ragged="k" if _is_contracted(numbers) else "m",
     out_dtype=out.dtype,
   )
-  x, names = Operands(lhs, rhs), Operands("lhs", "rhs")
   rest = group_sizes, group_offset, options.out_sharding
-  return of_groups(names, x, spec, *rest)
+  return of_groups(_NAMES, x, spec, *rest)
 
 
 def _left_to_lax(
@@ -326,7 +337,8 @@ def _left_to_lax(
     return f"lhs and rhs must have ranks {ranks}, got {lhs.ndim, rhs.ndim}"
   if group_sizes.ndim != 1:
     return f"group_sizes must have rank 1, got {group_sizes.ndim}"
-  if lhs.dtype != rhs.dtype:
+  are_floats8 = {lhs.dtype.name, rhs.dtype.name} <= set(legal.FLOATS8)
+  if lhs.dtype != rhs.dtype and not are_floats8:
     return f"operands must have one dtype, got {lhs.dtype} and {rhs.dtype}"
   return None
 

@@ -248,7 +248,7 @@ def _ragged_dot(
 def _out_dtype(x: Operands, options: Options) -> Any:
   """What lax makes of the operands' dtype and the one that is wanted."""
   name, dtype = _OPTIONS["out_dtype"], x.a.dtype
-  if any(v is not None for v in x.scales) or x.a.dtype != x.b.dtype:
+  if x.has_scales or x.a.dtype != x.b.dtype:
     return quantized.result_dtype(options.out_dtype, x, name)
   wanted = arguments.dtype_of(options.out_dtype, dtype, name)
   if wanted == dtype:

@@ -146,7 +146,7 @@ def _in_words(x: Operands, spec: Spec) -> str:
     "C": spec.words.c is not None,
     "saved pre-activation": spec.save,
     "batch invariance": spec.batch_invariant,
-    "scales": spec.has_scales,
+    "scales": spec.words.has_scales,
   }
   extra = "".join(f" + {part}" for part, there in parts.items() if there)
   op, of = "matmul", f"batch {batch}"

@@ -60,13 +60,23 @@ def apart(names: Operands, x: Operands) -> Operands:
     found[field] = v.dequantized(wide[0])
   x = x._replace(**found)
   dtypes = {v.dtype.name for v in (x.a, x.b, x.b_up) if v is not None}
-  if any(v is not None for v in x.scales):
+  if x.has_scales:
     wanted = "operands with scales must all be of float8_e4m3fn or float8_e5m2,"
     ok = dtypes <= set(legal.FLOATS8) or dtypes == {"int8"}
     check(
       ok, f"{wanted} or all of int8", " and ".join(sorted(dtypes)), TypeError
     )
   return x
+
+
+def multiplied_out(x: Operands) -> Operands:
+  """A and B in bfloat16, for what only `jax.lax` takes."""
+  one = jnp.ones((), jnp.float32)
+  a, b = (
+    Quantized(v, one if scale is None else scale).dequantized(jnp.bfloat16)
+    for v, scale in ((x.a, x.scale_a), (x.b, x.scale_b))
+  )
+  return Operands(a, b)
 
 
 def result_dtype(value: Any, x: Operands, name: str = "out_dtype") -> Any:
@@ -77,7 +87,7 @@ def result_dtype(value: Any, x: Operands, name: str = "out_dtype") -> Any:
     x: the operands, values and scales apart, of promoted dtypes.
     name: of the argument.
   """
-  if all(v is None for v in x.scales):
+  if not x.has_scales:
     return arguments.dtype_of(value, x.a.dtype, name, like=x.a.dtype)
   bfloat16 = jnp.dtype("bfloat16")
   wanted = arguments.dtype_of(value, bfloat16, name)

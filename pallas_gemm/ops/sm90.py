@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat, tuning
 from pallas_gemm.kernels.sm90 import legal
-from pallas_gemm.ops import scales
+from pallas_gemm.ops import scales, slabs
 from pallas_gemm.ops.spec import Operands, Spec
 
 SYMBOLIC = (
@@ -64,6 +64,8 @@ def run(x: Operands, spec: Spec) -> Sequence[jax.Array]:
   # Indices in kernels are 32 bits wide, whatever the user's are.
   with jax.enable_x64(False):
     numbers = scales.of_kernel(x, spec)
+    if _has_whole_slabs(x, spec):
+      x = slabs.whole(x)
     if spec.ragged:
       how |= {"b_up": x.b_up, "bias": x.bias, "scales": Scales(*numbers)}
       return launch.grouped(x.a, x.b, x.offsets, **how)
@@ -104,6 +106,9 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
     scale_a=scale_a,
     scale_b=scale_b,
   )
+  if _has_whole_slabs(x, spec):
+    k = slabs.length(sizes.k, sizes.groups)
+    return problem.changed(k=k, transpose_a=False, transpose_b=True)
   if not _is_column(x, spec):
     return problem
   rows = problem.transposed().changed(transpose_a=False)
@@ -142,6 +147,11 @@ def spec_of(problem: tuning.Problem, activation: Any) -> Spec:
     save=epilogue.save,
     leading_rows=False,
   )
+
+
+def _has_whole_slabs(x: Operands, spec: Spec) -> bool:
+  """Whether operands are brought into groups of whole slabs of K."""
+  return spec.ragged == "k" and x.a.dtype.itemsize == 1
 
 
 def _is_column(x: Operands, spec: Spec) -> bool:

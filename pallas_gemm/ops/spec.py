@@ -51,6 +51,11 @@ class Operands(NamedTuple):
     """Of A, B and B_up."""
     return self.scale_a, self.scale_b, self.scale_up
 
+  @property
+  def has_scales(self) -> bool:
+    """Whether an operand has one."""
+    return any(scale is not None for scale in self.scales)
+
   def wide(self, out_dtype: Any) -> Any:
     """The dtype of sums and epilogue."""
     return dtypes.accumulation_dtype(self.a.dtype, self.b.dtype, out_dtype)
@@ -147,11 +152,6 @@ class Spec:
     """Whether anything is applied to A @ B."""
     applied = self.activation, *self.words[2:6]
     return any(x is not None for x in applied)
-
-  @property
-  def has_scales(self) -> bool:
-    """Whether an operand has one."""
-    return any(word is not None for word in self.words.scales)
 
   @property
   def outputs(self) -> int:

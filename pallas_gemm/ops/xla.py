@@ -59,7 +59,7 @@ def run(
   if _is_multiplied_in_16_bits(x, spec):
     x, spec = scales.in_operands(x, spec)
   # Whether `lax.dot_general` takes the results' dtype itself.
-  alone = not (spec.has_epilogue or spec.has_scales) and (
+  alone = not (spec.has_epilogue or spec.words.has_scales) and (
     narrow == x.b.dtype or narrow.itemsize > x.b.dtype.itemsize
   )
   alone = alone and not (_is_of_a_vector(x, spec) or _needs_float32(x.a, x.b))
@@ -84,7 +84,7 @@ def _is_multiplied_in_16_bits(x: Operands, spec: Spec) -> bool:
   alone.
   """
   is_float8 = "float8" in x.a.dtype.name or "float8" in x.b.dtype.name
-  if not (is_float8 or spec.has_scales):
+  if not (is_float8 or spec.words.has_scales):
     return False
   along_k = any(
     whole_of(c) in spec.contracted for w in spec.words.scales for c in w or ""
