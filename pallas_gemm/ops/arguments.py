@@ -50,6 +50,7 @@ class Options:
   config: Any = None
   out_sharding: Any = None
   reduce_dtype: Any = None
+  quantize: Any = None
   transpose_a: bool = False
   transpose_b: bool = False
   without_product: bool = False

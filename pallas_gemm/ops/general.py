@@ -15,19 +15,21 @@ from pallas_gemm.ops import (
   implementations,
   keywords,
   quantized,
+  recipes,
   xla,
 )
 from pallas_gemm.ops.grouped import check_sizes, of_groups
 from pallas_gemm.ops.invariance import is_batch_invariant
-from pallas_gemm.ops.product import product
 from pallas_gemm.ops.spec import LETTERS, Operands
 from pallas_gemm.ops.types import (
   ArrayLike,
   DTypeLike,
   GroupedImplementation,
+  Operand,
   PrecisionLike,
   Sharding,
 )
+from pallas_gemm.quantization import Recipe
 
 # What lax calls the dtype of a result.
 _PREFERRED = "preferred_element_type"
@@ -37,14 +39,15 @@ _OPTIONS, _NO_FLAGS = {"out_dtype": _PREFERRED}, (False,) * 4
 
 @keywords.without_others
 def dot_general(
-  lhs: ArrayLike,
-  rhs: ArrayLike,
+  lhs: Operand,
+  rhs: Operand,
   dimension_numbers: Any = None,
   precision: PrecisionLike = None,
   preferred_element_type: DTypeLike | None = None,
   *,
   out_sharding: Sharding | None = None,
   reduce_dtype: DTypeLike | None = None,
+  quantize: Recipe | None = None,
   **others: Never,
 ) -> jax.Array:
   """`jax.lax.dot_general`, on the kernels of `matmul` where they take it.
@@ -86,7 +89,8 @@ def dot_general(
     raise keywords.unexpected(dot_general, others)
   lhs, rhs = quantized.operand("lhs", lhs), quantized.operand("rhs", rhs)
   how = None, preferred_element_type, precision, None, None, out_sharding
-  how = *how, reduce_dtype, *_NO_FLAGS, _canonical(dimension_numbers)
+  numbers = _canonical(dimension_numbers)
+  how = *how, reduce_dtype, quantize, *_NO_FLAGS, numbers
   options = arguments.options(how, _OPTIONS)
   return _dot_general(options, tuning.generation(), lhs, rhs)
 
@@ -152,13 +156,15 @@ def _dot_general(options, generation, lhs, rhs):
   # product may run with `batch_invariant`, only the platform says.
   may_run_kernel = implementations.may_run_kernel(spec, x, cuda=True)
   asked = spec.batch_invariant or spec.reduce_dtype is not None or x.has_scales
+  asked |= options.quantize is not None
   if not may_run_kernel and not asked:
     report.log_once(f"dot_general of {lhs.dtype} and {rhs.dtype} runs on XLA")
     return reference(lhs, rhs)
   parts = arguments.parts_of(
     x, lambda x: reference(x.a, x.b), options.out_sharding
   )
-  return product(x, dataclasses.replace(spec, parts=parts))[0]
+  compute = recipes.rule(options, _NAMES, x)
+  return compute(x, dataclasses.replace(spec, parts=parts))[0]
 
 
 def _letters(rank_l: int, rank_r: int, numbers) -> tuple[Operands, str]:
@@ -178,8 +184,8 @@ def _letters(rank_l: int, rank_r: int, numbers) -> tuple[Operands, str]:
 
 @keywords.without_others
 def ragged_dot_general(
-  lhs: ArrayLike,
-  rhs: ArrayLike,
+  lhs: Operand,
+  rhs: Operand,
   group_sizes: ArrayLike,
   ragged_dot_dimension_numbers: lax.RaggedDotDimensionNumbers,
   precision: PrecisionLike = None,
@@ -247,7 +253,7 @@ def ragged_dot_general(
     )
   dtype = preferred_element_type
   how = None, dtype, precision, implementation, None, out_sharding
-  how = *how, reduce_dtype, *_NO_FLAGS
+  how = *how, reduce_dtype, None, *_NO_FLAGS
   options = arguments.options((*how, numbers), _OPTIONS)
   rest = group_sizes, group_offset
   return _ragged_dot_general(options, tuning.generation(), lhs, rhs, *rest)

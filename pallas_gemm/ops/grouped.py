@@ -16,7 +16,7 @@ import numpy as np
 
 from pallas_gemm import dtypes, tuning
 from pallas_gemm.kernels import activations
-from pallas_gemm.ops import arguments, keywords, quantized
+from pallas_gemm.ops import arguments, keywords, quantized, recipes
 from pallas_gemm.ops.arguments import Options, check
 from pallas_gemm.ops.product import product
 from pallas_gemm.ops.spec import Operands, Spec
@@ -25,9 +25,11 @@ from pallas_gemm.ops.types import (
   DTypeLike,
   GroupedConfig,
   GroupedImplementation,
+  Operand,
   PrecisionLike,
   Sharding,
 )
+from pallas_gemm.quantization import Recipe
 
 # What users call the operands and options of the grouped ops.
 _PLAIN_NAMES = Operands(
@@ -49,8 +51,8 @@ _OPTIONS = {
 
 @keywords.without_others
 def ragged_dot(
-  lhs: ArrayLike,
-  rhs: ArrayLike,
+  lhs: Operand,
+  rhs: Operand,
   group_sizes: ArrayLike,
   precision: PrecisionLike = None,
   preferred_element_type: DTypeLike | None = None,
@@ -63,6 +65,7 @@ def ragged_dot(
   implementation: GroupedImplementation | None = None,
   config: GroupedConfig | None = None,
   reduce_dtype: DTypeLike | None = None,
+  quantize: Recipe | None = None,
   **others: Never,
 ) -> jax.Array:
   """activation(lhs[rows of g] @ rhs[g] + bias[g]) for each group of rows g.
@@ -136,15 +139,15 @@ def ragged_dot(
     activation = activations.of(activation, *of_both, preferred_element_type)
   dtype = preferred_element_type
   how = activation, dtype, precision, implementation, config, out_sharding
-  flags = reduce_dtype, False, transpose_rhs
+  flags = reduce_dtype, quantize, False, transpose_rhs
   return _call((lhs, rhs, None), group_sizes, group_offset, bias, how + flags)
 
 
 @keywords.without_others
 def gated_ragged_dot(
-  x: ArrayLike,
-  w_gate: ArrayLike,
-  w_up: ArrayLike,
+  x: Operand,
+  w_gate: Operand,
+  w_up: Operand,
   group_sizes: ArrayLike,
   *,
   activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
@@ -155,6 +158,7 @@ def gated_ragged_dot(
   config: GroupedConfig | None = None,
   out_sharding: Sharding | None = None,
   reduce_dtype: DTypeLike | None = None,
+  quantize: Recipe | None = None,
   **others: Never,
 ) -> jax.Array:
   """activation(x @ w_gate[g]) * (x @ w_up[g]) for each group of rows g.
@@ -189,7 +193,7 @@ def gated_ragged_dot(
   w_up, dtype = quantized.operand("w_up", w_up), preferred_element_type
   activation = activations.of(activation, *quantized.typed(x, w_gate), dtype)
   how = activation, dtype, precision, implementation, config, out_sharding
-  how = *how, reduce_dtype
+  how = *how, reduce_dtype, quantize
   return _call((x, w_gate, w_up), group_sizes, group_offset, None, how)
 
 
@@ -241,8 +245,9 @@ def _ragged_dot(
     ragged="m",
     out_dtype=out_dtype,
   )
+  compute = recipes.rule(options, names, x)
   rest = group_sizes, group_offset, options.out_sharding
-  return of_groups(names, x, spec, *rest)
+  return of_groups(names, x, spec, *rest, compute)
 
 
 def _out_dtype(x: Operands, options: Options) -> Any:
@@ -303,8 +308,9 @@ def of_groups(
   group_sizes: jax.Array,
   group_offset: jax.Array | None,
   out_sharding: Any,
+  compute: Callable[[Operands, Spec], list[jax.Array]] = product,
 ) -> jax.Array:
-  """A grouped product, once its arguments are checked."""
+  """A grouped product, by `compute`, once its arguments are checked."""
   *x, group_sizes, group_offset = arguments.in_one_memory(
     (*names, "group_sizes", "group_offset"),
     (*x, group_sizes, group_offset),
@@ -323,7 +329,7 @@ def of_groups(
   )
   reference = functools.partial(_reference, spec, out_sharding)
   parts = arguments.parts_of(x, reference, out_sharding)
-  return product(x, dataclasses.replace(spec, parts=parts))[0]
+  return compute(x, dataclasses.replace(spec, parts=parts))[0]
 
 
 def _reference(spec: Spec, out_sharding: Any, x: Operands) -> jax.Array:

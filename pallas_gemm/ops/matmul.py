@@ -14,20 +14,21 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat, tuning
 from pallas_gemm.kernels import activations
-from pallas_gemm.ops import arguments, keywords, quantized
+from pallas_gemm.ops import arguments, keywords, quantized, recipes
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.arguments import Options
 from pallas_gemm.ops.factors import factor
-from pallas_gemm.ops.product import product
 from pallas_gemm.ops.spec import Operands
 from pallas_gemm.ops.types import (
   ArrayLike,
   Config,
   DTypeLike,
   Implementation,
+  Operand,
   PrecisionLike,
   Sharding,
 )
+from pallas_gemm.quantization import Recipe
 
 # What users call the operands of `matmul` and of `gated_matmul`.
 _PLAIN_NAMES = Operands(
@@ -47,8 +48,8 @@ _ONE = 1.0
 
 @keywords.without_others
 def matmul(
-  a: ArrayLike,
-  b: ArrayLike,
+  a: Operand,
+  b: Operand,
   *,
   bias: ArrayLike | None = None,
   activation: Callable[[jax.Array], jax.Array] | None = None,
@@ -63,6 +64,7 @@ def matmul(
   config: Config | None = None,
   out_sharding: Sharding | None = None,
   reduce_dtype: DTypeLike | None = None,
+  quantize: Recipe | None = None,
   **others: Never,
 ) -> jax.Array:
   """activation(alpha * A @ B + beta * C + bias), in one kernel where possible.
@@ -144,7 +146,7 @@ def matmul(
     activation = activations.of(activation, *of_both, out_dtype)
   alpha, beta, *without = _scaled(c, alpha, beta, a, b, out_dtype)
   how = activation, out_dtype, precision, implementation, config, out_sharding
-  how = *how, reduce_dtype, transpose_a, transpose_b
+  how = *how, reduce_dtype, quantize, transpose_a, transpose_b
   options = arguments.options((*how, *without))
   if bias is None and c is None and alpha is None:
     return _matmul(options, tuning.generation(), a, b)
@@ -169,9 +171,9 @@ def _scaled(c: Any, alpha: Any, beta: Any, a: Any, b: Any, out_dtype: Any):
 
 @keywords.without_others
 def gated_matmul(
-  x: ArrayLike,
-  w_gate: ArrayLike,
-  w_up: ArrayLike,
+  x: Operand,
+  w_gate: Operand,
+  w_up: Operand,
   *,
   activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
   out_dtype: DTypeLike | None = None,
@@ -180,6 +182,7 @@ def gated_matmul(
   config: Config | None = None,
   out_sharding: Sharding | None = None,
   reduce_dtype: DTypeLike | None = None,
+  quantize: Recipe | None = None,
   **others: Never,
 ) -> jax.Array:
   """activation(x @ w_gate) * (x @ w_up), in one kernel where possible.
@@ -211,7 +214,7 @@ def gated_matmul(
   of_both = quantized.typed(x, w_gate)
   activation = activations.of(activation, *of_both, out_dtype)
   how = activation, out_dtype, precision, implementation, config, out_sharding
-  options = arguments.options((*how, reduce_dtype))
+  options = arguments.options((*how, reduce_dtype, quantize))
   return _matmul(options, tuning.generation(), x, w_gate, w_up)
 
 
@@ -238,7 +241,9 @@ def _matmul(options, generation, *operands):
     out_dtype=out_dtype,
     parts=arguments.parts_of(x, reference, options.out_sharding),
   )
-  compute = spec_lib.without_product if options.without_product else product
+  compute = recipes.rule(options, names, passed)
+  if options.without_product:
+    compute = spec_lib.without_product
   result = compute(operands, spec)[0]
   # Factors have no part in it, and nothing promotes bias and C.
   products, added = passed[:3], (passed.bias, passed.c)

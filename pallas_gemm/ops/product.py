@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec
 from pallas_gemm import compat, dtypes, jaxprs
 from pallas_gemm.ops import scales, sharding, sm90
 from pallas_gemm.ops import spec as spec_lib
+from pallas_gemm.ops.cotangents import transposed
 from pallas_gemm.ops.implementations import HOPPER
 from pallas_gemm.ops.spec import Operands, Spec
 
@@ -94,7 +95,7 @@ def _jvp(primals, tangents, *, spec: Spec):
     up = dataclasses.replace(spec, words=w._replace(b=w.b_up))
     of_up = x._replace(b=x.b_up), dx._replace(b=dx.b_up)
     d_saved.append(_d_preactivation(*of_up, saved[1], up))
-  _, d_out = jax.jvp(_activation_of_saved(x, before), saved, d_saved)
+  _, d_out = jax.jvp(activation_of_saved(x, before), saved, d_saved)
   outs, d_outs = (
     [v.astype(out_dtype) for v in vs[: spec.outputs]]
     for vs in (outs, [d_out, *d_saved])
@@ -169,7 +170,7 @@ def _rows_of_bias(x: Operands, bias: jax.Array, spec: Spec) -> jax.Array:
   alone = spec.product_alone(
     words,
     # The Hopper kernel has one dtype for both operands.
-    implementation=_or_xla(spec.implementation),
+    implementation=or_xla(spec.implementation),
     precision=lax.Precision.HIGHEST,  # nothing of the bias is cut off
     reduce_dtype=None,  # nor of its gradient, which is small
     batch_invariant=False,  # one term is no sum
@@ -178,7 +179,7 @@ def _rows_of_bias(x: Operands, bias: jax.Array, spec: Spec) -> jax.Array:
   return product(Operands(ones, bias, offsets=x.offsets), alone)[0]
 
 
-def _activation_of_saved(x: Operands, spec: Spec):
+def activation_of_saved(x: Operands, spec: Spec):
   """The activation as a function of what is saved; keeps only that."""
   wide = x.wide(spec.out_dtype)
 
@@ -252,30 +253,26 @@ def _transpose_by_vjp(cotangents, operands, spec: Spec):
   return [found.get(i) for i in range(len(operands))]
 
 
-def _cotangent(ct, x: Operands, to_a: bool, aval, spec: Spec) -> jax.Array:
+def _cotangent(ct, x: Operands, of_a: bool, aval, spec: Spec) -> jax.Array:
   """Of A (from B) or of B (from A)."""
-  w, word_ct = spec.words, spec.out
-  target, word, other = (w.a, w.b, x.b) if to_a else (w.b, w.a, x.a)
+  w, t = spec.words, transposed(spec, of_a)
+  other = x.b if of_a else x.a
   alpha, word_alpha = x.alpha, w.alpha
   wide = Operands(other, other).wide(spec.out_dtype)
   if word_alpha:  # many factors, which may differ along what is summed over
     ct = _spread(alpha, word_alpha, ct, spec, wide) * ct.astype(wide)
     alpha = word_alpha = None
-  sides = (word_ct, ct), (word, other)
-  if target and target[-1] in word_ct and target[-1] not in word:
-    sides = sides[::-1]
-  (word_a, a), (word_b, b) = sides
   dtype = _dtype_of_factors(ct, aval, spec)
   names = spec.implementation
   spec = spec.product_alone(
-    Operands(word_a, word_b, alpha=word_alpha),
-    implementation=names if dtype == aval.dtype else _or_xla(names),
-    out=target,
+    Operands(*t.operands(t.ct, t.other), alpha=word_alpha),
+    implementation=names if dtype == aval.dtype else or_xla(names),
+    out=t.out,
     out_dtype=aval.dtype,
     parts=aval.sharding.spec,
   )
-  operands = Operands(a.astype(dtype), b.astype(dtype), alpha=alpha)
-  return product(operands, spec)[0]
+  operands = t.operands(ct.astype(dtype), other.astype(dtype))
+  return product(Operands(*operands, alpha=alpha), spec)[0]
 
 
 def _dtype_of_factors(ct, aval, spec: Spec) -> Any:
@@ -289,51 +286,32 @@ def _dtype_of_factors(ct, aval, spec: Spec) -> Any:
   return aval.dtype
 
 
-def _or_xla(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+def or_xla(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
   """For products of dtypes that the kernel may not take."""
   return names and tuple(dict.fromkeys((*names, "xla")))
 
 
-# How the letters of a grouped product are called in those that its cotangents
-# are, by `ragged` and what the cotangent is of; see `Spec`.
-_RENAMED = {
-  ("m", "a"): {"n": "k", "k": "n"},
-  ("m", "b"): {"m": "k", "k": "m"},
-  ("m", "b transposed"): {"m": "k", "n": "m", "k": "n"},
-  ("k", "a"): {"k": "m", "n": "k", "m": "n"},
-  ("k", "b"): {"k": "m", "m": "k"},
-}
-
-
-def _grouped_cotangent(ct, x: Operands, to_a: bool, aval, spec: Spec):
-  """The two kinds of grouped products are each other's derivatives."""
-  w = spec.words
-  target, word, other = (w.a, w.b, x.b) if to_a else (w.b, w.a, x.a)
-  of = "a" if to_a else "b"
-  if spec.ragged == "m" and not to_a and w.b.index("n") < w.b.index("k"):
-    of = "b transposed"
-  names = str.maketrans(_RENAMED[spec.ragged, of])
+def _grouped_cotangent(ct, x: Operands, of_a: bool, aval, spec: Spec):
+  """Of A (from B) or of B (from A), of a product with groups."""
+  w, t = spec.words, transposed(spec, of_a)
+  other = x.b if of_a else x.a
   dtype = _dtype_of_factors(ct, other, spec)
   tried = spec.implementation
-  ct = spec.out.translate(names), ct.astype(dtype)
-  other = word.translate(names), other.astype(dtype)
-  # What has the rows, and of two that have them the one with the letter m.
-  first, second = (ct, other) if spec.ragged == "m" else (other, ct)
-  if of == "b":
-    first, second = other, ct
   # Examples that share the target have a product each, and then a sum.
+  target = w.a if of_a else w.b
   shared = [c for c in spec.out if c not in "mnkg" + target]
   of_out = spec.parts_of()
-  wide = Operands(other[1], other[1]).wide(aval.dtype)
+  wide = Operands(other, other).wide(aval.dtype)
   spec = spec.product_alone(
-    Operands(first[0], second[0], offsets=w.offsets),
-    implementation=tried if dtype == aval.dtype else _or_xla(tried),
-    ragged="k" if spec.ragged == "m" and not to_a else "m",
-    out="".join(shared) + target.translate(names),
+    Operands(*t.operands(t.ct, t.other), offsets=w.offsets),
+    implementation=tried if dtype == aval.dtype else or_xla(tried),
+    ragged=t.ragged,
+    out="".join(shared) + t.out,
     out_dtype=wide if shared else aval.dtype,
     parts=PartitionSpec(*[of_out[c] for c in shared], *aval.sharding.spec),
   )
-  (grad,) = product(Operands(first[1], second[1], offsets=x.offsets), spec)
+  operands = t.operands(ct.astype(dtype), other.astype(dtype))
+  (grad,) = product(Operands(*operands, offsets=x.offsets), spec)
   if not shared:
     return grad
   return jnp.sum(grad, range(len(shared))).astype(aval.dtype)

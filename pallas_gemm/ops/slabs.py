@@ -2,43 +2,59 @@
 
 wgmma reads 8 bits along K alone, so operands of which K are the rows are
 transposed; and a slab has rows of one group, so each group is filled up with
-zeros. XLA does both: one pass over each operand in 8 bits.
+zeros. XLA does both: one pass over each operand.
 """
+
+from typing import NamedTuple
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
 from pallas_gemm.ops.scales import BLOCK
-from pallas_gemm.ops.spec import Operands
 
 
-def length(k: int, groups: int) -> int:
-  """Rows in whole slabs, of K rows in groups of any sizes."""
-  return -(-(k + groups * (BLOCK - 1)) // BLOCK) * BLOCK
+class Places(NamedTuple):
+  """Where rows go.
+
+  Attributes:
+    row: of each place, the row that lies there.
+    is_there: whether one does; else there are zeros.
+    offsets: the place where each group starts, and where the last one ends.
+  """
+
+  row: jax.Array
+  is_there: jax.Array
+  offsets: jax.Array
 
 
-def whole(x: Operands) -> Operands:
-  """A [M, K], B [N, K], and where groups start, all multiples of 128.
+def length(rows: int, groups: int) -> int:
+  """Places of so many rows, whatever the sizes of groups."""
+  return -(-(rows + groups * (BLOCK - 1)) // BLOCK) * BLOCK
+
+
+def places(offsets: jax.Array, rows: int) -> Places:
+  """Whole slabs for each group.
 
   Args:
-    x: of a folded product with groups along K: A [K, M], B [K, N].
+    offsets: [groups + 1], where groups start among the rows, and end.
+    rows: how many there are.
   """
-  first, last = x.offsets[:-1], x.offsets[1:]
+  first, last = offsets[:-1], offsets[1:]
   sizes = last - first
-  ends = jnp.cumsum(-(-sizes // BLOCK) * BLOCK)
-  offsets = jnp.concatenate([jnp.zeros_like(ends[:1]), ends])
-  place = lax.iota(ends.dtype, length(x.a.shape[0], sizes.shape[0]))
+  ends = jnp.cumsum(-(-sizes // BLOCK) * BLOCK).astype(offsets.dtype)
+  starts = jnp.concatenate([jnp.zeros_like(offsets[:1]), ends])
+  place = lax.iota(offsets.dtype, length(rows, first.shape[0]))
   group = jnp.searchsorted(ends, place, side="right")
-  within = place - offsets[group]
+  within = place - starts[group]
   is_there = within < jnp.append(sizes, 0)[group]
-  row = jnp.append(first, 0)[group] + within
+  return Places(jnp.append(first, 0)[group] + within, is_there, starts)
 
-  def moved(v: jax.Array) -> jax.Array:
-    # As bytes: XLA gathers no 8-bit floats on some platforms.
-    bits = lax.bitcast_convert_type(v, jnp.uint8)
-    rows = jnp.take(bits, row, axis=0, mode="clip")
-    rows = jnp.where(is_there[:, None], rows, 0)
-    return lax.bitcast_convert_type(rows.T, v.dtype)
 
-  return x._replace(a=moved(x.a), b=moved(x.b), offsets=offsets)
+def moved(v: jax.Array, to: Places) -> jax.Array:
+  """The rows of a matrix at their places."""
+  unsigned = jnp.dtype(f"uint{8 * v.dtype.itemsize}")
+  bits = lax.bitcast_convert_type(v, unsigned)  # a gather of any dtype
+  rows = jnp.take(bits, to.row, axis=0, mode="clip")
+  rows = jnp.where(to.is_there[:, None], rows, jnp.zeros_like(rows))
+  return lax.bitcast_convert_type(rows, v.dtype)

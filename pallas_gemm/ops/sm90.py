@@ -64,8 +64,8 @@ def run(x: Operands, spec: Spec) -> Sequence[jax.Array]:
   # Indices in kernels are 32 bits wide, whatever the user's are.
   with jax.enable_x64(False):
     numbers = scales.of_kernel(x, spec)
-    if _has_whole_slabs(x, spec):
-      x = slabs.whole(x)
+    if _has_slabs(x, spec):
+      x = _in_slabs(x, spec)
     if spec.ragged:
       how |= {"b_up": x.b_up, "bias": x.bias, "scales": Scales(*numbers)}
       return launch.grouped(x.a, x.b, x.offsets, **how)
@@ -106,8 +106,10 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
     scale_a=scale_a,
     scale_b=scale_b,
   )
-  if _has_whole_slabs(x, spec):
-    k = slabs.length(sizes.k, sizes.groups)
+  if _has_slabs(x, spec):
+    k = sizes.k
+    if not scales.has_blocks(spec.words):
+      k = slabs.length(k, sizes.groups)
     return problem.changed(k=k, transpose_a=False, transpose_b=True)
   if not _is_column(x, spec):
     return problem
@@ -149,9 +151,18 @@ def spec_of(problem: tuning.Problem, activation: Any) -> Spec:
   )
 
 
-def _has_whole_slabs(x: Operands, spec: Spec) -> bool:
-  """Whether operands are brought into groups of whole slabs of K."""
+def _has_slabs(x: Operands, spec: Spec) -> bool:
+  """Whether groups share out slabs of 8 bits, which are stored along K."""
   return spec.ragged == "k" and x.a.dtype.itemsize == 1
+
+
+def _in_slabs(x: Operands, spec: Spec) -> Operands:
+  """A [M, K], B [N, K], of groups of whole slabs; they are so with blocks."""
+  if not scales.has_blocks(spec.words):
+    to = slabs.places(x.offsets, x.a.shape[0])
+    a, b = slabs.moved(x.a, to), slabs.moved(x.b, to)
+    x = x._replace(a=a, b=b, offsets=to.offsets)
+  return x._replace(a=x.a.T, b=x.b.T)
 
 
 def _is_column(x: Operands, spec: Spec) -> bool:

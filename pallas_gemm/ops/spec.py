@@ -280,9 +280,7 @@ def epilogue(sums: Sequence[Any], x: Operands, spec: Spec) -> list[Any]:
       c = c * lifted(x.beta.astype(z.dtype), w.beta, spec.out)
     z = z + c
   if x.bias is not None and spec.ragged:
-    # The groups that end at or before a row are those before its own.
-    before = x.offsets[None, 1:] <= _row_numbers(z, x.offsets.dtype)
-    z = z + jnp.take(x.bias, before.sum(1), axis=0, mode="clip").astype(z.dtype)
+    z = z + of_rows(x.bias, x.offsets, z.shape[0]).astype(z.dtype)
   elif x.bias is not None:
     z = z + lifted(x.bias.astype(z.dtype), w.bias, spec.out)
   out = z if spec.activation is None else spec.activation(z)
@@ -293,6 +291,14 @@ def epilogue(sums: Sequence[Any], x: Operands, spec: Spec) -> list[Any]:
   if spec.ragged != "m":
     return results
   return [zero_outside(v, x.offsets, w.offsets, spec.out) for v in results]
+
+
+def of_rows(of_groups: jax.Array, offsets: jax.Array, rows: int) -> jax.Array:
+  """What each row's group has; of a row in no group that of another one."""
+  # The groups that end at or before a row are those before its own.
+  number = lax.broadcasted_iota(offsets.dtype, (rows, 1), 0)
+  before = offsets[None, 1:] <= number
+  return jnp.take(of_groups, before.sum(1), axis=0, mode="clip")
 
 
 def without_product(x: Operands, spec: Spec) -> list[jax.Array]:

@@ -8,8 +8,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pallas_gemm import tuning
 from pallas_gemm.kernels import triton_config
+from pallas_gemm.quantization import Quantized
 
 type ArrayLike = jax.typing.ArrayLike
+type Operand = ArrayLike | Quantized
 type DTypeLike = jax.typing.DTypeLike
 type PrecisionLike = jax.lax.PrecisionLike
 type Sharding = NamedSharding | PartitionSpec
