@@ -36,7 +36,9 @@ def load_clamped(
 
   @plgpu.inline_mgpu(arg_types=kinds, return_type=found)
   def load(_, vector, start):
-    tiled, pointer = layout.to_mgpu(), utils.memref_ptr(vector)
+    tiled, in_global = layout.to_mgpu(), ir.Type.parse("!llvm.ptr<1>")
+    # Which memory a pointer is to, LLVM does not always find out.
+    pointer = llvm.addrspacecast(in_global, utils.memref_ptr(vector))
     length, f32 = tiled.vector_length, ir.F32Type.get()
     i32 = ir.IntegerType.get_signless(32)
     # A pair lies in eight bytes of a vector of an even size.
