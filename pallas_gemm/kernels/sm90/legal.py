@@ -155,13 +155,13 @@ def _eight_bits_reason(plan: Plan) -> str | None:
 
 def _blocks_reason(plan: Plan) -> str | None:
   p, (_, columns) = plan.problem, plan.tiling.warpgroup_tile
+  if plan.config.swap_ab or plan.config.split_k > 1:
+    return "scales of blocks take no swap_ab and no split_k"
   if p.a.scale != "block" or p.b.scale not in ("block", "line"):
     return (
       "both operands have scales of blocks or none, lines are B's, got"
       f" {plan.tiling.given.a.scale} and {plan.tiling.given.b.scale}"
     )
-  if plan.config.swap_ab or plan.config.split_k > 1:
-    return "scales of blocks take no swap_ab and no split_k"
   # So that no consumer's columns are of two blocks.
   cuts_blocks = columns < 1 or 128 % columns or plan.tiling.tiles_overlap
   if cuts_blocks and not p.has_lines:
