@@ -4,6 +4,8 @@ The cases of test_sm90_dense_races are checked there. Past their ends scales are
 NaN in the interpreter, so what leaks from there shows.
 """
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -46,3 +48,11 @@ def test_nan_of_no_group_along_k_goes_nowhere(kind, monkeypatch):
   outs = ragged_kernels.run(case.problem, case.config, x, offsets)
   assert np.isfinite(np.asarray(outs[0], np.float32)).all()
   ragged_kernels.assert_right(outs, case.problem, x, offsets)
+
+
+@pytest.mark.parametrize("alpha", (2.0, jnp.float32(1)))
+def test_sums_of_int8_take_no_factor(alpha):
+  case = eight_bit_cases.RACES["int8"]
+  run, _ = dataclasses.replace(case, alpha=alpha).prepare()
+  with pytest.raises(ValueError, match=r"alpha must be 1 for .* int32, got"):
+    run()

@@ -118,7 +118,11 @@ def dense(
   Raises:
     NotImplementedError: the activation contains what a kernel can't compute;
       the reason.
+    ValueError: alpha is a factor of results in int32.
   """
+  is_plain = not isinstance(alpha, jax.Array) and alpha == 1
+  if problem.out_dtype == "int32" and not is_plain:
+    raise ValueError(f"alpha must be 1 for results in int32, got {alpha}")
   plan = Plan.of(problem, config)
   if config.swap_ab:
     a, b, scales = b, a, Scales(scales.b, scales.a)
