@@ -186,7 +186,7 @@ VALUES = {
     (40, 136, 130), changed(HALVES, cluster_n=2), E5M2, LINES, BATCHED
   ),
   "lines_in_parts_of_k": _dense(
-    (33, 136, 400), changed(SMALL, cluster_k=2, epilogue_n=16), E4M3, LINES
+    (33, 136, 300), changed(SMALL, cluster_k=2, epilogue_n=16), E4M3, LINES
   ),
   "lines_pingpong": _dense(
     (200, 136, 130), changed(SMALL, stages=4, **_PINGPONG), E4M3, LINES

@@ -164,6 +164,7 @@ class Producer:
     for ref, ring in zip(block.operands.scale_b, block.shared.lines):
       which = work_tile.b if ref.shape[0] > 1 else 0
       slab = lax.div(jnp.int32(start), jnp.int32(cfg.block_k))
+      slab = jnp.minimum(slab, ref.shape[1] - 1)  # parts of K have some beyond
       columns = pl.ds(work_tile.column, cfg.block_n)
       plgpu.copy_gmem_to_smem(
         ref.at[which, slab, columns],
