@@ -25,10 +25,7 @@ def unproven(jaxpr: core.Jaxpr) -> list[str]:
 def _visit(jaxpr, known: dict[Any, int], found: list[str]) -> list[int]:
   """What the results are multiples of; adds the copies to `found`.
 
-  Args:
-    jaxpr: what is visited.
-    known: what variables are multiples of; 0 is one of all, 1 is left out.
-    found: the copies so far.
+  `known` is what variables are multiples of; 1 is left out, 0 is one of all.
   """
 
   def of(x) -> int:
@@ -42,8 +39,7 @@ def _visit(jaxpr, known: dict[Any, int], found: list[str]) -> list[int]:
       found += _copy(eqn, args)
     inner = [
       _visit(sub, dict(zip(*_bound(eqn, sub, args))), found)
-      for sub in map(_open, _leaves(eqn.params))
-      if sub is not None
+      for sub in _inner(eqn.params)
     ]
     outs = [_multiple(eqn, args)] * len(eqn.outvars)
     is_loop = eqn.primitive.name in ("scan", "while")
@@ -53,15 +49,11 @@ def _visit(jaxpr, known: dict[Any, int], found: list[str]) -> list[int]:
   return [of(x) for x in jaxpr.outvars]
 
 
-def _leaves(params) -> list[Any]:
+def _inner(params) -> list[Any]:
+  """The jaxprs among an equation's parameters, or in lists of them."""
   lists = [x if isinstance(x, tuple | list) else [x] for x in params.values()]
-  return [x for items in lists for x in items]
-
-
-def _open(value) -> Any:
-  """The jaxpr, if it is one."""
-  value = getattr(value, "jaxpr", value)
-  return value if hasattr(value, "eqns") else None
+  opened = [getattr(x, "jaxpr", x) for items in lists for x in items]
+  return [x for x in opened if hasattr(x, "eqns")]
 
 
 def _bound(eqn, jaxpr, args: list[int]) -> tuple[list[Any], list[int]]:
