@@ -12,14 +12,15 @@ above max would be NaN in float8_e4m3fn. So
 
     float8_e4m3fn   |q s - x| <= 2^-4 |x| + 2^-10 s
     float8_e5m2     |q s - x| <= 2^-3 |x| + 2^-17 s
-    int8            |q s - x| <= s / 2 + 2^-22 |x|
+    int8            |q s - x| <= s / 2 + 2^-20 |x|
 
 for |x| of 2^-126 and more; what is smaller may be taken for zero, which XLA
 does on CPUs. A block of nothing else has a scale of 1 and zeros.
 
 Nothing but its own place is lost by what is not finite: amax leaves it out. NaN
 is NaN, infinity is NaN in float8_e4m3fn, which has none, and infinity in
-float8_e5m2. int8 has neither: there the scale of the block is NaN.
+float8_e5m2. int8 has neither: there the scale of the block is NaN, and its
+values are zeros.
 """
 
 from collections.abc import Sequence
@@ -302,7 +303,7 @@ def largest(dtype: str) -> float:
 
 
 def scale_of(amax: jax.Array, dtype: str, power_of_two: bool) -> jax.Array:
-  """The scales of blocks with these largest finite magnitudes, in float32."""
+  """The scales of blocks with these largest magnitudes; NaN of NaN."""
   most = np.float32(largest(dtype))
   if power_of_two:
     # Rounded up to the next mantissa of `most`, and that made 1.
@@ -312,37 +313,35 @@ def scale_of(amax: jax.Array, dtype: str, power_of_two: bool) -> jax.Array:
     least = 1 << _MANTISSA_BITS
     bits = jnp.maximum(bits - ((most ^ mantissa) - (127 << 23)), least)
     scale = lax.bitcast_convert_type(bits, jnp.float32)
+    scale = jnp.where(amax >= _TINY, scale, amax)
   else:
     # XLA makes products of quotients by constants: so they are alike anywhere.
     scale = jnp.maximum(amax * (1 / most), _TINY)
   return jnp.where(amax < _TINY, 1.0, scale)
 
 
-def rounded(x: jax.Array, inverse: jax.Array, dtype: str) -> jax.Array:
-  """The values of x, in float32, whose scales are 1 / inverse."""
-  most, scaled = largest(dtype), x * inverse
+def rounded(scaled: jax.Array, dtype: str) -> jax.Array:
+  """Values that are x / s in float32; of int8 zeros for NaN."""
+  most = largest(dtype)
   cut = jnp.clip(scaled, -most, most)
   if dtype == "int8":
-    return jnp.where(jnp.isfinite(x), jnp.round(cut), 0.0).astype(dtype)
-  return jnp.where(jnp.isfinite(x), cut, scaled).astype(dtype)
+    return jnp.where(scaled == scaled, jnp.round(cut), 0.0).astype(dtype)
+  return jnp.where(jnp.abs(scaled) < jnp.inf, cut, scaled).astype(dtype)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _quantize(x, dtype: str, block, power_of_two: bool) -> Quantized:
   x = x.astype(jnp.float32)
-  is_finite = jnp.isfinite(x)
-  amax = _reduced(jnp.where(is_finite, jnp.abs(x), 0.0), block)
+  # int8 has no NaN of its own: there its block has one.
+  left_out = jnp.nan if dtype == "int8" else 0.0
+  amax = _reduced(jnp.where(jnp.isfinite(x), jnp.abs(x), left_out), block)
   scale = scale_of(amax, dtype, power_of_two)
-  values = rounded(x, _spread(1 / scale, x.shape), dtype)
-  if dtype == "int8":
-    # Which has no NaN of its own.
-    lost = _reduced(jnp.where(is_finite, 0.0, 1.0), block)
-    scale = jnp.where(lost > 0, jnp.nan, scale)
+  values = rounded(x * _spread(1 / scale, x.shape), dtype)
   return Quantized(values, scale)
 
 
 def _reduced(x: jax.Array, block) -> jax.Array:
-  """The largest element of each block; none is negative."""
+  """The largest element of each block, or NaN; none is negative."""
   short = [
     -size % BLOCK if of == BLOCK else 0 for size, of in zip(x.shape, block)
   ]

@@ -13,7 +13,7 @@ from pallas_gemm import Quantized, Recipe, quantization, quantize
 E4M3, E5M2, INT8 = quantization.DTYPES
 # |q s - x| is at most the first of |x|, and the second of s.
 BOUNDS = {
-  E4M3: (2.0**-4, 2.0**-10), E5M2: (2.0**-3, 2.0**-17), INT8: (2.0**-22, 0.5)
+  E4M3: (2.0**-4, 2.0**-10), E5M2: (2.0**-3, 2.0**-17), INT8: (2.0**-20, 0.5)
 }  # fmt: skip
 BLOCKS = (1, 128), (128, 1), (128, 128), (1, None), (None, None), (1, 1)
 TINY = 2.0**-126
@@ -102,7 +102,7 @@ def test_int8_of_what_is_not_finite_has_a_scale_of_nan():
   x[0, 3], x[1, 200] = np.nan, -np.inf
   q = quantize(x, INT8, block=(1, 128))
   assert np.isnan(q.scale).tolist() == [[True, False], [False, True]]
-  assert q.values[0, 3] == q.values[1, 200] == 0 and q.values[0, 0] == 127
+  assert not np.any(q.values[0, :128]) and np.all(q.values[0, 128:] == 127)
 
 
 @pytest.mark.parametrize("shape", ((0, 5), (3, 0), (0, 0)))

@@ -4,6 +4,7 @@ Each function is called by a whole warpgroup. Where there is no GPU the same is
 done by operations that Pallas' interpreter knows.
 """
 
+from pallas_gemm.ptx.casts import in_pairs, to_e5m2
 from pallas_gemm.ptx.clusters import add_sent, fence_cluster, send
 from pallas_gemm.ptx.copies import (
   commit_async,
@@ -13,6 +14,7 @@ from pallas_gemm.ptx.copies import (
   wait_async,
 )
 from pallas_gemm.ptx.loads import load_clamped
+from pallas_gemm.ptx.maxima import largest
 from pallas_gemm.ptx.shifts import shift_rows
 from pallas_gemm.ptx.stores import store_elements, store_rows
 from pallas_gemm.ptx.threads import (
@@ -29,12 +31,15 @@ __all__ = [
   "copy_async",
   "copy_rows_async",
   "fence_cluster",
+  "in_pairs",
+  "largest",
   "load_clamped",
   "prefetch",
   "send",
   "shift_rows",
   "store_elements",
   "store_rows",
+  "to_e5m2",
   "unknown",
   "wait_async",
   "wait_for_block",
