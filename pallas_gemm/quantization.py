@@ -313,11 +313,11 @@ def scale_of(amax: jax.Array, dtype: str, power_of_two: bool) -> jax.Array:
     least = 1 << _MANTISSA_BITS
     bits = jnp.maximum(bits - ((most ^ mantissa) - (127 << 23)), least)
     scale = lax.bitcast_convert_type(bits, jnp.float32)
-    scale = jnp.where(amax >= _TINY, scale, amax)
   else:
     # XLA makes products of quotients by constants: so they are alike anywhere.
     scale = jnp.maximum(amax * (1 / most), _TINY)
-  return jnp.where(amax < _TINY, 1.0, scale)
+  scale = jnp.where(amax < _TINY, 1.0, scale)
+  return jnp.where(amax == amax, scale, jnp.nan)
 
 
 def rounded(scaled: jax.Array, dtype: str) -> jax.Array:
@@ -332,16 +332,19 @@ def rounded(scaled: jax.Array, dtype: str) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _quantize(x, dtype: str, block, power_of_two: bool) -> Quantized:
   x = x.astype(jnp.float32)
-  # int8 has no NaN of its own: there its block has one.
-  left_out = jnp.nan if dtype == "int8" else 0.0
-  amax = _reduced(jnp.where(jnp.isfinite(x), jnp.abs(x), left_out), block)
+  is_finite = jnp.isfinite(x)
+  amax = _reduced(jnp.where(is_finite, jnp.abs(x), 0.0), block)
+  if dtype == "int8":
+    # Which has no NaN. A maximum of NaN is none in XLA's programs for CPUs.
+    lost = _reduced(jnp.where(is_finite, 0.0, 1.0), block)
+    amax = jnp.where(lost > 0, jnp.nan, amax)
   scale = scale_of(amax, dtype, power_of_two)
   values = rounded(x * _spread(1 / scale, x.shape), dtype)
   return Quantized(values, scale)
 
 
 def _reduced(x: jax.Array, block) -> jax.Array:
-  """The largest element of each block, or NaN; none is negative."""
+  """The largest element of each block; none is negative."""
   short = [
     -size % BLOCK if of == BLOCK else 0 for size, of in zip(x.shape, block)
   ]

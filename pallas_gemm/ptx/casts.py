@@ -41,9 +41,7 @@ def to_e5m2(array: jax.Array, layout: Any) -> jax.Array:
     for at, x in np.ndenumerate(array.registers):
       bits = ir.VectorType.get(x.type.shape, ir.IntegerType.get_signless(8))
       infinity = arith.constant(x.type, _splat(x.type, float("inf")))
-      is_infinite = arith.cmpf(
-        arith.CmpFPredicate.OEQ, math.absf(x), infinity
-      )
+      is_infinite = arith.cmpf(arith.CmpFPredicate.OEQ, math.absf(x), infinity)
       changed, same = (
         arith.constant(bits, _splat(bits, value)) for value in (_INFINITY, 0)
       )
