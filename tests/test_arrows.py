@@ -19,11 +19,13 @@ ORDERS = {
     activations sm90 triton_dense triton_kernel triton_config epilogues
     function_key
   """,
-  "ptx": "__init__ clusters stores shifts copies loads threads mlir",
+  "ptx": """
+    __init__ casts clusters maxima stores shifts copies loads threads mlir
+  """,
   "kernels/sm90": """
-    launch scales tables legal producer by_threads consumer reduction stores
-    epilogue mainloops block groups schedule plan memory matrices loaders tiling
-    layout config
+    launch quantizing scales tables legal producer by_threads consumer reduction
+    stores epilogue mainloops block groups schedule plan memory matrices loaders
+    tiling layout config
   """,
 }
 

@@ -1,0 +1,137 @@
+"""A matrix quantised in both orders: bits, races, machine code."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.harness import compiled as compiled_lib
+from pallas_gemm import quantization
+from pallas_gemm.kernels.sm90 import quantizing
+from tests.support import interpret, mutations
+
+E4M3, E5M2, INT8 = quantization.DTYPES
+BUGS = mutations.bugs_of(quantizing.__name__)
+# Bugs that nothing can show here, and why.
+_OUTLIVED = "waited for so that shared memory outlives its readers, on the chip"
+
+
+def matrix(shape, dtype, *, special=True):
+  """Of many exponents, with a row of zeros and what is not finite."""
+  rng = np.random.default_rng(0)
+  with np.errstate(over="ignore"):
+    x = rng.standard_normal(shape) * np.exp2(rng.integers(-40, 14, shape))
+    x = x.astype(dtype)
+  if special:
+    x[-1] = 0
+    x[0, :3] = np.array([np.nan, np.inf, -np.inf])[: shape[1]]
+  return jnp.asarray(x)
+
+
+def check(x, dtype, scaling, power_of_two=False) -> bool:
+  """Whether all bits are those of `quantize`."""
+  how = {"power_of_two": power_of_two}
+  got = quantizing.quantize_both(x, dtype, scaling=scaling, **how)
+  if scaling == "blocks":
+    q = quantization.quantize(x, dtype, block=(128, 128), **how)
+    want = q.values, q.scale, q.values.T, q.scale.T
+  else:
+    of_rows, of_columns = (
+      quantization.quantize(v, dtype, block=(1, 128), **how) for v in (x, x.T)
+    )
+    want = (
+      *(of_rows.values, of_rows.scale.T),
+      *(of_columns.values, of_columns.scale.T),
+    )
+  return all(map(same, jax.block_until_ready(got), want))
+
+
+def same(x, y) -> bool:
+  """Whether two arrays have the same bits, but for which NaN it is."""
+  x, y = (np.asarray(v).astype(np.float32) for v in (x, y))
+  zeros = np.signbit(x) == np.signbit(y)
+  return np.array_equal(x, y, equal_nan=True) and np.all(zeros | np.isnan(x))
+
+
+@pytest.mark.parametrize("scaling", ("rows", "blocks"))
+@pytest.mark.parametrize(
+  "shape, source, dtype, power_of_two",
+  (
+    ((129, 257), "bfloat16", E4M3, False),
+    ((1, 127), "bfloat16", E4M3, True),
+    ((127, 130), "float32", E4M3, False),
+    ((130, 1), "float16", E4M3, False),
+    ((130, 129), "float16", E5M2, True),
+    ((64, 140), "float32", E5M2, False),
+    ((129, 64), "bfloat16", INT8, False),
+  ),
+)
+def test_bits(scaling, shape, source, dtype, power_of_two):
+  with interpret.interpreted(detect_races=True) as report:
+    assert check(matrix(shape, source), dtype, scaling, power_of_two)
+  assert not report.races_found and report.kernels == 1
+
+
+def _run(scaling: str) -> tuple[bool, bool]:
+  """Whether bits are right, and whether races were found."""
+  x = matrix((130, 129), "bfloat16", special=False)
+  with interpret.interpreted(detect_races=True) as report:
+    is_right = check(x, E4M3, scaling)
+  return is_right, report.races_found
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=str)
+def test_a_planted_bug_is_caught(bug, monkeypatch):
+  if bug.call == "plgpu.wait_smem_to_gmem":
+    pytest.xfail(_OUTLIVED)
+  planted = mutations.Planted(bug, monkeypatch)
+  found = mutations.comes_to_light(
+    lambda: _run("blocks"), mutations.attempts(bug)
+  )
+  assert planted.reached and found
+
+
+def example(shape, source, dtype, scaling):
+  """See `compiled.compile_example`."""
+
+  def both(x):
+    return quantizing.quantize_both(x, dtype, scaling=scaling)
+
+  return both, [jax.ShapeDtypeStruct(tuple(shape), source)]
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize(
+  "shape, source, dtype, scaling, blocks",
+  (
+    ((8192, 8192), "bfloat16", E4M3, "rows", 3),
+    ((8192, 8192), "bfloat16", E4M3, "blocks", 3),
+    ((8192, 8192), "float16", E5M2, "rows", 3),
+    ((8192, 8192), "bfloat16", INT8, "rows", 2),
+    ((8192, 8192), "float32", E4M3, "rows", 2),
+    ((8192, 8192), "float32", E5M2, "blocks", 2),
+    ((4001, 1000), "bfloat16", E4M3, "rows", 3),
+    ((33, 40), "float32", INT8, "blocks", 2),
+  ),
+)
+def test_instructions(shape, source, dtype, scaling, blocks):
+  """No spills, vectors of 16 bytes, two values a cast, several blocks."""
+  compiled = compiled_lib.compile_example(
+    f"{__name__}:example",
+    shape=shape,
+    source=source,
+    dtype=dtype,
+    scaling=scaling,
+  )
+  assert (compiled.spill_bytes, compiled.stack_bytes) == (0, 0)
+  assert compiled.occupancy(compiled_lib.GPU).blocks == blocks
+  kernel = compiled.only("sm90_quantize")
+  assert kernel.has(r"LDS\.128") and kernel.has("UTMALDG.2D")
+  # Columns of 16 bits are transposed on their way.
+  assert kernel.has(r"LDSM\.16\.MT88\.4") == (source != "float32")
+  cast = {E4M3: r"F2FP\.SATFINITE\.E4M3\S*", E5M2: r"F2FP\.SATFINITE\.E5M2\S*"}
+  if dtype in cast:
+    count = len(re.findall(cast[dtype], kernel.sass))
+    assert count == 2 * 128 * 128 // 128 // 2
