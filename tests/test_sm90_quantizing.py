@@ -9,11 +9,15 @@ import pytest
 
 from experiments.harness import compiled as compiled_lib
 from pallas_gemm import quantization
-from pallas_gemm.kernels.sm90 import quantizing
+from pallas_gemm.kernels.sm90 import quantized_tile, quantizing
 from tests.support import interpret, mutations
 
 E4M3, E5M2, INT8 = quantization.DTYPES
-BUGS = mutations.bugs_of(quantizing.__name__)
+BUGS = [
+  bug
+  for module in (quantizing, quantized_tile)
+  for bug in mutations.bugs_of(module.__name__)
+]
 # Bugs that nothing can show here, and why.
 _OUTLIVED = "waited for so that shared memory outlives its readers, on the chip"
 

@@ -1,0 +1,144 @@
+"""What two warpgroups make of a tile in shared memory: scales and values.
+
+One quantises its rows, the other its columns. Each reads some of them twice,
+for their maxima and for their values: in registers they would leave room for
+two blocks on an SM instead of three.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_gemm import compat, ptx, quantization
+from pallas_gemm.quantization import BLOCK
+
+WARPGROUPS = 2
+# Rows that are read at a time, and how many of those of a column.
+_ROWS, PART = 32, 64
+# The layout of wgmma for 32 rows, and with its pairs taken apart.
+_PAIRS = compat.tiled_layout(
+  (32, 8), (8, 8), (2,), warps=(-5,), lanes=(-3, -2), vector=-1
+)
+_SINGLES = compat.tiled_layout(
+  (32, 8), (8, 8), (2,), (1,), warps=(-6,), lanes=(-4, -3), vector=-1
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tile:
+  """A tile of x in shared memory, and what becomes of it.
+
+  Attributes:
+    tile, out, out_t: x, its values, and those of its transpose, in pieces.
+    maxima: the largest magnitude of each row.
+    reduced: a barrier: the maxima are there.
+    dtype, power_of_two: as of `quantize_both`.
+  """
+
+  tile: Any
+  out: Any
+  out_t: Any
+  maxima: Any
+  reduced: Any
+  dtype: str
+  power_of_two: bool
+
+  def scale_of_all(self, warpgroup) -> jax.Array:
+    """The one scale of the tile: each warpgroup looks at half of the rows."""
+    for start in range(0, BLOCK // WARPGROUPS, _ROWS):
+      rows = pl.ds(warpgroup * (BLOCK // WARPGROUPS) + start, _ROWS)
+      sources = [self.tile.at[i, rows] for i in range(self.tile.shape[0])]
+      self.maxima[rows] = self._largest(sources, self._row_layout)
+    ptx.wait_for_block(self.reduced)
+    # All of them for each warp.
+    spread = compat.tiled_layout(
+      (BLOCK,), (4,), warps=(plgpu.Replicated(4),), lanes=(-2,), vector=-1
+    )
+    maxima = plgpu.load(self.maxima, layout=spread)
+    return self._scale(jnp.max(maxima) + jnp.sum(maxima * 0))  # NaN of NaN
+
+  def quantize_rows(self, scale, scales, row) -> None:
+    """Each row; scales, unless there is one, are stored from `row` on."""
+    pieces = range(self.tile.shape[0])
+    for start in range(0, BLOCK, _ROWS):
+      at = pl.ds(start, _ROWS)
+      parts = [(self.tile.at[i, at], self.out.at[i, at]) for i in pieces]
+      to = scales and scales.at[pl.ds(row + start, _ROWS)]
+      self._quantize(parts, self._row_layout, scale, to)
+
+  def quantize_columns(self, scale, scales, column) -> None:
+    """The same of columns, which are rows of `out_t`."""
+    pieces, _, width = self.tile.shape
+    # What ldmatrix gives: lanes along a column with two elements each.
+    layout = plgpu.Layout.WGMMA if width == 64 else _SINGLES
+    for i in range(pieces):
+      parts, at = [], pl.ds(i * width, width)
+      for nth in range(self.out_t.shape[0]):
+        source = self.tile.at[i, pl.ds(nth * PART, PART)]
+        parts.append((source.transpose((1, 0)), self.out_t.at[nth, at]))
+      to = scales and scales.at[pl.ds(column + i * width, width)]
+      self._quantize(parts, layout, scale, to)
+
+  def _quantize(self, parts, layout, scale, to) -> None:
+    """Rows of which these are all parts: what is read, where values go."""
+    if scale is None:
+      scale = self._scale(self._largest([x for x, _ in parts], layout))
+      compat.store(to, scale, optimized=False)
+    for source, out in parts:
+      x = plgpu.load(source, layout=layout, optimized=False)
+      factor = 1 / scale
+      if factor.ndim:
+        factor = lax.broadcast_in_dim(factor, x.shape, (0,))
+        factor = plgpu.layout_cast(factor, layout)
+      values = self._values(x, factor, layout)
+      compat.store(out, values, optimized=False)
+
+  def _largest(self, sources, layout) -> jax.Array:
+    """The largest magnitude of each row; of int8 NaN if any is not finite."""
+    parts = [plgpu.load(x, layout=layout, optimized=False) for x in sources]
+    parts = list(map(_finite, parts))
+    found = [ptx.largest(x, layout) for x in parts]
+    found = functools.reduce(jnp.maximum, found)
+    if self.dtype == "int8":
+      # XLA's programs for CPUs, the interpreter's, lose NaN in a maximum.
+      zeros = [x.astype(jnp.float32) * 0 for x in parts]
+      found += sum(jnp.sum(x, axis=1) for x in zeros)
+    return found
+
+  def _scale(self, amax) -> jax.Array:
+    return quantization.scale_of(amax, self.dtype, self.power_of_two)
+
+  def _values(self, x, factor, layout) -> jax.Array:
+    """x times the factor, rounded as `quantize` does."""
+    is_e5m2 = self.dtype == "float8_e5m2"  # which has infinities
+    scaled = (x if is_e5m2 else _finite(x)).astype(jnp.float32) * factor
+    if layout is _SINGLES:
+      scaled, layout = ptx.in_pairs(scaled, _SINGLES, _PAIRS), _PAIRS
+    if is_e5m2:
+      return ptx.to_e5m2(scaled, layout)
+    if self.dtype != "int8":
+      return scaled.astype(self.dtype)
+    # The last bits of the sum are the nearest integer. Fused with the product
+    # it would be rounded once; that of `quantize` is rounded twice.
+    total = lax.optimization_barrier(scaled) + 1.5 * 2**23
+    bits = lax.bitcast_convert_type(total, jnp.int32)
+    return jnp.where(scaled == scaled, bits, 0).astype(jnp.int8)
+
+  @property
+  def _row_layout(self) -> Any:
+    """Lanes side by side take vectors of 16 bytes of a row of a piece."""
+    width, vector = self.tile.shape[2], 16 // self.tile.dtype.itemsize
+    warp = 32 * vector // width, width
+    tiles = (4 * warp[0], width), warp, (1, vector)
+    return compat.tiled_layout(*tiles, warps=(-6,), lanes=(-4, -3), vector=-1)
+
+
+def _finite(x: jax.Array) -> jax.Array:
+  """The same with NaN for infinity."""
+  return x * 0 + x
