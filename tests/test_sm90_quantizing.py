@@ -37,6 +37,13 @@ def matrix(shape, dtype, *, special=True):
 def check(x, dtype, scaling, power_of_two=False) -> bool:
   """Whether all bits are those of `quantize`."""
   how = {"power_of_two": power_of_two}
+  if scaling == "given":
+    q, q_t = (
+      quantization.quantize(v, dtype, block=block, **how)
+      for v, block in ((x, (1, None)), (x.T, (None, None)))
+    )
+    got = quantizing.cast_both(x, q.scale, q_t.scale, dtype)
+    return all(map(same, jax.block_until_ready(got), (q.values, q_t.values)))
   got = quantizing.quantize_both(x, dtype, scaling=scaling, **how)
   if scaling == "blocks":
     q = quantization.quantize(x, dtype, block=(128, 128), **how)
@@ -59,7 +66,7 @@ def same(x, y) -> bool:
   return np.array_equal(x, y, equal_nan=True) and np.all(zeros | np.isnan(x))
 
 
-@pytest.mark.parametrize("scaling", ("rows", "blocks"))
+@pytest.mark.parametrize("scaling", ("rows", "blocks", "given"))
 @pytest.mark.parametrize(
   "shape, source, dtype, power_of_two",
   (
@@ -100,10 +107,14 @@ def test_a_planted_bug_is_caught(bug, monkeypatch):
 def example(shape, source, dtype, scaling):
   """See `compiled.compile_example`."""
 
-  def both(x):
+  def both(x, *scales):
+    if scales:
+      return quantizing.cast_both(x, *scales, dtype)
     return quantizing.quantize_both(x, dtype, scaling=scaling)
 
-  return both, [jax.ShapeDtypeStruct(tuple(shape), source)]
+  scales = [(shape[0], 1), (shape[1], 1)] if scaling == "given" else []
+  scales = [jax.ShapeDtypeStruct(x, "float32") for x in scales]
+  return both, [jax.ShapeDtypeStruct(tuple(shape), source), *scales]
 
 
 @pytest.mark.aot
@@ -116,6 +127,7 @@ def example(shape, source, dtype, scaling):
     ((8192, 8192), "bfloat16", INT8, "rows", 2),
     ((8192, 8192), "float32", E4M3, "rows", 2),
     ((8192, 8192), "float32", E5M2, "blocks", 2),
+    ((8192, 8192), "bfloat16", E4M3, "given", 3),
     ((4001, 1000), "bfloat16", E4M3, "rows", 3),
     ((33, 40), "float32", INT8, "blocks", 2),
   ),

@@ -39,6 +39,7 @@ class Tile:
     maxima: the largest magnitude of each row.
     reduced: a barrier: the maxima are there.
     dtype, power_of_two: as of `quantize_both`.
+    is_given: scales are read, not made.
   """
 
   tile: Any
@@ -48,6 +49,7 @@ class Tile:
   reduced: Any
   dtype: str
   power_of_two: bool
+  is_given: bool
 
   def scale_of_all(self, warpgroup) -> jax.Array:
     """The one scale of the tile: each warpgroup looks at half of the rows."""
@@ -64,7 +66,7 @@ class Tile:
     return self._scale(jnp.max(maxima) + jnp.sum(maxima * 0))  # NaN of NaN
 
   def quantize_rows(self, scale, scales, row) -> None:
-    """Each row; scales, unless there is one, are stored from `row` on."""
+    """Each row; their scales, unless there is one, lie from `row` on."""
     pieces = range(self.tile.shape[0])
     for start in range(0, BLOCK, _ROWS):
       at = pl.ds(start, _ROWS)
@@ -85,11 +87,13 @@ class Tile:
       to = scales and scales.at[pl.ds(column + i * width, width)]
       self._quantize(parts, layout, scale, to)
 
-  def _quantize(self, parts, layout, scale, to) -> None:
+  def _quantize(self, parts, layout, scale, scales) -> None:
     """Rows of which these are all parts: what is read, where values go."""
-    if scale is None:
+    if self.is_given:
+      scale = plgpu.load(scales, layout=layout.reduce(1), optimized=False)
+    elif scale is None:
       scale = self._scale(self._largest([x for x, _ in parts], layout))
-      compat.store(to, scale, optimized=False)
+      compat.store(scales, scale, optimized=False)
     for source, out in parts:
       x = plgpu.load(source, layout=layout, optimized=False)
       factor = 1 / scale

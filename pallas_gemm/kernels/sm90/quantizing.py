@@ -66,22 +66,63 @@ def quantize_both(
     Values and scales. XLA slices them off what the kernel wrote where R or C is
     no multiple of 16, or 128 or less; scales of "rows" where it is none of 128.
   """
+  (rows, columns), is_rows = x.shape, scaling == "rows"
+  i, j = grid = cdiv(rows, BLOCK), cdiv(columns, BLOCK)
+  made = [(j, i * BLOCK), (i, j * BLOCK)] if is_rows else [grid]
+  how = {"dtype": dtype, "power_of_two": power_of_two}
+  values, values_t, *scales = _launch(x, scaling, made=made, **how)
+  if not is_rows:
+    return Both(values, *scales, values_t, scales[0].T)
+  return Both(values, scales[0][:, :rows], values_t, scales[1][:, :columns])
+
+
+def cast_both(
+  x: jax.Array,
+  scale: jax.Array,
+  scale_t: jax.Array,
+  dtype: str = "float8_e4m3fn",
+) -> tuple[jax.Array, jax.Array]:
+  """The values of a matrix, and of its transpose, whose scales are known.
+
+  Args:
+    x, dtype: as of `quantize_both`.
+    scale: [R, 1] or [1, 1], in float32: no smaller than that of `quantize` with
+      blocks of (1, None), or (None, None).
+    scale_t: [C, 1] or [1, 1], of the transpose.
+
+  Returns:
+    [R, C] and [C, R]. XLA slices them as those of `quantize_both`.
+  """
+
+  def padded(scale, size):
+    """Those of whole tiles."""
+    scale = jnp.broadcast_to(scale.reshape(-1), (size,))
+    return jnp.pad(scale, (0, -size % BLOCK), constant_values=1)[None]
+
+  given = tuple(map(padded, (scale, scale_t), x.shape))
+  values, values_t = _launch(x, "given", given=given, dtype=dtype)
+  return values, values_t
+
+
+def _launch(
+  x, name: str, *, dtype, given=(), made=(), power_of_two=False
+) -> list[jax.Array]:
+  """Values, those of the transpose, and scales of the shapes that are made."""
   (rows, columns), size = x.shape, x.dtype.itemsize
   pieces, parts = BLOCK * size // ATOM_BYTES, BLOCK // PART
   if width := _width(columns, size, pieces) - columns:
     x = jnp.pad(x, [(0, 0), (0, width)])
-  i, j = grid = cdiv(rows, BLOCK), cdiv(columns, BLOCK)
-  is_rows, shape = scaling == "rows", jax.ShapeDtypeStruct
-  of_scales = [(j, i * BLOCK), (i, j * BLOCK)] if is_rows else [grid]
+  shape = jax.ShapeDtypeStruct
+  how = {"dtype": dtype, "power_of_two": power_of_two}
   values, values_t, *scales = compat.kernel(
-    functools.partial(_body, dtype=dtype, power_of_two=power_of_two),
-    name=f"sm90_quantize_{scaling}",
+    functools.partial(_body, is_given=bool(given), **how),
+    name=f"sm90_quantize_{name}",
     out_type=[
       shape((rows, _width(columns, 1, pieces)), jnp.dtype(dtype)),
       shape((columns, _width(rows, 1, parts)), jnp.dtype(dtype)),
-      *(shape(x, jnp.float32) for x in of_scales),
+      *(shape(x, jnp.float32) for x in made),
     ],
-    grid=grid,
+    grid=(cdiv(rows, BLOCK), cdiv(columns, BLOCK)),
     grid_names=("i", "j"),
     num_threads=WARPGROUPS,
     compiler_params=mosaic.CompilerParams(
@@ -95,11 +136,8 @@ def quantize_both(
       "loaded": plgpu.Barrier(num_arrivals=pieces),
       "reduced": ptx.block_barrier(WARPGROUPS),
     },
-  )(x)
-  values, values_t = values[:, :columns], values_t[:, :rows]
-  if not is_rows:
-    return Both(values, *scales, values_t, scales[0].T)
-  return Both(values, scales[0][:, :rows], values_t, scales[1][:, :columns])
+  )(x, *given)
+  return [values[:, :columns], values_t[:, :rows], *scales]
 
 
 def _width(columns: int, size: int, pieces: int) -> int:
@@ -121,11 +159,12 @@ def _shared(pieces: int, dtype: Any) -> Any:
   return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
 
 
-def _body(x, values, values_t, *scales, loaded, **shared):
+def _body(x, *refs, is_given, loaded, **shared):
   """What a block does."""
   i, j = lax.axis_index("i"), lax.axis_index("j")
   corner, warpgroup = (i * BLOCK, j * BLOCK), lax.axis_index("warpgroup")
-  tile = Tile(**shared)
+  given, (values, values_t, *made) = refs[: 2 * is_given], refs[2 * is_given :]
+  tile = Tile(**shared, is_given=is_given)
 
   @pl.when(warpgroup == 0)
   def _():
@@ -133,20 +172,24 @@ def _body(x, values, values_t, *scales, loaded, **shared):
       plgpu.copy_gmem_to_smem(x.at[window], piece, loaded)
 
   plgpu.barrier_wait(loaded)
-  is_rows = len(scales) == 2
-  scale = None if is_rows else tile.scale_of_all(warpgroup)
+  scale, of_rows, of_columns = None, None, None
+  if is_given:
+    of_rows, of_columns = given[0].at[0], given[1].at[0]
+  elif len(made) == 2:
+    of_rows, of_columns = made[0].at[j], made[1].at[i]
+  else:
+    scale = tile.scale_of_all(warpgroup)
 
   @pl.when(warpgroup == 0)
   def _():
-    if not is_rows:
-      scales[0][i, j] = scale
-    tile.quantize_rows(scale, scales[0].at[j] if is_rows else None, corner[0])
+    if scale is not None:
+      made[0][i, j] = scale
+    tile.quantize_rows(scale, of_rows, corner[0])
     _store(tile.out, values, corner)
 
   @pl.when(warpgroup == 1)
   def _():
-    to = scales[1].at[i] if is_rows else None
-    tile.quantize_columns(scale, to, corner[1])
+    tile.quantize_columns(scale, of_columns, corner[1])
     _store(tile.out_t, values_t, corner[::-1])
 
 
