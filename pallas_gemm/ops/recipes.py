@@ -340,6 +340,7 @@ class _Backward:
       ),
       implementation=product_lib.or_xla(spec.implementation),
       ragged=t.ragged,
+      whole_slabs=offsets is not self.x.offsets,
       out=t.out,
       out_dtype=target.dtype,
       parts=target.sharding.spec,

@@ -101,6 +101,8 @@ def why_not_fused(spec: Spec) -> str | None:
     inner = [c for c in word if whole_of(c) in ks]
     if set(inner) & set(ks) or (inner and len(ks) > 1):
       return f"a scale for each {of} along what is summed over"
+    if inner and spec.ragged == "k" and not spec.whole_slabs:
+      return "blocks along the rows of groups, which start anywhere"
   return None
 
 

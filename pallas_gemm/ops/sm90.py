@@ -108,7 +108,7 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
   )
   if _has_slabs(x, spec):
     k = sizes.k
-    if not scales.has_blocks(spec.words):
+    if not spec.whole_slabs:
       k = slabs.length(k, sizes.groups)
     return problem.changed(k=k, transpose_a=False, transpose_b=True)
   if not _is_column(x, spec):
@@ -157,8 +157,8 @@ def _has_slabs(x: Operands, spec: Spec) -> bool:
 
 
 def _in_slabs(x: Operands, spec: Spec) -> Operands:
-  """A [M, K], B [N, K], of groups of whole slabs; they are so with blocks."""
-  if not scales.has_blocks(spec.words):
+  """A [M, K], B [N, K], of groups of whole slabs."""
+  if not spec.whole_slabs:
     to = slabs.places(x.offsets, x.a.shape[0])
     a, b = slabs.moved(x.a, to), slabs.moved(x.b, to)
     x = x._replace(a=a, b=b, offsets=to.offsets)

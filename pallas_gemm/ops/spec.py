@@ -105,6 +105,8 @@ class Spec:
       they are added up; None leaves them as they are.
     batch_invariant: a row's bits must not depend on how many others there are.
     leading_rows: there may be rows before the first group.
+    whole_slabs: groups along K start at multiples of 128, so that no block of
+      128 has rows of two; zeros lie between them.
     rounds_cotangent: of a product whose results of 16 bits are wider than asked
       for: their cotangent has been in 16 bits, and is rounded to them again.
     around: of a device's part of a sharded product: what lies around it.
@@ -124,6 +126,7 @@ class Spec:
   reduce_dtype: Any = None
   batch_invariant: bool = False
   leading_rows: bool = True
+  whole_slabs: bool = False
   rounds_cotangent: bool = False
   around: str = ""
   before: str = ""

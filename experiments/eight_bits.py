@@ -1,0 +1,408 @@
+"""Compares products of 8 bits with XLA's, and with those of 16 bits.
+
+  python -m experiments.eight_bits                     all suites
+  python -m experiments.eight_bits --suites=dense,layer
+
+  dense    products of matrices stored along K, by kind of scale
+  stored   the same with B stored [K, N], which is transposed first
+  small    1 to 128 rows
+  grouped  products of groups of rows, and sums over the rows of each group
+  layer    forward and backward passes of a gated MLP, quantising counted
+
+Kinds of scales: none; tensor: one of each operand; row: of each row of A and
+column of B; block: of each 128 of a row of A, and of 128 x 128 of B; line: of
+each 128 of a row of A and of a column of B. Sums of floats are promoted; those
+of kinds that end in "fast" are not.
+
+The first result is checked against float64 on a sample of rows and columns,
+within the bound that correct arithmetic obeys; a layer's against the same layer
+in bfloat16, and its distance is kept. Then all arms are timed, interleaved
+(CUPTI, kernels of a call, cold L2). Rows go to
+experiments/results/<device>/eight_bits.jsonl.
+
+Exit status: 0; 1 if a case FAILED or could not run; 2 for a command that can't
+be carried out; 130 after Ctrl-C.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+from absl import flags
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.harness import case as case_lib
+from experiments.harness import cli, inputs, tables
+from experiments.harness import run as run_lib
+from experiments.harness import session as session_lib
+from experiments.harness.case import Arm, only
+import pallas_gemm
+from pallas_gemm import Quantized, Recipe, numerics, quantize
+from pallas_gemm.ops.product import product
+from pallas_gemm.ops.spec import Operands, Spec, blocks_of
+
+EXPERIMENT = "eight_bits"
+SUITES = "dense", "stored", "small", "grouped", "layer"
+F8 = "float8_e4m3fn"
+FAST = lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM
+# Blocks of A, and of B stored [N, K].
+BLOCKS = {
+  "tensor": ((None, None), (None, None)),
+  "row": ((1, None), (1, None)),
+  "block": ((1, 128), (128, 128)),
+  "line": ((1, 128), (1, 128)),
+}
+LARGE = (4096, 4096, 4096), (8192, 8192, 8192), (2048, 14336, 4096)
+LARGE += (2048, 4096, 14336), (512, 14336, 4096)
+SMALL = [
+  (m, n, k) for n, k in ((8192, 28672), (14336, 4096)) for m in (1, 16, 64, 128)
+]
+# Rows, groups, K, N.
+GROUPED = (8192, 8, 4096, 14336), (32768, 64, 7168, 2048)
+SAMPLE = 128
+
+for _name in ("seed", "output_dir"):
+  flags.declare_key_flag(_name)
+_SUITES = flags.DEFINE_list(
+  "suites", [*SUITES], f"What to measure, of {', '.join(SUITES)}."
+)
+
+
+def _bf16(x: Any) -> Any:
+  """What a `Quantized` or an array stands for, in bfloat16."""
+  if isinstance(x, Quantized):
+    return x.dequantized(jnp.bfloat16)
+  return x.astype(jnp.bfloat16)
+
+
+def _values(x: Any) -> jax.Array:
+  return x.values if isinstance(x, Quantized) else x
+
+
+@dataclasses.dataclass(frozen=True)
+class Product(case_lib.Case):
+  """A @ B of 8 bits, or for each group of rows; a result in bfloat16.
+
+  Attributes:
+    suite: the list that it is of.
+    m, n, k: rows of A, columns of B, and what is summed over.
+    kind: of scales, and "fast".
+    dtype: of the values.
+    groups: 0 of a dense product.
+    pass_: "dw": the sums over the rows of each group, [K, N] each.
+    k_last: whether B is stored [N, K].
+  """
+
+  suite: str
+  m: int
+  n: int
+  k: int
+  kind: str
+  dtype: str = F8
+  groups: int = 0
+  pass_: str = "forward"
+  k_last: bool = True
+
+  may_skip, baseline = True, "jnp.dot bf16"
+
+  @property
+  def scales(self) -> str:
+    return self.kind.removesuffix("fast").strip()
+
+  def fields(self) -> dict[str, Any]:
+    found = {"kernel": "matmul", "suite": self.suite, "dtype": self.dtype}
+    found |= {"m": self.m, "n": self.n, "k": self.k, "epilogue": self.kind}
+    if self.groups:
+      found |= {"kernel": "ragged_dot", "groups": self.groups}
+      found["pass"] = self.pass_
+    return found | {"layout": "NT" if self.k_last else "NN"}
+
+  def draw(self, seed: int) -> dict[str, Any]:
+    draw = functools.partial(inputs.normal, seed, dtype="bfloat16")
+    shape_b = (self.m, self.n) if self.pass_ == "dw" else (self.n, self.k)
+    lead = (self.groups,) if self.groups and self.pass_ != "dw" else ()
+    a, b = draw(0, (self.m, self.k)), draw(1, (*lead, *shape_b))
+    blocks = BLOCKS.get(self.scales)
+    if blocks is None:
+      a, b = (x.astype(self.dtype) for x in (a, b))
+    else:
+      of_a, of_b = blocks
+      if self.pass_ == "dw":  # summed over rows
+        of_a, of_b = of_a[::-1], of_b[::-1]
+      make = jax.jit(quantize, static_argnums=1, static_argnames="block")
+      a = make(a, self.dtype, block=of_a)
+      b = make(b, self.dtype, block=(1,) * len(lead) + of_b)
+    if not self.k_last:
+      b = jax.jit(lambda b: b.T)(b)
+    found = {"a": a, "b": b}
+    if self.groups:
+      sizes = np.full(self.groups, self.m // self.groups, np.int32)
+      found["sizes"] = jnp.asarray(sizes)
+    return found
+
+  def op(self, a: Any, b: Any, sizes: Any = None, **how: Any) -> jax.Array:
+    """By this package."""
+    if self.pass_ == "dw":
+      return self.sums_of_groups(a, b, sizes, **how)
+    if self.groups:
+      how |= {"transpose_rhs": True}
+      how |= {"preferred_element_type": jnp.bfloat16}
+      return pallas_gemm.ragged_dot(a, b, sizes, **how)
+    how |= {"transpose_b": self.k_last, "out_dtype": jnp.bfloat16}
+    return pallas_gemm.matmul(a, b, **how)
+
+  def sums_of_groups(self, a: Any, b: Any, sizes: Any, **how) -> jax.Array:
+    """A.T @ B of the rows of each group."""
+    if self.scales == "line":  # as a `Recipe`'s derivative computes it
+      names = {"scale_a": blocks_of("k") + "m", "scale_b": blocks_of("k") + "n"}
+      words = Operands("km", "kn", offsets="o", **names)
+      of_groups = Spec(
+        words=words, out="gmn", out_dtype=jnp.dtype("bfloat16"), ragged="k",
+        leading_rows=False, whole_slabs=True,
+      )  # fmt: skip
+      offsets = jnp.append(0, jnp.cumsum(sizes)).astype(jnp.int32)
+      numbers = {"scale_a": a.scale, "scale_b": b.scale}
+      x = Operands(a.values, b.values, offsets=offsets, **numbers)
+      return product(x, of_groups)[0]
+    how |= {"preferred_element_type": jnp.bfloat16}
+    return pallas_gemm.ragged_dot_general(a, b, sizes, _OF_ROWS, **how)
+
+  def dot(self, a: Any, b: Any, precision: Any = None) -> jax.Array:
+    """XLA's product of the values, times the scales."""
+    dims = ((1,), (1 if self.k_last else 0,)), ((), ())
+    wide = jnp.int32 if self.dtype == "int8" else jnp.float32
+    z = lax.dot_general(
+      _values(a), _values(b), dims, precision, preferred_element_type=wide
+    ).astype(jnp.float32)
+    if self.scales:
+      of_b = b.scale.T if self.k_last else b.scale
+      z = z * a.scale * of_b
+    return z.astype(jnp.bfloat16)
+
+  def arms(self, implementation: str | None = None) -> dict[str, Arm]:
+    """The op; XLA in 8 bits; both in 16 bits of the values alone."""
+    del implementation
+    fast = {"precision": FAST} if self.kind.endswith("fast") else {}
+    found = {case_lib.OURS: functools.partial(self.op, **fast)}
+    blocks = self.scales in ("block", "line")
+    if not self.groups and not blocks:
+      precision = None if fast or self.dtype == "int8" else "highest"
+      found["xla"] = functools.partial(self.dot, precision=precision)
+    elif not self.groups:
+      found["xla dequantised"] = lambda a, b: jnp.dot(_bf16(a), _bf16(b).T)
+    return {name: only(jax.jit(fn)) for name, fn in found.items()}
+
+  def flops(self, seed: int = 0) -> int:
+    return 2 * self.m * self.n * self.k
+
+  def least_bytes(self, seed: int = 0) -> int:
+    matrices = max(1, self.groups)
+    if self.pass_ == "dw":
+      return self.m * (self.k + self.n) + 2 * matrices * self.k * self.n
+    return self.m * self.k + matrices * self.k * self.n + 2 * self.m * self.n
+
+  def check(self, results, operands, seed: int = 0) -> numerics.Check:
+    a, b = operands["a"], operands["b"]
+    rng = np.random.default_rng(seed)
+    pick = lambda n: np.sort(rng.permutation(n)[:SAMPLE])  # noqa: E731
+    a, b = (
+      np.asarray(x.dequantized() if isinstance(x, Quantized) else x, np.float64)
+      for x in (a, b)
+    )
+    if self.pass_ == "dw":
+      group = self.groups // 2
+      rows = slice(*(self.m // self.groups * i for i in (group, group + 1)))
+      at, columns = pick(self.k), pick(self.n)
+      a, b = a[rows, at].T, b[rows, columns]
+      out = np.asarray(results[group])[np.ix_(at, columns)]
+    else:
+      at, columns = pick(self.m), pick(self.n)
+      if self.groups:
+        group = self.groups // 2
+        size = self.m // self.groups
+        at, b = group * size + at[at < size], b[group]
+      a, b = a[at], b[columns].T if self.k_last else b[:, columns]
+      out = np.asarray(results[np.ix_(at, columns)])
+    dtype = jnp.dtype(self.dtype)
+    bound = numerics.bound_of_sum(
+      a, b, dtypes=(dtype, dtype), fast=self.kind.endswith("fast"), more=4
+    )
+    return numerics.compare(out, a @ b, bound)
+
+
+_OF_ROWS = lax.RaggedDotDimensionNumbers(
+  (((0,), (0,)), ((), ())),
+  lhs_ragged_dimensions=(0,),
+  rhs_group_dimensions=(),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class In16Bits(Product):
+  """The same product of bfloat16, as a peer with a row of its own."""
+
+  def draw(self, seed: int) -> dict[str, Any]:
+    found = super().draw(seed)
+    return found | {name: _bf16(found[name]) for name in "ab"}
+
+  def arms(self, implementation: str | None = None) -> dict[str, Arm]:
+    found = {case_lib.OURS: self.op}
+    if not self.groups:
+      found["jnp.dot bf16"] = lambda a, b: jnp.dot(a, b.T if self.k_last else b)
+    return {name: only(jax.jit(fn)) for name, fn in found.items()}
+
+  def check(self, results, operands, seed: int = 0) -> numerics.Check:
+    found = dataclasses.replace(self, kind="", dtype="bfloat16")
+    return Product.check(found, results, operands, seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer(case_lib.Case):
+  """A gated MLP of bfloat16, its derivatives by input and weights.
+
+  Attributes:
+    m: tokens.
+    n: hidden features.
+    k: features.
+  """
+
+  m: int
+  n: int
+  k: int
+
+  suite, may_skip, baseline = "layer", True, "jnp.dot"
+
+  def fields(self) -> dict[str, Any]:
+    found = {"kernel": "mlp", "suite": self.suite, "dtype": "bfloat16"}
+    return found | {"m": self.m, "n": self.n, "k": self.k, "epilogue": "row"}
+
+  def draw(self, seed: int) -> dict[str, Any]:
+    draw = functools.partial(inputs.normal, seed, dtype="bfloat16")
+    shapes = {"gate": (self.k, self.n), "up": (self.k, self.n)}
+    shapes |= {"down": (self.n, self.k)}
+    found = {
+      name: draw(i, shape) * shape[0] ** -0.5
+      for i, (name, shape) in enumerate(shapes.items())
+    }
+    found |= {
+      name: draw(3 + i, (self.m, self.k)) for i, name in enumerate("xy")
+    }
+    return found
+
+  def arms(self, implementation: str | None = None) -> dict[str, Arm]:
+    def grads(forward):
+      def run(y, **x):
+        return jax.vjp(forward, x)[1](y)
+
+      return only(jax.jit(run))
+
+    def ours(x, **how):
+      hidden = pallas_gemm.gated_matmul(x["x"], x["gate"], x["up"], **how)
+      return pallas_gemm.matmul(hidden, x["down"], **how)
+
+    def plain(x):
+      hidden = jax.nn.silu(x["x"] @ x["gate"]) * (x["x"] @ x["up"])
+      return hidden @ x["down"]
+
+    found = {
+      f"{case_lib.OURS} {scaling}": functools.partial(
+        ours, quantize=Recipe(scaling=scaling)
+      )
+      for scaling in ("row", "block", "tensor")
+    }
+    found |= {f"{case_lib.OURS} bf16": ours, "jnp.dot": plain}
+    return {name: grads(fn) for name, fn in found.items()}
+
+  def flops(self, seed: int = 0) -> int:
+    return 18 * self.m * self.n * self.k
+
+  def least_bytes(self, seed: int = 0) -> int:
+    return 0
+
+  def check(self, results, operands, seed: int = 0) -> numerics.Check:
+    """Not judged: 8 bits are what is asked for; NaN fails."""
+    (found,) = results
+    finite = all(bool(jnp.isfinite(x).all()) for x in found.values())
+    return numerics.Check(finite, 0.0, 0.0, 0.0, len(found))
+
+
+def cases(suites: Sequence[str]) -> Iterator[case_lib.Case]:
+  """Of suites, one after the other."""
+  kinds = "", "fast", "tensor", "row", "row fast", "block", "line"
+  for suite, shapes in (
+    ("dense", LARGE),
+    ("stored", LARGE[:2]),
+    ("small", SMALL),
+  ):
+    if suite not in suites:
+      continue
+    for shape in shapes:
+      of = {"dense": kinds, "stored": ("row",), "small": ("row", "block")}[
+        suite
+      ]
+      how = {"k_last": suite != "stored"}
+      for kind in of:
+        yield Product(suite, *shape, kind, **how)
+      if suite == "dense":
+        yield Product(suite, *shape, "row", "int8")
+      yield In16Bits(suite, *shape, "row", **how)
+  if "grouped" in suites:
+    for m, groups, k, n in GROUPED:
+      for pass_, of in (("forward", "block"), ("dw", "line")):
+        for kind in ("row", of):
+          yield Product("grouped", m, n, k, kind, F8, groups, pass_)
+        yield In16Bits("grouped", m, n, k, "row", F8, groups, pass_)
+  if "layer" in suites:
+    yield Layer(4096, 14336, 4096)
+
+
+def parts(row: dict[str, Any]) -> list[str]:
+  """Time and rate of each arm, and why there is none."""
+  found = [
+    f"{name} {tables.duration(arm['ms_median'])} {arm['tflops']:.0f} TFLOP/s"
+    for name, arm in row["arms"].items()
+  ]
+  return found + [f"{name}: {why}" for name, why in row["skipped"].items()]
+
+
+def main(argv: Sequence[str]) -> int:
+  """Measures what the flags say; returns the exit status."""
+  del argv
+  if unknown := set(_SUITES.value) - set(SUITES):
+    raise cli.FlagError(
+      f"--suites: no {sorted(unknown)}; there are {', '.join(SUITES)}"
+    )
+  if not pallas_gemm.compat.targets_gpu():
+    raise cli.FlagError(
+      "8 bits are measured on an NVIDIA GPU, and none is here"
+    )
+  session = session_lib.start(EXPERIMENT, True, name_width=52)
+  bench = session_lib.bench(EXPERIMENT, True)
+  with session.measuring():
+    for suite in _SUITES.value:
+      for prepared in run_lib.prepare([*cases([suite])]):
+        fields = prepared.case.fields()
+        name = " ".join(
+          str(fields[x])
+          for x in (
+            "kernel",
+            "m",
+            "n",
+            "k",
+            "pass",
+            "layout",
+            "dtype",
+            "epilogue",
+          )
+          if fields.get(x)
+        )
+        session.case(name, functools.partial(bench.measure, prepared), parts)
+  return session.finish()
+
+
+if __name__ == "__main__":
+  cli.run(main)
