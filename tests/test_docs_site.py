@@ -90,6 +90,21 @@ def test_a_rungs_page_is_short(page):
   assert len(text[: text.index("<!-- rung-box ")].splitlines()) <= 12
 
 
+@pytest.mark.parametrize("page", RUNG_PAGES, ids=name_of)
+def test_words_are_explained_at_their_first_use(page):
+  table = pages.section((pages.DOCS / "cuda_to_pallas.md").read_text(), "Words")
+  words = re.findall(r"^\| ([a-zA-Z ]+) \|", table, re.M)[1:]
+  assert {"sector", "wavefront", "slab", "stage", "fragment", "issue slot",
+          "stall", "mbarrier", "phase"} < set(words)  # fmt: skip
+  text = pages.without_code(pages.WRITTEN.sub("", page.read_text()))
+  others = r"^(?:#|!\[|\|).*$|\[[^]]*\]\((?!\S*#words)\S*\)"
+  text = re.sub(others, "", text, flags=re.M)
+  for word in words:
+    use = rf"(?i)(\[?)\b{word.replace(' ', r'\s+')}s?\b(\]\(\S*#words\))?"
+    if first := re.search(use, text):
+      assert first[1] and first[2], f"{word} has no link to its meaning"
+
+
 @pytest.mark.parametrize("page", pages.PAGES, ids=name_of)
 def test_no_measured_number_is_typed(page):
   if name_of(page) not in UNMEASURED:
