@@ -76,7 +76,7 @@ def test_a_rungs_page_has_its_parts(page):
     assert f"<!-- {block} " in pages.section(text, part), block
   assert "](../img/" in pages.section(text, "The idea")
   exercises = pages.section(text, "Exercises")
-  assert exercises.count("<summary>Answer</summary>") == 2
+  assert exercises.count("<summary>Answer</summary>") == 3
   # What is written is about it, and what it gains stands on top.
   found = re.findall(r"<!-- rung-(?:box|card|grid|traffic) (\w+)", text)
   assert {int(re.sub(r"\D", "", label)) for label in found} == {rung.number}
