@@ -317,9 +317,11 @@ def test_code_of_a_rung():
 
 @pytest.mark.parametrize("rung", ladder.with_variants(), ids=lambda x: x.label)
 def test_tables_of_every_rung(rung):
-  tables = (rung_tables.card, rung_tables.grid, rung_tables.traffic)
-  for table in (*tables, rung_tables.counters):
-    assert "| --: |" in table(rung.label)
+  assert "| --: |" in rung_tables.grid(rung.label)
+  for table in (rung_tables.card, rung_tables.traffic, rung_tables.counters):
+    found = table(rung.label)
+    # A variant may wait for its rows.
+    assert "| --: |" in found or (rung.variant and " yet" in found)
   assert sources.rung_sass(rung.label)
   assert sources.rung_diff(rung.label)
   assert sources.rung_code(rung.label)
