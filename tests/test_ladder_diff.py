@@ -41,7 +41,7 @@ def steps():
   of it is smaller than the step without it, as in 7, 8a, 8. The others lead
   nowhere, and follow what they are most like: 9b the rung, 9c the variant 9a.
   """
-  found = []
+  found = [(LADDER[0], variant) for variant in LADDER[0].variants]
   for before, rung in itertools.pairwise(LADDER):
     # Of the rung itself: what it takes without any.
     larger = {
