@@ -302,6 +302,7 @@ def test_a_field_that_is_not_there(results, text, said):
     rows.row(text)
 
 
+@pytest.mark.rows
 def test_the_last_row_of_a_kernel_counts():
   text = "nvidia_h200/counters number kernel=vectorized"
   assert rows.row(text) == "6"

@@ -16,6 +16,7 @@ def name_of(path):
   return path.relative_to(pages.ROOT).as_posix()
 
 
+@pytest.mark.rows
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_page_is_up_to_date(page):
   text = page.read_text()

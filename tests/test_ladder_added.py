@@ -15,7 +15,7 @@ import pytest
 from tests import test_docs_exercises as exercises
 from tests.support import pages
 
-pytestmark = pytest.mark.aot
+pytestmark = [pytest.mark.aot, pytest.mark.rows]
 
 _KERNEL = re.compile(r"^def kernel\(.*?(?=^RUNG = )", re.M | re.S)
 _VARIANT = """_BY_COLUMNS = contract.make_rung(
