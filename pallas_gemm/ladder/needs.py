@@ -35,16 +35,14 @@ def _why_not(
   who: str, needs: Sequence[str], gpu: hardware.Gpu | None
 ) -> str | None:
   """`hardware.why_not`, or that this JAX makes calls of a GPU's TMA."""
-  reason = hardware.why_not(who, needs, gpu)
-  if reason or "tma" not in needs or jax.__version_info__ >= (0, 12):
+  if reason := hardware.why_not(who, needs, gpu):
     return reason
-  major, minor = (gpu or hardware.current()).compute_capability
-  if major < 12:
-    return None
-  return (
-    f"{who} needs JAX 0.12 on compute capability {major}.{minor}, this is"
-    f" {jax.__version__}"
-  )
+  have = (gpu or hardware.current()).compute_capability
+  if "tma" in needs and have >= (12, 0) and jax.__version_info__ < (0, 12):
+    return (
+      f"{who} needs JAX 0.12 on compute capability 12, not {jax.__version__}"
+    )
+  return None
 
 
 def _in_words(labels: list[str]) -> str:
