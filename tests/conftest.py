@@ -13,6 +13,9 @@ import pytest
 
 # A test takes seconds; a machine may be several times slower than another.
 _LIMIT_S = 300
+# An unpacked sdist has all that a checkout has but these.
+_ROWS = Path(__file__).parent.parent / "experiments/results/nvidia_h200"
+_NO_ROWS = "needs the rows of a checkout"
 # Programs run once, so compiling them well is time lost.
 _XLA_FLAGS = (
   "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -27,6 +30,8 @@ def pytest_configure(config):
     os.environ.setdefault("XLA_FLAGS", _XLA_FLAGS)
     _import_for_triton()
     _keep_compiled(config.rootpath / ".pytest_cache" / "jax")
+  if not _ROWS.is_dir():
+    _skip_what_reads_rows()
   # A marker of its own where pytest-timeout, which declares it, is missing.
   config.addinivalue_line("markers", "timeout(seconds, method): time limit")
   try:
@@ -68,6 +73,8 @@ def pytest_collection_modifyitems(config, items):
         missing_gpu = _why_no_hopper()
       if missing_gpu:
         item.add_marker(pytest.mark.skip(reason=missing_gpu))
+    if item.get_closest_marker("rows") is not None and not _ROWS.is_dir():
+      item.add_marker(pytest.mark.skip(reason=_NO_ROWS))
     if item.get_closest_marker("aot") is not None:
       from experiments.harness import compile_process
 
@@ -139,3 +146,17 @@ def _why_no_hopper() -> str:
       f" {device.device_kind} ({device.platform})"
     )
   return ""
+
+
+def _skip_what_reads_rows() -> None:
+  """Where `rows.read` finds none; other tests carry the marker `rows`."""
+  from experiments.harness import rows
+
+  read, results = rows.read, rows.RESULTS
+
+  def read_or_skip(path):
+    if results in Path(path).parents and not Path(path).exists():
+      pytest.skip(_NO_ROWS, allow_module_level=True)
+    return read(path)
+
+  rows.read = read_or_skip

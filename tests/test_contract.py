@@ -298,7 +298,7 @@ def test_no_such_rung(name):
 
 def test_variants_stand_behind_their_rung():
   labels = [rung.label for rung in with_variants()]
-  assert labels == ("1 2 3 4 5 6 7 8 8a 9 9a 9b 9c 10 10a 11 11a 12".split())
+  assert labels == sorted(labels, key=lambda x: (int(x.rstrip("abc")), x))
   for rung in LADDER:
     for each in rung.variants:
       assert each.number == rung.number and each.variant

@@ -15,6 +15,8 @@ from pallas_gemm import hardware, tuning
 from pallas_gemm.tuning import constants, xla
 from tests.support import programs
 
+pytestmark = pytest.mark.rows
+
 H200 = hardware.lookup("H200")
 KNOWN = constants.of(H200)
 TODAY = fit_terms.values_of(KNOWN)

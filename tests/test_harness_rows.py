@@ -165,6 +165,7 @@ def ran(row):
     yield name, arm["kernel_names"]
 
 
+@pytest.mark.rows
 @pytest.mark.parametrize("device", ["nvidia_h200", "nvidia_h100_80gb_hbm3"])
 def test_arms_of_committed_rows_ran_what_they_claim(device):
   held, wrong = set(), []

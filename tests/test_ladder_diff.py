@@ -41,7 +41,7 @@ def steps():
   of it is smaller than the step without it, as in 7, 8a, 8. The others lead
   nowhere, and follow what they are most like: 9b the rung, 9c the variant 9a.
   """
-  found = []
+  found = [(LADDER[0], variant) for variant in LADDER[0].variants]
   for before, rung in itertools.pairwise(LADDER):
     # Of the rung itself: what it takes without any.
     larger = {
@@ -139,9 +139,8 @@ def test_wrong_rungs_are_one_line(value):
 @pytest.mark.parametrize("rung", LADDER, **labelled)
 def test_a_file_is_short(rung):
   lines = inspect.getsource(module_of(rung)).splitlines()
-  assert len(lines) <= {8: 270}.get(
-    rung.number, 170 if rung.number < 8 else 262
-  )
+  most = 262 if rung.number > 8 else 170 + 60 * len(rung.variants)
+  assert len(lines) <= {8: 270}.get(rung.number, most)
 
 
 @pytest.mark.parametrize("rung", LADDER, **labelled)

@@ -383,6 +383,7 @@ def test_rows_of_a_swapped_tile_are_the_fewest_for_their_number_of_tiles():
   assert heights == {208, 112, 80, 64, 48, 32, 16}
 
 
+@pytest.mark.rows
 def test_the_model_agrees_with_what_was_measured():
   """Of the configs measured on a problem, it picks one near the fastest.
 

@@ -100,6 +100,8 @@ def ops_overview(_: str) -> str:
     if row["suite"] == "mixtral"
   ]
   fused = [row for row in dense if row["epilogue"] != "none"]
+  drawn = dense_tables.compared(_rows("h200", "dense_unseen"))
+  drawn = [row for row in drawn if row["seed"] == drawn[-1]["seed"]]
   cells = []
   for op, baseline, arm, rows in (
     ("`matmul`, all suites", "`jnp`", None, dense),
@@ -108,6 +110,7 @@ def ops_overview(_: str) -> str:
       "`matmul`, 1 to 128 rows (Llama)", "`jnp`", None,
       dense_tables.small_m(dense),
     ),
+    ("`matmul`, random problems", "`jnp`", None, drawn),
     (
       "`ragged_dot`, Mixtral, and gradients", "`lax.ragged_dot`",
       ragged_cases.LAX, mixtral,
@@ -124,10 +127,21 @@ def ops_overview(_: str) -> str:
     speeds = [speed for speed in speeds if speed is not None]
     figures = tables.geomean(speeds), min(speeds), max(speeds)
     cells.append([op, baseline, str(len(speeds)), *map(tables.factor, figures)])
+  slow = sum(dense_tables.ratio(row) < 0.95 for row in drawn)
   header = ["op", "beside", "cases", "geomean", "worst", "best"]
   note = "`lax.ragged_dot` multiplies all rows with every group."
   losses = dense_tables.losses(dense)
-  return f"{tables.markdown(header, cells)}\n\n`matmul`: {losses} {note}"
+  walls = [
+    row["baseline_wall_ms_median"] / row["wall_ms_median"]
+    for row in dense
+    if row.get("wall_ms_median")
+  ]
+  wall = tables.factor(tables.geomean(walls))
+  return (
+    f"{tables.markdown(header, cells)}\n\n`matmul`: {losses} {slow} of"
+    f" {len(drawn)} random ones are below 0.95x. Calls below 20 µs: {wall} by"
+    f" wall time. {note}"
+  )
 
 
 def narrow(text: str) -> str:

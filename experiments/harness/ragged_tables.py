@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 import operator
+import re
 import statistics
 
 from experiments.harness import before, ragged_cases, shapes, tables
@@ -275,15 +276,26 @@ def _decode(rows: Sequence[RowDict]) -> str:
   )
 
 
+def _reason(skipped: tuple[str, str, str]) -> str:
+  """A reason without its numbers and names of kernels."""
+  return re.sub(r"[\d.]+(e[-+]\d+)?|ran \w+", "", skipped[2])
+
+
 def _skipped(rows: Sequence[RowDict]) -> str:
-  """Why arms are missing, in a list."""
+  """Why arms are missing, in a list: a line a reason, whatever its numbers."""
   skipped = (
     (row["suite"], *why)
     for row in timed(rows)
     for why in row["skipped"].items()
   )
   lines = []
-  for (arm, why), found in tables.grouped(skipped, lambda x: x[1:]).items():
-    suites = ", ".join(dict.fromkeys(suite for suite, *_ in found))
-    lines.append(f"* `{arm}`, {suites}: {why}.")
+  for found in tables.grouped(skipped, _reason).values():
+    arms = tables.grouped(found, lambda x: x[1])
+    of_arms = ", ".join(
+      f"`{arm}` ({', '.join(dict.fromkeys(x[0] for x in of))})"
+      for arm, of in arms.items()
+    )
+    why, *others = dict.fromkeys(x[2] for x in found)
+    more = f" (and {len(others)} like it)" if others else ""
+    lines.append(f"* {of_arms}: {why}{more}.")
   return "\n".join(["Not measured:", "", *lines]) if lines else ""

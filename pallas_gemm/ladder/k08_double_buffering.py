@@ -78,7 +78,6 @@ def is_legal(config, problem):
   (a, b, *_), c = specs(problem, config)
   need = blocks.shared_bytes((a, a, b), config.stages, 4)
   return legal.first(
-    legal.tma_is_compiled(),
     legal.vectors_fit(config, CONSUMERS, least_depth=16),
     legal.at_most("columns of a TMA tile", config.block_n, 256),
     legal.fits(need + blocks.shared_bytes((c,), 1, 4)),

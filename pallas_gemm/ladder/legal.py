@@ -1,7 +1,5 @@
 """Why a rung can't run a config: reasons that several rungs have."""
 
-import jax
-
 from pallas_gemm import hardware
 from pallas_gemm.ladder import contract
 
@@ -27,14 +25,6 @@ def block_is(
     f"block_m x block_n must be {rows} x {columns} with thread_m x thread_n ="
     f" {config.thread_m} x {config.thread_n}, got {got[0]} x {got[1]}"
   )
-
-
-def tma_is_compiled() -> str | None:
-  """Reason if this JAX compiles a GPU's TMA to calls of what is not there."""
-  capability = hardware.current().compute_capability
-  if capability >= (12, 0) and jax.__version_info__ < (0, 12):
-    return f"compute capability 12 needs JAX 0.12, this is {jax.__version__}"
-  return None
 
 
 def vectors_fit(

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 import re
 
+import jax
+
 from pallas_gemm import hardware
 
 
@@ -16,17 +18,31 @@ def lacks(
     needs: of `hardware.FEATURES`.
     gpu: None is the one that a trace made now is for.
   """
-  reason = hardware.why_not(f"rung {label}", needs, gpu)
+  reason = _why_not(f"rung {label}", needs, gpu)
   if reason is None:
     return None
   # The ladder imports this.
   from pallas_gemm import ladder  # pylint: disable=g-import-not-at-top
 
   every = ladder.with_variants(ladder.LADDER + ladder.BLACKWELL)
-  fit = [x for x in every if not hardware.why_not("", x.needs, gpu)]
+  fit = [x for x in every if not _why_not("", x.needs, gpu)]
   if not fit:
     return reason
   return f"{reason}; rungs {_in_words([x.label for x in fit])} run on it"
+
+
+def _why_not(
+  who: str, needs: Sequence[str], gpu: hardware.Gpu | None
+) -> str | None:
+  """`hardware.why_not`, or that this JAX makes calls of a GPU's TMA."""
+  if reason := hardware.why_not(who, needs, gpu):
+    return reason
+  have = (gpu or hardware.current()).compute_capability
+  if "tma" in needs and have >= (12, 0) and jax.__version_info__ < (0, 12):
+    return (
+      f"{who} needs JAX 0.12 on compute capability 12, not {jax.__version__}"
+    )
+  return None
 
 
 def _in_words(labels: list[str]) -> str:

@@ -16,7 +16,7 @@ _FENCE = re.compile(
   re.M | re.S,
 )
 # What `docs.write` writes: a block, or a number in a sentence.
-_WRITTEN = re.compile(
+WRITTEN = re.compile(
   r"^<!-- [^\n]* -->\n.*?^<!-- end -->$|<!--[^>]*?-->[^<]*<!---->", re.M | re.S
 )
 _CODE = re.compile(r"(`+).+?\1", re.S)
@@ -29,7 +29,7 @@ def without_code(text: str) -> str:
 
 def prose(text: str) -> str:
   """What is typed: no code, nothing written, no addresses of links."""
-  text = without_code(_WRITTEN.sub("", text))
+  text = without_code(WRITTEN.sub("", text))
   return re.sub(r"\]\([^)]*\)|<https?:[^>]*>", "]", text)
 
 
