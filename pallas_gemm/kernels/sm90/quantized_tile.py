@@ -63,7 +63,12 @@ class Tile:
       (BLOCK,), (4,), warps=(plgpu.Replicated(4),), lanes=(-2,), vector=-1
     )
     maxima = plgpu.load(self.maxima, layout=spread)
-    return self._scale(jnp.max(maxima) + jnp.sum(maxima * 0))  # NaN of NaN
+    amax = jnp.max(maxima) + jnp.sum(maxima * 0)  # NaN of NaN
+    if not self.power_of_two:
+      return self._scale(amax)
+    # JAX 0.11 has no bits of a number, but of vectors: all alike, exactly.
+    amax = lax.broadcast_in_dim(amax, (BLOCK,), ())
+    return jnp.sum(self._scale(plgpu.layout_cast(amax, spread))) / BLOCK
 
   def quantize_rows(self, scale, scales, row) -> None:
     """Each row; their scales, unless there is one, lie from `row` on."""
