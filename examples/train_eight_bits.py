@@ -18,6 +18,7 @@ than the seeds do.
 import argparse
 from collections.abc import Iterator, Sequence
 import functools
+import math
 from pathlib import Path
 import statistics
 import sys
@@ -63,12 +64,22 @@ def products(recipe: Recipe | None) -> transformer.Products:
   """What multiplies: products with weights by the recipe."""
 
   def dot_general(lhs, rhs, dimension_numbers, *args, **kwargs):
-    # Weights are shared by the batch. Scores, which are not, stay in 16 bits.
-    is_of_weights = not any(dimension_numbers[1])
-    kwargs["quantize"] = recipe if is_of_weights else None
-    return pallas_gemm.dot_general(
-      lhs, rhs, dimension_numbers, *args, **kwargs
+    (contracted, _), (batch, _) = dimension_numbers
+    if batch:  # no weight: scores, and what they weigh
+      kwargs["quantize"] = None
+      return pallas_gemm.dot_general(
+        lhs, rhs, dimension_numbers, *args, **kwargs
+      )
+    # A weight as a matrix, so that blocks are 128 x 128 of that. Summed over
+    # are the first dimensions of the weights here.
+    count = len(contracted)
+    rows, columns = lhs.shape[:-count], rhs.shape[count:]
+    out = pallas_gemm.matmul(
+      lhs.reshape(*rows, -1),
+      rhs.reshape(-1, math.prod(columns)),
+      quantize=recipe,
     )
+    return out.reshape(*rows, *columns)
 
   return transformer.Products(
     functools.partial(pallas_gemm.matmul, quantize=recipe),
@@ -125,11 +136,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     for name in args.recipes.split(",")
   }
-  print(f"mean loss of the last {min(_LAST, args.steps)} of {args.steps} steps:")
+  print(
+    f"mean loss of the last {min(_LAST, args.steps)} of {args.steps} steps:"
+  )
   for name, found in means.items():
     spread = max(found) - min(found)
     each = ", ".join(f"{x:.4f}" for x in found)
-    print(f"{name}: {statistics.fmean(found):.4f}, spread {spread:.4f} ({each})")
+    print(
+      f"{name}: {statistics.fmean(found):.4f}, spread {spread:.4f} ({each})"
+    )
   return 0
 
 
@@ -142,7 +157,9 @@ def _parser() -> argparse.ArgumentParser:
   own = {"steps": 300, "seeds": 3, "batch": 16, "time": 128}
   for name, n in (own | _SIZES).items():
     parser.add_argument(f"--{name}", type=_positive, default=n, help=f"({n})")
-  parser.add_argument("--learning_rate", type=float, default=3e-3, help="(3e-3)")
+  parser.add_argument(
+    "--learning_rate", type=float, default=3e-3, help="(3e-3)"
+  )
   names = ",".join(RECIPES)
   parser.add_argument(
     "--recipes", type=_recipes, default=names, help=f"some of {names} (all)"
