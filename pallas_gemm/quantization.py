@@ -334,7 +334,9 @@ def rounded(scaled: jax.Array, dtype: str) -> jax.Array:
   if dtype == "float8_e5m2":
     infinity = jnp.where(scaled > 0, *_INFINITIES)
     other = jnp.where(scaled == scaled, infinity, _NAN)
-  bits = jnp.where(jnp.abs(scaled) < jnp.inf, bits, jnp.asarray(other, jnp.uint8))
+  bits = jnp.where(
+    jnp.abs(scaled) < jnp.inf, bits, jnp.asarray(other, jnp.uint8)
+  )
   return lax.bitcast_convert_type(bits, dtype)
 
 
