@@ -48,7 +48,10 @@ E4M3, E5M2 = eight_bit_calls.FLOATS
 @pytest.mark.parametrize("out_dtype", eight_bit_calls.OUT_DTYPES)
 def test_bare_floats(types, out_dtype):
   draw = Draw(0)
-  a, b = draw.normal(5, 140, dtype=types[0]), draw.normal(140, 9, dtype=types[1])
+  a, b = (
+    draw.normal(5, 140, dtype=types[0]),
+    draw.normal(140, 9, dtype=types[1]),
+  )
   sizes = jnp.array([2, 3])
   dense = pallas_gemm.matmul(a, b, out_dtype=out_dtype)
   general = pallas_gemm.dot_general(a, b, preferred_element_type=out_dtype)

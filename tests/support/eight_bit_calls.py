@@ -163,7 +163,9 @@ def matmul(draw: Draw, **how: Any) -> Call:
   sizes = {"m": m, "n": n, "k": k}
   a = draw.factor(0, batch | {c: sizes[c] for c in word_a}, "m")
   shared = draw.chance()
-  b = draw.factor(1, ({} if shared else batch) | {c: sizes[c] for c in word_b}, "n")
+  b = draw.factor(
+    1, ({} if shared else batch) | {c: sizes[c] for c in word_b}, "n"
+  )
   epilogue = _epilogue(draw, (*batch.values(), m, n))
   how |= flags | epilogue | {"out_dtype": draw.one((None, *OUT_DTYPES))}
   run = functools.partial(pallas_gemm.matmul, a.given, b.given, **how)
@@ -338,7 +340,9 @@ def ragged_dot(draw: Draw, gated: bool = False, **how: Any) -> Call:
     for g, span in enumerate(of.spans(count)):
       one = [b.exact[g].T if turned else b.exact[g] for b in bs]
       more = {} if bias is None else {"bias": np.asarray(bias[g])}
-      assert_right(out[span], a.exact[span], *one, activation=activation, **more)
+      assert_right(
+        out[span], a.exact[span], *one, activation=activation, **more
+      )
 
   return run, compare
 
