@@ -120,7 +120,8 @@ def _indices(dimensions: Any) -> tuple[int, ...]:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _dot_general(options, generation, lhs, rhs):
   del generation  # a key: the config may be another one now
-  x = quantized.apart(_NAMES, Operands(*arguments.arrays(lhs, rhs)))
+  x = Operands(*arguments.arrays(lhs, rhs))
+  x = quantized.apart(_NAMES, x, options.quantize)
   arguments.check_numbers(_NAMES, x)
   arguments.in_one_memory(_NAMES, x)
   arguments.check_out_sharding(options.out_sharding)
