@@ -306,15 +306,21 @@ def test_gated(recipe, grouped):
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_frozen_weights(scaling):
+@pytest.mark.parametrize("op", ("matmul", "dot_general", "ragged_dot"))
+def test_frozen_weights(op, scaling):
+  """They are taken as they are, which has the bits of quantising them."""
   recipe = Recipe(scaling=scaling)
   a, b, ct = normal(40, 140), normal(140, 50), normal(40, 50, seed=3)
-  frozen = of(recipe, b, 0, weight=True)
-  f = functools.partial(pallas_gemm.matmul, quantize=recipe)
-  both = pulled(f, ct, a, b)
-  out, d_a = pulled(lambda a: f(a, frozen).astype("float32"), ct, a)
-  assert np.array_equal(d_a, both[1])
-  np.testing.assert_array_equal(out, both[0].astype("bfloat16"))
+  frozen, rest = of(recipe, b, 0, weight=True), ()
+  if op == "ragged_dot":
+    b, rest = b[None], (jnp.array([40]),)
+    frozen = jax.tree.map(lambda v: v[None], frozen)
+  f = functools.partial(getattr(pallas_gemm, op), quantize=recipe)
+  how = {"out_dtype" if op == "matmul" else "preferred_element_type": "float32"}
+  both = pulled(lambda a, b: f(a, b, *rest), ct, a, b)
+  one = pulled(lambda a: f(a, frozen, *rest, **how), ct, a)
+  assert all(map(np.array_equal, one, both[:2]))
+  assert f(a, frozen, *rest).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("of_scale", (False, True))

@@ -125,8 +125,7 @@ def _dot_general(options, generation, lhs, rhs):
   arguments.check_numbers(_NAMES, x)
   arguments.in_one_memory(_NAMES, x)
   arguments.check_out_sharding(options.out_sharding)
-  lhs, rhs = x.a, x.b
-  preferred = options.out_dtype
+  lhs, rhs, preferred = x.a, x.b, options.out_dtype
   if x.has_scales:
     preferred = quantized.result_dtype(preferred, x, _PREFERRED)
   reference = functools.partial(
