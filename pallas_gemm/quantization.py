@@ -41,6 +41,8 @@ SCALE_DTYPES = ("float32", "bfloat16", "float8_e8m0fnu")
 _SCALINGS = ("block", "row", "tensor")
 _SOURCES = ("float32", "bfloat16", "float16")
 _TINY = float(jnp.finfo(jnp.float32).smallest_normal)
+# Bits of both floats, and of float8_e5m2.
+_NAN, _INFINITIES = 0x7F, (0x7C, 0xFC)
 _MANTISSA_BITS = 23
 _MANTISSA = 2**_MANTISSA_BITS - 1
 
@@ -326,7 +328,16 @@ def rounded(scaled: jax.Array, dtype: str) -> jax.Array:
   cut = jnp.clip(scaled, -most, most)
   if dtype == "int8":
     return jnp.where(scaled == scaled, jnp.round(cut), 0.0).astype(dtype)
-  return jnp.where(jnp.abs(scaled) < jnp.inf, cut, scaled).astype(dtype)
+  # Some of XLA's programs for GPUs make the largest number of an infinity.
+  bits = lax.bitcast_convert_type(cut.astype(dtype), jnp.uint8)
+  other = _NAN
+  if dtype == "float8_e5m2":
+    infinity = jnp.where(scaled > 0, *_INFINITIES)
+    other = jnp.where(scaled == scaled, infinity, _NAN)
+  bits = jnp.where(
+    jnp.abs(scaled) < jnp.inf, bits, jnp.asarray(other, jnp.uint8)
+  )
+  return lax.bitcast_convert_type(bits, dtype)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))

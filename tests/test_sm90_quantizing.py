@@ -38,12 +38,7 @@ def check(x, dtype, scaling, power_of_two=False) -> bool:
   """Whether all bits are those of `quantize`."""
   how = {"power_of_two": power_of_two}
   if scaling == "given":
-    q, q_t = (
-      quantization.quantize(v, dtype, block=block, **how)
-      for v, block in ((x, (1, None)), (x.T, (None, None)))
-    )
-    got = quantizing.cast_both(x, q.scale, q_t.scale, dtype)
-    return all(map(same, jax.block_until_ready(got), (q.values, q_t.values)))
+    return _check_given(x, dtype, how)
   got = quantizing.quantize_both(x, dtype, scaling=scaling, **how)
   if scaling == "blocks":
     q = quantization.quantize(x, dtype, block=(128, 128), **how)
@@ -57,6 +52,24 @@ def check(x, dtype, scaling, power_of_two=False) -> bool:
       *(of_columns.values, of_columns.scale.T),
     )
   return all(map(same, jax.block_until_ready(got), want))
+
+
+def _check_given(x, dtype, how) -> bool:
+  """Values by rows' scales, of x and of what its rows are multiplied by."""
+  factor = jnp.linspace(0.5, 1, x.shape[0])[None]
+  of_columns = x.T.astype(jnp.float32) * factor
+  q, q_t = (
+    quantization.quantize(v, dtype, block=(1, None), **how)
+    for v in (x, of_columns)
+  )
+  one = jnp.ones((1, 1))
+  got = quantizing.cast_both(
+    x,
+    quantizing.Factors(one, 1 / q.scale.T),
+    quantizing.Factors(factor, 1 / q_t.scale.T),
+    dtype,
+  )
+  return all(map(same, jax.block_until_ready(got), (q.values, q_t.values)))
 
 
 def same(x, y) -> bool:
@@ -85,6 +98,17 @@ def test_bits(scaling, shape, source, dtype, power_of_two):
   assert not report.races_found and report.kernels == 1
 
 
+def test_matrices_are_quantised_one_by_one():
+  x = jnp.stack(
+    [matrix((130, 140), "bfloat16"), matrix((130, 140), "bfloat16")]
+  )
+  x = x * jnp.array([1, 2], x.dtype)[:, None, None]
+  with interpret.interpreted():
+    got = quantizing.quantize_both(x, E4M3, scaling="rows")
+    each = [quantizing.quantize_both(v, E4M3, scaling="rows") for v in x]
+  assert all(map(same, got, map(jnp.stack, zip(*each))))
+
+
 def _run(scaling: str) -> tuple[bool, bool]:
   """Whether bits are right, and whether races were found."""
   x = matrix((130, 129), "bfloat16", special=False)
@@ -107,14 +131,16 @@ def test_a_planted_bug_is_caught(bug, monkeypatch):
 def example(shape, source, dtype, scaling):
   """See `compiled.compile_example`."""
 
-  def both(x, *scales):
-    if scales:
-      return quantizing.cast_both(x, *scales, dtype)
+  def both(x, *vectors):
+    if vectors:
+      of_x, of_transpose = vectors[:2], vectors[2:]
+      factors = quantizing.Factors(*of_x), quantizing.Factors(*of_transpose)
+      return quantizing.cast_both(x, *factors, dtype)
     return quantizing.quantize_both(x, dtype, scaling=scaling)
 
-  scales = [(shape[0], 1), (shape[1], 1)] if scaling == "given" else []
-  scales = [jax.ShapeDtypeStruct(x, "float32") for x in scales]
-  return both, [jax.ShapeDtypeStruct(tuple(shape), source), *scales]
+  r, c = (jax.ShapeDtypeStruct((1, n), "float32") for n in shape)
+  vectors = (c, r, r, c) if scaling == "given" else ()
+  return both, [jax.ShapeDtypeStruct(tuple(shape), source), *vectors]
 
 
 @pytest.mark.aot

@@ -70,6 +70,10 @@ def grouped(run: Run, x: Operands, spec: Spec) -> list[jax.Array]:
   orders_b = ("gkn", "gnk") if spec.ragged == "m" else ("kn",)
   w = spec.words
   order_b = w.b if w.b in orders_b else orders_b[0]
+  if w.scale_a is not None:
+    # As in a dense product: of A's rows no scale keeps blocks.
+    of_a = scales.spread(x.scale_a, w.scale_a, "m", spec.letters(x))
+    x, w = x._replace(scale_a=of_a[0]), w._replace(scale_a=of_a[1])
   words = w._replace(a=order_a, b=order_b, b_up=w.b_up and order_b)
   words = words._replace(bias=w.bias and "gn")
   order = ["g", "m", "n", *map(blocks_of, "nk")]

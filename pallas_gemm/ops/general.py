@@ -302,14 +302,7 @@ def _ragged_dot_general(
     out = jax.eval_shape(reference, *plain)
   if reason:
     arguments.reduce_dtype(options.reduce_dtype, x, out.dtype)
-    if "xla" not in (names or ("xla",)):
-      raise NotImplementedError(
-        f"implementation={names} does not take this product: {reason}"
-      )
-    xla.check_invariance(
-      is_batch_invariant(), compat.targets_gpu(), f"; {reason}"
-    )
-    report.log_once(f"ragged_dot_general runs on jax.lax: {reason}")
+    _check_lax_may(names, reason)
     return reference(*arrays, out_sharding=options.out_sharding)
   words, result = _grouped_letters(rhs.ndim, numbers)
   found, of_found = quantized.named(x, words._asdict(), "g")
@@ -325,6 +318,18 @@ def _ragged_dot_general(
   )
   rest = group_sizes, group_offset, options.out_sharding
   return of_groups(_NAMES, x, spec, *rest)
+
+
+def _check_lax_may(names: tuple[str, ...] | None, reason: str) -> None:
+  """Raises if a product that only `jax.lax` takes may not be left to it."""
+  if "xla" not in (names or ("xla",)):
+    raise NotImplementedError(
+      f"implementation={names} does not take this product: {reason}"
+    )
+  xla.check_invariance(
+    is_batch_invariant(), compat.targets_gpu(), f"; {reason}"
+  )
+  report.log_once(f"ragged_dot_general runs on jax.lax: {reason}")
 
 
 def _left_to_lax(

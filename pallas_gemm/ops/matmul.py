@@ -257,10 +257,9 @@ def _matmul(options, generation, *operands):
   result = compute(operands, spec)[0]
   # Factors have no part in it, and nothing promotes bias and C.
   products, added = passed[:3], (passed.bias, passed.c)
-  # JAX promotes no two 8-bit floats, and none of them is weak.
-  weak = x.a.dtype.itemsize > 1 and compat.is_weak(
-    *[v for v in products if v is not None]
-  )
+  # Nor does JAX promote two 8-bit floats, of which none is weak.
+  weak = x.a.dtype == x.b.dtype
+  weak = weak and compat.is_weak(*[v for v in products if v is not None])
   weak &= all(jax.typeof(v).weak_type for v in added if v is not None)
   if weak and options.out_dtype is None:
     result = compat.with_weak_type(result)

@@ -19,19 +19,27 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
-from pallas_gemm import quantization
 from pallas_gemm.ops import arguments, scales, slabs
 from pallas_gemm.ops import product as product_lib
 from pallas_gemm.ops import spec as spec_lib
+from pallas_gemm.ops.bits import (
+  Bits,
+  by_scales,
+  can_be_in_both,
+  in_blocks,
+  quantized,
+  scale_of,
+  view_of,
+)
 from pallas_gemm.ops.cotangents import transposed
-from pallas_gemm.ops.scales import BLOCK, FIELDS
+from pallas_gemm.ops.scales import FIELDS
 from pallas_gemm.ops.spec import Operands, Spec, blocks_of, whole_of
 from pallas_gemm.quantization import Recipe
 
@@ -86,33 +94,26 @@ def product(recipe: Recipe, x: Operands, spec: Spec) -> list[jax.Array]:
     NotImplementedError,
   )
   x, spec = _with_one_k(recipe, x, spec)
-  words = _words(recipe, x, spec)
-  of_bits = dataclasses.replace(
-    spec, words=words.of_bits, precision=_precision(recipe)
-  )
   types = Operands(*[None if v is None else jax.typeof(v) for v in x])
 
   @jax.custom_vjp
   def run(x: Operands) -> list[jax.Array]:
-    return product_lib.product(_in_bits(recipe, x, spec)[0], of_bits)
+    bits = {field: _pair(recipe, x, spec, field)[0] for field in _there(x)}
+    return product_lib.product(*_by_bits(recipe, x, spec, bits))
 
   def forward(x: Operands):
-    in_bits, _ = _in_bits(recipe, x, spec)
+    pairs = {field: _pair(recipe, x, spec, field) for field in _there(x)}
+    bits = {field: pair[0] for field, pair in pairs.items()}
+    in_bits, of_bits = _by_bits(recipe, x, spec, bits)
     save = spec.activation is not None or spec.gated
     outs = product_lib.product(in_bits, dataclasses.replace(of_bits, save=save))
-    in_bits = in_bits._replace(
-      **{f: _saved(getattr(in_bits, f)) for f in words.made}
-    )
-    a_along_rows = _a_along_rows(recipe, x, spec)
-    if a_along_rows is not None:
-      a_along_rows = [_saved(v) for v in a_along_rows[:2]]
-    return outs[:1], (in_bits, a_along_rows, outs[1:])
+    kept = jax.tree.map(_saved, pairs)
+    rest = x._replace(a=None, b=None, b_up=None)
+    return outs[:1], (kept, rest, outs[1:])
 
   def backward(kept, cts):
-    in_bits, a_along_rows, saved = kept
-    back = _Backward(
-      recipe, types, spec, of_bits, words.a_along_rows, in_bits, a_along_rows
-    )
+    pairs, rest, saved = kept
+    back = _Backward(recipe, types, spec, pairs, rest)
     return (back.cotangents(cts[0], saved),)
 
   run.defvjp(forward, backward)
@@ -123,41 +124,9 @@ def _saved(v: jax.Array) -> jax.Array:
   return checkpoint_name(v, CHECKPOINT_NAME)
 
 
-class _Bits(NamedTuple):
-  """An operand of 8 bits, and its letters; no scale is a scale of 1."""
-
-  values: jax.Array
-  scale: jax.Array | None
-  word: str
-  of_scale: str | None
-
-
-class _Words(NamedTuple):
-  """Letters of operands in 8 bits, which follow from types.
-
-  Attributes:
-    of_bits: of all operands of the product.
-    made: the fields of those that are quantised here, and of their scales.
-    a_along_rows: of A quantised along its rows, and of its scale.
-  """
-
-  of_bits: Operands
-  made: tuple[str, ...]
-  a_along_rows: tuple[str, str] | None
-
-
-def _words(recipe: Recipe, x: Operands, spec: Spec) -> _Words:
-  found = []
-
-  def trace(x: Operands) -> None:
-    _, words = _in_bits(recipe, x, spec)
-    along_rows = _a_along_rows(recipe, x, spec)
-    of_bits = spec.words._replace(**words)
-    along_rows = None if along_rows is None else tuple(along_rows[2:])
-    found.append(_Words(of_bits, tuple(words), along_rows))
-
-  jax.eval_shape(trace, x)
-  return found[0]
+def _there(x: Operands) -> list[str]:
+  """The fields of A and of each B."""
+  return [field for field in FIELDS if getattr(x, field) is not None]
 
 
 def _with_one_k(recipe: Recipe, x: Operands, spec: Spec):
@@ -174,50 +143,99 @@ def _with_one_k(recipe: Recipe, x: Operands, spec: Spec):
   return x, dataclasses.replace(spec, words=words)
 
 
-def _in_bits(
-  recipe: Recipe, x: Operands, spec: Spec
-) -> tuple[Operands, dict[str, str]]:
-  """Operands of 8 bits, those without scales quantised, and words of these."""
+def _pair(
+  recipe: Recipe, x: Operands, spec: Spec, field: str
+) -> tuple[Bits, Bits]:
+  """An operand for the product, and for the cotangent of the other one."""
+  v, word, of = getattr(x, field), getattr(spec.words, field), FIELDS[field]
+  if (scale := getattr(x, of)) is not None:
+    given = Bits(v, scale, word, getattr(spec.words, of))
+    return given, given
+  w, dtype, along = spec.words, recipe.forward, spec.contracted
+  free = _alone(spec, word, w.b if field == "a" else w.a)
+  if field != "a":
+    return _pair_of_b(recipe, v, word, free, along)
+  if spec.ragged:
+    if recipe.scaling == "tensor":
+      v = spec_lib.zero_outside(v, x.offsets, w.offsets, word)
+    rows = slabs.moved(v, slabs.places(x.offsets, v.shape[0]))
+    back = _pair_of_a(recipe, rows, word, "m", along)[1]
+    return quantized(recipe, dtype, v, word, along), back
+  return _pair_of_a(recipe, v, word, free, along)
+
+
+def _pair_of_a(recipe, v, word: str, free: str, along: str):
+  """A along what is summed over, and for the sum over its rows."""
+  dtype, anew = recipe.forward, recipe.scaling == "block" and recipe.gradient
+  if anew or recipe.scaling != "block":
+    if pair := _in_both(recipe, dtype, v, word, free, along, False):
+      return pair
+  bits = quantized(recipe, dtype, v, word, along)
+  if not anew:
+    return bits, bits
+  if len(free) > 1 and free in word:
+    v, word = _merged(v, word, free)
+    free = free[0]
+  return bits, quantized(recipe, dtype, v, word, free)
+
+
+def _pair_of_b(recipe, v, word: str, free: str, along: str):
+  """B, which has the same bits and scales in both."""
+  blocks, dtype = recipe.scaling == "block", recipe.forward
+  if not blocks or len(free + along) == 2:
+    if pair := _in_both(recipe, dtype, v, word, free, along, blocks):
+      return pair
+  wide = free[-1:] if blocks else ""
+  bits = quantized(recipe, dtype, v, word, along, wide)
+  return bits, bits
+
+
+def _in_both(
+  recipe: Recipe,
+  dtype: str,
+  v: jax.Array,
+  word: str,
+  free: str,
+  along: str,
+  square: bool,
+) -> tuple[Bits, Bits] | None:
+  """Quantised along `along`, and for a sum over `free`, from one read.
+
+  Rows and tensors have the same bits in both; blocks are quantised for each.
+  """
+  view = view_of(word, free, along)
+  if view is None or not can_be_in_both(v):
+    return None
+  is_last = view.columns == along
+  if recipe.scaling == "block":
+    pair = in_blocks(recipe, dtype, v, view, square)
+    return pair if is_last else pair[::-1]
+  scale, of_scale = scale_of(recipe, dtype, v, word, along)
+  inverse, one = (1 / scale, of_scale), (None, "")
+  of_rows = is_last or not set(of_scale) & set(view.columns)
+  factors = (one, inverse) if of_rows else (inverse, one)
+  values = by_scales(dtype, v, view, factors, factors[::-1])
+  words = view.word, view.batch + view.columns + view.rows
+  pair = [Bits(x, scale, y, of_scale) for x, y in zip(values, words)]
+  return tuple(pair if is_last else pair[::-1])
+
+
+def _by_bits(
+  recipe: Recipe, x: Operands, spec: Spec, bits: dict[str, Bits]
+) -> tuple[Operands, Spec]:
+  """The product of operands in 8 bits."""
   found, words = {}, {}
-  for field, of in FIELDS.items():
-    v, word = getattr(x, field), getattr(spec.words, field)
-    if v is None or getattr(x, of) is not None:
-      continue
-    if field == "a" and spec.ragged and recipe.scaling == "tensor":
-      v = spec_lib.zero_outside(v, x.offsets, spec.words.offsets, word)
-    ks, weight = spec.contracted, field != "a"
-    bits = _quantized(recipe, recipe.forward, v, word, ks, weight)
-    found |= {field: bits.values, of: bits.scale}
-    words |= {field: bits.word, of: bits.of_scale}
-  return x._replace(**found), words
+  for field, v in bits.items():
+    found |= {field: v.values, FIELDS[field]: v.scale}
+    words |= {field: v.word, FIELDS[field]: v.of_scale}
+  words = spec.words._replace(**words)
+  spec = dataclasses.replace(spec, words=words, precision=_precision(recipe))
+  return x._replace(**found), spec
 
 
 def _precision(recipe: Recipe) -> Any:
   is_fast = recipe.fast_accumulation and recipe.forward != "int8"
   return _FAST if is_fast else None
-
-
-def _quantized(
-  recipe: Recipe,
-  dtype: str,
-  v: jax.Array,
-  word: str,
-  along: str,
-  is_weight: bool = False,
-) -> _Bits:
-  """An operand, quantised along the letters that a product sums over."""
-  block = [None if c in along else 1 for c in word]
-  if recipe.scaling == "tensor":
-    block = [None] * len(word)
-  elif recipe.scaling == "block":
-    own = [c for c in word if c not in along + "g"]
-    wide = along + (own[-1] if is_weight and own else "")
-    block = [BLOCK if c in wide else 1 for c in word]
-  q = quantization.quantize(
-    v, dtype, block=tuple(block), power_of_two=recipe.power_of_two
-  )
-  scale, of_scale = scales.named(q.scale, word, v.shape)
-  return _Bits(q.values, scale, word, of_scale)
 
 
 def _merged(v: jax.Array, word: str, letters: str) -> tuple[jax.Array, str]:
@@ -229,20 +247,6 @@ def _merged(v: jax.Array, word: str, letters: str) -> tuple[jax.Array, str]:
     *v.shape[at + size :],
   )
   return v.reshape(shape), word.replace(letters, letters[0])
-
-
-def _a_along_rows(recipe: Recipe, x: Operands, spec: Spec) -> _Bits | None:
-  """A in blocks along its rows, for the cotangent of B."""
-  if recipe.scaling != "block" or not recipe.gradient or x.scale_a is not None:
-    return None
-  a, word = x.a, spec.words.a
-  if spec.ragged:
-    a = slabs.moved(a, slabs.places(x.offsets, a.shape[0]))
-  along = _alone(spec, word, spec.words.b)
-  if len(along) > 1 and along in word and along in spec.out:
-    a, word = _merged(a, word, along)
-    along = along[0]
-  return _quantized(recipe, recipe.forward, a, word, along)
 
 
 def _alone(spec: Spec, word: str, other: str) -> str:
@@ -258,143 +262,184 @@ class _Backward:
     recipe: how cotangents are quantised.
     types: of the operands.
     spec: of the product.
-    of_bits: of that of 8 bits.
-    words_along_rows: the letters of `a_along_rows`.
-    x: the operands in 8 bits.
-    a_along_rows: A in blocks along its rows, and their scale; or None.
+    pairs: its operands in 8 bits; see `_pair`.
+    rest: what else it has.
   """
 
   recipe: Recipe
   types: Operands
   spec: Spec
-  of_bits: Spec
-  words_along_rows: tuple[str, str] | None
-  x: Operands
-  a_along_rows: Sequence[jax.Array] | None
+  pairs: dict[str, tuple[Bits, Bits]]
+  rest: Operands
 
   def cotangents(self, ct: jax.Array, saved: Sequence[jax.Array]) -> Operands:
     """Of all operands; None of those that have none."""
-    types, x, cts = self.types, self.x, [ct]
+    types, rest, cts = self.types, self.rest, [ct]
     if saved:
+      x = rest._replace(**{f: self.pairs[f][0].values for f in self.pairs})
       apply = product_lib.activation_of_saved(x, self.spec)
       cts = jax.vjp(apply, *saved)[1](ct)
     found = self._of_the_rest(cts[0])
-    if x.alpha is not None:
-      cts = [
-        (x.alpha * ct.astype(x.alpha.dtype)).astype(ct.dtype) for ct in cts
-      ]
-    pairs = [*zip(cts, ("b", "b_up"))]
-    if types.scale_a is None:
-      of_a = [self._of_operand(ct, "a", b) for ct, b in pairs]
-      found["a"] = sum(of_a[1:], of_a[0])
-    for ct, b in pairs:
+    if rest.alpha is not None:
+      alpha = rest.alpha
+      cts = [(alpha * ct.astype(alpha.dtype)).astype(ct.dtype) for ct in cts]
+    of_a = []
+    for ct, b in zip(cts, ("b", "b_up")):
+      by_b, by_a = self._in_bits(ct, b)
+      if types.scale_a is None:
+        of_a.append(self._product(by_b, "a", b))
       if getattr(types, FIELDS[b]) is None:
-        found[b] = self._of_operand(ct, b, "a")
+        found[b] = self._product(by_a, b, "a")
+    if of_a:
+      found["a"] = sum(of_a[1:], of_a[0])
     return Operands(None, None)._replace(**found)
 
   def _of_the_rest(self, ct: jax.Array) -> dict[str, jax.Array]:
     """Of what is applied to the sums, before the activation."""
     names = "bias", "c", "alpha", "beta"
-    rest = {n: v for n in names if (v := getattr(self.x, n)) is not None}
+    rest = {n: v for n in names if (v := getattr(self.rest, n)) is not None}
     if not rest:
       return {}
-    linear = dataclasses.replace(self.of_bits, activation=None)
+    bits = {field: pair[0] for field, pair in self.pairs.items()}
+    x, spec = _by_bits(self.recipe, self.rest, self.spec, bits)
+    linear = dataclasses.replace(spec, activation=None)
     of_rest = lambda rest: product_lib.product(  # noqa: E731
-      self.x._replace(**rest), linear
+      x._replace(**rest), linear
     )[0]
     return jax.vjp(of_rest, rest)[1](ct)[0]
 
-  def _of_operand(self, ct: jax.Array, field: str, other: str) -> jax.Array:
-    """Of A, from one B; or of a B, from A."""
+  def _in_bits(self, ct: jax.Array, b: str) -> tuple[Bits, Bits]:
+    """The cotangent for the product by B, and for that by A."""
+    spec, w, word = self.spec, self.spec.words, self.spec.out
+    m, n = _alone(spec, w.a, w.b), _alone(spec, getattr(w, b), w.a)
+    by_b = self._inside(self.pairs[b][1], n)
+    by_a = self._inside(self.pairs["a"][1], m)
+    if spec.ragged:
+      in_slabs = self._in_slabs(self._times(ct, by_a))
+      return self._quantized(self._times(ct, by_b), word, n), in_slabs
+    view, gradient = view_of(word, m, n), self.recipe.gradient
+    if not gradient or view is None or not can_be_in_both(ct):
+      by_b, by_a = self._times(ct, by_b), self._times(ct, by_a)
+      if self.recipe.scaling == "block":
+        by_a, word_a, m = self._as_a_lies(by_a, m)
+        return self._quantized(by_b, word, n), self._quantized(by_a, word_a, m)
+      return self._quantized(by_b, word, n), self._quantized(by_a, word, m)
+    is_last = view.columns == n
+    if self.recipe.scaling == "block":
+      pair = in_blocks(self.recipe, gradient, ct, view, False)
+      return pair if is_last else pair[::-1]
+    sides = []
+    for inside, along in ((by_b, n), (by_a, m)):
+      of_one = self._times(ct, inside)
+      made = scale_of(self.recipe, gradient, of_one, word, along)
+      sides.append((inside or (None, ""), made))
+    order = 1 if is_last else -1
+    factors = [(x, (1 / scale, of)) for x, (scale, of) in sides[::order]]
+    values = by_scales(gradient, ct, view, *factors)
+    words = view.word, view.batch + view.columns + view.rows
+    pair = [*zip(values, words)][::order]
+    return tuple(
+      Bits(v, scale, at, of) for (v, at), (_, (scale, of)) in zip(pair, sides)
+    )
+
+  def _in_slabs(self, ct: jax.Array) -> Bits:
+    """A cotangent of groups of rows for the product by A, in slabs."""
+    to = slabs.places(self.rest.offsets, ct.shape[0])
+    ct, word = slabs.moved(ct, to), self.spec.out
+    if gradient := self.recipe.gradient:
+      pair = _in_both(self.recipe, gradient, ct, word, "n", "m", False)
+      if pair:
+        return pair[0]
+    return self._quantized(ct, word, "m")
+
+  def _as_a_lies(self, ct: jax.Array, m: str) -> tuple[jax.Array, str, str]:
+    """A cotangent whose rows are one dimension, if those of A are."""
+    word, of_a = self.spec.out, self.pairs["a"][1].word
+    if len(m) > 1 and m in word and m not in of_a and m[0] in of_a:
+      return *_merged(ct, word, m), m[0]
+    return ct, word, m
+
+  def _quantized(self, ct: jax.Array, word: str, along: str) -> Bits:
+    """A cotangent by XLA alone, or in its own bits."""
+    gradient = self.recipe.gradient
+    if not gradient:
+      return Bits(ct, None, word, None)
+    return quantized(self.recipe, gradient, ct, word, along)
+
+  def _inside(self, bits: Bits, along: str) -> tuple[jax.Array, str] | None:
+    """A scale that differs along what is summed over, and its letters."""
+    word = bits.of_scale or ""
+    if not set(word) & set(along) or any(c != whole_of(c) for c in word):
+      return None
+    scale = bits.scale.astype(jnp.float32)
+    if self.spec.ragged and along == "m":  # A's lie in slabs
+      to = slabs.places(self.rest.offsets, self._rows)
+      back = jnp.zeros((self._rows + 1,), scale.dtype)
+      at = jnp.where(to.is_there, to.row, self._rows)
+      return back.at[at].set(scale)[:-1], word
+    if "g" in word:  # of each row's group
+      scale = spec_lib.of_rows(scale, self.rest.offsets, self._rows)
+      word = word.replace("g", "m")
+    return scale, word
+
+  @property
+  def _rows(self) -> int:
+    """Of A, in groups."""
+    return self.types.a.shape[self.spec.words.a.index("m")]
+
+  def _times(self, ct: jax.Array, inside) -> jax.Array:
+    """A cotangent times a scale of what it is multiplied with."""
+    if inside is None:
+      return ct
+    return ct.astype(jnp.float32) * spec_lib.lifted(*inside, self.spec.out)
+
+  def _product(self, ct: Bits, field: str, other: str) -> jax.Array:
+    """The cotangent of A, from one B; or of a B, from A."""
     spec, w, to_a = self.spec, self.spec.words, field == "a"
     one = w._replace(b=getattr(w, other if to_a else field))
     t = transposed(dataclasses.replace(spec, words=one), to_a)
-    target, offsets = getattr(self.types, field), self.x.offsets
+    target, offsets = getattr(self.types, field), self.rest.offsets
+    bits, in_slabs = self.pairs[other][1], bool(spec.ragged) and not to_a
     along = _alone(spec, getattr(w, other), getattr(w, field))
-    bits = self._bits(other)
-    word, ct = spec.out, ct.astype(jnp.float32)
-    if spec.ragged and not to_a:
-      ct = spec_lib.zero_outside(ct, offsets, w.offsets, word)
-    ct, bits = self._with_scale_inside(ct, bits, along)
-    if other == "a" and self.a_along_rows is not None:
-      if spec.ragged:
-        to = slabs.places(offsets, ct.shape[0])
-        ct, offsets = slabs.moved(ct, to), to.offsets
-      elif len(along) > 1 and along in word and along not in bits.word:
-        ct, word = _merged(ct, word, along)
-        along = along[0]
-    both = self._of_both(ct, word, along, bits, target)
-    names = {blocks_of(chr(c)): blocks_of(to) for c, to in t.names.items()}
-    names = t.names | str.maketrans(names)
-    both = [b._replace(word=b.word.translate(names)) for b in both]
-    words = [b.of_scale and b.of_scale.translate(names) for b in both]
-    first, second = t.operands(*both)
-    of_scale_a, of_scale_b = t.operands(*words)
+    if self._inside(bits, along) is not None:
+      bits = dataclasses.replace(bits, scale=None, of_scale=None)
+    if in_slabs:
+      offsets = slabs.places(offsets, self._rows).offsets
+    if not self.recipe.gradient:
+      ct, bits = _in_16_bits(ct, bits, target)
+    first, second = t.operands(*(_renamed(v, t.names) for v in (ct, bits)))
+    words = Operands(first.word, second.word, offsets=w.offsets)
     alone = spec.product_alone(
-      Operands(
-        first.word,
-        second.word,
-        offsets=w.offsets,
-        scale_a=of_scale_a,
-        scale_b=of_scale_b,
-      ),
+      words._replace(scale_a=first.of_scale, scale_b=second.of_scale),
       implementation=product_lib.or_xla(spec.implementation),
       ragged=t.ragged,
-      whole_slabs=offsets is not self.x.offsets,
+      whole_slabs=in_slabs,
       out=t.out,
       out_dtype=target.dtype,
       parts=target.sharding.spec,
       precision=_precision(self.recipe) if self.recipe.gradient else None,
     )
-    operands = Operands(
-      first.values,
-      second.values,
-      offsets=offsets,
-      scale_a=first.scale,
-      scale_b=second.scale,
-    )
-    return product_lib.product(operands, alone)[0]
+    x = Operands(first.values, second.values, offsets=offsets)
+    x = x._replace(scale_a=first.scale, scale_b=second.scale)
+    return product_lib.product(x, alone)[0]
 
-  def _bits(self, field: str) -> _Bits:
-    """An operand of the forward product, or A along its rows."""
-    if field == "a" and self.a_along_rows is not None:
-      return _Bits(*self.a_along_rows, *self.words_along_rows)
-    of, w = FIELDS[field], self.of_bits.words
-    return _Bits(
-      getattr(self.x, field),
-      getattr(self.x, of),
-      getattr(w, field),
-      getattr(w, of),
-    )
 
-  def _with_scale_inside(
-    self, ct: jax.Array, bits: _Bits, along: str
-  ) -> tuple[jax.Array, _Bits]:
-    """A scale that differs along what is summed over, in the cotangent."""
-    word = bits.of_scale or ""
-    if not set(word) & set(along) or any(c != whole_of(c) for c in word):
-      return ct, bits
-    scale = bits.scale.astype(jnp.float32)
-    if "g" in word:  # of each row's group
-      scale = spec_lib.of_rows(scale, self.x.offsets, ct.shape[0])
-      word = word.replace("g", "m")
-    ct = ct * spec_lib.lifted(scale, word, self.spec.out)
-    return ct, bits._replace(scale=None, of_scale=None)
+def _renamed(bits: Bits, names: dict[int, str]) -> Bits:
+  """The same by other letters, and by the blocks of those."""
+  blocks = {blocks_of(chr(c)): blocks_of(to) for c, to in names.items()}
+  names = names | str.maketrans(blocks)
+  word, of = bits.word.translate(names), bits.of_scale
+  of = None if of is None else of.translate(names)
+  return dataclasses.replace(bits, word=word, of_scale=of)
 
-  def _of_both(
-    self, ct: jax.Array, word: str, along: str, bits: _Bits, target: Any
-  ) -> list[_Bits]:
-    """The cotangent and the other operand, as they are multiplied."""
-    if self.recipe.gradient:
-      return [
-        _quantized(self.recipe, self.recipe.gradient, ct, word, along),
-        bits,
-      ]
-    dtype = target.dtype if target.dtype.itemsize == 2 else jnp.bfloat16
-    values, size = bits.values.astype(jnp.float32), {}
-    size = dict(zip(bits.word, values.shape))
-    if bits.scale is not None:
-      scale, of = scales.spread(bits.scale, bits.of_scale, bits.word, size)
-      values *= spec_lib.lifted(scale.astype(jnp.float32), of, bits.word)
-    other = _Bits(values.astype(dtype), None, bits.word, None)
-    return [_Bits(ct.astype(dtype), None, word, None), other]
+
+def _in_16_bits(ct: Bits, bits: Bits, target: Any) -> list[Bits]:
+  """Both operands of a cotangent's product, what has a scale multiplied out."""
+  dtype = target.dtype if target.dtype.itemsize == 2 else jnp.bfloat16
+  values = bits.values.astype(jnp.float32)
+  size = dict(zip(bits.word, values.shape))
+  if bits.scale is not None:
+    scale, of = scales.spread(bits.scale, bits.of_scale, bits.word, size)
+    values *= spec_lib.lifted(scale.astype(jnp.float32), of, bits.word)
+  other = Bits(values.astype(dtype), None, bits.word, None)
+  return [Bits(ct.values.astype(dtype), None, ct.word, None), other]

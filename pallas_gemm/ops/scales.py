@@ -82,7 +82,9 @@ def in_operands(x: Operands, spec: Spec) -> tuple[Operands, Spec]:
     for field in FIELDS
     if (v := getattr(x, field)) is not None
   }
-  return x._replace(**both), dataclasses.replace(spec, words=words)
+  # How 8 bits are added says nothing of other dtypes.
+  spec = dataclasses.replace(spec, words=words, precision=None)
+  return x._replace(**both), spec
 
 
 def applied(z: jax.Array, x: Operands, spec: Spec) -> jax.Array:

@@ -194,7 +194,7 @@ def _lower(ctx, operands, spec: Spec, cuda: bool, product: Product):
     return _whole(ctx, operands, spec, cuda, mesh, _ON_HOST if kernel else "")
   if not compat.is_partitioned(ctx.module_context.axis_context):
     run = functools.partial(implementations.run, spec=spec)
-    with _lowered_for(ctx, cuda):
+    with lowered_for(ctx, cuda):
       return compat.lowered(ctx, run, operands, typed=False)
   kernel = implementations.may_run_kernel(spec, x, cuda)
   planned = kernel or spec.reduce_dtype is not None
@@ -214,7 +214,7 @@ def _lower(ctx, operands, spec: Spec, cuda: bool, product: Product):
   return _by_xla(ctx, operands, spec, cuda, product)
 
 
-def _lowered_for(ctx, cuda: bool):
+def lowered_for(ctx, cuda: bool):
   """Context: what is traced is for a device of the platform."""
   others = set(ctx.module_context.platforms) - {"cpu", "cuda"}
   if others and not cuda:
@@ -368,7 +368,7 @@ def _whole(ctx, operands, spec: Spec, cuda: bool, mesh, reason: str):
     ]
 
   if not is_explicit:
-    with _lowered_for(ctx, cuda):
+    with lowered_for(ctx, cuda):
       return compat.lowered(ctx, run, operands, typed=False)
   with jax.sharding.use_abstract_mesh(mesh):
     return compat.lowered(ctx, run, operands, typed=True)

@@ -39,7 +39,7 @@ class Tile:
     maxima: the largest magnitude of each row.
     reduced: a barrier: the maxima are there.
     dtype, power_of_two: as of `quantize_both`.
-    is_given: scales are read, not made.
+    is_given: what x is multiplied by is read; no scales are made.
   """
 
   tile: Any
@@ -63,18 +63,26 @@ class Tile:
       (BLOCK,), (4,), warps=(plgpu.Replicated(4),), lanes=(-2,), vector=-1
     )
     maxima = plgpu.load(self.maxima, layout=spread)
-    return self._scale(jnp.max(maxima) + jnp.sum(maxima * 0))  # NaN of NaN
+    amax = jnp.max(maxima) + jnp.sum(maxima * 0)  # NaN of NaN
+    if not self.power_of_two:
+      return self._scale(amax)
+    # JAX 0.11 has no bits of a number, but of vectors: all alike, exactly.
+    amax = lax.broadcast_in_dim(amax, (BLOCK,), ())
+    return jnp.sum(self._scale(plgpu.layout_cast(amax, spread))) / BLOCK
 
-  def quantize_rows(self, scale, scales, row) -> None:
-    """Each row; their scales, unless there is one, lie from `row` on."""
-    pieces = range(self.tile.shape[0])
+  def quantize_rows(self, scale, refs, corner) -> None:
+    """Each row; see `_quantize` of what `refs` are, from this corner on."""
+    pieces, _, width = self.tile.shape
     for start in range(0, BLOCK, _ROWS):
       at = pl.ds(start, _ROWS)
-      parts = [(self.tile.at[i, at], self.out.at[i, at]) for i in pieces]
-      to = scales and scales.at[pl.ds(row + start, _ROWS)]
-      self._quantize(parts, self._row_layout, scale, to)
+      parts = [
+        (self.tile.at[i, at], self.out.at[i, at], corner[1] + i * width)
+        for i in range(pieces)
+      ]
+      own = pl.ds(corner[0] + start, _ROWS)
+      self._quantize(parts, self._row_layout, scale, refs, own)
 
-  def quantize_columns(self, scale, scales, column) -> None:
+  def quantize_columns(self, scale, refs, corner) -> None:
     """The same of columns, which are rows of `out_t`."""
     pieces, _, width = self.tile.shape
     # What ldmatrix gives: lanes along a column with two elements each.
@@ -82,26 +90,41 @@ class Tile:
     for i in range(pieces):
       parts, at = [], pl.ds(i * width, width)
       for nth in range(self.out_t.shape[0]):
-        source = self.tile.at[i, pl.ds(nth * PART, PART)]
-        parts.append((source.transpose((1, 0)), self.out_t.at[nth, at]))
-      to = scales and scales.at[pl.ds(column + i * width, width)]
-      self._quantize(parts, layout, scale, to)
+        source = self.tile.at[i, pl.ds(nth * PART, PART)].transpose((1, 0))
+        parts.append((source, self.out_t.at[nth, at], corner[0] + nth * PART))
+      own = pl.ds(corner[1] + i * width, width)
+      self._quantize(parts, layout, scale, refs, own)
 
-  def _quantize(self, parts, layout, scale, scales) -> None:
-    """Rows of which these are all parts: what is read, where values go."""
+  def _quantize(self, parts, layout, scale, refs, own) -> None:
+    """Some rows.
+
+    Args:
+      parts: what is read, where values go, and the part's first column.
+      layout: of what is read.
+      scale: of all, or None.
+      refs: where scales go; or, given, factors of columns and of rows.
+      own: the rows.
+    """
+    load = functools.partial(plgpu.load, optimized=False)
     if self.is_given:
-      scale = plgpu.load(scales, layout=layout.reduce(1), optimized=False)
-    elif scale is None:
-      scale = self._scale(self._largest([x for x, _ in parts], layout))
-      compat.store(scales, scale, optimized=False)
-    for source, out in parts:
-      x = plgpu.load(source, layout=layout, optimized=False)
+      factor = load(refs[1].at[own], layout=layout.reduce(1))
+    else:
+      if scale is None:
+        scale = self._scale(self._largest([x for x, _, _ in parts], layout))
+        compat.store(refs[0].at[own], scale, optimized=False)
       factor = 1 / scale
-      if factor.ndim:
-        factor = lax.broadcast_in_dim(factor, x.shape, (0,))
-        factor = plgpu.layout_cast(factor, layout)
-      values = self._values(x, factor, layout)
-      compat.store(out, values, optimized=False)
+    for source, out, column in parts:
+      x, factors = load(source, layout=layout), [(factor, 0)]
+      if self.is_given:
+        columns = refs[0].at[pl.ds(column, x.shape[1])]
+        factors.insert(0, (load(columns, layout=layout.reduce(0)), 1))
+      spread = []
+      for values, axis in factors:
+        if values.ndim:
+          values = lax.broadcast_in_dim(values, x.shape, (axis,))
+          values = plgpu.layout_cast(values, layout)
+        spread.append(values)
+      compat.store(out, self._values(x, spread, layout), optimized=False)
 
   def _largest(self, sources, layout) -> jax.Array:
     """The largest magnitude of each row; of int8 NaN if any is not finite."""
@@ -118,10 +141,11 @@ class Tile:
   def _scale(self, amax) -> jax.Array:
     return quantization.scale_of(amax, self.dtype, self.power_of_two)
 
-  def _values(self, x, factor, layout) -> jax.Array:
-    """x times the factor, rounded as `quantize` does."""
+  def _values(self, x, factors, layout) -> jax.Array:
+    """x times the factors, rounded as `quantize` does."""
     is_e5m2 = self.dtype == "float8_e5m2"  # which has infinities
-    scaled = (x if is_e5m2 else _finite(x)).astype(jnp.float32) * factor
+    scaled = (x if is_e5m2 else _finite(x)).astype(jnp.float32)
+    scaled = functools.reduce(jnp.multiply, factors, scaled)
     if layout is _SINGLES:
       scaled, layout = ptx.in_pairs(scaled, _SINGLES, _PAIRS), _PAIRS
     if is_e5m2:

@@ -28,14 +28,14 @@ from pallas_gemm.quantization import BLOCK
 
 
 class Both(NamedTuple):
-  """A matrix quantised along both dimensions.
+  """Matrices quantised along both dimensions.
 
   Attributes:
-    values: [R, C].
-    scale: of "rows" [ceil(C / 128), R], of each 128 of a row; of "blocks"
-      [ceil(R / 128), ceil(C / 128)].
-    values_t: [C, R]; of "blocks" the transpose of `values`.
-    scale_t: [ceil(R / 128), C], of each 128 of a column; of "blocks" the
+    values: [.., R, C].
+    scale: of "rows" [.., ceil(C / 128), R], of each 128 of a row; of "blocks"
+      [.., ceil(R / 128), ceil(C / 128)].
+    values_t: [.., C, R]; of "blocks" the transpose of `values`.
+    scale_t: [.., ceil(R / 128), C], of each 128 of a column; of "blocks" the
       transpose of `scale`.
   """
 
@@ -45,6 +45,18 @@ class Both(NamedTuple):
   scale_t: jax.Array
 
 
+class Factors(NamedTuple):
+  """What columns, and then rows, of matrices are multiplied by, in float32.
+
+  Attributes:
+    columns: [matrices, C], or 1 for any of the two.
+    rows: [matrices, R], likewise.
+  """
+
+  columns: jax.Array
+  rows: jax.Array
+
+
 def quantize_both(
   x: jax.Array,
   dtype: str = "float8_e4m3fn",
@@ -52,11 +64,11 @@ def quantize_both(
   scaling: Literal["rows", "blocks"],
   power_of_two: bool = False,
 ) -> Both:
-  """What `quantization.quantize` makes of a matrix and of its transpose.
+  """What `quantization.quantize` makes of matrices and of their transposes.
 
   Args:
-    x: [R, C] of float32, bfloat16 or float16; not empty. XLA copies it if rows
-      are no multiples of 16 bytes, or of 128 and less.
+    x: [R, C] or [matrices, R, C] of float32, bfloat16 or float16; not empty.
+      XLA copies it if rows are no multiples of 16 bytes, or of 128 and less.
     dtype: of the values.
     scaling: "rows": blocks are (1, 128), of x and of its transpose. "blocks":
       they are (128, 128).
@@ -66,40 +78,47 @@ def quantize_both(
     Values and scales. XLA slices them off what the kernel wrote where R or C is
     no multiple of 16, or 128 or less; scales of "rows" where it is none of 128.
   """
-  (rows, columns), is_rows = x.shape, scaling == "rows"
-  i, j = grid = cdiv(rows, BLOCK), cdiv(columns, BLOCK)
-  made = [(j, i * BLOCK), (i, j * BLOCK)] if is_rows else [grid]
-  how = {"dtype": dtype, "power_of_two": power_of_two}
-  values, values_t, *scales = _launch(x, scaling, made=made, **how)
-  if not is_rows:
-    return Both(values, *scales, values_t, scales[0].T)
-  return Both(values, scales[0][:, :rows], values_t, scales[1][:, :columns])
+  *lead, rows, columns = x.shape
+  rows_of, columns_of = cdiv(rows, BLOCK), cdiv(columns, BLOCK)
+  made = [(rows_of, columns_of)]
+  if scaling == "rows":
+    made = [(columns_of, rows_of * BLOCK), (rows_of, columns_of * BLOCK)]
+  values, values_t, scale, *scale_t = _launch(
+    x, scaling, made=made, dtype=dtype, power_of_two=power_of_two
+  )
+  if scaling == "blocks":
+    return Both(values, scale, values_t, jnp.swapaxes(scale, -1, -2))
+  return Both(values, scale[..., :rows], values_t, scale_t[0][..., :columns])
 
 
 def cast_both(
   x: jax.Array,
-  scale: jax.Array,
-  scale_t: jax.Array,
+  factors: Factors,
+  factors_t: Factors,
   dtype: str = "float8_e4m3fn",
 ) -> tuple[jax.Array, jax.Array]:
-  """The values of a matrix, and of its transpose, whose scales are known.
+  """Values of matrices and of their transposes, by factors that are known.
 
   Args:
     x, dtype: as of `quantize_both`.
-    scale: [R, 1] or [1, 1], in float32: no smaller than that of `quantize` with
-      blocks of (1, None), or (None, None).
-    scale_t: [C, 1] or [1, 1], of the transpose.
+    factors: of x. No product may be larger than the dtype's largest number.
+    factors_t: of its transpose, whose columns are the rows of x.
 
   Returns:
-    [R, C] and [C, R]. XLA slices them as those of `quantize_both`.
+    [.., R, C] and [.., C, R]. XLA slices them as those of `quantize_both`.
   """
+  *lead, rows, columns = x.shape
+  matrices = lead[0] if lead else 1
 
-  def padded(scale, size):
+  def padded(factor, size):
     """Those of whole tiles."""
-    scale = jnp.broadcast_to(scale.reshape(-1), (size,))
-    return jnp.pad(scale, (0, -size % BLOCK), constant_values=1)[None]
+    factor = jnp.broadcast_to(factor.astype(jnp.float32), (matrices, size))
+    return jnp.pad(factor, [(0, 0), (0, -size % BLOCK)], constant_values=1)
 
-  given = tuple(map(padded, (scale, scale_t), x.shape))
+  given = [
+    *map(padded, factors, (columns, rows)),
+    *map(padded, factors_t, (rows, columns)),
+  ]
   values, values_t = _launch(x, "given", given=given, dtype=dtype)
   return values, values_t
 
@@ -107,23 +126,28 @@ def cast_both(
 def _launch(
   x, name: str, *, dtype, given=(), made=(), power_of_two=False
 ) -> list[jax.Array]:
-  """Values, those of the transpose, and scales of the shapes that are made."""
-  (rows, columns), size = x.shape, x.dtype.itemsize
+  """Values, those of the transposes, and scales of the shapes that are made."""
+  *lead, rows, columns = x.shape
+  x = x.reshape(-1, rows, columns)
+  matrices, size = x.shape[0], x.dtype.itemsize
   pieces, parts = BLOCK * size // ATOM_BYTES, BLOCK // PART
   if width := _width(columns, size, pieces) - columns:
-    x = jnp.pad(x, [(0, 0), (0, width)])
-  shape = jax.ShapeDtypeStruct
+    x = jnp.pad(x, [(0, 0), (0, 0), (0, width)])
+
+  def shape(rows, columns, dtype):
+    return jax.ShapeDtypeStruct((matrices, rows, columns), jnp.dtype(dtype))
+
   how = {"dtype": dtype, "power_of_two": power_of_two}
   values, values_t, *scales = compat.kernel(
     functools.partial(_body, is_given=bool(given), **how),
     name=f"sm90_quantize_{name}",
     out_type=[
-      shape((rows, _width(columns, 1, pieces)), jnp.dtype(dtype)),
-      shape((columns, _width(rows, 1, parts)), jnp.dtype(dtype)),
-      *(shape(x, jnp.float32) for x in made),
+      shape(rows, _width(columns, 1, pieces), dtype),
+      shape(columns, _width(rows, 1, parts), dtype),
+      *(shape(*x, jnp.float32) for x in made),
     ],
-    grid=(cdiv(rows, BLOCK), cdiv(columns, BLOCK)),
-    grid_names=("i", "j"),
+    grid=(cdiv(rows, BLOCK), cdiv(columns, BLOCK), matrices),
+    grid_names=("i", "j", "matrix"),
     num_threads=WARPGROUPS,
     compiler_params=mosaic.CompilerParams(
       unsafe_no_auto_barriers=True, narrow_copies_anywhere=True
@@ -137,7 +161,8 @@ def _launch(
       "reduced": ptx.block_barrier(WARPGROUPS),
     },
   )(x, *given)
-  return [values[:, :columns], values_t[:, :rows], *scales]
+  outs = values[..., :columns], values_t[..., :rows], *scales
+  return [v.reshape(*lead, *v.shape[1:]) for v in outs]
 
 
 def _width(columns: int, size: int, pieces: int) -> int:
@@ -159,11 +184,12 @@ def _shared(pieces: int, dtype: Any) -> Any:
   return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
 
 
-def _body(x, *refs, is_given, loaded, **shared):
+def _body(*refs, is_given, loaded, **shared):
   """What a block does."""
   i, j = lax.axis_index("i"), lax.axis_index("j")
   corner, warpgroup = (i * BLOCK, j * BLOCK), lax.axis_index("warpgroup")
-  given, (values, values_t, *made) = refs[: 2 * is_given], refs[2 * is_given :]
+  x, *refs = (ref.at[lax.axis_index("matrix")] for ref in refs)
+  given, (values, values_t, *made) = refs[: 4 * is_given], refs[4 * is_given :]
   tile = Tile(**shared, is_given=is_given)
 
   @pl.when(warpgroup == 0)
@@ -172,24 +198,22 @@ def _body(x, *refs, is_given, loaded, **shared):
       plgpu.copy_gmem_to_smem(x.at[window], piece, loaded)
 
   plgpu.barrier_wait(loaded)
-  scale, of_rows, of_columns = None, None, None
-  if is_given:
-    of_rows, of_columns = given[0].at[0], given[1].at[0]
-  elif len(made) == 2:
-    of_rows, of_columns = made[0].at[j], made[1].at[i]
-  else:
+  scale, of_rows, of_columns = None, given[:2], given[2:]
+  if len(made) == 2:
+    of_rows, of_columns = [made[0].at[j]], [made[1].at[i]]
+  elif made:
     scale = tile.scale_of_all(warpgroup)
 
   @pl.when(warpgroup == 0)
   def _():
     if scale is not None:
       made[0][i, j] = scale
-    tile.quantize_rows(scale, of_rows, corner[0])
+    tile.quantize_rows(scale, of_rows, corner)
     _store(tile.out, values, corner)
 
   @pl.when(warpgroup == 1)
   def _():
-    tile.quantize_columns(scale, of_columns, corner[1])
+    tile.quantize_columns(scale, of_columns, corner)
     _store(tile.out_t, values_t, corner[::-1])
 
 

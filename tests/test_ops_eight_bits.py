@@ -1,0 +1,120 @@
+"""Products of 8 bits by every op: values, of each kind of scale."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gemm
+from pallas_gemm.quantization import Quantized
+from tests.support import eight_bit_calls
+from tests.support.eight_bit_calls import EVERY, ON_KERNEL, SUMMED, Draw
+from tests.support.ops import ROWS
+
+SMOKE = range(2)
+
+
+def seeds(count):
+  return [
+    pytest.param(x, marks=[pytest.mark.smoke] * (x in SMOKE))
+    for x in range(count)
+  ]
+
+
+@pytest.mark.parametrize("seed", seeds(17))
+@pytest.mark.parametrize("op", EVERY)
+def test_values(op, seed):
+  run, assert_right = EVERY[op](Draw(seed, [*EVERY].index(op)))
+  out = run()
+  assert_right(out)
+  assert np.array_equal(np.asarray(run()), np.asarray(out), equal_nan=True)
+
+
+@pytest.mark.parametrize("seed", seeds(3))
+@pytest.mark.parametrize("op", ON_KERNEL)
+def test_sm90(op, seed):
+  """The kernel, interpreted."""
+  draw = Draw(seed, 100 + ON_KERNEL.index(op), kernel=True)
+  run, assert_right = EVERY[op](draw, implementation="sm90")
+  assert_right(run())
+
+
+# Values alone.
+
+E4M3, E5M2 = eight_bit_calls.FLOATS
+
+
+@pytest.mark.parametrize("types", ((E4M3, E4M3), (E5M2, E5M2), (E4M3, E5M2)))
+@pytest.mark.parametrize("out_dtype", eight_bit_calls.OUT_DTYPES)
+def test_bare_floats(types, out_dtype):
+  draw = Draw(0)
+  a, b = (
+    draw.normal(5, 140, dtype=types[0]),
+    draw.normal(140, 9, dtype=types[1]),
+  )
+  sizes = jnp.array([2, 3])
+  dense = pallas_gemm.matmul(a, b, out_dtype=out_dtype)
+  general = pallas_gemm.dot_general(a, b, preferred_element_type=out_dtype)
+  grouped = pallas_gemm.ragged_dot(
+    a, jnp.stack([b, b]), sizes, preferred_element_type=out_dtype
+  )
+  for out in (dense, general, grouped):
+    assert out.dtype == out_dtype
+    eight_bit_calls.assert_right(out, *(np.float64(v) for v in (a, b)))
+
+
+@pytest.mark.parametrize("how", ({}, {"implementation": "sm90"}))
+def test_sums_of_int8_are_those_of_lax(how):
+  rng = np.random.default_rng(0)
+  a = jnp.asarray(rng.integers(-128, 128, (70, 150)), jnp.int8)
+  b = jnp.asarray(rng.integers(-128, 128, (2, 150, 40)), jnp.int8)
+  sizes = jnp.array([1, 60])
+  want = jax.lax.dot(a, b[0], preferred_element_type=jnp.int32)
+  out = pallas_gemm.matmul(a, b[0], out_dtype=jnp.int32, **how)
+  assert out.dtype == jnp.int32 and np.array_equal(out, want)
+  if not how:
+    out = pallas_gemm.dot_general(a, b[0], preferred_element_type=jnp.int32)
+    assert np.array_equal(out, want)
+  out = pallas_gemm.ragged_dot(a, b, sizes, None, jnp.int32, **how)
+  want = jax.lax.ragged_dot(a, b, sizes, preferred_element_type=jnp.int32)
+  assert np.array_equal(out, want)
+
+
+def test_results_are_bfloat16_where_an_operand_has_a_scale():
+  x = Quantized(jnp.ones((4, 4), E4M3), jnp.ones(()))
+  stack, one = jax.tree.map(lambda v: v[None], x), jnp.array([4])
+  stack = Quantized(stack.values, x.scale)
+  outs = [
+    pallas_gemm.matmul(x, x.values),
+    pallas_gemm.matmul(x.values, x),
+    pallas_gemm.gated_matmul(x, x, x),
+    pallas_gemm.dot_general(x, x),
+    pallas_gemm.ragged_dot(x, stack, one),
+    pallas_gemm.gated_ragged_dot(x, stack, stack, one),
+    pallas_gemm.ragged_dot_general(x, stack, one, ROWS),
+    pallas_gemm.ragged_dot_general(x, x, one, SUMMED),
+  ]
+  assert {out.dtype.name for out in outs} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("number", (-2.0, 0.0, np.nan, np.inf))
+def test_scales_are_arithmetic(number):
+  """Whatever they are, as NumPy has it."""
+  values = jnp.array([[1, 0, -2], [3, 4, 5]], E4M3)
+  a = Quantized(values, jnp.array([[number], [1.0]]))
+  out = jax.jit(pallas_gemm.matmul)(a, Quantized(values.T, jnp.ones(())))
+  exact = np.float64(values)
+  with np.errstate(invalid="ignore"):
+    want = exact @ exact.T * np.array([[number], [1]])
+    products = (exact * np.array([[number], [1]])) @ exact.T
+  # A scale may be applied to a sum or to its terms: inf * 0 is among those.
+  same = [np.array_equal(out, x, equal_nan=True) for x in (want, products)]
+  assert any(same), (out, want)
+
+
+def test_beside_16_bits_it_is_multiplied_out():
+  draw = Draw(0)
+  a, b = draw.normal(5, 140, dtype="bfloat16"), draw.normal(140, 9)
+  q = pallas_gemm.quantize(b, block=(None, 1))
+  want = pallas_gemm.matmul(a, q.dequantized(jnp.bfloat16))
+  assert np.array_equal(pallas_gemm.matmul(a, q), want)
