@@ -60,15 +60,15 @@ def dot_general(
   or right behind the batch dimensions. Others are transposed by XLA first: one
   read and one write of the operand. Products that no kernel takes, whatever
   their sizes, are passed on to `jax.lax.dot_general`: of mixed dtypes, of
-  float32, of integers. On a mesh it is as `matmul`.
+  float32, of wide integers. On a mesh it is as `matmul`.
 
   Args:
-    lhs, rhs: arrays.
+    lhs, rhs: arrays; or each a `Quantized`, as for `matmul`.
     dimension_numbers: ((lhs contracting, rhs contracting), (lhs batch, rhs
       batch)) dimensions; None for those of `jnp.dot`.
     precision, out_sharding: as of `jax.lax.dot_general`.
     preferred_element_type: the result's dtype.
-    reduce_dtype: as for `matmul`.
+    reduce_dtype, quantize: as for `matmul`.
 
   Returns:
     [batch dimensions, lhs free dimensions, rhs free dimensions].
@@ -208,9 +208,10 @@ def ragged_dot_general(
   `jax.lax.ragged_dot_general`, and logged once.
 
   Groups, transformations, numerics and derivatives are those of `ragged_dot`.
+  There is no `quantize`: pass `Quantized` operands.
 
   Args:
-    lhs, rhs: arrays.
+    lhs, rhs: arrays; or each a `Quantized`, as for `matmul`.
     group_sizes: integers.
     ragged_dot_dimension_numbers: a `jax.lax.RaggedDotDimensionNumbers`.
     precision, preferred_element_type: as of `jax.lax.ragged_dot_general`.

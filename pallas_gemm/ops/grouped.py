@@ -97,8 +97,8 @@ def ragged_dot(
   zeros, so there a NaN or infinity in `rhs` reaches all rows.
 
   Args:
-    lhs: [M, K].
-    rhs: [G, K, N].
+    lhs: [M, K]; or a `Quantized`, as for `matmul`.
+    rhs: [G, K, N]; or a `Quantized`.
     group_sizes: [G], integers; with `group_offset` [G or more].
     precision: as for `matmul`.
     preferred_element_type: the result's dtype, as of `jax.lax.ragged_dot`; by
@@ -114,6 +114,7 @@ def ragged_dot(
     implementation: as for `matmul`; "triton" is none.
     config: a `tuning.Config` for "sm90"; None takes the fastest one known.
     reduce_dtype: as for `matmul`, where K or groups are sharded.
+    quantize: as for `matmul`. Rows of no group touch no scale.
 
   Returns:
     [M, N].
@@ -168,12 +169,13 @@ def gated_ragged_dot(
   rounded to the result's dtype. All else is as for `ragged_dot`, errors too.
 
   Args:
-    x: [M, K].
-    w_gate, w_up: [G, K, N], of one shape and dtype.
+    x: [M, K]; or a `Quantized`.
+    w_gate, w_up: [G, K, N], of one shape and dtype; or each a `Quantized`.
     group_sizes: [G], integers; with `group_offset` [G or more].
     activation: as for `matmul`.
     group_offset, precision, preferred_element_type: as for `ragged_dot`.
     implementation, config, out_sharding, reduce_dtype: as for `ragged_dot`.
+    quantize: as for `ragged_dot`.
 
   Returns:
     [M, N].

@@ -69,24 +69,27 @@ def matmul(
 ) -> jax.Array:
   """activation(alpha * A @ B + beta * C + bias), in one kernel where possible.
 
-  Products of bfloat16 or float16 run on the Hopper kernel on GPUs of compute
-  capability 9.0, everything else is XLA's; `explain` tells which, and why. It
-  works under all of JAX's transformations and on meshes, where results and
-  their shardings are those of `jnp.matmul`. The same inputs give the same bits.
-  As in BLAS, nothing is read that has the number 0 as its factor (an array may
-  hold any). See docs/ops for more.
+  Products of bfloat16, float16, 8-bit floats or int8 run on the Hopper kernel
+  on GPUs of compute capability 9.0, everything else is XLA's; `explain` tells
+  which, and why. It works under all of JAX's transformations and on meshes,
+  where results and their shardings are those of `jnp.matmul`. The same inputs
+  give the same bits. As in BLAS, nothing is read that has the number 0 as its
+  factor (an array may hold any). See docs/ops for more.
 
   Numerics: 16-bit operands are multiplied exactly and added in float32; alpha,
   C, bias and activation are applied in float32; one rounding to `out_dtype`
   follows. For results of 16 bits the kernel's sigmoid, silu and gelu are good
   to 2^-14 (float16: 2^-16), its tanh to 2^-21 of 1. Derivatives of the
   activation are taken at its argument rounded to `out_dtype`; cotangents are
-  rounded to the operands' dtype.
+  rounded to the operands' dtype. Of 8 bits, sums of floats are added to float32
+  totals every 128 of K, sums of int8 are exact up to a K of 131071, and scales
+  are applied in float32; there is no derivative by such operands.
 
   Args:
     a: [..., M, K], or [K]: a row. Mixed dtypes are promoted, and batch
-      dimensions broadcast, as by `jnp.matmul`.
-    b: [..., K, N], or [K]: a column.
+      dimensions broadcast, as by `jnp.matmul`. Or a `Quantized`: 8 bits and
+      their scales; beside a wider operand it is multiplied out.
+    b: [..., K, N], or [K]: a column. Or a `Quantized`.
     bias: what broadcasts to the result: [N], [M, 1], a number; of a vector also
       [M, 1]. No wider than the accumulation. A kernel has [N] and [M, 1] for
       all of a batch; others cost what C costs.
@@ -98,8 +101,11 @@ def matmul(
     alpha, beta: numbers or arrays of shape (), of the operands' kind.
     transpose_a, transpose_b: the operand is stored [..., K, M], or [..., N, K],
       and read in place.
-    out_dtype: of the result; by default the operands'.
+    out_dtype: of the result; by default the operands', of `Quantized` ones
+      bfloat16.
     precision: as of `jnp.matmul`; all `lax.Precision` are alike to 16 bits.
+      `DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM` leaves sums of 8-bit
+      floats to the tensor cores, which keep about 13 bits of them.
     implementation: "sm90", "triton", "xla" or a sequence of them, tried in this
       order; None: the kernel, or XLA's product where it is faster. "sm90"
       without a GPU is interpreted on one device: slow, and right.
@@ -111,12 +117,16 @@ def matmul(
       bytes that travel, and a rounding more for each device. Of the operands'
       kind, 16 bits or more, and no wider than the accumulation. None: float32,
       where XLA computes the product what it takes.
+    quantize: a `Recipe`: operands of 16 or 32 bits are quantised, and in the
+      backward pass cotangents. It has the first derivative, in reverse mode. A
+      `Quantized` operand is taken as it is. `precision` must be None.
 
   Returns:
     [..., M, N].
 
   Raises:
-    TypeError, ValueError: an argument is wrong; the message names it.
+    TypeError, ValueError: an argument is wrong; the message names it. Also of a
+      derivative by operands of 8 bits or their scales.
     NotImplementedError: none of `implementation` takes the product; the
       message has the reason of each. Or `out_sharding` is unreduced.
 
@@ -192,10 +202,10 @@ def gated_matmul(
   rounded to `out_dtype`. All else is as for `matmul`, errors too.
 
   Args:
-    x: [..., M, K], or [K].
-    w_gate, w_up: [..., K, N], of one shape and dtype.
+    x: [..., M, K], or [K]; or a `Quantized`.
+    w_gate, w_up: [..., K, N], of one shape and dtype; or each a `Quantized`.
     activation, out_dtype, precision, implementation: as for `matmul`.
-    config, out_sharding, reduce_dtype: as for `matmul`.
+    config, out_sharding, reduce_dtype, quantize: as for `matmul`.
 
   Returns:
     [..., M, N].
