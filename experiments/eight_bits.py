@@ -255,6 +255,9 @@ _OF_ROWS = lax.RaggedDotDimensionNumbers(
 class In16Bits(Product):
   """The same product of bfloat16, as a peer with a row of its own."""
 
+  def fields(self) -> dict[str, Any]:
+    return super().fields() | {"dtype": "bfloat16", "epilogue": ""}
+
   def draw(self, seed: int) -> dict[str, Any]:
     found = super().draw(seed)
     return found | {name: _bf16(found[name]) for name in "ab"}
