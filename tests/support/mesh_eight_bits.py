@@ -7,6 +7,7 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
@@ -194,10 +195,11 @@ def _gathers_8_bits(arm, mode, scaling):
 @register("a scale on another mesh", ("default",))
 def _scale_on_another_mesh(arm):
   """Is refused, as any operand is."""
-  other = jax.make_mesh((8,), ("z",))
+  other = jax.make_mesh((8,), ("z",), (AxisType.Explicit,))
   x = quantize(normal(64, 64), block=(1, None))
   values = EXPLICIT.place(x.values, P("x", None))
   scale = jax.device_put(x.scale, jax.NamedSharding(other, P("z", None)))
   f = lambda: pallas_gemm.matmul(Quantized(values, scale), x)  # noqa: E731
   error = mesh_checks.raised(f)
   assert isinstance(error, TypeError | ValueError), repr(error)
+  assert "mesh" in str(error), error
