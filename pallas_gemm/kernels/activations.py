@@ -351,8 +351,9 @@ def _accumulator_dtype(a: Any, b: Any, out_dtype: Any) -> Any:
       *(jax.dtypes.canonicalize_dtype(v.dtype) for v in (a, b))
     )
     wide = both if out_dtype is None else jnp.dtype(out_dtype)
-    is_number = dtypes.kind(wide) != "other"
-    if not is_number or jax.dtypes.canonicalize_dtype(wide) != wide:
+    is_kind = dtypes.kind(wide) != "other"
+    is_kind &= dtypes.kind(both) != "floating" or dtypes.kind(wide) != "integer"
+    if not is_kind or jax.dtypes.canonicalize_dtype(wide) != wide:
       wide = both  # what is wrong with it is said later
     return dtypes.accumulation_dtype(both, both, wide)
   except (AttributeError, TypeError, ValueError):

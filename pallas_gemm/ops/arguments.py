@@ -202,7 +202,7 @@ def promoted(names: Operands, x: Operands) -> Operands:
   if x.b_up is not None:
     have, want = (f"{v.dtype.name}{list(v.shape)}" for v in (x.b_up, x.b))
     check(have == want, f"{names.b_up} must be {want} like {names.b}", have)
-  if {x.a.dtype.name, x.b.dtype.name} <= set(legal.FLOATS8):
+  if x.has_scales or {x.a.dtype.name, x.b.dtype.name} <= set(legal.FLOATS8):
     return x  # which JAX promotes to nothing, and a kernel takes in any mixture
   dtype, found = jnp.result_type(x.a, x.b), {}
   for field, name, v in zip(("a", "b", "b_up"), names, x):

@@ -120,12 +120,12 @@ def _indices(dimensions: Any) -> tuple[int, ...]:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _dot_general(options, generation, lhs, rhs):
   del generation  # a key: the config may be another one now
-  x = quantized.apart(_NAMES, Operands(*arguments.arrays(lhs, rhs)))
+  x = Operands(*arguments.arrays(lhs, rhs))
+  x = quantized.apart(_NAMES, x, options.quantize)
   arguments.check_numbers(_NAMES, x)
   arguments.in_one_memory(_NAMES, x)
   arguments.check_out_sharding(options.out_sharding)
-  lhs, rhs = x.a, x.b
-  preferred = options.out_dtype
+  lhs, rhs, preferred = x.a, x.b, options.out_dtype
   if x.has_scales:
     preferred = quantized.result_dtype(preferred, x, _PREFERRED)
   reference = functools.partial(

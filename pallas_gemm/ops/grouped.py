@@ -216,7 +216,7 @@ def _ragged_dot(
   x = Operands(*arguments.arrays(a, b, b_up, bias))
   group_sizes, group_offset = arguments.arrays(group_sizes, group_offset)
   names = _PLAIN_NAMES if x.b_up is None else _GATED_NAMES
-  x = quantized.apart(names, x)
+  x = quantized.apart(names, x, options.quantize)
   stored = "[G, N, K]" if options.transpose_b else "[G, K, N]"
   arguments.check_numbers(names, x)
   check(x.a.ndim == 2, f"{names.a} must be [M, K]", f"shape {x.a.shape}")

@@ -233,7 +233,7 @@ def _matmul(options, generation, *operands):
   del generation  # a key: the config may be another one now
   x = Operands(*arguments.arrays(*operands))
   names = _PLAIN_NAMES if x.b_up is None else _GATED_NAMES
-  x = quantized.apart(names, x)
+  x = quantized.apart(names, x, options.quantize)
   arguments.check_numbers(names, x)
   x = Operands(*arguments.in_one_memory(names, x))
   passed, x = x, arguments.promoted(names, x)

@@ -11,7 +11,7 @@ from pallas_gemm.ops import arguments, scales
 from pallas_gemm.ops.arguments import check
 from pallas_gemm.ops.scales import FIELDS
 from pallas_gemm.ops.spec import Operands
-from pallas_gemm.quantization import Quantized, as_quantized
+from pallas_gemm.quantization import Quantized, Recipe, as_quantized
 
 _BFLOAT16 = jax.ShapeDtypeStruct((), jnp.bfloat16)
 
@@ -35,20 +35,24 @@ def typed(a: Any, b: Any) -> tuple[Any, Any]:
   return a, b
 
 
-def apart(names: Operands, x: Operands) -> Operands:
+def apart(
+  names: Operands, x: Operands, recipe: Recipe | None = None
+) -> Operands:
   """The operands, values and scales of each `Quantized` apart.
 
-  Beside an array of 16 bits or more it is multiplied out, and said so.
+  Beside an array of 16 bits or more it is multiplied out, and said so, unless
+  there is a recipe, by which that becomes one of 8 bits.
 
   Raises:
     TypeError: a `Quantized` beside 8 bits of another kind.
   """
   found, there = {}, {f: v for f in FIELDS if (v := getattr(x, f)) is not None}
   wide = [v.dtype for v in there.values() if v.dtype.itemsize > 1]
+  of_recipe = {recipe.forward} if wide and isinstance(recipe, Recipe) else set()
   for (field, v), name in zip(there.items(), names):
     if not isinstance(v, Quantized):
       continue
-    if not wide:
+    if of_recipe or not wide:
       found |= {field: v.values, FIELDS[field]: v.scale}
       continue
     report.warn_once(
@@ -60,6 +64,8 @@ def apart(names: Operands, x: Operands) -> Operands:
     found[field] = v.dequantized(wide[0])
   x = x._replace(**found)
   dtypes = {v.dtype.name for v in (x.a, x.b, x.b_up) if v is not None}
+  if of_recipe:
+    dtypes = of_recipe | (dtypes - {dtype.name for dtype in wide})
   if x.has_scales:
     wanted = "operands with scales must all be of float8_e4m3fn or float8_e5m2,"
     ok = dtypes <= set(legal.FLOATS8) or dtypes == {"int8"}

@@ -92,6 +92,9 @@ def applied(z: jax.Array, x: Operands, spec: Spec) -> jax.Array:
   size = spec.letters(x)
   for _, scale, word, of in present(x, spec.words):
     scale, word = spread(scale.astype(z.dtype), word, of, size)
+    if "g" in word and spec.ragged == "m":
+      scale = spec_lib.of_rows(scale, x.offsets, z.shape[0])
+      word = word.replace("g", "m")
     z = z * spec_lib.lifted(scale, word, spec.out)
   return z
 

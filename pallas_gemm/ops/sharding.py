@@ -206,7 +206,7 @@ def _lower(ctx, operands, spec: Spec, cuda: bool, product: Product):
   if reason and not kernel:
     report.warn_once(f"reduce_dtype has no effect: {reason}")
     return _whole(ctx, operands, spec, cuda, mesh, "")
-  if reason is None and not cuda and kernel:
+  if reason is None and not cuda and x.a.dtype.itemsize <= 2:
     if implementations.HOPPER in implementations.names(spec, cuda):
       reason = _INTERPRETED
   if reason is not None:

@@ -42,7 +42,8 @@ def chosen(x: Operands, spec: Spec) -> tuple[tuning.Config, str]:
       problem,
       config=spec.config if isinstance(spec.config, tuning.Config) else None,
       batch_invariant=spec.batch_invariant,
-      xla_too=spec.implementation is None,
+      # What XLA makes of scales is slower, or rounds what they multiply.
+      xla_too=spec.implementation is None and not spec.words.has_scales,
     )
   )
   if first.how == "xla":

@@ -1,5 +1,6 @@
 """A product as XLA computes it: what every op falls back to."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -15,6 +16,8 @@ from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.spec import Operands, Spec, whole_of
 
 _MOST_ROLLED = 2**31 - 1
+# Elements of a vector of 8 bits.
+_VECTOR = 16
 NOT_INVARIANT = (
   "XLA chooses the order of additions for M too, so it is not batch invariant"
 )
@@ -56,8 +59,7 @@ def run(
   group reaches the rows of others.
   """
   narrow = jnp.dtype(spec.out_dtype)
-  if _is_multiplied_in_16_bits(x, spec):
-    x, spec = scales.in_operands(x, spec)
+  x, spec = _as_xla_multiplies(x, spec)
   # Whether `lax.dot_general` takes the results' dtype itself.
   alone = not (spec.has_epilogue or spec.words.has_scales) and (
     narrow == x.b.dtype or narrow.itemsize > x.b.dtype.itemsize
@@ -65,11 +67,12 @@ def run(
   alone = alone and not (_is_of_a_vector(x, spec) or _needs_float32(x.a, x.b))
   dtype, sums = narrow if alone else x.wide(narrow), []
   for one, product in spec.products(x, out=spec.out, out_dtype=dtype):
-    sums.append(
+    z = (
       _grouped_dot(one, product, spec.config)
       if spec.ragged
       else _dot(one, product, out_sharding)
     )
+    sums.append(scales.applied(z, one, product))
   if spec.ragged == "k":
     return [z.astype(narrow) for z in sums]
   if alone and (not spec.ragged or isinstance(spec.config, xla_groups.Tiles)):
@@ -77,24 +80,31 @@ def run(
   return spec_lib.epilogue(sums, x, spec)
 
 
-def _is_multiplied_in_16_bits(x: Operands, spec: Spec) -> bool:
-  """Whether operands of 8 bits, with their scales, are converted first.
+def _as_xla_multiplies(x: Operands, spec: Spec) -> tuple[Operands, Spec]:
+  """The product of operands of 8 bits, of dtypes that XLA is right with.
 
-  XLA has a product of one dtype of 8 bits, dense, and numbers apply to its sums
-  alone.
+  Scales apply to sums; those that differ along K are multiplied in. XLA has a
+  product of one dtype of 8 bits, dense; values in more bits are the same ones.
+  On a GPU that of int8 was wrong at K = 9 (JAX 0.11.2): it takes whole vectors.
   """
   is_float8 = "float8" in x.a.dtype.name or "float8" in x.b.dtype.name
   if not (is_float8 or spec.words.has_scales):
-    return False
-  along_k = any(
+    return x, spec
+  if any(
     whole_of(c) in spec.contracted for w in spec.words.scales for c in w or ""
-  )
-  return bool(
-    along_k
-    or spec.ragged
-    or x.a.dtype != x.b.dtype
-    or (is_float8 and on_cpu.value)
-  )
+  ):
+    return scales.in_operands(x, spec)
+  sizes = *x.a.shape, *x.b.shape
+  is_whole = all(isinstance(n, int) and n % _VECTOR == 0 for n in sizes)
+  fits = not on_cpu.value if is_float8 else is_whole
+  if fits and x.a.dtype == x.b.dtype and not spec.ragged:
+    return x, spec
+  wide = jnp.float32 if on_cpu.value or not is_float8 else jnp.bfloat16
+  values = {
+    f: v.astype(wide) for f in scales.FIELDS if (v := getattr(x, f)) is not None
+  }
+  precision = None if is_float8 else lax.Precision.HIGHEST
+  return x._replace(**values), dataclasses.replace(spec, precision=precision)
 
 
 def _is_of_a_vector(x: Operands, spec: Spec) -> bool:
@@ -148,8 +158,7 @@ def _dot(x: Operands, spec: Spec, out_sharding: Any) -> jax.Array:
     preferred_element_type=dtype,
     out_sharding=out_sharding,
   )
-  z = spec_lib.lifted(z, "".join(have), out).astype(spec.out_dtype)
-  return scales.applied(z, x, spec)
+  return spec_lib.lifted(z, "".join(have), out).astype(spec.out_dtype)
 
 
 def _needs_float32(a: jax.Array, b: jax.Array) -> bool:

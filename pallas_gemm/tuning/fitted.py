@@ -84,12 +84,14 @@ def resources_of(problem: Problem, gpu: hardware.Gpu) -> Resources:
   p, epilogue = problem, problem.epilogue
   if epilogue.activation:
     epilogue = dataclasses.replace(epilogue, activation="any")
+  # Scales that come with slabs take room, others do not.
+  scales = (p.a.scale, p.b.scale) if p.has_blocks else (None, None)
   nominal = Problem(
     m=8192,
     n=8192,
     k=8192,
-    a=Operand(dtype=p.a.dtype, k_last=True),
-    b=Operand(dtype=p.b.dtype, k_last=False),
+    a=Operand(dtype=p.a.dtype, k_last=True, scale=scales[0]),
+    b=Operand(dtype=p.b.dtype, k_last=False, scale=scales[1]),
     out_dtype=p.out_dtype,
     groups=p.groups and Groups(along=p.groups.along, count=1),
     epilogue=epilogue,

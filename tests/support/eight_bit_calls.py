@@ -68,7 +68,8 @@ class Draw:
     ends = [self.one(_ENDS), self.one(_ENDS)]
     if self.rng.random() < 0.4:
       ends = [self.one(_ALONG_K), self.one(_ALONG_K)]
-      ends = [_ALONG_K[0], ends[1]] if kernel else ends
+    elif kernel and self.rng.random() < 0.3:  # one is spread for the other
+      ends = [self.one(_ALONG_K), self.one(_ENDS)]
     if not kernel and self.rng.random() < 0.5:
       any_kind = ONE, EACH, BLOCKS
       ends = [(self.one(any_kind), self.one(any_kind)) for _ in range(2)]
@@ -233,37 +234,25 @@ def dot_general(draw: Draw) -> Call:
 
 
 def vmap(draw: Draw) -> Call:
-  """Over A, or over both; a scale may be one for all examples."""
-  m, n, k, size = draw.size(), draw.size(), draw.size(), 3
+  """Over values of A, and perhaps scales of B; what is left is shared."""
+  m, n, k = draw.size(), draw.size(), draw.size()
   a = draw.factor(0, {"m": m, "k": k}, "m")
-  both = draw.chance()
   b = draw.factor(1, {"k": k, "n": n}, "n")
-  values = np.stack([np.roll(a.parts[0], i, -1) for i in range(size)])
-  scale = np.asarray(a.parts[1])
-  exact = values.astype(np.float64) * spread(
-    scale.astype(np.float64), values.shape[1:]
-  )
-  given = Quantized(jnp.asarray(values), a.parts[1])
-  times = jnp.arange(1.0, size + 1)
-  b_scale = b.parts[1].astype("float32")
-  if both:
-    b_scale = b_scale * times.reshape(-1, *[1] * b_scale.ndim)
-  axes = (Quantized(0, None), Quantized(None, 0 if both else None))
-  f = functools.partial(pallas_gemm.matmul, out_dtype="float32")
+  # Times powers of two: exact.
+  times = np.array([1.0, 2.0, 0.5]) if draw.chance() else np.ones(1)
+  values = jnp.stack([a.parts[0], -a.parts[0], a.parts[0]])
+  scale = b.parts[1].astype("float32")
+  scales = jnp.stack([scale * x for x in times.astype(np.float32)])
+  is_shared = len(times) == 1
+  axes = Quantized(0, None), Quantized(None, None if is_shared else 0)
   run = functools.partial(
-    jax.vmap(f, in_axes=axes), given, Quantized(b.parts[0], b_scale)
+    jax.vmap(functools.partial(pallas_gemm.matmul, out_dtype="float32"), axes),
+    Quantized(values, a.parts[1]),
+    Quantized(b.parts[0], scale if is_shared else scales),
   )
-  of_b = np.asarray(times)[:, None, None] if both else np.ones((size, 1, 1))
-  # The scale of an example is rounded once more than the bound has room for
-  # if it is no small number times a float32 of few digits.
-  shape = b.parts[0].shape
-  one = [
-    np.asarray(b.parts[0]).astype(np.float64)
-    * spread(np.asarray(b_scale, np.float64)[i] if both else
-             np.asarray(b_scale, np.float64), shape)
-    for i in range(len(of_b))
-  ]  # fmt: skip
-  return run, lambda out: assert_batch(out, exact, np.stack(one))
+  exact_a = np.stack([a.exact, -a.exact, a.exact])
+  exact_b = b.exact * times[:, None, None]
+  return run, lambda out: assert_batch(out, exact_a, exact_b)
 
 
 # Groups.

@@ -1,0 +1,392 @@
+"""quantize=Recipe(): results and gradients, against float64 at the bits used.
+
+Where nothing is applied to sums the cotangent that is quantised is known, bit
+by bit, so derivatives are held to the bound of float32 sums of the very
+operands. Behind an activation it is known but for some roundings, after which
+another 8-bit number may be the nearest: there what a derivative may be off is
+what quantising takes from the cotangent, |q s - x| <= u |x| + v s.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gemm
+from pallas_gemm import numerics, quantization
+from pallas_gemm.ops import recipes
+from pallas_gemm.quantization import Quantized, Recipe, quantize
+from tests.support.eight_bit_calls import assert_right, spread
+from tests.support.products import float64, normal
+
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+SCALINGS = "block", "row", "tensor"
+DTYPES = (E4M3, E4M3), (E4M3, E5M2), ("int8", "int8"), (E4M3, None)
+RECIPES = [
+  Recipe(forward=x, gradient=y, scaling=scaling)
+  for scaling in SCALINGS
+  for x, y in DTYPES
+]
+# Each two of a scaling and dtypes meet in `test_matmul`.
+FEW = [RECIPES[i] for i in (0, 5, 10, 3, 6, 8, 7)]
+
+
+def _named(recipe: Recipe) -> str:
+  return f"{recipe.scaling}-{recipe.forward}-{recipe.gradient}"
+
+
+def each(name: str):
+  return pytest.mark.parametrize(name, RECIPES, ids=_named)
+
+
+def few(name: str):
+  return pytest.mark.parametrize(name, FEW[:4], ids=_named)
+
+
+# What rounding takes of x and of its scale.
+ERRORS = {E4M3: (2**-4, 2**-10), E5M2: (2**-3, 2**-17), "int8": (2**-20, 0.5)}
+ERRORS[None] = (2**-8, 0.0)  # bfloat16's
+
+
+def of(recipe: Recipe, x, along: int, weight: bool = False, dtype=None):
+  """A matrix, quantised along a dimension that is summed over."""
+  block = [None, None]
+  if recipe.scaling != "tensor":
+    size = 128 if recipe.scaling == "block" else None
+    block = [size if i == along else 1 for i in range(2)]
+    if recipe.scaling == "block" and weight:
+      block = [128, 128]
+  x = jnp.asarray(x, jnp.float32) if x.dtype == np.float64 else x
+  return quantize(x, dtype or recipe.forward, block=tuple(block))
+
+
+def exact(q: Quantized) -> np.ndarray:
+  return float64(q.values) * spread(float64(q.scale), q.shape)
+
+
+def half(recipe: Recipe, ct, qa: Quantized, qb: Quantized):
+  """The factors of a backward pass in bfloat16."""
+  bf16 = lambda v: float64(v.astype(jnp.bfloat16))  # noqa: E731
+  if recipe.scaling == "row":  # scales go into the cotangent
+    by_a, by_b = ct * qb.scale, ct * qa.scale
+    return (bf16(by_a), float64(qb.values).T), (
+      float64(qa.values).T,
+      bf16(by_b),
+    )
+  a, b, ct = bf16(qa.dequantized()), bf16(qb.dequantized()), bf16(ct)
+  return (ct, b.T), (a.T, ct)
+
+
+def backward(recipe: Recipe, ct, a, b):
+  """The factors of both derivatives of A @ B, in float64: dA's, and dB's."""
+  qa, qb = of(recipe, a, 1), of(recipe, b, 0, weight=True)
+  if recipe.gradient is None:
+    return half(recipe, ct, qa, qb)
+  by_a = by_b = jnp.asarray(ct, jnp.float32)
+  with_a, with_b = exact(qa), exact(qb)
+  if recipe.scaling == "row":  # scales go into the cotangent
+    by_a, by_b = by_a * qb.scale, by_b * qa.scale
+    with_a, with_b = float64(qa.values), float64(qb.values)
+  if recipe.scaling == "block":  # A anew, along its rows
+    with_a = exact(of(recipe, a, 0))
+  to_a = exact(of(recipe, by_a, 1, dtype=recipe.gradient))
+  to_b = exact(of(recipe, by_b, 0, dtype=recipe.gradient))
+  return (to_a, with_b.T), (with_a.T, to_b)
+
+
+def pulled(f, ct, *x):
+  """Result and cotangents."""
+
+  def both(ct, *x):
+    out, pull = jax.vjp(f, *x)
+    return out, *pull(ct)
+
+  return jax.jit(both)(ct, *x)
+
+
+@each("recipe")
+def test_matmul(recipe):
+  dtype = "bfloat16" if RECIPES.index(recipe) % 2 else "float32"
+  a, b = normal(150, 140, dtype=dtype), normal(140, 131, dtype=dtype)
+  bias, ct = normal(131), normal(150, 131, seed=2, dtype=dtype)
+  f = functools.partial(pallas_gemm.matmul, quantize=recipe)
+  out, d_a, d_b, d_bias = pulled(
+    lambda a, b, bias: f(a, b, bias=bias), ct, a, b, bias
+  )
+  assert_right(out, exact(of(recipe, a, 1)), exact(of(recipe, b, 0, True)),
+               bias=np.asarray(bias))  # fmt: skip
+  of_a, of_b = backward(recipe, ct, a, b)
+  assert d_a.dtype == d_b.dtype == dtype
+  assert_right(d_a, *of_a)
+  assert_right(d_b, *of_b)
+  assert_right(d_bias[None], np.ones((1, 150)), float64(ct))
+
+
+@few("recipe")
+def test_two_contracted_dimensions(recipe):
+  a, b, ct = normal(70, 2, 90), normal(2, 90, 60), normal(70, 60)
+  numbers = ((1, 2), (0, 1)), ((), ())
+  f = functools.partial(
+    pallas_gemm.dot_general, dimension_numbers=numbers, quantize=recipe
+  )
+  _, d_a, d_b = pulled(f, ct, a, b)
+  flat = a.reshape(70, 180), b.reshape(180, 60)
+  of_a, of_b = backward(recipe, ct, *flat)
+  assert_right(d_a.reshape(70, 180), *of_a)
+  assert_right(d_b.reshape(180, 60), *of_b)
+
+
+SIZES = np.array([130, 0, 1, 127])
+SPANS = [slice(*x) for x in zip([0, 130, 130, 131], [130, 130, 131, 258])]
+
+
+def grouped_factors(recipe, ct, a, w):
+  """Those of each group: row and tensor scales are of all rows."""
+  ct = ct.at[258:].set(0)
+  if recipe.scaling == "tensor":
+    qa = of(recipe, a.at[258:].set(0), 1)
+    qw = quantize(w, recipe.forward, block=(None,) * 3)
+    qs = [Quantized(qa.values[s], qa.scale) for s in SPANS]
+    qws = [Quantized(v, qw.scale[0]) for v in qw.values]
+  else:
+    qs = [of(recipe, a[s], 1) for s in SPANS]
+    qws = [of(recipe, v, 0, weight=True) for v in w]
+  spans = [*zip(SPANS, qs, qws)]
+  if recipe.gradient is None:
+    return qs, qws, [half(recipe, ct[s], q, v) for s, q, v in spans]
+  if recipe.scaling == "block":
+    of_group = functools.partial(backward, recipe)
+    return qs, qws, [of_group(ct[s], a[s], v) for s, v in zip(SPANS, w)]
+  if recipe.scaling == "tensor":
+    q_ct = exact(of(recipe, ct, 1, dtype=recipe.gradient))
+    return (
+      qs,
+      qws,
+      [((q_ct[s], exact(v).T), (exact(q).T, q_ct[s])) for s, q, v in spans],
+    )
+  by_a = jnp.concatenate([ct[s] * v.scale for s, v in zip(SPANS, qws)])
+  by_b = jnp.concatenate([ct[s] * q.scale for s, q in zip(SPANS, qs)])
+  to_a = exact(of(recipe, by_a, 1, dtype=recipe.gradient))
+  to_b = exact(of(recipe, by_b, 0, dtype=recipe.gradient))
+  return (
+    qs,
+    qws,
+    [
+      ((to_a[s], float64(v.values).T), (float64(q.values).T, to_b[s]))
+      for s, q, v in spans
+    ],
+  )
+
+
+@pytest.mark.parametrize("recipe", FEW, ids=_named)
+def test_ragged_dot(recipe):
+  """What rows of no group hold reaches nothing."""
+  a, w, bias = normal(266, 140), normal(4, 140, 60), normal(4, 60)
+  ct = normal(266, 60, seed=2)
+  a, ct = (v.at[258:262].set(np.nan).at[262:].set(1e6) for v in (a, ct))
+  f = functools.partial(
+    pallas_gemm.ragged_dot, group_sizes=jnp.asarray(SIZES), quantize=recipe
+  )
+  out, d_a, d_w, d_bias = pulled(
+    lambda a, w, bias: f(a, w, bias=bias), ct, a, w, bias
+  )
+  assert not out[258:].any() and not d_a[258:].any()
+  qs, qws, factors = grouped_factors(recipe, ct, a, w)
+  for g, (s, q, qw) in enumerate(zip(SPANS, qs, qws)):
+    assert_right(out[s], exact(q), exact(qw), bias=np.asarray(bias[g]))
+    of_a, of_w = factors[g]
+    assert_right(d_a[s], *of_a)
+    assert_right(d_w[g], *of_w)
+    rows = s.stop - s.start
+    assert_right(d_bias[g][None], np.ones((1, rows)), float64(ct[s]))
+
+
+# Behind an activation.
+
+# The largest second derivative of tanh, rounded up; the first is at most 1.
+_CURVATURE = 0.77
+
+
+def product(recipe: Recipe, x: np.ndarray, w: np.ndarray):
+  """A sum in float64, and what float32's may be off."""
+  size = np.abs(x) @ np.abs(w)
+  return x @ w, numerics.gamma(x.shape[1] + 6, 2.0**-24) * (size + 1)
+
+
+def assert_derivatives(recipe: Recipe, got, a, b, cts) -> None:
+  """Of A, and of each B.
+
+  Args:
+    recipe: of all.
+    got: the derivatives of A, and of each of the B's.
+    a: A, in float32.
+    b: the B's.
+    cts: of each product its cotangent, and how far off that may be, before it
+      is quantised.
+  """
+  u, v = ERRORS[recipe.gradient]
+  most = quantization.largest(recipe.gradient) if recipe.gradient else 1.0
+  is_row = recipe.scaling == "row" and recipe.gradient
+  is_anew = recipe.scaling == "block" and recipe.gradient
+  along = of(recipe, a, 0 if is_anew else 1)
+  want_a, room_a = 0.0, 0.0
+  for d_b, w, (ct, ct_off) in zip(got[1:], b, cts, strict=True):
+    q = of(recipe, w, 0, weight=True)
+    found = []
+    # Scales that go into the cotangent come out of it again.
+    for other, factors in (
+      (exact(q).T, q.scale),
+      (exact(along).T, along.scale),
+    ):
+      inside = float64(factors) if is_row else np.ones((1, 1))
+      size = np.abs(ct) + ct_off
+      off = ct_off + u * size + v * (size * inside).max() / most / inside
+      x, y = (ct, other) if not found else (other, ct)
+      x_off, y_off = (off, 0 * y) if not found else (0 * x, off)
+      room = x_off @ np.abs(y) + np.abs(x) @ y_off
+      if recipe.gradient is None:  # so is the other operand
+        room = room + u * (np.abs(x) + x_off) @ (np.abs(y) + y_off)
+      sums = (np.abs(x) + x_off) @ (np.abs(y) + y_off)
+      found.append(
+        (x @ y, room + numerics.gamma(x.shape[1] + 6, 2.0**-24) * sums)
+      )
+    (of_a, off_a), (of_b, off_b) = found
+    want_a, room_a = want_a + of_a, room_a + off_a
+    assert np.all(np.abs(float64(d_b) - of_b) <= off_b)
+  assert np.all(np.abs(float64(got[0]) - want_a) <= room_a)
+
+
+def of_tanh(ct, z, z_off, beside=1.0, beside_off=0.0):
+  """The cotangent of z, of tanh(z) times what is beside it; what it is off."""
+  ct, slope = float64(ct), 1 - np.tanh(z) ** 2
+  own = numerics.gamma(64, 2.0**-24) * (1 + np.abs(z))
+  off = (np.abs(beside) + beside_off) * (_CURVATURE * z_off + own)
+  return ct * beside * slope, np.abs(ct) * (off + beside_off)
+
+
+@few("recipe")
+def test_behind_an_activation(recipe):
+  a, b, bias = normal(40, 140), normal(140, 50) / 12, normal(50)
+  ct = normal(40, 50, seed=3)
+  f = functools.partial(
+    pallas_gemm.matmul, activation=jnp.tanh, quantize=recipe
+  )
+  out, d_a, d_b, _ = pulled(lambda *x: f(*x[:2], bias=x[2]), ct, a, b, bias)
+  qa, qb = exact(of(recipe, a, 1)), exact(of(recipe, b, 0, weight=True))
+  assert_right(out, qa, qb, bias=np.asarray(bias), activation=jnp.tanh)
+  z, z_off = product(recipe, qa, qb)
+  cts = [of_tanh(ct, z + float64(bias), z_off + 2.0**-22 * np.abs(bias))]
+  assert_derivatives(recipe, (d_a, d_b), a, (b,), cts)
+
+
+@few("recipe")
+@pytest.mark.parametrize("grouped", (False, True))
+def test_gated(recipe, grouped):
+  x, gate, up = normal(40, 140), normal(140, 50) / 12, normal(140, 50, seed=4)
+  ct, how = normal(40, 50, seed=3), {"activation": jnp.tanh, "quantize": recipe}
+  op = pallas_gemm.gated_matmul
+  if grouped:
+    op = lambda x, *w, **how: pallas_gemm.gated_ragged_dot(  # noqa: E731
+      x, *[v[None] for v in w], jnp.array([40]), **how
+    )
+  out, *got = pulled(functools.partial(op, **how), ct, x, gate, up)
+  qx = exact(of(recipe, x, 1))
+  both = [exact(of(recipe, v, 0, weight=True)) for v in (gate, up)]
+  assert_right(out, qx, *both, activation=jnp.tanh)
+  (z, z_off), beside = (product(recipe, qx, q) for q in both)
+  of_up = np.tanh(z) * float64(ct)
+  off = np.abs(ct) * (z_off + numerics.gamma(64, 2.0**-24))
+  cts = [of_tanh(ct, z, z_off, *beside), (of_up, off)]
+  assert_derivatives(recipe, got, x, (gate, up), cts)
+
+
+# Who has a derivative.
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("op", ("matmul", "dot_general", "ragged_dot"))
+def test_frozen_weights(op, scaling):
+  """They are taken as they are, which has the bits of quantising them."""
+  recipe = Recipe(scaling=scaling)
+  a, b, ct = normal(40, 140), normal(140, 50), normal(40, 50, seed=3)
+  frozen, rest = of(recipe, b, 0, weight=True), ()
+  if op == "ragged_dot":
+    b, rest = b[None], (jnp.array([40]),)
+    frozen = jax.tree.map(lambda v: v[None], frozen)
+  f = functools.partial(getattr(pallas_gemm, op), quantize=recipe)
+  how = {"out_dtype" if op == "matmul" else "preferred_element_type": "float32"}
+  both = pulled(lambda a, b: f(a, b, *rest), ct, a, b)
+  one = pulled(lambda a: f(a, frozen, *rest, **how), ct, a)
+  assert all(map(np.array_equal, one, both[:2]))
+  assert f(a, frozen, *rest).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("of_scale", (False, True))
+@pytest.mark.parametrize("side", (0, 1))
+def test_no_derivative_by_8_bits(side, of_scale):
+  x = [quantize(normal(8, 8, seed=i), block=(1, None)) for i in range(2)]
+
+  def loss(v):
+    operands = [*x]
+    operands[side] = (
+      Quantized(x[side].values, v) if of_scale else Quantized(v, x[side].scale)
+    )
+    return pallas_gemm.matmul(*operands).astype("float32").sum()
+
+  v = x[side].scale if of_scale else x[side].values
+  with pytest.raises(TypeError, match=r"quantize=pallas_gemm\.Recipe"):
+    jax.grad(loss)(v)
+
+
+def test_derivative_by_what_is_added():
+  x = quantize(normal(8, 8), block=(1, None))
+  bias, c = normal(8), normal(8, 8, seed=2)
+
+  def loss(bias, c, alpha):
+    return pallas_gemm.matmul(
+      x, x, bias=bias, c=c, alpha=alpha, out_dtype="float32"
+    ).sum()
+
+  d_bias, d_c, d_alpha = jax.grad(loss, (0, 1, 2))(bias, c, 0.5)
+  assert np.array_equal(d_bias, 8 * np.ones(8))
+  assert np.array_equal(d_c, np.ones((8, 8)))
+  q = exact(x)
+  bound = 2.0**-20 * (np.abs(q) @ np.abs(q)).sum()
+  assert abs(d_alpha - (q @ q).sum()) <= bound
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_what_a_checkpoint_keeps(scaling):
+  recipe = Recipe(scaling=scaling)
+  a, b = normal(40, 140), normal(140, 50)
+  f = functools.partial(pallas_gemm.matmul, quantize=recipe)
+  loss = lambda a, b: f(a, b).sum()  # noqa: E731
+  names = jax.checkpoint_policies.save_only_these_names(recipes.CHECKPOINT_NAME)
+  kept = jax.checkpoint(loss, policy=names)
+  text = str(jax.make_jaxpr(jax.grad(kept, (0, 1)))(a, b))
+  again = str(jax.make_jaxpr(jax.grad(jax.checkpoint(loss), (0, 1)))(a, b))
+  rounded = "name=_quantize"
+  assert text.count(rounded) < again.count(rounded)
+  got, want = (jax.grad(x, (0, 1))(a, b) for x in (kept, loss))
+  assert all(map(np.array_equal, got, want))
+
+
+def test_in_einsum():
+  a, b = normal(3, 20, 140), normal(140, 50)
+  dot = functools.partial(pallas_gemm.dot_general, quantize=Recipe())
+  out = jnp.einsum("bmk,kn->bmn", a, b, _dot_general=dot)
+  want = pallas_gemm.matmul(a, b, quantize=Recipe())
+  assert np.array_equal(out, want)
+
+
+def test_in_flax():
+  nnx = pytest.importorskip("flax.nnx", reason="needs flax")
+  dot = functools.partial(pallas_gemm.dot_general, quantize=Recipe())
+  layer = nnx.Linear(140, 50, dot_general=dot, rngs=nnx.Rngs(0))
+  x = normal(20, 140)
+  want = pallas_gemm.matmul(x, layer.kernel[...], quantize=Recipe())
+  assert np.array_equal(layer(x), want + layer.bias[...])
+  slopes = nnx.grad(lambda layer: (layer(x) ** 2).sum())(layer)
+  assert all(np.isfinite(v).all() for v in jax.tree.leaves(slopes))
