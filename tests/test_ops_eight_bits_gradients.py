@@ -8,6 +8,7 @@ what quantising takes from the cotangent, |q s - x| <= u |x| + v s.
 """
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -308,7 +309,7 @@ def test_gated(recipe, grouped):
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("op", ("matmul", "dot_general", "ragged_dot"))
 def test_frozen_weights(op, scaling):
-  """They are taken as they are, which has the bits of quantising them."""
+  """They are taken as they are: the same product, added in any order."""
   recipe = Recipe(scaling=scaling)
   a, b, ct = normal(40, 140), normal(140, 50), normal(40, 50, seed=3)
   frozen, rest = of(recipe, b, 0, weight=True), ()
@@ -319,7 +320,11 @@ def test_frozen_weights(op, scaling):
   how = {"out_dtype" if op == "matmul" else "preferred_element_type": "float32"}
   both = pulled(lambda a, b: f(a, b, *rest), ct, a, b)
   one = pulled(lambda a: f(a, frozen, *rest, **how), ct, a)
-  assert all(map(np.array_equal, one, both[:2]))
+  # |x - y| <= 2 gamma |A| |B|, of norms; quantising adds 2^-4 to those.
+  left = max(map(np.linalg.norm, (a, ct)))
+  off = 2.3 * numerics.gamma(140, 2.0**-24) * left * np.linalg.norm(b)
+  for x, y in zip(one, both):
+    assert np.linalg.norm(float64(x) - float64(y)) <= off
   assert f(a, frozen, *rest).dtype == "bfloat16"
 
 
@@ -367,8 +372,8 @@ def test_what_a_checkpoint_keeps(scaling):
   kept = jax.checkpoint(loss, policy=names)
   text = str(jax.make_jaxpr(jax.grad(kept, (0, 1)))(a, b))
   again = str(jax.make_jaxpr(jax.grad(jax.checkpoint(loss), (0, 1)))(a, b))
-  rounded = "name=_quantize"
-  assert text.count(rounded) < again.count(rounded)
+  rounded = re.compile("name=_quantize|pallas_gemm_both_orders")
+  assert len(rounded.findall(text)) < len(rounded.findall(again))
   got, want = (jax.grad(x, (0, 1))(a, b) for x in (kept, loss))
   assert all(map(np.array_equal, got, want))
 

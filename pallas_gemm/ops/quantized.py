@@ -52,6 +52,7 @@ def apart(
   for (field, v), name in zip(there.items(), names):
     if not isinstance(v, Quantized):
       continue
+    _check_mesh(name, v)
     if of_recipe or not wide:
       found |= {field: v.values, FIELDS[field]: v.scale}
       continue
@@ -73,6 +74,14 @@ def apart(
       ok, f"{wanted} or all of int8", " and ".join(sorted(dtypes)), TypeError
     )
   return x
+
+
+def _check_mesh(name: str, v: Quantized) -> None:
+  """Values and scale lie on one mesh, as far as types say."""
+  own, of_scale = (jax.typeof(x).sharding.mesh for x in (v.values, v.scale))
+  wanted = f"{name}.scale must lie on the mesh of {name}.values, {own}"
+  ok = own.empty or of_scale.empty or own == of_scale
+  check(ok, wanted, str(of_scale))
 
 
 def multiplied_out(x: Operands) -> Operands:

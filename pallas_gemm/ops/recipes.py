@@ -25,6 +25,7 @@ import jax
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pallas_gemm.ops import arguments, scales, slabs
 from pallas_gemm.ops import product as product_lib
@@ -93,7 +94,16 @@ def product(recipe: Recipe, x: Operands, spec: Spec) -> list[jax.Array]:
     "ragged_dot_general with a contracted ragged dimension",
     NotImplementedError,
   )
-  x, spec = _with_one_k(recipe, x, spec)
+  mesh = spec_lib.explicit_mesh(x.present())
+  if mesh is not None:  # XLA says where blocks lie, and what is summed
+    alone = dataclasses.replace(spec, parts=PartitionSpec())
+    of_auto = jax.sharding.auto_axes(
+      lambda x: product(recipe, x, alone)[0],
+      out_sharding=NamedSharding(mesh, spec.parts),
+    )
+    return [of_auto(x)]
+  given = spec.shape(x)
+  x, spec = _with_one_n(recipe, *_with_one_k(recipe, x, spec))
   types = Operands(*[None if v is None else jax.typeof(v) for v in x])
 
   @jax.custom_vjp
@@ -102,12 +112,12 @@ def product(recipe: Recipe, x: Operands, spec: Spec) -> list[jax.Array]:
     return product_lib.product(*_by_bits(recipe, x, spec, bits))
 
   def forward(x: Operands):
-    pairs = {field: _pair(recipe, x, spec, field) for field in _there(x)}
-    bits = {field: pair[0] for field, pair in pairs.items()}
+    kept = {field: _pair(recipe, x, spec, field) for field in _there(x)}
+    kept = jax.tree.map(_saved, kept)
+    bits = {field: pair[0] for field, pair in kept.items()}
     in_bits, of_bits = _by_bits(recipe, x, spec, bits)
     save = spec.activation is not None or spec.gated
     outs = product_lib.product(in_bits, dataclasses.replace(of_bits, save=save))
-    kept = jax.tree.map(_saved, pairs)
     rest = x._replace(a=None, b=None, b_up=None)
     return outs[:1], (kept, rest, outs[1:])
 
@@ -117,7 +127,8 @@ def product(recipe: Recipe, x: Operands, spec: Spec) -> list[jax.Array]:
     return (back.cotangents(cts[0], saved),)
 
   run.defvjp(forward, backward)
-  return run(x)
+  outs = run(x)
+  return outs if spec.shape(x) == given else [v.reshape(given) for v in outs]
 
 
 def _saved(v: jax.Array) -> jax.Array:
@@ -141,6 +152,28 @@ def _with_one_k(recipe: Recipe, x: Operands, spec: Spec):
   words = w._replace(**{f: word for f, (_, word) in merged.items()})
   x = x._replace(**{f: v for f, (v, _) in merged.items()})
   return x, dataclasses.replace(spec, words=words)
+
+
+def _with_one_n(recipe: Recipe, x: Operands, spec: Spec):
+  """The product with one dimension that B alone has, where blocks lie.
+
+  A weight of attention is a matrix so: [features, heads, features of a head].
+  """
+  w = spec.words
+  n = _alone(spec, w.b, w.a)
+  added = [word for word in (w.c, w.bias) if word and set(word) & set(n)]
+  there = [w.b, spec.out, *([w.b_up] if w.b_up else []), *added]
+  is_one = len(n) < 2 or not all(n in word for word in there)
+  if recipe.scaling != "block" or w.has_scales or spec.parts or is_one:
+    return x, spec
+  found, words = {}, {}
+  for field in ("b", "b_up", "bias", "c"):
+    v, word = getattr(x, field), getattr(w, field)
+    if v is not None and n in word:
+      found[field], words[field] = _merged(v, word, n)
+  words = w._replace(**words)
+  out = spec.out.replace(n, n[0])
+  return x._replace(**found), dataclasses.replace(spec, words=words, out=out)
 
 
 def _pair(
@@ -316,8 +349,12 @@ class _Backward:
     by_a = self._inside(self.pairs["a"][1], m)
     if spec.ragged:
       in_slabs = self._in_slabs(self._times(ct, by_a))
-      return self._quantized(self._times(ct, by_b), word, n), in_slabs
+      rows = self._times(ct, by_b)
+      rows = spec_lib.zero_outside(rows, self.rest.offsets, w.offsets, word)
+      return self._quantized(rows, word, n), in_slabs
     view, gradient = view_of(word, m, n), self.recipe.gradient
+    if self.recipe.scaling == "block" and len(n) > 1:
+      view = None  # B has no blocks of several dimensions
     if not gradient or view is None or not can_be_in_both(ct):
       by_b, by_a = self._times(ct, by_b), self._times(ct, by_a)
       if self.recipe.scaling == "block":

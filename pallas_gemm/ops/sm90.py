@@ -174,6 +174,8 @@ def _is_column(x: Operands, spec: Spec) -> bool:
   """
   if spec.ragged or spec.gated or spec.batch_invariant:
     return False
+  if scales.has_blocks(spec.words):  # which A and B have of their own kinds
+    return False
   _, m, n, _, _ = spec.sizes(x)
   return n == 1 and m > 1
 

@@ -78,7 +78,7 @@ def quantize_both(
     Values and scales. XLA slices them off what the kernel wrote where R or C is
     no multiple of 16, or 128 or less; scales of "rows" where it is none of 128.
   """
-  *lead, rows, columns = x.shape
+  rows, columns = x.shape[-2:]
   rows_of, columns_of = cdiv(rows, BLOCK), cdiv(columns, BLOCK)
   made = [(rows_of, columns_of)]
   if scaling == "rows":
