@@ -95,7 +95,7 @@ def product(recipe: Recipe, x: Operands, spec: Spec) -> list[jax.Array]:
     NotImplementedError,
   )
   mesh = spec_lib.explicit_mesh(x.present())
-  if mesh is not None:  # XLA says where blocks lie, and what is summed
+  if mesh is not None:  # XLA lays blocks and groups out
     alone = dataclasses.replace(spec, parts=PartitionSpec())
     of_auto = jax.sharding.auto_axes(
       lambda x: product(recipe, x, alone)[0],

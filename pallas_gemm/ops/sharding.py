@@ -286,9 +286,14 @@ def _by_xla(ctx, operands, spec: Spec, cuda: bool, product: Product):
     out = outs[0].sharding.spec
     todo, body = _planned(spec, have, out, mesh.shape, size, cuda, product)
     to = functools.partial(NamedSharding, mesh)
+
+    def local(*operands):
+      with compat.one_device():  # also where Explicit axes are in force
+        return body(*operands[:-1])
+
     return (
       mesh,
-      lambda *operands: body(*operands[:-1]),
+      local,
       [to(out)] * spec.outputs,
       (*map(to, todo.operands.present()), to(PartitionSpec(None))),
     )
