@@ -70,6 +70,7 @@ BLOCKS: dict[str, Callable[[str], str]] = {
   "random-table": page_tables.random,
   "targets-table": page_tables.targets,
   "ampere-table": page_tables.ampere,
+  "eight-bits-table": page_tables.eight_bits,
 }
 _NUMBER = re.compile(r"<!--([a-z]+) ([^>]*?)-->[^<]*<!---->")
 _BLOCK = re.compile(

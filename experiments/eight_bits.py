@@ -174,6 +174,7 @@ class Product(case_lib.Case):
     """XLA's product of the values, times the scales."""
     dims = ((1,), (1 if self.k_last else 0,)), ((), ())
     wide = jnp.int32 if self.dtype == "int8" else jnp.float32
+    wide = wide if self.scales else jnp.bfloat16  # what nothing is applied to
     z = lax.dot_general(
       _values(a), _values(b), dims, precision, preferred_element_type=wide
     ).astype(jnp.float32)

@@ -91,6 +91,38 @@ def ampere(gpu: str) -> str:
   return tables.markdown(header, cells, header[1:])
 
 
+def eight_bits(gpu: str) -> str:
+  """Products of 8 bits beside ours of 16 and XLA's; then a layer's passes."""
+  rows = [row for row in _rows(gpu, "eight_bits") if "suite" in row]
+  at = lambda row: tuple(row.get(x) for x in ("m", "n", "k", "groups", "pass"))  # noqa: E731
+  wide = {at(row): row for row in rows if row["dtype"] == "bfloat16"}
+  cells = []
+  for row in rows:
+    if row["dtype"] == "bfloat16" or at(row) not in wide:
+      continue
+    own, kind = row["arms"], row["epilogue"] or "none"
+    kind = f"int8, {kind}" if row["dtype"] == "int8" else kind
+    ours = own["pallas_gemm"]
+    name = f"{row['m']}x{row['n']}x{row['k']}"
+    if row.get("groups"):
+      name += f" in {row['groups']}, {row['pass']}"
+    xla = [x["ms_median"] for arm, x in own.items() if arm.startswith("xla")]
+    by_xla = tables.factor(xla[0] / ours["ms_median"]) if xla else tables.EMPTY
+    in_16 = wide[at(row)]["ms_median"] / ours["ms_median"]
+    rate = f"{ours['tflops']:.0f}"
+    cells.append([name, kind, rate, tables.factor(in_16), by_xla])
+  header = ["product", "scales", "TFLOP/s", "of bfloat16", "of XLA"]
+  products = tables.markdown(header, cells, header[2:])
+  [layer] = [row for row in rows if row["suite"] == "layer"]
+  best = layer["arms"]["pallas_gemm bf16"]["ms_median"]
+  cells = [
+    [arm, tables.duration(x["ms_median"]), tables.factor(best / x["ms_median"])]
+    for arm, x in layer["arms"].items()
+  ]
+  header = ["gated MLP, forward and backward", "time", "of bfloat16"]
+  return f"{products}\n\n{tables.markdown(header, cells, header[1:])}"
+
+
 def ops_overview(_: str) -> str:
   """What an op computes, its baseline, and how much faster; then the losses."""
   dense = dense_tables.compared(rows_lib.latest(_rows("h200", "dense")))
