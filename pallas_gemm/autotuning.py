@@ -139,7 +139,8 @@ def autotune(
   `pallas_gemm.tuning.cache`) and used from the next call on, in this process
   and in later ones: functions that are compiled already keep what they have,
   except the ops themselves. Products with an explicit config and those under
-  `batch_invariant` are left out, for they never look up what was measured; with
+  `batch_invariant` are left out, for they never look up what was measured, and
+  so are those with scales, which have the cost model's config; with
   an explicit `implementation` the fastest config is used, though XLA be faster.
 
   Of arrays that are sharded, or while `jax.set_mesh` names a mesh of several
@@ -175,7 +176,12 @@ def autotune(
   """
   if not isinstance(top, int) or isinstance(top, bool) or top < 1:
     raise ValueError(f"top must be a positive integer, got {top!r}")
-  cases = find(fn, *args, **kwargs)
+  cases = [x for x in find(fn, *args, **kwargs) if not x.problem.has_scales]
+  if not cases:
+    raise ValueError(
+      "fn must have a product without scales: those with scales of 8 bits are"
+      " not measured, and have the cost model's config"
+    )
   problems = []
   with _progress(len(cases)) as (doing, step), on_one_device():
     for case in cases:

@@ -139,6 +139,11 @@ class Problem:
     return self.has_blocks or (is_float8 and not self.fast_accumulation)
 
   @property
+  def has_scales(self) -> bool:
+    """Whether A or B is multiplied by numbers of its own."""
+    return (self.a.scale, self.b.scale) != (None, None)
+
+  @property
   def has_blocks(self) -> bool:
     """Whether scales differ from slab to slab."""
     return not {"block", "line"}.isdisjoint((self.a.scale, self.b.scale))
