@@ -26,7 +26,6 @@ values are zeros.
 from collections.abc import Sequence
 import dataclasses
 import functools
-import math
 from typing import Any, Literal
 
 import jax
@@ -369,12 +368,17 @@ def _reduced(x: jax.Array, block) -> jax.Array:
   return jnp.max(x, axis=tuple(range(1, x.ndim, 2)), initial=0.0)
 
 
+def spread(scale: jax.Array, axis: int, size: int) -> jax.Array:
+  """Scales of blocks along a dimension as one of each of its indices."""
+  scale = jnp.repeat(scale, BLOCK, axis=axis)
+  return lax.slice_in_dim(scale, 0, size, axis=axis)
+
+
 def _spread(scale: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """Scales of which each dimension is 1, or that of what they belong to."""
   for i, (have, size) in enumerate(zip(scale.shape, shape)):
     if have not in (1, size):
-      scale = jnp.repeat(scale, BLOCK, axis=i)
-      scale = lax.slice_in_dim(scale, 0, size, axis=i)
+      scale = spread(scale, i, size)
   return scale
 
 
@@ -383,7 +387,7 @@ def _bits(x: jax.Array) -> jax.Array:
 
 
 def _blocks(size: int) -> int:
-  return math.ceil(size / BLOCK)
+  return -(-size // BLOCK)
 
 
 # Checks.

@@ -57,8 +57,7 @@ def spread(
   for i, c in enumerate(word):
     whole = whole_of(c)
     if c != whole and whole in letters:
-      scale = jnp.repeat(scale, BLOCK, axis=i)
-      scale = lax.slice_in_dim(scale, 0, size[whole], axis=i)
+      scale = quantization.spread(scale, i, size[whole])
       word = word.replace(c, whole)
   return scale, word
 
