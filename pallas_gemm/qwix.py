@@ -1,7 +1,6 @@
 """Qwix's quantised training on these ops; it needs the extra `qwix`."""
 
 from collections.abc import Callable
-import contextvars
 import dataclasses
 import functools
 import inspect
@@ -11,7 +10,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from pallas_gemm import report
+from pallas_gemm import compat, report
 from pallas_gemm.ops.general import dot_general
 from pallas_gemm.ops.grouped import ragged_dot
 from pallas_gemm.quantization import BLOCK, Recipe
@@ -30,7 +29,6 @@ _FREE = {"module_path", "op_names", "act_qtype", "weight_qtype", "bwd_qtype"}
 _FREE |= {"tile_size", "act_batch_axes", "channelwise_noise_axes"}
 _ARRAYS = ("lhs", "rhs"), ("group_sizes", "group_offset")
 _SOURCES = {"float32", "bfloat16", "float16"}
-_is_alone = contextvars.ContextVar("is_alone", default=False)
 
 
 class QtProvider(qwix.QtProvider):
@@ -58,7 +56,7 @@ class QtProvider(qwix.QtProvider):
 
   def _by(self, op: str, *operands: Any) -> Callable:
     """The function that computes this call."""
-    if _is_alone.get():
+    if compat.is_alone.get():
       return getattr(jnp if op == "einsum" else lax, op)
     own = getattr(super(), op)
     rule, _ = getattr(self, _RULE_OF)(op, only_rule=True)
@@ -92,23 +90,16 @@ def _recipe(rule: qwix.QtRule, default: qwix.QtRule) -> Recipe | str:
   return found if found == other else f"act_qtype, weight_qtype are {qtypes}"
 
 
-def _alone(function: Callable, *args: Any) -> Any:
-  """function(*args), in which no product is one of the model."""
-  context = contextvars.copy_context()
-  context.run(_is_alone.set, True)
-  return context.run(function, *args)
-
-
 def _ours(op: Callable, recipe: Recipe, *args: Any, **how: Any) -> jax.Array:
   """An op by a recipe; derivatives are traced late: alone too."""
   how = inspect.signature(op).bind(*args, **how).arguments
   how |= {"precision": None, "quantize": recipe}  # as Qwix, without precision
   wide, rest = ({n: how.pop(n) for n in x if n in how} for x in _ARRAYS)
-  run = functools.partial(_alone, lambda x, rest: op(**x, **rest, **how))
+  run = functools.partial(compat.alone, lambda x, rest: op(**x, **rest, **how))
   by_rule = jax.custom_vjp(run)
   by_rule.defvjp(
-    lambda wide, rest: _alone(jax.vjp, lambda x: run(x, rest), wide),
-    lambda pull, ct: (*_alone(pull, ct), None),
+    lambda wide, rest: compat.alone(jax.vjp, lambda x: run(x, rest), wide),
+    lambda pull, ct: (*compat.alone(pull, ct), None),
   )
   return by_rule(wide, rest)
 
