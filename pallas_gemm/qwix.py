@@ -17,8 +17,9 @@ from pallas_gemm.quantization import BLOCK, Recipe
 
 try:
   import qwix
-except ImportError as error:
-  raise ImportError("pallas_gemm.qwix needs Qwix: pip install qwix") from error
+except ModuleNotFoundError as error:
+  wanted = "pallas_gemm.qwix needs Qwix: pip install qwix"
+  raise ModuleNotFoundError(wanted, name="qwix") from error
 _RULE_OF = "_get_current_rule_and_op_id"
 if not hasattr(qwix.QtProvider, _RULE_OF):
   wanted = f"pallas_gemm.qwix needs Qwix 0.1.8, for QtProvider.{_RULE_OF}"
