@@ -9,6 +9,7 @@ Supported: jax >= 0.11.2, < 0.13.
 
 from collections.abc import Callable, Hashable, Sequence, Set
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import os
@@ -27,6 +28,9 @@ from jax._src.lax.lax import _convert_element_type
 from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 from jax.sharding import NamedSharding, PartitionSpec
+
+# Whether this package calls JAX; Qwix puts its functions in place of JAX's.
+is_alone = contextvars.ContextVar("is_alone", default=False)
 
 CUDA_PLATFORMS = ("gpu", "cuda")
 # What a lowered program calls by custom_partitioning.
@@ -322,6 +326,13 @@ def with_mesh(ctx: Any) -> Any:
   return ctx.replace(module_context=module.replace(axis_context=context))
 
 
+def alone(function: Callable[..., Any], *args: Any) -> Any:
+  """function(*args), in which `is_alone` is True."""
+  context = contextvars.copy_context()
+  context.run(is_alone.set, True)
+  return context.run(function, *args)
+
+
 def lowered(
   ctx: Any, run: Callable[..., Any], operands: Sequence[Any], typed: bool
 ) -> Sequence[Any]:
@@ -335,7 +346,7 @@ def lowered(
   if not typed:
     plain = [jax.core.ShapedArray(x.shape, x.dtype) for x in ctx.avals_in]
     inner = ctx.replace(avals_in=plain)
-  outs = mlir.lower_fun(run)(inner, *operands)
+  outs = alone(mlir.lower_fun(run), inner, *operands)
   # Of an interpreted kernel's effects.
   if inner is not ctx and inner.tokens_out is not None:
     ctx.set_tokens_out(inner.tokens_out)

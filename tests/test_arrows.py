@@ -11,7 +11,7 @@ import pallas_gemm
 # From the top: each part imports only from what stands after it.
 ORDERS = {
   ".": """
-    __init__ autotuning serving explanation tracing ops tuning check ladder
+    __init__ qwix autotuning serving explanation tracing ops tuning check ladder
     kernels measure report numerics sums roofline sampling blas problem
     quantization dtypes mosaic ptx hardware gpus compat jaxprs version
   """,
