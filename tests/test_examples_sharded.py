@@ -4,23 +4,12 @@ What is checked on eight is in tests/support/recipes.py, which can be run alone.
 """
 
 import importlib
-import os
-from pathlib import Path
-import subprocess
-import sys
 
 import jax
 import pytest
 
 from examples import sharded_mlp, sharded_moe
-from tests.support import recipes
-
-# The programs run once, so compiling them well is time lost.
-_XLA_FLAGS = (
-  "--xla_force_host_platform_device_count=8"
-  " --xla_backend_optimization_level=0"
-  " --xla_llvm_disable_expensive_passes=true"
-)
+from tests.support import programs, recipes
 
 
 @pytest.mark.parametrize(
@@ -30,18 +19,11 @@ _XLA_FLAGS = (
 def test_on_eight_devices(names):
   if names == "equinox":
     pytest.importorskip("equinox")
-  done = subprocess.run(
-    [
-      *(sys.executable, "-W", "error", "-m", "tests.support.recipes"),
-      *names.split(),
-    ],
-    cwd=Path(__file__).parent.parent,
-    env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": _XLA_FLAGS},
-    capture_output=True,
-    text=True,
+  status, out, err = programs.start_on_eight_devices(
+    "tests.support.recipes", *names.split()
   )
-  assert done.returncode == 0, done.stderr
-  passed = [x for x in done.stdout.splitlines() if x.startswith("ok ")]
+  assert status == 0, err
+  passed = [x for x in out.splitlines() if x.startswith("ok ")]
   wanted = [
     f"ok {n} {axes}" for n in names.split() for axes in recipes.axes_of(n)
   ]

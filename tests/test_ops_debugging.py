@@ -17,10 +17,10 @@ from tests.support.ops import (
   EVERY,
   MATMUL,
   OPS,
-  RAGGED,
   ROWS,
   SIZES,
   SUMS,
+  TWO,
   dense,
   each,
   squared,
@@ -30,8 +30,6 @@ from tests.support.products import normal
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-# An op of each kind.
-TWO = {"matmul": MATMUL, "ragged_dot": RAGGED}
 KINDS = TWO | DROP_INS
 
 

@@ -8,8 +8,8 @@ import pytest
 import pallas_gemm
 from pallas_gemm.quantization import Quantized
 from tests.support import eight_bit_calls
-from tests.support.eight_bit_calls import EVERY, ON_KERNEL, SUMMED, Draw
-from tests.support.ops import ROWS
+from tests.support.eight_bit_calls import EVERY, ON_KERNEL, Draw
+from tests.support.ops import ROWS, SUMS
 
 SMOKE = range(2)
 
@@ -92,7 +92,7 @@ def test_results_are_bfloat16_where_an_operand_has_a_scale():
     pallas_gemm.ragged_dot(x, stack, one),
     pallas_gemm.gated_ragged_dot(x, stack, stack, one),
     pallas_gemm.ragged_dot_general(x, stack, one, ROWS),
-    pallas_gemm.ragged_dot_general(x, x, one, SUMMED),
+    pallas_gemm.ragged_dot_general(x, x, one, SUMS),
   ]
   assert {out.dtype.name for out in outs} == {"bfloat16"}
 

@@ -11,15 +11,14 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm.quantization import Quantized, Recipe
-from tests.support.eight_bit_calls import SUMMED
-from tests.support.ops import NUMBERS, ROWS
+from tests.support.ops import NUMBERS, ROWS, SUMS
 
 E4M3, INT8 = "float8_e4m3fn", "int8"
 PRESETS = lax.DotAlgorithmPreset
 
 
-def q(*shape, scale=(), dtype=E4M3, scale_dtype="float32"):
-  of = scale if hasattr(scale, "dtype") else jnp.ones(scale, scale_dtype)
+def q(*shape, scale=(), dtype=E4M3):
+  of = scale if hasattr(scale, "dtype") else jnp.ones(scale)
   return Quantized(jnp.ones(shape, dtype), of)
 
 
@@ -65,25 +64,22 @@ OPERANDS = {
     q(4, 6, scale=(4, 2)),
   r"ValueError: .* 0 of {0}.scale must be 1, 4 or 1 .* got shape \(0, 1\)":
     q(4, 6, scale=(0, 1)),
-  "TypeError: {0}.scale must be one of .* got int32":
-    q(4, 6, scale_dtype="int32"),
-  "TypeError: {0}.scale must be one of .* got float16":
-    q(4, 6, scale_dtype="float16"),
-  "TypeError: {0}.scale must be one of .* got float64":
-    q(4, 6, scale=np.ones(())),
-  "TypeError: {0}.values must be one of .* got bfloat16":
-    q(4, 6, dtype="bfloat16"),
-  "TypeError: {0}.values must be one of .* got uint8": q(4, 6, dtype="uint8"),
-  "TypeError: {0}.values must be one of .* got int4": q(4, 6, dtype="int4"),
-  "TypeError: {0}.values must be one of .* got float8_e4m3fnuz":
-    q(4, 6, dtype=ml_dtypes.float8_e4m3fnuz),
-  "TypeError: {0}.values must be one of .* got float8_e4m3b11fnuz":
-    q(4, 6, dtype=ml_dtypes.float8_e4m3b11fnuz),
   "TypeError: {0}.values must be one of .* got list":
     Quantized([[1.0]], ones()),
   "ValueError: {0}.zero_point must be None, got ArrayImpl": ZERO_POINT,
   "TypeError: operands with scales must all be of .* got float8.* and int8":
     XI,
+}  # fmt: skip
+OPERANDS |= {
+  "TypeError: {0}.scale must be one of .* got " + dtype:
+    q(4, 6, scale=np.ones((), dtype))
+  for dtype in ("int32", "float16", "float64")
+}  # fmt: skip
+OPERANDS |= {
+  "TypeError: {0}.values must be one of .* got " + dtype:
+    q(4, 6, dtype=getattr(ml_dtypes, dtype, dtype))
+  for dtype in ("bfloat16", "uint8", "int4", "float8_e4m3fnuz",
+                "float8_e4m3b11fnuz")
 }  # fmt: skip
 # Of the result's dtype, {0}.
 RESULTS = {
@@ -148,10 +144,10 @@ def test_the_right_calls():
 
 
 # What no kernel has.
-SUMS = {
+OF_GROUPS = {
   "lhs": q(300, 4, scale=(3, 1)),
   "rhs": q(300, 8, scale=(3, 1)),
-  "ragged_dot_dimension_numbers": SUMMED,
+  "ragged_dot_dimension_numbers": SUMS,
 }
 LACKS = [
   ("a scale for each mk along what is summed over",
@@ -161,7 +157,7 @@ LACKS = [
   ("a scale for each gkn along what is summed over",
    "ragged_dot", {"rhs": q(3, 6, 8, scale=(1, 6, 8))}),
   ("blocks along the rows of groups, which start anywhere",
-   "ragged_dot_general", SUMS),
+   "ragged_dot_general", OF_GROUPS),
   ("operands must be .* got uint8", "matmul",
    {"a": ones(4, 6, dtype="uint8"), "b": ones(6, 8, dtype="uint8")}),
   ("operands must be .* got float8_e4m3fnuz", "matmul",

@@ -38,12 +38,7 @@ def _named(recipe: Recipe) -> str:
   return f"{recipe.scaling}-{recipe.forward}-{recipe.gradient}"
 
 
-def each(name: str):
-  return pytest.mark.parametrize(name, RECIPES, ids=_named)
-
-
-def few(name: str):
-  return pytest.mark.parametrize(name, FEW[:4], ids=_named)
+each = functools.partial(pytest.mark.parametrize, "recipe", ids=_named)
 
 
 # What rounding takes of x and of its scale.
@@ -67,34 +62,45 @@ def exact(q: Quantized) -> np.ndarray:
   return float64(q.values) * spread(float64(q.scale), q.shape)
 
 
-def half(recipe: Recipe, ct, qa: Quantized, qb: Quantized):
-  """The factors of a backward pass in bfloat16."""
-  bf16 = lambda v: float64(v.astype(jnp.bfloat16))  # noqa: E731
-  if recipe.scaling == "row":  # scales go into the cotangent
-    by_a, by_b = ct * qb.scale, ct * qa.scale
-    return (bf16(by_a), float64(qb.values).T), (
-      float64(qa.values).T,
-      bf16(by_b),
+def factors_of(recipe: Recipe, ct, spans, a, qas, qbs):
+  """The factors of both derivatives of each group's A @ B, in float64.
+
+  Args:
+    recipe: of all.
+    ct: the cotangent, of all groups.
+    spans: the rows of each.
+    a: of all; qas, qbs: both operands of each in 8 bits.
+  """
+  to_a = to_b = jnp.asarray(ct[: spans[-1].stop], jnp.float32)
+  is_row, is_block = recipe.scaling == "row", recipe.scaling == "block"
+  if is_row:  # scales go into the cotangent
+    to_a, to_b = (
+      jnp.concatenate([ct[s] * q.scale for s, q in zip(spans, qs)])
+      for qs in (qbs, qas)
     )
-  a, b, ct = bf16(qa.dequantized()), bf16(qb.dequantized()), bf16(ct)
-  return (ct, b.T), (a.T, ct)
+  if recipe.gradient is None:
+    rounded = lambda v: float64(v.astype(jnp.bfloat16))  # noqa: E731
+    to_a, to_b = rounded(to_a), rounded(to_b)
+    numbers = lambda q: rounded(q.values if is_row else q.dequantized())  # noqa: E731
+  else:
+    cast = functools.partial(of, recipe, dtype=recipe.gradient)
+    to_a = exact(cast(to_a, 1))
+    # A group has blocks of rows of its own.
+    parts = [to_b[s] for s in spans] if is_block else [to_b]
+    to_b = np.concatenate([exact(cast(v, 0)) for v in parts])
+    numbers = lambda q: float64(q.values) if is_row else exact(q)  # noqa: E731
+    if is_block:  # A anew, along its rows
+      qas = [of(recipe, a[s], 0) for s in spans]
+  return [
+    ((to_a[s], numbers(qb).T), (numbers(qa).T, to_b[s]))
+    for s, qa, qb in zip(spans, qas, qbs)
+  ]
 
 
 def backward(recipe: Recipe, ct, a, b):
-  """The factors of both derivatives of A @ B, in float64: dA's, and dB's."""
+  """The same of one product: dA's, and dB's."""
   qa, qb = of(recipe, a, 1), of(recipe, b, 0, weight=True)
-  if recipe.gradient is None:
-    return half(recipe, ct, qa, qb)
-  by_a = by_b = jnp.asarray(ct, jnp.float32)
-  with_a, with_b = exact(qa), exact(qb)
-  if recipe.scaling == "row":  # scales go into the cotangent
-    by_a, by_b = by_a * qb.scale, by_b * qa.scale
-    with_a, with_b = float64(qa.values), float64(qb.values)
-  if recipe.scaling == "block":  # A anew, along its rows
-    with_a = exact(of(recipe, a, 0))
-  to_a = exact(of(recipe, by_a, 1, dtype=recipe.gradient))
-  to_b = exact(of(recipe, by_b, 0, dtype=recipe.gradient))
-  return (to_a, with_b.T), (with_a.T, to_b)
+  return factors_of(recipe, ct, [slice(0, len(a))], a, [qa], [qb])[0]
 
 
 def pulled(f, ct, *x):
@@ -107,7 +113,7 @@ def pulled(f, ct, *x):
   return jax.jit(both)(ct, *x)
 
 
-@each("recipe")
+@each(RECIPES)
 def test_matmul(recipe):
   dtype = "bfloat16" if RECIPES.index(recipe) % 2 else "float32"
   a, b = normal(150, 140, dtype=dtype), normal(140, 131, dtype=dtype)
@@ -125,7 +131,7 @@ def test_matmul(recipe):
   assert_right(d_bias[None], np.ones((1, 150)), float64(ct))
 
 
-@few("recipe")
+@each(FEW[:4])
 def test_two_contracted_dimensions(recipe):
   a, b, ct = normal(70, 2, 90), normal(2, 90, 60), normal(70, 60)
   numbers = ((1, 2), (0, 1)), ((), ())
@@ -143,45 +149,18 @@ SIZES = np.array([130, 0, 1, 127])
 SPANS = [slice(*x) for x in zip([0, 130, 130, 131], [130, 130, 131, 258])]
 
 
-def grouped_factors(recipe, ct, a, w):
-  """Those of each group: row and tensor scales are of all rows."""
-  ct = ct.at[258:].set(0)
-  if recipe.scaling == "tensor":
-    qa = of(recipe, a.at[258:].set(0), 1)
-    qw = quantize(w, recipe.forward, block=(None,) * 3)
-    qs = [Quantized(qa.values[s], qa.scale) for s in SPANS]
-    qws = [Quantized(v, qw.scale[0]) for v in qw.values]
-  else:
+def quantized_groups(recipe: Recipe, a, w):
+  """A and B of each group; a scale of a tensor is of all groups."""
+  if recipe.scaling != "tensor":
     qs = [of(recipe, a[s], 1) for s in SPANS]
-    qws = [of(recipe, v, 0, weight=True) for v in w]
-  spans = [*zip(SPANS, qs, qws)]
-  if recipe.gradient is None:
-    return qs, qws, [half(recipe, ct[s], q, v) for s, q, v in spans]
-  if recipe.scaling == "block":
-    of_group = functools.partial(backward, recipe)
-    return qs, qws, [of_group(ct[s], a[s], v) for s, v in zip(SPANS, w)]
-  if recipe.scaling == "tensor":
-    q_ct = exact(of(recipe, ct, 1, dtype=recipe.gradient))
-    return (
-      qs,
-      qws,
-      [((q_ct[s], exact(v).T), (exact(q).T, q_ct[s])) for s, q, v in spans],
-    )
-  by_a = jnp.concatenate([ct[s] * v.scale for s, v in zip(SPANS, qws)])
-  by_b = jnp.concatenate([ct[s] * q.scale for s, q in zip(SPANS, qs)])
-  to_a = exact(of(recipe, by_a, 1, dtype=recipe.gradient))
-  to_b = exact(of(recipe, by_b, 0, dtype=recipe.gradient))
-  return (
-    qs,
-    qws,
-    [
-      ((to_a[s], float64(v.values).T), (float64(q.values).T, to_b[s]))
-      for s, q, v in spans
-    ],
-  )
+    return qs, [of(recipe, v, 0, weight=True) for v in w]
+  qa = of(recipe, a[: SPANS[-1].stop], 1)
+  qw = quantize(w, recipe.forward, block=(None,) * 3)
+  qs = [Quantized(qa.values[s], qa.scale) for s in SPANS]
+  return qs, [Quantized(v, qw.scale[0]) for v in qw.values]
 
 
-@pytest.mark.parametrize("recipe", FEW, ids=_named)
+@each(FEW)
 def test_ragged_dot(recipe):
   """What rows of no group hold reaches nothing."""
   a, w, bias = normal(266, 140), normal(4, 140, 60), normal(4, 60)
@@ -194,7 +173,8 @@ def test_ragged_dot(recipe):
     lambda a, w, bias: f(a, w, bias=bias), ct, a, w, bias
   )
   assert not out[258:].any() and not d_a[258:].any()
-  qs, qws, factors = grouped_factors(recipe, ct, a, w)
+  qs, qws = quantized_groups(recipe, a, w)
+  factors = factors_of(recipe, ct, SPANS, a, qs, qws)
   for g, (s, q, qw) in enumerate(zip(SPANS, qs, qws)):
     assert_right(out[s], exact(q), exact(qw), bias=np.asarray(bias[g]))
     of_a, of_w = factors[g]
@@ -267,7 +247,7 @@ def of_tanh(ct, z, z_off, beside=1.0, beside_off=0.0):
   return ct * beside * slope, np.abs(ct) * (off + beside_off)
 
 
-@few("recipe")
+@each(FEW[:4])
 def test_behind_an_activation(recipe):
   a, b, bias = normal(40, 140), normal(140, 50) / 12, normal(50)
   ct = normal(40, 50, seed=3)
@@ -282,7 +262,7 @@ def test_behind_an_activation(recipe):
   assert_derivatives(recipe, (d_a, d_b), a, (b,), cts)
 
 
-@few("recipe")
+@each(FEW[:4])
 @pytest.mark.parametrize("grouped", (False, True))
 def test_gated(recipe, grouped):
   x, gate, up = normal(40, 140), normal(140, 50) / 12, normal(140, 50, seed=4)

@@ -4,37 +4,21 @@ The cases are those of tests/support/meshes.py, which can be run alone. Each
 process has a part of them.
 """
 
-import os
-from pathlib import Path
-import subprocess
-import sys
-
 import pytest
 
-from tests.support import mesh_calls, mesh_cases, mesh_checks
+from tests.support import mesh_calls, mesh_cases, mesh_checks, programs
 
 _SHARDS = 4
-# The programs run once, so compiling them well is time lost.
-_XLA_FLAGS = (
-  "--xla_force_host_platform_device_count=8"
-  " --xla_backend_optimization_level=0"
-  " --xla_llvm_disable_expensive_passes=true"
-)
 
 
 @pytest.mark.parametrize("shard", range(_SHARDS))
 def test_as_jax_has_it(shard):
   """In a process that has eight devices."""
-  program = "-W", "error", "-m", "tests.support.meshes"
-  done = subprocess.run(
-    [sys.executable, *program, f"--shard={shard}/{_SHARDS}"],
-    cwd=Path(__file__).parent.parent,
-    env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": _XLA_FLAGS},
-    capture_output=True,
-    text=True,
+  status, out, err = programs.start_on_eight_devices(
+    "tests.support.meshes", f"--shard={shard}/{_SHARDS}"
   )
-  failed = [x for x in done.stdout.splitlines() if not x.startswith("ok ")]
-  assert done.returncode == 0, "\n".join([*failed, done.stderr])
+  failed = [x for x in out.splitlines() if not x.startswith("ok ")]
+  assert status == 0, "\n".join([*failed, err])
 
 
 def test_matrix():

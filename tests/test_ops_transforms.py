@@ -20,6 +20,7 @@ from tests.support.ops import (
   PART,
   RAGGED,
   SIZES,
+  TWO,
   dense,
   each,
   grouped,
@@ -36,7 +37,6 @@ from tests.support.products import normal
 pytestmark = pytest.mark.usefixtures("x64")
 
 MANY_SIZES = jnp.array([[3, 0, 2, 1], [7, 0, 0, 0], [0, 0, 0, 0]])
-TWO = {"matmul": MATMUL, "ragged_dot": RAGGED}
 
 
 def assert_same_gradients(ours, plain, args):

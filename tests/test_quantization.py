@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from pallas_gemm import Quantized, Recipe, quantization, quantize
+from tests.support.eight_bit_calls import spread
+from tests.support.products import float64
 
 E4M3, E5M2, INT8 = quantization.DTYPES
 # |q s - x| is at most the first of |x|, and the second of s.
@@ -30,16 +32,6 @@ def many_exponents(shape, dtype, seed=0):
     return np.clip(x, float(info.min), float(info.max)).astype(dtype)
 
 
-def spread(scale, shape):
-  """The scale of each element, in float64."""
-  scale = np.asarray(scale).astype(np.float64)
-  for i, (have, size) in enumerate(zip(scale.shape, shape)):
-    if have != size:
-      times = 128 if have > 1 else size
-      scale = np.repeat(scale, times, axis=i).take(range(size), axis=i)
-  return scale
-
-
 def largest_of_blocks(x, block):
   """The largest |x| of the block that each element is in."""
   found = np.abs(x)
@@ -59,7 +51,7 @@ def test_errors_are_within_bounds(dtype, block, power_of_two, source):
   q = quantize(x, dtype, block=block, power_of_two=power_of_two)
   assert q.shape == shape and q.dtype == dtype and q.checked("q") is q
   assert q.scale.dtype == jnp.float32
-  s, x = spread(q.scale, shape), x.astype(np.float64)
+  s, x = spread(float64(q.scale), shape), x.astype(np.float64)
   assert np.all(np.isfinite(s)) and s.min() >= TINY
   of_x, of_s = BOUNDS[dtype]
   flushed = np.where(np.abs(x) < TINY, np.abs(x), 0)
@@ -207,24 +199,6 @@ def test_qwix(size, tile, scales):
 def test_errors_of_quantize(x, dtype, block, error, message):
   with pytest.raises(error, match=message):
     quantize(jnp.ones((2, 2), x), dtype, block=block)
-
-
-@pytest.mark.parametrize(
-  "values, scale, error, message",
-  (
-    (jnp.ones((2, 2), "bfloat16"), jnp.ones(()), TypeError, "got bfloat16"),
-    (None, jnp.ones(()), TypeError, "rhs.values must be .* got NoneType"),
-    ((2, 2), jnp.ones((2,)), ValueError, r"rank 2 .* got shape \(2,\)"),
-    ((2, 300), jnp.ones((2, 2)), ValueError, "be 1, 300 or 3 .* (2, 2)"),
-    ((2, 2), jnp.ones((), "int32"), TypeError, "rhs.scale .* got int32"),
-    ((2, 2), np.ones((2, 1)), TypeError, "rhs.scale .* got float64"),
-  ),
-)
-def test_errors_of_quantized(values, scale, error, message):
-  if isinstance(values, tuple):
-    values = jnp.ones(values, jnp.int8)
-  with pytest.raises(error, match=message.replace("(2, 2)", r"\(2, 2\)")):
-    Quantized(values, scale).checked("rhs")
 
 
 @pytest.mark.parametrize(

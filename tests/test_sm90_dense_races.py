@@ -38,7 +38,6 @@ BUGS = [bug for module in MODULES for bug in mutations.bugs_of(module.__name__)]
 
 # Bugs that nothing can show here, and why.
 _PACE = "what is stored are zeros that nothing overwrites: it sets the pace"
-_OUTLIVED = "waited for so that shared memory outlives its readers, on the chip"
 UNSEEN = {
   (producer.__name__, "plgpu.barrier_wait", 4, "left out"): (
     "the last releases are waited for so that no block leaves a cluster while"
@@ -46,7 +45,7 @@ UNSEEN = {
   ),
   **{
     (producer.__name__, "plgpu.wait_smem_to_gmem", i, kind): reason
-    for i, reason in enumerate((_PACE, _OUTLIVED))
+    for i, reason in enumerate((_PACE, mutations.OUTLIVED))
     for kind in ("left out", "too weak")
   },
 }

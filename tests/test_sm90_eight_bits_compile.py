@@ -5,6 +5,7 @@ import re
 import pytest
 
 from experiments.harness import compiled as compiled_lib
+from tests.support.eight_bit_cases import BLOCKS, FAST, LINES, SCALED, TENSORS
 
 pytestmark = pytest.mark.aot
 
@@ -22,11 +23,6 @@ E4M3, E5M2, INT8 = (
   {"dtype": x, "dtype_b": x, "out_dtype": "bfloat16"}
   for x in ("float8_e4m3fn", "float8_e5m2", "int8")
 )
-SCALED = {"scale_a": "vector", "scale_b": "vector"}
-TENSORS = {"scale_a": "tensor", "scale_b": "tensor"}
-BLOCKS = {"scale_a": "block", "scale_b": "block"}
-LINES = {"scale_a": "block", "scale_b": "line"}
-FAST = {"fast_accumulation": True}
 FUSED = {"c_dtype": "bfloat16", "bias": "n"}
 
 # (problem, config, activation, sums of a wgmma)

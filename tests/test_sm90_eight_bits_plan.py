@@ -13,12 +13,10 @@ from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
 from pallas_gemm.tuning import choose, odd_sizes
 from tests.support import dense, ragged_kernels
+from tests.support.eight_bit_cases import BLOCKS, LINES, SCALED
 
 E4M3, E5M2, INT8 = "float8_e4m3fn", "float8_e5m2", "int8"
 CONFIG = Config(block_m=128, block_n=128, block_k=128, stages=4)
-SCALED = {"scale_a": "vector", "scale_b": "vector"}
-BLOCKS = {"scale_a": "block", "scale_b": "block"}
-LINES = {"scale_a": "block", "scale_b": "line"}
 ROWS = {"ragged": "m", "groups": 8}
 SLABS = {"ragged": "k", "groups": 8}
 PRESETS = lax.DotAlgorithmPreset

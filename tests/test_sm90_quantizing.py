@@ -18,8 +18,6 @@ BUGS = [
   for module in (quantizing, quantized_tile)
   for bug in mutations.bugs_of(module.__name__)
 ]
-# Bugs that nothing can show here, and why.
-_OUTLIVED = "waited for so that shared memory outlives its readers, on the chip"
 
 
 def matrix(shape, dtype, *, special=True):
@@ -120,7 +118,7 @@ def _run(scaling: str) -> tuple[bool, bool]:
 @pytest.mark.parametrize("bug", BUGS, ids=str)
 def test_a_planted_bug_is_caught(bug, monkeypatch):
   if bug.call == "plgpu.wait_smem_to_gmem":
-    pytest.xfail(_OUTLIVED)
+    pytest.xfail(mutations.OUTLIVED)
   planted = mutations.Planted(bug, monkeypatch)
   found = mutations.comes_to_light(
     lambda: _run("blocks"), mutations.attempts(bug)

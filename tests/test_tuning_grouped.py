@@ -13,7 +13,7 @@ from pallas_gemm.kernels.sm90 import legal, loaders
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import cache, grouped, trial
+from pallas_gemm.tuning import cache, grouped, model, trial
 from tests.support import products
 
 DTYPES = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
@@ -103,7 +103,7 @@ def test_no_cluster_is_predicted_to_be_best(gpu):
       m, n = (rng.choice((768, 1408, 2048, 5120, 14336)) for _ in "mn")
       groups, rows = rng.choice((2, 8, 32, 128)), rng.choice((8, 64, 200, 2000))
       problem = SLABS.changed(m=m, n=n, k=groups * rows, groups=groups)
-      best = legal.first_legal(problem, grouped.candidates(problem))
+      best = model.first_legal(problem, grouped.candidates(problem))
       assert grouped.choose(problem) == best
 
 

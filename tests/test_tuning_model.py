@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import re
 import time
 
 import pytest
@@ -118,6 +119,18 @@ def test_a_gpu_that_is_no_hopper_has_no_choice():
     less = fitted.resources_of(problem(1, 1, 1), hardware.current())
   # What is cached for its shared memory is not what has room here.
   assert less != fitted.resources_of(problem(1, 1, 1), hardware.current())
+
+
+@pytest.mark.parametrize(
+  "columns, words",
+  ((24, None), (8, "epilogue_n must divide 8, .* got 16"), (12, "got 64x12")),
+)
+def test_a_tile_of_no_whole_subtiles_runs_or_is_told_why_not(columns, words):
+  case = problem(256, 256, 256, transpose_b=True)
+  config = Config(block_m=64, block_n=columns, consumers=1)
+  of_case = fitted.resources_of(case, hardware.current())
+  said = refusal(case, fitted.with_c_buffers(config, of_case))
+  assert said is None if words is None else re.search(words, said)
 
 
 def test_a_choice_takes_little_time():

@@ -16,6 +16,11 @@ from pallas_gemm.ops.scales import BLOCK
 from pallas_gemm.ops.spec import blocks_of
 from pallas_gemm.quantization import Recipe
 
+# A factor of 1, with its letters.
+ONE = 1.0, ""
+# Of `quantize`, by scaling: along what is summed over, and along the rest.
+_BLOCKS = {"tensor": (None, None), "row": (None, 1), "block": (BLOCK, 1)}
+
 
 @functools.partial(
   jax.tree_util.register_dataclass,
@@ -43,40 +48,28 @@ class View(NamedTuple):
   def word(self) -> str:
     return "".join(self)
 
+  @property
+  def transposed(self) -> "View":
+    return View(self.batch, self.columns, self.rows)
+
   def matrices(self, v: jax.Array) -> jax.Array:
     """[matrices, R, C]."""
-    size, sizes = dict(zip(self.word, v.shape)), []
-    for letters in self:
-      sizes.append(math.prod(size[c] for c in letters))
-    return v.reshape(sizes)
+    size = dict(zip(self.word, v.shape))
+    return v.reshape([math.prod(size[c] for c in part) for part in self])
 
 
-def view_of(word: str, free: str, along: str) -> View | None:
-  """An operand as matrices, one of whose dimensions is what is summed over."""
+def view_of(v: jax.Array, word: str, free: str, along: str) -> View | None:
+  """An operand as matrices, one of whose dimensions is what is summed over.
+
+  None if it is none, or `both_orders` does not take it, whose types say nothing
+  of meshes.
+  """
+  if not v.size or spec_lib.explicit_mesh([v]) is not None:
+    return None
   for rows, columns in ((free, along), (along, free)):
     if rows and columns and word.endswith(rows + columns):
       return View(word[: -len(rows + columns)], rows, columns)
   return None
-
-
-def can_be_in_both(v: jax.Array) -> bool:
-  """Whether `both_orders` takes an array; its types say nothing of meshes."""
-  return bool(v.size) and spec_lib.explicit_mesh([v]) is None
-
-
-def block_of(
-  recipe: Recipe, word: str, along: str, wide: str = ""
-) -> list[Any]:
-  """The block of `quantize` for an operand that is summed along some letters.
-
-  Args:
-    wide: another letter that has scales of 128.
-  """
-  if recipe.scaling == "tensor":
-    return [None] * len(word)
-  if recipe.scaling == "row":
-    return [None if c in along else 1 for c in word]
-  return [BLOCK if c in along + wide else 1 for c in word]
 
 
 def quantized(
@@ -87,8 +80,13 @@ def quantized(
   along: str,
   wide: str = "",
 ) -> Bits:
-  """An operand, quantised along what is summed over; see `block_of`."""
-  block = tuple(block_of(recipe, word, along, wide))
+  """An operand, quantised along what is summed over.
+
+  Args:
+    wide: other letters that have scales of 128.
+  """
+  inside, outside = _BLOCKS[recipe.scaling]
+  block = tuple(inside if c in along + wide else outside for c in word)
   q = quantization.quantize(
     v, dtype, block=block, power_of_two=recipe.power_of_two
   )
@@ -105,67 +103,70 @@ def scale_of(
 
 
 def in_blocks(
-  recipe: Recipe, dtype: str, v: jax.Array, view: View, square: bool
+  recipe: Recipe, dtype: str, v: jax.Array, view: View, along: str, square: bool
 ) -> tuple[Bits, Bits]:
-  """Blocks along columns, and along rows, each of which lies last."""
+  """Blocks along `along`, and along the other side, each of which lies last."""
   size = dict(zip(view.word, v.shape))
   made = both_orders.in_blocks(
     view.matrices(v), dtype, square=square, power_of_two=recipe.power_of_two
   )
-  batch, found = [size[c] for c in view.batch], []
-  sides = view.rows, view.columns
-  for values, scale, (rows, columns) in (
-    (*made[:2], sides),
-    (*made[2:], sides[::-1]),
+  found, batch = {}, [size[c] for c in view.batch]
+  for values, scale, of in (
+    (*made[:2], view),
+    (*made[2:], view.transposed),
   ):
-    own, along = [size[c] for c in rows], columns[0]
+    own, last = [size[c] for c in of.rows], of.columns[0]
     values = values.reshape(*batch, *own, -1)
     if square:
-      of_scale = view.batch + blocks_of(rows) + blocks_of(along)
+      of_scale = of.batch + blocks_of(of.rows) + blocks_of(last)
       scale = scale.reshape(*batch, *scale.shape[1:])
     else:
-      of_scale = view.batch + blocks_of(along) + rows
+      of_scale = of.batch + blocks_of(last) + of.rows
       scale = scale.reshape(*batch, scale.shape[1], *own)
-    found.append(Bits(values, scale, view.batch + rows + along, of_scale))
-  return tuple(found)
+    word = of.batch + of.rows + last
+    found[of.columns] = Bits(values, scale, word, of_scale)
+  return found.pop(along), *found.values()
 
 
 def by_scales(
   dtype: str,
   v: jax.Array,
   view: View,
-  factors: Sequence[tuple[Any, str]],
-  factors_t: Sequence[tuple[Any, str]],
-) -> tuple[jax.Array, jax.Array]:
-  """Values by numbers of columns and rows, in both orders, each with letters.
+  along: str,
+  factors: Sequence[Sequence[tuple[Any, str]]],
+  of_both: Sequence[tuple[jax.Array, str]],
+) -> tuple[Bits, Bits]:
+  """Values along `along`, and along the other side, each of which lies last.
 
   Args:
-    factors: of columns and of rows, each with its letters; None is 1.
-    factors_t: of the transpose, whose columns are the rows.
+    factors: of each, numbers of columns and of rows, with their letters.
+    of_both: the scale of each, with its letters.
   """
   size = dict(zip(view.word, v.shape))
+  views = [view, view.transposed]
+  order = 1 if view.columns == along else -1
   matrices = math.prod(size[c] for c in view.batch)
 
   def vector(factor, letters):
     value, word = factor
-    if value is None:
-      return jnp.ones((1, 1), jnp.float32)
-    value = spec_lib.lifted(value, word, view.batch + letters)
-    own = math.prod(size[c] for c in letters)
     if not word:
-      return value.reshape(1, 1)
-    shape = [size[c] for c in view.batch + letters]
-    return jnp.broadcast_to(value, shape).reshape(matrices, own)
+      return jnp.asarray(value, jnp.float32).reshape(1, 1)
+    letters = view.batch + letters
+    value = spec_lib.lifted(value, word, letters)
+    value = jnp.broadcast_to(value, [size[c] for c in letters])
+    return value.reshape(matrices, -1)
 
-  sides = view.columns, view.rows
   values = both_orders.by_factors(
     view.matrices(v),
-    tuple(map(vector, factors, sides)),
-    tuple(map(vector, factors_t, sides[::-1])),
+    *(
+      (vector(columns, of.columns), vector(rows, of.rows))
+      for (columns, rows), of in zip(factors[::order], views)
+    ),
     dtype,
   )
-  batch, rows, columns = ([size[c] for c in letters] for letters in view)
-  return (
-    values[0].reshape(*batch, *rows, *columns),
-    values[1].reshape(*batch, *columns, *rows),
+  return tuple(
+    Bits(x.reshape([size[c] for c in of.word]), scale, of.word, of_scale)
+    for x, of, (scale, of_scale) in zip(
+      values[::order], views[::order], of_both
+    )
   )

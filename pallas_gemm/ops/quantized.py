@@ -46,7 +46,7 @@ def apart(
   Raises:
     TypeError: a `Quantized` beside 8 bits of another kind.
   """
-  found, there = {}, {f: v for f in FIELDS if (v := getattr(x, f)) is not None}
+  found, there = {}, scales.multiplied(x)
   wide = [v.dtype for v in there.values() if v.dtype.itemsize > 1]
   of_recipe = {recipe.forward} if wide and isinstance(recipe, Recipe) else set()
   for (field, v), name in zip(there.items(), names):
@@ -64,7 +64,7 @@ def apart(
     )
     found[field] = v.dequantized(wide[0])
   x = x._replace(**found)
-  dtypes = {v.dtype.name for v in (x.a, x.b, x.b_up) if v is not None}
+  dtypes = {v.dtype.name for v in scales.multiplied(x).values()}
   if of_recipe:
     dtypes = of_recipe | (dtypes - {dtype.name for dtype in wide})
   if x.has_scales:
@@ -113,7 +113,7 @@ def result_dtype(value: Any, x: Operands, name: str = "out_dtype") -> Any:
 
 
 def named(
-  x: Operands, words: dict[str, str], batch: str = ""
+  x: Operands, words: dict[str, str], batch: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
   """Scales without dimensions that are one for all, and their letters.
 

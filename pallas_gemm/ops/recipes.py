@@ -31,9 +31,9 @@ from pallas_gemm.ops import arguments, scales, slabs
 from pallas_gemm.ops import product as product_lib
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.bits import (
+  ONE,
   Bits,
   by_scales,
-  can_be_in_both,
   in_blocks,
   quantized,
   scale_of,
@@ -108,11 +108,15 @@ def product(recipe: Recipe, x: Operands, spec: Spec) -> list[jax.Array]:
 
   @jax.custom_vjp
   def run(x: Operands) -> list[jax.Array]:
-    bits = {field: _pair(recipe, x, spec, field)[0] for field in _there(x)}
+    bits = {
+      field: _pair(recipe, x, spec, field)[0] for field in scales.multiplied(x)
+    }
     return product_lib.product(*_by_bits(recipe, x, spec, bits))
 
   def forward(x: Operands):
-    kept = {field: _pair(recipe, x, spec, field) for field in _there(x)}
+    kept = {
+      field: _pair(recipe, x, spec, field) for field in scales.multiplied(x)
+    }
     kept = jax.tree.map(_saved, kept)
     bits = {field: pair[0] for field, pair in kept.items()}
     in_bits, of_bits = _by_bits(recipe, x, spec, bits)
@@ -135,23 +139,16 @@ def _saved(v: jax.Array) -> jax.Array:
   return checkpoint_name(v, CHECKPOINT_NAME)
 
 
-def _there(x: Operands) -> list[str]:
-  """The fields of A and of each B."""
-  return [field for field in FIELDS if getattr(x, field) is not None]
-
-
 def _with_one_k(recipe: Recipe, x: Operands, spec: Spec):
-  """The product with one dimension that is summed over, where blocks lie."""
+  """The product with one dimension that is summed over, where blocks lie.
+
+  If they lie apart it is XLA's, of what stands for 8 bits.
+  """
   w, ks = spec.words, spec.contracted
   if recipe.scaling != "block" or len(ks) < 2 or w.has_scales:
     return x, spec
-  there = [f for f in FIELDS if getattr(x, f) is not None]
-  if not all(ks in getattr(w, f) for f in there):
-    return x, spec  # XLA's product, of what stands for 8 bits
-  merged = {f: _merged(getattr(x, f), getattr(w, f), ks) for f in there}
-  words = w._replace(**{f: word for f, (_, word) in merged.items()})
-  x = x._replace(**{f: v for f, (v, _) in merged.items()})
-  return x, dataclasses.replace(spec, words=words)
+  there = scales.multiplied(w).values()
+  return _with_one(x, spec, ks) if all(ks in c for c in there) else (x, spec)
 
 
 def _with_one_n(recipe: Recipe, x: Operands, spec: Spec):
@@ -166,13 +163,17 @@ def _with_one_n(recipe: Recipe, x: Operands, spec: Spec):
   is_one = len(n) < 2 or not all(n in word for word in there)
   if recipe.scaling != "block" or w.has_scales or spec.parts or is_one:
     return x, spec
+  return _with_one(x, spec, n)
+
+
+def _with_one(x: Operands, spec: Spec, letters: str) -> tuple[Operands, Spec]:
+  """The product with one dimension for several, wherever they lie together."""
   found, words = {}, {}
-  for field in ("b", "b_up", "bias", "c"):
-    v, word = getattr(x, field), getattr(w, field)
-    if v is not None and n in word:
-      found[field], words[field] = _merged(v, word, n)
-  words = w._replace(**words)
-  out = spec.out.replace(n, n[0])
+  for field, v, word in zip(Operands._fields, x, spec.words):
+    if letters in (word or ""):
+      found[field], words[field] = _merged(v, word, letters)
+  words, out = spec.words._replace(**words), spec.out
+  out = out.replace(letters, letters[0])
   return x._replace(**found), dataclasses.replace(spec, words=words, out=out)
 
 
@@ -236,21 +237,15 @@ def _in_both(
 
   Rows and tensors have the same bits in both; blocks are quantised for each.
   """
-  view = view_of(word, free, along)
-  if view is None or not can_be_in_both(v):
+  view = view_of(v, word, free, along)
+  if view is None:
     return None
-  is_last = view.columns == along
   if recipe.scaling == "block":
-    pair = in_blocks(recipe, dtype, v, view, square)
-    return pair if is_last else pair[::-1]
-  scale, of_scale = scale_of(recipe, dtype, v, word, along)
-  inverse, one = (1 / scale, of_scale), (None, "")
-  of_rows = is_last or not set(of_scale) & set(view.columns)
-  factors = (one, inverse) if of_rows else (inverse, one)
-  values = by_scales(dtype, v, view, factors, factors[::-1])
-  words = view.word, view.batch + view.columns + view.rows
-  pair = [Bits(x, scale, y, of_scale) for x, y in zip(values, words)]
-  return tuple(pair if is_last else pair[::-1])
+    return in_blocks(recipe, dtype, v, view, along, square)
+  scale, of_scale = made = scale_of(recipe, dtype, v, word, along)
+  inverse = 1 / scale, of_scale
+  factors = (ONE, inverse), (inverse, ONE)
+  return by_scales(dtype, v, view, along, factors, (made, made))
 
 
 def _by_bits(
@@ -352,40 +347,30 @@ class _Backward:
       rows = self._times(ct, by_b)
       rows = spec_lib.zero_outside(rows, self.rest.offsets, w.offsets, word)
       return self._quantized(rows, word, n), in_slabs
-    view, gradient = view_of(word, m, n), self.recipe.gradient
-    if self.recipe.scaling == "block" and len(n) > 1:
-      view = None  # B has no blocks of several dimensions
-    if not gradient or view is None or not can_be_in_both(ct):
-      by_b, by_a = self._times(ct, by_b), self._times(ct, by_a)
-      if self.recipe.scaling == "block":
-        by_a, word_a, m = self._as_a_lies(by_a, m)
-        return self._quantized(by_b, word, n), self._quantized(by_a, word_a, m)
-      return self._quantized(by_b, word, n), self._quantized(by_a, word, m)
-    is_last = view.columns == n
-    if self.recipe.scaling == "block":
-      pair = in_blocks(self.recipe, gradient, ct, view, False)
-      return pair if is_last else pair[::-1]
-    sides = []
+    view, gradient = view_of(ct, word, m, n), self.recipe.gradient
+    are_blocks = self.recipe.scaling == "block"
+    # B has no blocks of several dimensions.
+    if not gradient or view is None or (are_blocks and len(n) > 1):
+      by_b, by_a, of_a = self._times(ct, by_b), self._times(ct, by_a), word
+      if are_blocks:
+        by_a, of_a, m = self._as_a_lies(by_a, m)
+      return self._quantized(by_b, word, n), self._quantized(by_a, of_a, m)
+    if are_blocks:
+      return in_blocks(self.recipe, gradient, ct, view, n, False)
+    made, factors = [], []
     for inside, along in ((by_b, n), (by_a, m)):
       of_one = self._times(ct, inside)
-      made = scale_of(self.recipe, gradient, of_one, word, along)
-      sides.append((inside or (None, ""), made))
-    order = 1 if is_last else -1
-    factors = [(x, (1 / scale, of)) for x, (scale, of) in sides[::order]]
-    values = by_scales(gradient, ct, view, *factors)
-    words = view.word, view.batch + view.columns + view.rows
-    pair = [*zip(values, words)][::order]
-    return tuple(
-      Bits(v, scale, at, of) for (v, at), (_, (scale, of)) in zip(pair, sides)
-    )
+      scale, of = scale_of(self.recipe, gradient, of_one, word, along)
+      made.append((scale, of))
+      factors.append((inside or ONE, (1 / scale, of)))
+    return by_scales(gradient, ct, view, n, factors, made)
 
   def _in_slabs(self, ct: jax.Array) -> Bits:
     """A cotangent of groups of rows for the product by A, in slabs."""
     to = slabs.places(self.rest.offsets, ct.shape[0])
     ct, word = slabs.moved(ct, to), self.spec.out
     if gradient := self.recipe.gradient:
-      pair = _in_both(self.recipe, gradient, ct, word, "n", "m", False)
-      if pair:
+      if pair := _in_both(self.recipe, gradient, ct, word, "n", "m", False):
         return pair[0]
     return self._quantized(ct, word, "m")
 

@@ -41,13 +41,18 @@ def named(scale: jax.Array, word: str, shape: Sequence[int]) -> tuple[Any, str]:
   return lax.squeeze(scale, same), letters
 
 
+def multiplied(x: Operands) -> dict[str, Any]:
+  """A and each B that is there, or something of each, by field."""
+  return {f: v for f in FIELDS if (v := getattr(x, f)) is not None}
+
+
 def present(
   x: Operands, words: Operands
 ) -> Iterator[tuple[str, Any, str, str]]:
   """Of each scale: its operand's field, the scale, both words."""
   for field, of in FIELDS.items():
-    if getattr(words, of) is not None:
-      yield field, getattr(x, of), getattr(words, of), getattr(words, field)
+    if (word := getattr(words, of)) is not None:
+      yield field, getattr(x, of), word, getattr(words, field)
 
 
 def spread(
@@ -69,21 +74,17 @@ def in_operands(x: Operands, spec: Spec) -> tuple[Operands, Spec]:
   that.
   """
   dtype = jnp.bfloat16 if compat.targets_gpu() else jnp.float32
-  size, found, words = spec.letters(x), {}, {}
+  size, found = spec.letters(x), multiplied(x)
   for field, scale, word, of in present(x, spec.words):
     scale, word = spread(scale.astype(jnp.float32), word, of, size)
     scale = spec_lib.lifted(scale, word, of)
-    found[field] = getattr(x, field).astype(jnp.float32) * scale
-    found[FIELDS[field]] = words[FIELDS[field]] = None
-  x, words = x._replace(**found), spec.words._replace(**words)
-  both = {
-    field: v.astype(dtype)
-    for field in FIELDS
-    if (v := getattr(x, field)) is not None
-  }
+    found[field] = found[field].astype(jnp.float32) * scale
+  found = {field: v.astype(dtype) for field, v in found.items()}
+  none = dict.fromkeys(FIELDS.values())
+  words = spec.words._replace(**none)
   # How 8 bits are added says nothing of other dtypes.
   spec = dataclasses.replace(spec, words=words, precision=None)
-  return x._replace(**both), spec
+  return x._replace(**found, **none), spec
 
 
 def applied(z: jax.Array, x: Operands, spec: Spec) -> jax.Array:

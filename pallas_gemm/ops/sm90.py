@@ -64,22 +64,19 @@ def run(x: Operands, spec: Spec) -> Sequence[jax.Array]:
   }
   # Indices in kernels are 32 bits wide, whatever the user's are.
   with jax.enable_x64(False):
-    numbers = scales.of_kernel(x, spec)
+    numbers, shape = scales.of_kernel(x, spec), spec.shape(x)
     if _has_slabs(x, spec):
       x = _in_slabs(x, spec)
-    if spec.ragged:
-      how |= {"b_up": x.b_up, "bias": x.bias, "scales": Scales(*numbers)}
-      return launch.grouped(x.a, x.b, x.offsets, **how)
-    batch, m, n, _, _ = spec.sizes(x)
     if _is_column(x, spec):
       x = _as_row(x, spec)
       numbers[:2] = numbers[1::-1]
+    how |= {"b_up": x.b_up, "bias": x.bias, "scales": Scales(*numbers)}
+    if spec.ragged:
+      return launch.grouped(x.a, x.b, x.offsets, **how)
     for name, factor in (("alpha", x.alpha), ("beta", x.beta)):
       how[name] = 1.0 if factor is None else factor
-    how |= {"b_up": x.b_up, "bias": x.bias, "c": x.c}
-    how |= {"scales": Scales(*numbers)}
-    outs = launch.dense(x.a, x.b, **how)
-  return [out.reshape(batch, m, n) for out in outs]
+    outs = launch.dense(x.a, x.b, c=x.c, **how)
+  return [out.reshape(shape) for out in outs]
 
 
 def problem_of(x: Operands, spec: Spec) -> tuning.Problem:

@@ -330,15 +330,11 @@ def zero_outside(
     lifted(lax.index_in_dim(offsets, i, at, keepdims=False), word, out)
     for i in (0, -1)
   )
-  number = _row_numbers(rows, offsets.dtype, out.index("m"))
+  at = out.index("m")
+  shape = [n if i == at else 1 for i, n in enumerate(rows.shape)]
+  number = lax.broadcasted_iota(offsets.dtype, shape, at)
   inside = (first <= number) & (number < last)
   return jnp.where(inside, rows, jnp.zeros_like(rows))
-
-
-def _row_numbers(rows: jax.Array, dtype: Any, axis: int = 0) -> jax.Array:
-  shape = [1] * rows.ndim
-  shape[axis] = rows.shape[axis]
-  return lax.broadcasted_iota(dtype, shape, axis)
 
 
 def explicit_mesh(arrays: Sequence[Any]) -> Any:

@@ -100,9 +100,7 @@ def _as_xla_multiplies(x: Operands, spec: Spec) -> tuple[Operands, Spec]:
   if fits and x.a.dtype == x.b.dtype and not spec.ragged:
     return x, spec
   wide = jnp.float32 if on_cpu.value or not is_float8 else jnp.bfloat16
-  values = {
-    f: v.astype(wide) for f in scales.FIELDS if (v := getattr(x, f)) is not None
-  }
+  values = {f: v.astype(wide) for f, v in scales.multiplied(x).items()}
   precision = None if is_float8 else lax.Precision.HIGHEST
   return x._replace(**values), dataclasses.replace(spec, precision=precision)
 

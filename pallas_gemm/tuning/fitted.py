@@ -241,7 +241,7 @@ def _with_subtiles(config: Config, problem: Problem) -> Config:
     columns //= config.consumers
   # One swizzle atom: its copies take matrices of any height (see compat).
   atom = layout.elements_in(ATOM_BYTES, problem.out_dtype)
-  width = next(w for w in (atom, 32, 16) if columns % w == 0)
+  width = next((w for w in (atom, 32) if columns % w == 0), 16)
   if bits(problem.out_dtype) == 16 and width < 32 < columns:
     # 16 columns are stored twice, and it is still faster: with 128 x 240, 208
     # and 144 tiles and K = 512 15.8 -> 14.1 us, 13.9 -> 12.6, 10.0 -> 9.7. In

@@ -16,7 +16,7 @@ import math
 import statistics
 
 from pallas_gemm import hardware
-from pallas_gemm.kernels.sm90 import legal, loaders
+from pallas_gemm.kernels.sm90 import loaders
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, cdiv, round_up
 from pallas_gemm.kernels.sm90.matrices import Matrices
@@ -54,7 +54,7 @@ def choose(problem: Problem) -> Config:
     >>> config.split_k, config.cluster_m
     (1, 1)
   """
-  return legal.first_legal(problem, _ranked(problem, clusters=False))
+  return model.first_legal(problem, _ranked(problem, clusters=False))
 
 
 def candidates(problem: Problem) -> list[Config]:

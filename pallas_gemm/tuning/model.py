@@ -26,7 +26,7 @@ efficiency of the nearest. None are fitted to operands of 8 bits: these have the
 constants of 16 bits, and additions to totals that nothing hides.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import math
 
 from pallas_gemm import hardware
@@ -58,7 +58,21 @@ def choose(problem: Problem, *, any_rows: bool = False) -> Config:
     (128, 256)
   """
   fit = stages.for_any_rows if any_rows else stages.suited
-  return legal.first_legal(problem, candidates(problem, fit))
+  return first_legal(problem, candidates(problem, fit))
+
+
+def first_legal(problem: Problem, configs: Iterable[Config]) -> Config:
+  """The first of some configs that can run the problem.
+
+  Raises:
+    NotImplementedError: none can; the reason of the last refusal.
+  """
+  refusal: str | None = "no candidate"
+  for config in configs:
+    refusal = legal.reason(Plan.of(problem, config))
+    if refusal is None:
+      return config
+  raise NotImplementedError(refusal)
 
 
 def candidates(

@@ -7,6 +7,7 @@ of a product K + 5 roundings, two of which are those of the scales.
 
 from collections.abc import Callable
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -16,10 +17,10 @@ import numpy as np
 import pallas_gemm
 from pallas_gemm import check
 from pallas_gemm.quantization import Quantized
-from tests.support.ops import ROWS
+from tests.support.calls import OUT_DTYPES
+from tests.support.ops import ROWS, SUMS
 
 FLOATS = "float8_e4m3fn", "float8_e5m2"
-OUT_DTYPES = "bfloat16", "float16", "float32"
 ACTIVATIONS = None, jax.nn.relu, jax.nn.silu, jnp.tanh
 SIZES = 1, 7, 97, 128, 150, 261
 ON_KERNEL_SIZES = 1, 7, 70, 130
@@ -28,11 +29,6 @@ ONE, EACH, BLOCKS = "one", "each", "blocks"
 # Along the free dimension and K, of A and B, which kernels have.
 _ENDS = [(ONE, ONE), (EACH, ONE), (BLOCKS, ONE), None]
 _ALONG_K = [(EACH, BLOCKS), (BLOCKS, BLOCKS)]
-SUMMED = jax.lax.RaggedDotDimensionNumbers(
-  (((0,), (0,)), ((), ())),
-  lhs_ragged_dimensions=(0,),
-  rhs_group_dimensions=(),
-)
 
 
 class Factor(NamedTuple):
@@ -63,18 +59,17 @@ class Draw:
     self.rng = np.random.default_rng(seed)
     self.kernel = kernel
     self.dtypes = [self.one(FLOATS), self.one(FLOATS)]
-    if self.rng.random() < 0.25:
+    if self.chance(0.25):
       self.dtypes = ["int8", "int8"]
-    ends = [self.one(_ENDS), self.one(_ENDS)]
-    if self.rng.random() < 0.4:
-      ends = [self.one(_ALONG_K), self.one(_ALONG_K)]
-    elif kernel and self.rng.random() < 0.3:  # one is spread for the other
-      ends = [self.one(_ALONG_K), self.one(_ENDS)]
-    if not kernel and self.rng.random() < 0.5:
-      any_kind = ONE, EACH, BLOCKS
-      ends = [(self.one(any_kind), self.one(any_kind)) for _ in range(2)]
-    self.kinds = ends
-    if ends == [None, None]:
+    of_a, of_b = _ENDS, _ENDS
+    if self.chance(0.4):
+      of_a, of_b = _ALONG_K, _ALONG_K
+    elif kernel and self.chance(0.3):  # one is spread for the other
+      of_a = _ALONG_K
+    elif not kernel and self.chance(0.8):
+      of_a = of_b = [*itertools.product((ONE, EACH, BLOCKS), repeat=2)]
+    self.kinds = [self.one(of_a), self.one(of_b)]
+    if self.kinds == [None, None]:
       self.kinds = [(ONE, ONE), None]
 
   def one(self, values: Any) -> Any:
@@ -303,22 +298,25 @@ def _of_groups(draw: Draw) -> tuple[int, int, int, Groups, np.ndarray, Any]:
   return count, n, k, of, outside, call
 
 
-def ragged_dot(draw: Draw, gated: bool = False, **how: Any) -> Call:
+def ragged_dot(draw: Draw, op: str = "ragged_dot", **how: Any) -> Call:
+  """Rows by a matrix for each group, by any op that has that."""
+  is_plain, gated = op == "ragged_dot", op == "gated_ragged_dot"
   count, n, k, of, outside, call = _of_groups(draw)
-  turned = not gated and draw.chance()
+  turned = is_plain and draw.chance()
   dims = {"g": count} | ({"n": n, "k": k} if turned else {"k": k, "n": n})
   a = _with_nan(draw.factor(0, {"m": of.rows, "k": k}, "m"), outside)
   bs = [draw.factor(1, dims, "n") for _ in range(1 + gated)]
-  activation = draw.one(ACTIVATIONS[gated:])
-  how |= call | {"activation": activation}
-  bias = None
-  if not gated:
-    how["transpose_rhs"] = turned
+  how |= call
+  activation = bias = None
+  if op == "ragged_dot_general":
+    how["ragged_dot_dimension_numbers"] = ROWS
+  else:
+    activation = how["activation"] = draw.one(ACTIVATIONS[gated:])
+  if is_plain:
     bias = draw.normal(count, n) if draw.chance() else None
-    how["bias"] = bias
-  op = pallas_gemm.gated_ragged_dot if gated else pallas_gemm.ragged_dot
+    how |= {"transpose_rhs": turned, "bias": bias}
   run = functools.partial(
-    op,
+    getattr(pallas_gemm, op),
     *(a.given, *[b.given for b in bs]),
     preferred_element_type=draw.one((None, *OUT_DTYPES)),
     **how,
@@ -336,24 +334,6 @@ def ragged_dot(draw: Draw, gated: bool = False, **how: Any) -> Call:
   return run, compare
 
 
-def ragged_rows(draw: Draw, **how: Any) -> Call:
-  """`ragged_dot_general` with the dimensions of `ragged_dot`."""
-  count, n, k, of, outside, call = _of_groups(draw)
-  a = _with_nan(draw.factor(0, {"m": of.rows, "k": k}, "m"), outside)
-  b = draw.factor(1, {"g": count, "k": k, "n": n}, "n")
-  sizes = call.pop("group_sizes")
-  run = functools.partial(
-    pallas_gemm.ragged_dot_general, a.given, b.given, sizes, ROWS, **call, **how
-  )
-
-  def compare(out):
-    assert not np.asarray(out)[outside].astype(np.float32).any()
-    for g, span in enumerate(of.spans(count)):
-      assert_right(out[span], a.exact[span], b.exact[g])
-
-  return run, compare
-
-
 def ragged_sums(draw: Draw, **how: Any) -> Call:
   """Sums over the rows of each group."""
   if draw.kernel:  # blocks along rows have no kernel: groups start anywhere
@@ -365,7 +345,7 @@ def ragged_sums(draw: Draw, **how: Any) -> Call:
   b = _with_nan(draw.factor(1, {"k": of.rows, "n": n}, "n"), outside)
   run = functools.partial(
     pallas_gemm.ragged_dot_general,
-    *(a.given, b.given, jnp.asarray(of.sizes), SUMMED),
+    *(a.given, b.given, jnp.asarray(of.sizes), SUMS),
     preferred_element_type=draw.one((None, *OUT_DTYPES)),
     **how,
   )
@@ -383,8 +363,8 @@ EVERY = {
   "gated_matmul": gated_matmul,
   "dot_general": dot_general,
   "ragged_dot": ragged_dot,
-  "gated_ragged_dot": functools.partial(ragged_dot, gated=True),
-  "ragged_dot_general": ragged_rows,
+  "gated_ragged_dot": functools.partial(ragged_dot, op="gated_ragged_dot"),
+  "ragged_dot_general": functools.partial(ragged_dot, op="ragged_dot_general"),
   "ragged_dot_general, sums": ragged_sums,
   "vmap": vmap,
 }

@@ -176,7 +176,7 @@ def _numbers(contract: Any, batch: Any = ((), ())) -> dict[str, Any]:
   return {"options": {"dimension_numbers": (contract, batch)}}
 
 
-_FSDP = "FSDP: M, and K of B over the same axis"
+FSDP = "FSDP: M, and K of B over the same axis"
 # M, N, K = 16, 24, 32; batch and sequence 4 and 8.
 _MATMULS = {
   "whole": "16 32 @ 32 24 -> . . in 1 1",
@@ -184,8 +184,8 @@ _MATMULS = {
   "N": "16 32 @ 32 24x -> . x in 1 4",
   "M, N": "16x 32 @ 32 24y -> x y in 4 2",
   "M over both axes": "16xy 32 @ 32 24 -> xy . in 8 1",
-  _FSDP: ("16x 32 @ 32x 24 -> x . in 4 1", {"also": {"b": (4,), "out": (1,)}}),
-  f"{_FSDP}; N": (
+  FSDP: ("16x 32 @ 32x 24 -> x . in 4 1", {"also": {"b": (4,), "out": (1,)}}),
+  f"{FSDP}; N": (
     "16x 32 @ 32x 24y -> x y in 4 2",
     {"also": {"b": (8,), "out": (2,)}},
   ),
@@ -235,7 +235,7 @@ _MATMULS = {
 _GATED_MATMULS = {
   "M, N": "16x 32 @ 32 24y -> x y in 4 2",
   "K": ("16 32x @ 32x 24 -> . . in 4 4", _ASK),
-  f"{_FSDP}; N": (
+  f"{FSDP}; N": (
     "16x 32 @ 32x 24y -> x y in 4 2",
     {"also": {"w_gate": (8,), "out": (2,)}},
   ),

@@ -33,7 +33,7 @@ from tests.support.mesh_calls import (
   cotangent,
   only,
 )
-from tests.support.mesh_cases import CASES
+from tests.support.mesh_cases import CASES, FSDP
 
 KINDS = (
   "all-gather",
@@ -45,15 +45,14 @@ KINDS = (
 
 # The kernel's program where it is not as JAX's own, by case and check: how many
 # arrays each kind of collective takes, in the order of `KINDS`.
-_FSDP = "FSDP: M, and K of B over the same axis"
 _M, _N = "matmul: K, M of the result over its axis", "matmul: M, K, N of the "
 _N += "result over K's axis"
 _COUNTS = {
   # A sum whose result is sharded over the axis that is summed is scattered; XLA
   # on CPU adds it up everywhere and takes a slice.
-  f"matmul: {_FSDP} | explicit | vjp": (1, 0, 1),
-  f"matmul: {_FSDP}; N | explicit | vjp": (1, 1, 1),
-  f"gated_matmul: {_FSDP}; N | explicit | vjp": (2, 2, 2),
+  f"matmul: {FSDP} | explicit | vjp": (1, 0, 1),
+  f"matmul: {FSDP}; N | explicit | vjp": (1, 1, 1),
+  f"gated_matmul: {FSDP}; N | explicit | vjp": (2, 2, 2),
   f"{_M} | explicit | vjp": (1, 0, 1),
   f"{_N} | explicit | vjp": (1, 1, 1),
   **{f"{case} | explicit | vmap": (0, 0, 1) for case in (_M, _N)},

@@ -137,6 +137,8 @@ GATED_RAGGED = Op(
 )
 # Of the second and third group.
 PART = BIASED.of(g=2).given(group_offset=1)
+# An op of each kind.
+TWO = {"matmul": MATMUL, "ragged_dot": RAGGED}
 OPS = {
   "matmul": MATMUL,
   "matmul, epilogue": ADDED.given(activation=jnp.tanh, alpha=2.0, beta=0.5),

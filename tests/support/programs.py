@@ -70,15 +70,27 @@ def pretend_suites(
   monkeypatch.setattr(shapes, kind, others | special | tagged)
 
 
-def start(module: str, *args: str) -> tuple[int, str, str]:
+def start(
+  module: str, *args: str, timeout: float | None = 120, **env: str
+) -> tuple[int, str, str]:
   """A program as a user starts it: (status, stdout, stderr)."""
   done = subprocess.run(
     [sys.executable, "-W", "error", "-m", module, *args],
     capture_output=True,
     text=True,
-    timeout=120,
+    timeout=timeout,
     cwd=ROOT,
-    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    env=os.environ | {"JAX_PLATFORMS": "cpu"} | env,
     check=False,
   )
   return done.returncode, done.stdout, done.stderr
+
+
+def start_on_eight_devices(module: str, *args: str) -> tuple[int, str, str]:
+  """The same, of one that runs once: compiling it well is time lost."""
+  flags_of_xla = (
+    "--xla_force_host_platform_device_count=8"
+    " --xla_backend_optimization_level=0"
+    " --xla_llvm_disable_expensive_passes=true"
+  )
+  return start(module, *args, timeout=None, XLA_FLAGS=flags_of_xla)

@@ -1,13 +1,11 @@
 """Which plans the Hopper kernels can run; why they can't run others."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from jax import lax
 
 from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90 import layout, tiling
-from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import ATOM_BYTES, ATOM_ROWS, cdiv
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Epilogue, Problem
@@ -58,20 +56,6 @@ def reason(plan: Plan) -> str | None:
     or plan.loader.why_not
     or _memory_reason(plan)
   )
-
-
-def first_legal(problem: Problem, configs: Iterable[Config]) -> Config:
-  """The first of some configs that can run the problem.
-
-  Raises:
-    NotImplementedError: none can; the reason of the last refusal.
-  """
-  refusal: str | None = "no candidate"
-  for config in configs:
-    refusal = reason(Plan.of(problem, config))
-    if refusal is None:
-      return config
-  raise NotImplementedError(refusal)
 
 
 def refuses(a: str, b: str, out: str, precision: Any = None) -> str | None:
