@@ -375,3 +375,21 @@ def test_in_flax():
   assert np.array_equal(layer(x), want + layer.bias[...])
   slopes = nnx.grad(lambda layer: (layer(x) ** 2).sum())(layer)
   assert all(np.isfinite(v).all() for v in jax.tree.leaves(slopes))
+
+
+@pytest.mark.parametrize("words", ("mlk,knl", "mkl,knl", "klm,nkl"))
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_sums_over_two_dimensions(scaling, words):
+  """Wherever they lie; of positive numbers, so that 2^-4 of each adds up."""
+  size, words = {"m": 20, "n": 12, "k": 140, "l": 2}, words.split(",")
+  numbers = tuple(tuple(map(w.index, "kl")) for w in words), ((), ())
+  a, b = (0.5 + jnp.abs(jnp.sin(normal(*[size[c] for c in w]))) for w in words)
+
+  def pull(**how):
+    f = functools.partial(pallas_gemm.dot_general, **how)
+    out, back = jax.vjp(lambda *x: f(*x, dimension_numbers=numbers), a, b)
+    return out, *back(jnp.ones_like(out))
+
+  for ours, plain in zip(pull(quantize=Recipe(scaling=scaling)), pull()):
+    off = (1 + 2.0**-4) ** 2 - 1 + numerics.gamma(300, 2.0**-24)
+    assert bool((jnp.abs(ours - plain) <= off * plain).all())

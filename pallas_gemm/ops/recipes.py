@@ -237,10 +237,11 @@ def _in_both(
 
   Rows and tensors have the same bits in both; blocks are quantised for each.
   """
+  blocks = recipe.scaling == "block"
   view = view_of(v, word, free, along)
-  if view is None:
+  if view is None or (blocks and len(along) > 1):
     return None
-  if recipe.scaling == "block":
+  if blocks:
     return in_blocks(recipe, dtype, v, view, along, square)
   scale, of_scale = made = scale_of(recipe, dtype, v, word, along)
   inverse = 1 / scale, of_scale
