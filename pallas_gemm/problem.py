@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 Side = Literal["m", "n"]
 Scale = Literal["tensor", "vector", "block", "line"]
+# Those that differ along K.
+_ALONG_K = ("block", "line")
 
 
 def _without_place(activation: str | None) -> str | None:
@@ -146,7 +148,7 @@ class Problem:
   @property
   def has_blocks(self) -> bool:
     """Whether scales differ from slab to slab."""
-    return not {"block", "line"}.isdisjoint((self.a.scale, self.b.scale))
+    return self.a.scale in _ALONG_K or self.b.scale in _ALONG_K
 
   @property
   def has_lines(self) -> bool:
