@@ -15,9 +15,8 @@ each 128 of a row of A and of a column of B. Sums of floats are promoted; those
 of kinds that end in "fast" are not.
 
 The first result is checked against float64 on a sample of rows and columns,
-within the bound that correct arithmetic obeys; a layer's against the same layer
-in bfloat16, and its distance is kept. Then all arms are timed, interleaved
-(CUPTI, kernels of a call, cold L2). Rows go to
+within the bound that correct arithmetic obeys; a layer's must be finite. Then
+all arms are timed, interleaved (CUPTI, kernels of a call, cold L2). Rows go to
 experiments/results/<device>/eight_bits.jsonl.
 
 Exit status: 0; 1 if a case FAILED or could not run; 2 for a command that can't

@@ -393,3 +393,22 @@ def test_sums_over_two_dimensions(scaling, words):
   for ours, plain in zip(pull(quantize=Recipe(scaling=scaling)), pull()):
     off = (1 + 2.0**-4) ** 2 - 1 + numerics.gamma(300, 2.0**-24)
     assert bool((jnp.abs(ours - plain) <= off * plain).all())
+
+
+@pytest.mark.parametrize("block", ((1, None), (1, 128), (128, None), (1, 1)))
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_frozen_rows_of_groups(scaling, block):
+  """The derivative by weights of rows that are `Quantized`, in any groups."""
+  sizes, ct = jnp.array([7, 0, 20]), jnp.abs(normal(40, 12, seed=3)) + 0.5
+  x = quantize(jnp.abs(normal(40, 140)) + 0.5, block=block)
+  w = jnp.abs(normal(3, 140, 12)) + 0.5
+  f = functools.partial(pallas_gemm.ragged_dot, group_sizes=sizes)
+  recipe = Recipe(scaling=scaling)
+  _, back = jax.vjp(
+    lambda w: f(x, w, quantize=recipe, preferred_element_type="float32"), w
+  )
+  _, plain = jax.vjp(lambda w: f(x.dequantized(), w), w)
+  # Of positive numbers 2^-4 of the cotangent, and of its scaled bits, add up.
+  off = 2.0**-4 + 2.0**-10 + numerics.gamma(300, 2.0**-24)
+  (ours,), (want,) = back(ct), plain(ct)
+  assert bool((jnp.abs(ours - want) <= off * want).all())

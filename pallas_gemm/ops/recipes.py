@@ -41,7 +41,7 @@ from pallas_gemm.ops.bits import (
 )
 from pallas_gemm.ops.cotangents import transposed
 from pallas_gemm.ops.scales import FIELDS
-from pallas_gemm.ops.spec import Operands, Spec, blocks_of, whole_of
+from pallas_gemm.ops.spec import Operands, Spec, blocks_of
 from pallas_gemm.quantization import Recipe
 
 # Of what is kept for derivatives, for policies of `jax.checkpoint`.
@@ -184,7 +184,8 @@ def _pair(
   v, word, of = getattr(x, field), getattr(spec.words, field), FIELDS[field]
   if (scale := getattr(x, of)) is not None:
     given = Bits(v, scale, word, getattr(spec.words, of))
-    return given, given
+    in_slabs = field == "a" and spec.ragged
+    return given, _moved(given, x.offsets) if in_slabs else given
   w, dtype, along = spec.words, recipe.forward, spec.contracted
   free = _alone(spec, word, w.b if field == "a" else w.a)
   if field != "a":
@@ -196,6 +197,19 @@ def _pair(
     back = _pair_of_a(recipe, rows, word, "m", along)[1]
     return quantized(recipe, dtype, v, word, along), back
   return _pair_of_a(recipe, v, word, free, along)
+
+
+def _moved(bits: Bits, offsets: jax.Array) -> Bits:
+  """Rows of groups, and their scales, in slabs."""
+  size = dict(zip(bits.word, bits.values.shape))
+  to = slabs.places(offsets, size["m"])
+  scale, of = scales.spread(bits.scale, bits.of_scale, "m", size)
+  if "m" in of:
+    scale = jnp.moveaxis(scale, of.index("m"), 0)
+    rows = slabs.moved(scale.reshape(size["m"], -1), to)
+    scale = rows.reshape(-1, *scale.shape[1:])
+    of = "m" + of.replace("m", "")
+  return Bits(slabs.moved(bits.values, to), scale, bits.word, of)
 
 
 def _pair_of_a(recipe, v, word: str, free: str, along: str):
@@ -392,7 +406,7 @@ class _Backward:
   def _inside(self, bits: Bits, along: str) -> tuple[jax.Array, str] | None:
     """A scale that differs along what is summed over, and its letters."""
     word = bits.of_scale or ""
-    if not set(word) & set(along) or any(c != whole_of(c) for c in word):
+    if not set(word) & set(along) or set(word) - {*self.spec.out, "g"}:
       return None
     scale = bits.scale.astype(jnp.float32)
     if self.spec.ragged and along == "m":  # A's lie in slabs

@@ -42,7 +42,7 @@ def chosen(x: Operands, spec: Spec) -> tuple[tuning.Config, str]:
       problem,
       config=spec.config if isinstance(spec.config, tuning.Config) else None,
       batch_invariant=spec.batch_invariant,
-      # What XLA makes of scales is slower, or rounds what they multiply.
+      # XLA rounds what scales along K multiply, and see `xla` about int8.
       xla_too=spec.implementation is None and not spec.words.has_scales,
     )
   )

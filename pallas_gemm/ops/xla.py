@@ -85,7 +85,8 @@ def _as_xla_multiplies(x: Operands, spec: Spec) -> tuple[Operands, Spec]:
 
   Scales apply to sums; those that differ along K are multiplied in. XLA has a
   product of one dtype of 8 bits, dense; values in more bits are the same ones.
-  On a GPU that of int8 was wrong at K = 9 (JAX 0.11.2): it takes whole vectors.
+  That of int8 is taken in whole vectors: one of K = 9 that was left to XLA was
+  wrong on a GPU (JAX 0.11.2), for a reason that is not known.
   """
   is_float8 = "float8" in x.a.dtype.name or "float8" in x.b.dtype.name
   if not (is_float8 or spec.words.has_scales):
