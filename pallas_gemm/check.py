@@ -9,7 +9,7 @@ Evaluating the activation and rounding the result come on top.
 
 from collections.abc import Callable, Sequence
 import itertools
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,7 @@ def expected(
   scales: Sequence[Any] = (None, None, None),
   fast_accumulation: bool = False,
   tf32: bool = False,
+  planes: Literal[2, 3] | None = None,
 ) -> tuple[Expected, ...]:
   """What activation(alpha * A @ B + beta * C + bias) must be.
 
@@ -77,7 +78,7 @@ def expected(
     scales: what A's rows, B's columns and those of B_up are multiplied by, each
       a vector or a number; None is by nothing.
     fast_accumulation: sums of 8-bit floats are not promoted.
-    tf32: see `numerics.error_bound`.
+    tf32, planes: see `numerics.error_bound`.
 
   Returns:
     Of the result, and of each sum that goes into it: a kernel may give those
@@ -110,6 +111,7 @@ def expected(
       scales=(scale_a, scale),
       fast=fast_accumulation,
       tf32=tf32,
+      planes=planes,
     )
     for factor, scale in zip((b, b_up), of_b)
     if factor is not None
