@@ -89,7 +89,7 @@ class Backward:
     m, n = spec.free(w.a, w.b), spec.free(getattr(w, b), w.a)
     by_b = self._inside(self.pairs[b][1], n)
     by_a = self._inside(self.pairs["a"][1], m)
-    if spec.ragged:
+    if spec.ragged == "m":
       in_slabs = self._in_slabs(self._times(ct, by_a))
       rows = self._times(ct, by_b)
       rows = spec_lib.zero_outside(rows, self.rest.offsets, w.offsets, word)
@@ -141,14 +141,14 @@ class Backward:
     if not set(word) & set(along) or set(word) - {*self.spec.out, "g"}:
       return None
     scale = bits.scale.astype(jnp.float32)
-    if self.spec.ragged and along == "m":  # A's lie in slabs
+    if self.spec.ragged == "m" and along == "m":  # A's lie in slabs
       to = slabs.places(self.rest.offsets, self._rows)
-      back = jnp.zeros((self._rows + 1,), scale.dtype)
-      at = jnp.where(to.is_there, to.row, self._rows)
-      return back.at[at].set(scale)[:-1], word
+      return slabs.back(scale[:, None], to)[:, 0], word
     if "g" in word:  # of each row's group
+      rest = word.replace("g", "")
+      scale = spec_lib.in_order(scale, word, f"g{rest}")
       scale = spec_lib.of_rows(scale, self.rest.offsets, self._rows)
-      word = word.replace("g", "m")
+      word = f"m{rest}"
     return scale, word
 
   @property
@@ -168,7 +168,7 @@ class Backward:
     one = w._replace(b=getattr(w, other if to_a else field))
     t = transposed(dataclasses.replace(spec, words=one), to_a)
     target, offsets = getattr(self.types, field), self.rest.offsets
-    bits, in_slabs = self.pairs[other][1], bool(spec.ragged) and not to_a
+    bits, in_slabs = self.pairs[other][1], spec.ragged == "m" and not to_a
     along = spec.free(getattr(w, other), getattr(w, field))
     if self._inside(bits, along) is not None:
       bits = dataclasses.replace(bits, scale=None, of_scale=None)

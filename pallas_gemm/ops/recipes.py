@@ -76,12 +76,6 @@ def product(recipe: Recipe, x: Operands, spec: Spec) -> list[jax.Array]:
     recipe: how operands without scales are quantised.
     x, spec: as of `product.product`.
   """
-  arguments.check(
-    spec.ragged != "k",
-    "quantize= takes no sums over the rows of groups; pass Quantized operands",
-    "ragged_dot_general with a contracted ragged dimension",
-    NotImplementedError,
-  )
   mesh = spec_lib.explicit_mesh(x.present())
   if mesh is not None:  # XLA lays blocks and groups out
     alone = dataclasses.replace(spec, parts=PartitionSpec())
@@ -91,6 +85,10 @@ def product(recipe: Recipe, x: Operands, spec: Spec) -> list[jax.Array]:
     )
     return [of_auto(x)]
   given = spec.shape(x)
+  if spec.ragged:
+    x, spec = _with_rows_first(x, spec)
+  if spec.ragged == "k":
+    x, spec = _in_slabs(x, spec)
   x, spec = _with_one_n(recipe, *_with_one_k(recipe, x, spec))
   types = Operands(*[None if v is None else jax.typeof(v) for v in x])
 
@@ -121,6 +119,37 @@ def product(recipe: Recipe, x: Operands, spec: Spec) -> list[jax.Array]:
 
 def _saved(v: jax.Array) -> jax.Array:
   return checkpoint_name(v, CHECKPOINT_NAME)
+
+
+def _with_rows_first(x: Operands, spec: Spec) -> tuple[Operands, Spec]:
+  """The product with the rows of groups in front, where `slabs` wants them."""
+  found, words = {}, {}
+  for field, word in scales.multiplied(spec.words).items():
+    if spec.ragged in word:
+      words[field] = spec.ragged + word.replace(spec.ragged, "")
+      v = getattr(x, field)
+      found[field] = spec_lib.in_order(v, word, words[field])
+  spec = dataclasses.replace(spec, words=spec.words._replace(**words))
+  return x._replace(**found), spec
+
+
+def _in_slabs(x: Operands, spec: Spec) -> tuple[Operands, Spec]:
+  """Sums over the rows of groups, with the rows in slabs."""
+  to, words = slabs.places(x.offsets, x.a.shape[0]), spec.words
+  found, of_found = {"offsets": to.offsets}, {}
+  for field, v in scales.multiplied(x).items():
+    of = FIELDS[field]
+    if (scale := getattr(x, of)) is None:
+      found[field] = slabs.differentiable(v, to)
+      continue
+    bits = Bits(v, scale, getattr(words, field), getattr(words, of))
+    bits = _moved(bits, to)
+    found |= {field: bits.values, of: bits.scale}
+    of_found[of] = bits.of_scale
+  words = words._replace(**of_found)
+  return x._replace(**found), dataclasses.replace(
+    spec, words=words, whole_slabs=True
+  )
 
 
 def _with_one_k(recipe: Recipe, x: Operands, spec: Spec):
@@ -168,13 +197,14 @@ def _pair(
   v, word, of = getattr(x, field), getattr(spec.words, field), FIELDS[field]
   if (scale := getattr(x, of)) is not None:
     given = Bits(v, scale, word, getattr(spec.words, of))
-    in_slabs = field == "a" and spec.ragged
-    return given, _moved(given, x.offsets) if in_slabs else given
+    if field != "a" or spec.ragged != "m":
+      return given, given
+    return given, _moved(given, slabs.places(x.offsets, v.shape[0]))
   w, dtype, along = spec.words, recipe.forward, spec.contracted
   free = spec.free(word, w.b if field == "a" else w.a)
-  if field != "a":
+  if field != "a" and spec.ragged != "k":
     return _pair_of_b(recipe, v, word, free, along)
-  if spec.ragged:
+  if spec.ragged == "m":
     if recipe.scaling == "tensor":
       v = spec_lib.zero_outside(v, x.offsets, w.offsets, word)
     rows = slabs.moved(v, slabs.places(x.offsets, v.shape[0]))
@@ -183,21 +213,20 @@ def _pair(
   return _pair_of_a(recipe, v, word, free, along)
 
 
-def _moved(bits: Bits, offsets: jax.Array) -> Bits:
-  """Rows of groups, and their scales, in slabs."""
-  size = dict(zip(bits.word, bits.values.shape))
-  to = slabs.places(offsets, size["m"])
-  scale, of = scales.spread(bits.scale, bits.of_scale, "m", size)
-  if "m" in of:
-    scale = jnp.moveaxis(scale, of.index("m"), 0)
-    rows = slabs.moved(scale.reshape(size["m"], -1), to)
+def _moved(bits: Bits, to: slabs.Places) -> Bits:
+  """Rows, which come first, and their scales, in slabs."""
+  size, row = dict(zip(bits.word, bits.values.shape)), bits.word[0]
+  scale, of = scales.spread(bits.scale, bits.of_scale, row, size)
+  if row in of:
+    scale = jnp.moveaxis(scale, of.index(row), 0)
+    rows = slabs.moved(scale.reshape(size[row], -1), to)
     scale = rows.reshape(-1, *scale.shape[1:])
-    of = "m" + of.replace("m", "")
+    of = row + of.replace(row, "")
   return Bits(slabs.moved(bits.values, to), scale, bits.word, of)
 
 
 def _pair_of_a(recipe, v, word: str, free: str, along: str):
-  """A along what is summed over, and for the sum over its rows."""
+  """A, or rows of groups, along what is summed over and along the rest."""
   dtype, anew = recipe.forward, recipe.scaling == "block" and recipe.gradient
   if anew or recipe.scaling != "block":
     if pair := in_both(recipe, dtype, v, word, free, along, False):
