@@ -33,7 +33,7 @@ from pallas_gemm.quantization import Recipe
 
 # What lax calls the dtype of a result.
 _PREFERRED = "preferred_element_type"
-_NAMES = Operands("lhs", "rhs", scale_a="lhs.scale", scale_b="rhs.scale")
+_NAMES = arguments.OF_LAX
 _OPTIONS, _NO_FLAGS = {"out_dtype": _PREFERRED}, (False,) * 4
 
 
