@@ -8,6 +8,7 @@
   small    1 to 128 rows
   grouped  products of groups of rows, and sums over the rows of each group
   layer    forward and backward passes of a gated MLP, quantising counted
+  errors   of float32 sums, promoted, fast and XLA's, relative to float64's
 
 Kinds of scales: none; tensor: one of each operand; row: of each row of A and
 column of B; block: of each 128 of a row of A, and of 128 x 128 of B; line: of
@@ -36,6 +37,7 @@ import numpy as np
 
 from experiments.harness import case as case_lib
 from experiments.harness import cli, inputs, tables
+from experiments.harness import eight_bit_errors as errors
 from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
 from experiments.harness.case import Arm, only
@@ -45,9 +47,8 @@ from pallas_gemm.ops.product import product
 from pallas_gemm.ops.spec import Operands, Spec, blocks_of
 
 EXPERIMENT = "eight_bits"
-SUITES = "dense", "stored", "small", "grouped", "layer"
+SUITES = "dense", "stored", "small", "grouped", "layer", errors.SUITE
 F8 = "float8_e4m3fn"
-FAST = lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM
 # Blocks of A, and of B stored [N, K].
 BLOCKS = {
   "tensor": ((None, None), (None, None)),
@@ -62,6 +63,7 @@ SMALL = [
 # Rows, groups, K, N.
 GROUPED = (8192, 8, 4096, 14336), (32768, 64, 7168, 2048)
 SAMPLE = 128
+_NAMED = "kernel", "m", "n", "k", "pass", "layout", "dtype", "epilogue"
 
 for _name in ("seed", "output_dir"):
   flags.declare_key_flag(_name)
@@ -185,7 +187,7 @@ class Product(case_lib.Case):
   def arms(self, implementation: str | None = None) -> dict[str, Arm]:
     """The op; XLA in 8 bits; both in 16 bits of the values alone."""
     del implementation
-    fast = {"precision": FAST} if self.kind.endswith("fast") else {}
+    fast = {"precision": errors.FAST} if self.kind.endswith("fast") else {}
     found = {case_lib.OURS: functools.partial(self.op, **fast)}
     blocks = self.scales in ("block", "line")
     if not self.groups and not blocks:
@@ -397,21 +399,11 @@ def main(argv: Sequence[str]) -> int:
     for case in cases(_SUITES.value):
       for prepared in run_lib.prepare([case]):
         fields = prepared.case.fields()
-        name = " ".join(
-          str(fields[x])
-          for x in (
-            "kernel",
-            "m",
-            "n",
-            "k",
-            "pass",
-            "layout",
-            "dtype",
-            "epilogue",
-          )
-          if fields.get(x)
-        )
+        name = " ".join(str(fields[x]) for x in _NAMED if fields.get(x))
         session.case(name, functools.partial(bench.measure, prepared), parts)
+    for case in errors.cases() if errors.SUITE in _SUITES.value else ():
+      measure = functools.partial(errors.row, bench, case)
+      session.case(case.name, measure, errors.parts)
   return session.finish()
 
 

@@ -1,10 +1,15 @@
 """The program that compares products of 8 bits, without a GPU."""
 
+import json
+import types
+
 import jax
 import numpy as np
 import pytest
 
 from experiments import eight_bits
+from experiments.harness import eight_bit_errors as errors
+from experiments.harness import rows, run
 from pallas_gemm import hardware
 
 SMALL = [
@@ -29,6 +34,31 @@ def test_results_are_within_their_bounds(case):
   for found in results.values():
     assert case.check(found, operands).passed
     assert not case.check(2 * found + 32, operands).passed
+
+
+@pytest.mark.parametrize("distribution", ("normal(0,1)", "uniform[0,1)"))
+def test_errors_of_sums(distribution):
+  """On CPUs all are sums in float32, as XLA has them."""
+  case = errors.Sums(24, 16, 1024, distribution)
+  bench = run.Bench("eight_bits", timed=False)
+  row = json.loads(json.dumps(errors.row(bench, case)))
+  rows.validate(row)
+  assert row["passed"] and row["distribution"] == distribution
+  assert row["arms"].keys() == errors.CLAIMS.keys() and not row["skipped"]
+  off = [x["frobenius"] for x in row["arms"].values()]
+  assert all(0 <= x < 1024 * 2.0**-24 for x in off), off
+  assert len(errors.parts(row)) == 4
+  assert len({case.name for case in errors.cases()}) == 6
+
+
+def test_what_another_kernel_adds_up_is_no_arm(monkeypatch):
+  ours = types.SimpleNamespace(kernel_names=("sm90_dense_mosaic_gpu_kernel",))
+  times = dict.fromkeys(errors.CLAIMS, ours)
+  monkeypatch.setattr(run.Bench, "times", lambda *_: times)
+  case = errors.Sums(8, 8, 128, "normal(0,1)")
+  row = errors.row(run.Bench("eight_bits"), case)
+  assert [*row["arms"]] == ["pallas_gemm promoted", "pallas_gemm fast"]
+  assert [*row["skipped"]] == ["xla default", "xla HIGHEST"]
 
 
 def test_every_arm_is_lowered_for_a_gpu():
