@@ -38,6 +38,7 @@ import numpy as np
 from experiments.harness import case as case_lib
 from experiments.harness import cli, inputs, tables
 from experiments.harness import eight_bit_errors as errors
+from experiments.harness import eight_bit_peers as peers
 from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
 from experiments.harness.case import Arm, only
@@ -107,7 +108,7 @@ class Product(case_lib.Case):
   pass_: str = "forward"
   k_last: bool = True
 
-  may_skip, baseline = True, "jnp.dot bf16"
+  may_skip, baseline, claims = True, "jnp.dot bf16", peers.CLAIMS
 
   @property
   def scales(self) -> str:
@@ -169,7 +170,7 @@ class Product(case_lib.Case):
       x = Operands(a.values, b.values, offsets=offsets, **numbers)
       return product(x, of_groups)[0]
     how |= {"preferred_element_type": jnp.bfloat16}
-    return pallas_gemm.ragged_dot_general(a, b, sizes, _OF_ROWS, **how)
+    return pallas_gemm.ragged_dot_general(a, b, sizes, peers.OF_ROWS, **how)
 
   def dot(self, a: Any, b: Any, precision: Any = None) -> jax.Array:
     """XLA's product of the values, times the scales."""
@@ -185,7 +186,7 @@ class Product(case_lib.Case):
     return z.astype(jnp.bfloat16)
 
   def arms(self, implementation: str | None = None) -> dict[str, Arm]:
-    """The op; XLA in 8 bits; both in 16 bits of the values alone."""
+    """The op, XLA's product, and those from elsewhere, which take scales."""
     del implementation
     fast = {"precision": errors.FAST} if self.kind.endswith("fast") else {}
     found = {case_lib.OURS: functools.partial(self.op, **fast)}
@@ -195,7 +196,8 @@ class Product(case_lib.Case):
       found["xla"] = functools.partial(self.dot, precision=precision)
     elif not self.groups:
       found["xla dequantised"] = lambda a, b: jnp.dot(_bf16(a), _bf16(b).T)
-    return {name: only(jax.jit(fn)) for name, fn in found.items()}
+    found = {name: only(jax.jit(fn)) for name, fn in found.items()}
+    return found | (peers.arms(self) if self.scales and not fast else {})
 
   def flops(self, seed: int = 0) -> int:
     return 2 * self.m * self.n * self.k
@@ -244,13 +246,6 @@ def _float64(x: Any, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     index = np.zeros_like(chosen) if have == 1 else chosen
     at.append(index // 128 if have not in (1, size) else index)
   return found * scale[np.ix_(*at)]
-
-
-_OF_ROWS = lax.RaggedDotDimensionNumbers(
-  (((0,), (0,)), ((), ())),
-  lhs_ragged_dimensions=(0,),
-  rhs_group_dimensions=(),
-)
 
 
 @dataclasses.dataclass(frozen=True)
