@@ -9,6 +9,8 @@ import pytest
 from experiments.harness import (
   cli,
   dense_cases,
+  eight_bit_errors,
+  eight_bit_peers,
   ladder_cases,
   ragged_cases,
   rows,
@@ -150,6 +152,7 @@ CLAIMS = {
   "dense": dense_cases.CLAIMS,
   "dense_unseen": dense_cases.CLAIMS,
   "ragged": ragged_cases.CLAIMS,
+  "eight_bits": eight_bit_errors.CLAIMS | eight_bit_peers.CLAIMS,
 }
 
 

@@ -27,6 +27,18 @@ _PRECISIONS = lax.Precision | lax.DotAlgorithmPreset | lax.DotAlgorithm
 DENSE, GROUPED = tuple(IMPLEMENTATIONS), DEFAULT[True]
 
 
+def _names(a: str, b: str, b_up: str | None = None) -> Operands:
+  rest = "bias", "c", "alpha", "beta", None
+  of_scales = [x and f"{x}.scale" for x in (a, b, b_up)]
+  return Operands(a, b, b_up, *rest, *of_scales)
+
+
+# What users call the operands: of `matmul`, of what `jax.lax` has, and of gated
+# products.
+OF_MATMUL, OF_LAX = _names("a", "b"), _names("lhs", "rhs")
+OF_GATED = _names("x", "w_gate", "w_up")
+
+
 def check(
   ok: bool, wanted: str, got: Any, error: type[Exception] = ValueError
 ) -> None:

@@ -167,6 +167,10 @@ class Spec:
     a, b, out = self.words.a, self.words.b, self.out
     return "".join(c for c in a if c in b and c not in out)
 
+  def free(self, word: str, other: str) -> str:
+    """The letters of the result that one operand has, and the other has not."""
+    return "".join(c for c in word if c in self.out and c not in other)
+
   def named(self, flat: Sequence[Any]) -> Operands:
     """The operands that are there, given in order, by name."""
     rest = iter(flat)
