@@ -37,10 +37,10 @@ import numpy as np
 
 from experiments.harness import case as case_lib
 from experiments.harness import cli, inputs, tables
-from experiments.harness import eight_bit_errors as errors
 from experiments.harness import eight_bit_peers as peers
 from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
+from experiments.harness import sum_errors as errors
 from experiments.harness.case import Arm, only
 import pallas_gemm
 from pallas_gemm import Quantized, Recipe, numerics, quantize
@@ -66,11 +66,8 @@ GROUPED = (8192, 8, 4096, 14336), (32768, 64, 7168, 2048)
 SAMPLE = 128
 _NAMED = "kernel", "m", "n", "k", "pass", "layout", "dtype", "epilogue"
 
-for _name in ("seed", "output_dir"):
+for _name in ("suites", "seed", "output_dir"):
   flags.declare_key_flag(_name)
-_SUITES = flags.DEFINE_list(
-  "suites", [*SUITES], f"What to measure, of {', '.join(SUITES)}."
-)
 
 
 def _bf16(x: Any) -> Any:
@@ -382,21 +379,18 @@ def parts(row: dict[str, Any]) -> list[str]:
 def main(argv: Sequence[str]) -> int:
   """Measures what the flags say; returns the exit status."""
   del argv
-  if unknown := set(_SUITES.value) - set(SUITES):
-    raise cli.FlagError(
-      f"--suites: no {sorted(unknown)}; there are {', '.join(SUITES)}"
-    )
+  suites = cli.suites(SUITES)
   if not pallas_gemm.compat.targets_gpu():
     raise cli.FlagError("8 bits are measured on a GPU, and none is here")
   session = session_lib.start(EXPERIMENT, True, name_width=52)
   bench = session_lib.bench(EXPERIMENT, True)
   with session.measuring():
-    for case in cases(_SUITES.value):
+    for case in cases(suites):
       for prepared in run_lib.prepare([case]):
         fields = prepared.case.fields()
         name = " ".join(str(fields[x]) for x in _NAMED if fields.get(x))
         session.case(name, functools.partial(bench.measure, prepared), parts)
-    for case in errors.cases() if errors.SUITE in _SUITES.value else ():
+    for case in errors.cases(F8) if errors.SUITE in suites else ():
       measure = functools.partial(errors.row, bench, case)
       session.case(case.name, measure, errors.parts)
   return session.finish()

@@ -109,6 +109,7 @@ class Trial:
       out_dtype=p.out_dtype,
       scales=[self._scale_of(part, name) for name in _SCALES],
       fast_accumulation=p.fast_accumulation,
+      planes=p.planes if p.planes > 1 else None,
     )
 
   def _scale_of(self, part: sampling.Part, name: str) -> np.ndarray | None:
@@ -207,14 +208,14 @@ def operands(p: Problem, sizes: np.ndarray | None = None) -> Arrays:
   scale = 2.0 ** -round(np.log2(p.k) / 2)
   one = _INT8 if p.a.dtype == "int8" else 1.0
   of_b = one if p.has_scales or p.a.dtype == "int8" else scale
-  wanted = {"a": (a, p.a.dtype, one), "b": (b, p.b.dtype, of_b)}
+  wanted = {"a": (a, p.a.value_dtype, one), "b": (b, p.b.value_dtype, of_b)}
   epilogue = p.epilogue
   if epilogue.gated:
     wanted["b_up"] = wanted["b"]
   if epilogue.bias:
     size = (p.n if epilogue.bias == "n" else p.m,)
     size = (p.groups.count, *size) if p.groups else size
-    wanted["bias"] = (size, p.a.dtype, 1.0)
+    wanted["bias"] = (size, p.a.value_dtype, 1.0)
   if epilogue.c_dtype:
     wanted["c"] = ((p.batch, p.m, p.n), epilogue.c_dtype, 1.0)
   keys = jax.random.split(jax.random.key(0), len(wanted))

@@ -1,8 +1,8 @@
-"""How far off sums of 8-bit floats are, by whoever adds them up.
+"""How far off sums are, by whoever adds them up: of 8-bit floats, of float32.
 
 Operands are drawn from N(0, 1), whose losses partly cancel, and from [0, 1),
-whose losses are all of one sign. They are float8_e4m3fn without scales, so what
-is off is the sum alone.
+whose losses are all of one sign. Those of 8 bits are float8_e4m3fn without
+scales, so what is off is the sum alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,15 +20,34 @@ from experiments.harness.run import Bench
 import pallas_gemm
 from pallas_gemm import numerics
 
-SUITE, DTYPE = "errors", "float8_e4m3fn"
-LENGTHS = 1024, 4096, 16384
+SUITE = "errors"
 FAST = lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM
+X3 = lax.DotAlgorithmPreset.BF16_BF16_F32_X3
+X6 = lax.DotAlgorithmPreset.BF16_BF16_F32_X6
 _KERNEL = Claim("^sm90_dense", "it needs the Hopper kernel")
+# By the operands' dtype: who adds, whether it is this package, its precision.
+_ARMS: dict[str, dict[str, tuple[bool, Any]]] = {
+  "float8_e4m3fn": {
+    f"{OURS} promoted": (True, None),
+    f"{OURS} fast": (True, FAST),
+    "xla default": (False, None),
+    "xla HIGHEST": (False, "highest"),
+  },
+  "float32": {
+    f"{OURS} HIGHEST": (True, "highest"),
+    f"{OURS} x3": (True, X3),
+    "xla HIGHEST": (False, "highest"),
+    "xla x6": (False, X6),
+    "xla x3": (False, X3),
+  },
+}
+_LENGTHS = {
+  "float8_e4m3fn": (1024, 4096, 16384),
+  "float32": (256, 4096, 65536),
+}
 CLAIMS = {
-  f"{OURS} promoted": _KERNEL,
-  f"{OURS} fast": _KERNEL,
-  "xla default": XLA,
-  "xla HIGHEST": XLA,
+  dtype: {name: _KERNEL if own else XLA for name, (own, _) in arms.items()}
+  for dtype, arms in _ARMS.items()
 }
 # By what rows call them.
 _DRAWN: dict[str, Callable] = {
@@ -44,12 +63,14 @@ class Sums:
   Attributes:
     m, n, k: the product's dimensions.
     distribution: of the operands.
+    dtype: likewise.
   """
 
   m: int
   n: int
   k: int
   distribution: str
+  dtype: str = "float8_e4m3fn"
 
   @property
   def name(self) -> str:
@@ -60,7 +81,9 @@ class Sums:
     keys = jax.random.split(jax.random.key(seed))
     draw = functools.partial(_DRAWN[self.distribution], dtype=jnp.float32)
     shapes = (self.m, self.k), (self.n, self.k)
-    x = (draw(key, shape).astype(DTYPE) for key, shape in zip(keys, shapes))
+    x = (
+      draw(key, shape).astype(self.dtype) for key, shape in zip(keys, shapes)
+    )
     return dict(zip("ab", x))
 
   def arms(self) -> dict[str, Call]:
@@ -76,37 +99,40 @@ class Sums:
       dimension_numbers=(((1,), (1,)), ((), ())),
       preferred_element_type=jnp.float32,
     )
-    fns = [functools.partial(ours, precision=how) for how in (None, FAST)]
-    fns += [functools.partial(xla, precision=how) for how in (None, "highest")]
-    return {
-      name: jax.jit(lambda a, b, fn=fn: fn(a, b))
-      for name, fn in zip(CLAIMS, fns, strict=True)
-    }
+
+    def arm(own: bool, how: Any) -> Call:
+      fn = ours if own else xla
+      return jax.jit(lambda a, b: fn(a, b, precision=how))
+
+    return {name: arm(*of) for name, of in _ARMS[self.dtype].items()}
 
 
-def cases() -> Iterator[Sums]:
+def cases(dtype: str) -> Iterator[Sums]:
   """512 x 512 results of sums of some lengths."""
   for distribution in _DRAWN:
-    for k in LENGTHS:
-      yield Sums(512, 512, k, distribution)
+    for k in _LENGTHS[dtype]:
+      yield Sums(512, 512, k, distribution, dtype)
 
 
 def row(bench: Bench, case: Sums) -> dict[str, Any]:
   """Of each arm the Frobenius norm of its error over that of the result.
 
-  The check is of ours, promoted. Of an arm that did not run what it claims the
+  The check is of the first arm. Of an arm that did not run what it claims the
   reason is kept.
   """
   operands, fns = case.draw(bench.seed), case.arms()
   a, b = (np.asarray(x).astype(np.float64) for x in operands.values())
   want = a @ b.T
-  bound = numerics.bound_of_sum(a, b.T, dtypes=(jnp.dtype(DTYPE),) * 2)
+  how = {"planes": 3} if case.dtype == "float32" and bench.timed else {}
+  dtypes = (jnp.dtype(case.dtype),) * 2
+  bound = numerics.bound_of_sum(a, b.T, dtypes=dtypes, **how)
   outs = {name: np.asarray(fn(**operands)) for name, fn in fns.items()}
   times = bench.times(fns, operands) if bench.timed else {}
   arms, skipped = {}, {}
   for name, out in outs.items():
     kernels = list(times[name].kernel_names) if times else []
-    if times and (why := CLAIMS[name].refuted(kernels)):
+    claim = CLAIMS[case.dtype][name]
+    if times and (why := claim.refuted(kernels)):
       skipped[name] = why
       continue
     off = np.linalg.norm(out - want) / np.linalg.norm(want)
@@ -120,7 +146,7 @@ def row(bench: Bench, case: Sums) -> dict[str, Any]:
     m=case.m,
     n=case.n,
     k=case.k,
-    dtype=DTYPE,
+    dtype=case.dtype,
     out_dtype="float32",
     layout="NT",
     # What tells rows of one shape apart.
