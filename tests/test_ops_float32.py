@@ -145,6 +145,33 @@ def test_empty_sums():
   assert out.shape == (4, 8) and not out.any()
 
 
+@pytest.mark.parametrize("narrow", "ab")
+def test_by_bfloat16(narrow):
+  """It is one plane, and its gradient is rounded to it."""
+  a, b, y = normal(33, 40), normal(40, 24), normal(33, 24)
+  a = a.astype(jnp.bfloat16) if narrow == "a" else a
+  b = b.astype(jnp.bfloat16) if narrow == "b" else b
+  f = functools.partial(pallas_gemm.matmul, **ON_KERNEL)
+  out, pull = jax.vjp(f, a, b)
+  assert_product(out, a, b)
+  da, db = pull(y)
+  assert_product(da, y, b.T, out_dtype=a.dtype)
+  assert_product(db, a.T, y, out_dtype=b.dtype)
+  (ran,) = products_of(f, a, b)
+  assert f"{a.dtype} x {b.dtype} to float32" in ran.product
+
+
+def test_groups_by_bfloat16():
+  x, w, y = normal(25, 40), normal(3, 40, 24, dtype="bfloat16"), normal(25, 24)
+  f = functools.partial(pallas_gemm.ragged_dot, **ON_KERNEL)
+  out, pull = jax.vjp(lambda x, w: f(x, w, SIZES), x, w)
+  dx, dw = pull(y)
+  for group, rows in ((0, slice(5)), (2, slice(5, 25))):
+    assert_product(out[rows], x[rows], w[group])
+    assert_product(dx[rows], y[rows], w[group].T)
+    assert_product(dw[group], x[rows].T, y[rows], out_dtype=jnp.bfloat16)
+
+
 def test_without_being_asked_for_it_is_not_taken():
   a, b = normal(64, 64), normal(64, 64)
   f = functools.partial(pallas_gemm.matmul, precision="highest")

@@ -209,13 +209,20 @@ def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
   )
 
 
-def promoted(names: Operands, x: Operands) -> Operands:
-  """The operands, A and B of one dtype as `jnp.matmul` has them."""
+def promoted(names: Operands, x: Operands, options: Options) -> Operands:
+  """The operands, A and B of one dtype as `jnp.matmul` has them.
+
+  But for bfloat16 beside float32 in planes: it is one.
+  """
   if x.b_up is not None:
     have, want = (f"{v.dtype.name}{list(v.shape)}" for v in (x.b_up, x.b))
     check(have == want, f"{names.b_up} must be {want} like {names.b}", have)
   if x.has_scales or {x.a.dtype.name, x.b.dtype.name} <= set(legal.FLOATS8):
     return x  # which JAX promotes to nothing, and a kernel takes in any mixture
+  if {x.a.dtype.name, x.b.dtype.name} == {"float32", "bfloat16"}:
+    planes = legal.planes_of(precision(options.precision))
+    if planes == 3 and HOPPER in (options.implementation or ()):
+      return x
   dtype, found = jnp.result_type(x.a, x.b), {}
   for field, name, v in zip(("a", "b", "b_up"), names, x):
     if v is None:

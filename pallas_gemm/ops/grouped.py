@@ -210,7 +210,7 @@ def _ragged_dot(
   arguments.check_numbers(names, x)
   check(x.a.ndim == 2, f"{names.a} must be [M, K]", f"shape {x.a.shape}")
   check(x.b.ndim == 3, f"{names.b} must be {stored}", f"shape {x.b.shape}")
-  x = arguments.promoted(names, x)
+  x = arguments.promoted(names, x, options)
   groups, k, n = x.b.shape
   if options.transpose_b:
     n, k = k, n

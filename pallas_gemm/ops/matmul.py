@@ -224,7 +224,7 @@ def _matmul(options, generation, *operands):
   x = quantized.apart(names, x, options.quantize)
   arguments.check_numbers(names, x)
   x = Operands(*arguments.in_one_memory(names, x))
-  passed, x = x, arguments.promoted(names, x)
+  passed, x = x, arguments.promoted(names, x, options)
   out_dtype = quantized.result_dtype(options.out_dtype, x)
   words, out, operands = _named(names, x, options, out_dtype)
   if options.without_c:

@@ -169,8 +169,9 @@ def _rows_of_bias(x: Operands, bias: jax.Array, spec: Spec) -> jax.Array:
   words = Operands(w.a, w.bias[:at] + "k" + w.bias[at:], offsets=w.offsets)
   alone = spec.product_alone(
     words,
-    # The Hopper kernel has one dtype for both operands.
-    implementation=or_xla(spec.implementation),
+    # The Hopper kernel has one dtype for both operands, or a sum that is not
+    # worth planes.
+    implementation=spec.implementation and ("xla",),
     precision=lax.Precision.HIGHEST,  # nothing of the bias is cut off
     reduce_dtype=None,  # nor of its gradient, which is small
     batch_invariant=False,  # one term is no sum
@@ -271,7 +272,7 @@ def _cotangent(ct, x: Operands, of_a: bool, aval, spec: Spec) -> jax.Array:
     out_dtype=aval.dtype,
     parts=aval.sharding.spec,
   )
-  operands = t.operands(ct.astype(dtype), other.astype(dtype))
+  operands = t.operands(*_factors(ct, other, aval, dtype))
   return product(Operands(*operands, alpha=alpha), spec)[0]
 
 
@@ -284,6 +285,17 @@ def _dtype_of_factors(ct, aval, spec: Spec) -> Any:
   if dtypes.has_less_range(aval.dtype, ct.dtype) and not spec.rounds_cotangent:
     return ct.dtype
   return aval.dtype
+
+
+def _factors(ct, other, aval, dtype: Any) -> tuple[jax.Array, jax.Array]:
+  """A cotangent and the other operand, in a dtype.
+
+  float32 and bfloat16 that are multiplied as they are have a cotangent in
+  float32, which is rounded as a result.
+  """
+  if other.dtype != aval.dtype:
+    return ct.astype(jnp.float32), other
+  return ct.astype(dtype), other.astype(dtype)
 
 
 def or_xla(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -304,13 +316,15 @@ def _grouped_cotangent(ct, x: Operands, of_a: bool, aval, spec: Spec):
   wide = Operands(other, other).wide(aval.dtype)
   spec = spec.product_alone(
     Operands(*t.operands(t.ct, t.other), offsets=w.offsets),
-    implementation=tried if dtype == aval.dtype else or_xla(tried),
+    implementation=tried
+    if aval.dtype in (dtype, other.dtype)
+    else or_xla(tried),
     ragged=t.ragged,
     out="".join(shared) + t.out,
     out_dtype=wide if shared else aval.dtype,
     parts=PartitionSpec(*[of_out[c] for c in shared], *aval.sharding.spec),
   )
-  operands = t.operands(ct.astype(dtype), other.astype(dtype))
+  operands = t.operands(*_factors(ct, other, aval, dtype))
   (grad,) = product(Operands(*operands, offsets=x.offsets), spec)
   if not shared:
     return grad
