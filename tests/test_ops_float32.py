@@ -177,7 +177,7 @@ def test_without_being_asked_for_it_is_not_taken():
   f = functools.partial(pallas_gemm.matmul, precision="highest")
   (ran,) = products_of(f, a, b)
   assert ran.implementation == "xla"
-  assert "implementation='sm90'" in ran.why
+  assert "float32 is XLA's, but with implementation='sm90'" in ran.why
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_without_being_asked_for_it_is_not_taken():
 )
 def test_other_precisions_are_xlas(precision):
   how = {"implementation": "sm90", "precision": precision}
-  words = "float32 is multiplied at precision HIGHEST, .* got precision"
+  words = "float32 is XLA's, but with .* at precision HIGHEST, .* got"
   with pytest.raises(NotImplementedError, match=words):
     pallas_gemm.matmul(normal(8, 8), normal(8, 8), **how)
 

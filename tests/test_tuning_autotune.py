@@ -425,7 +425,7 @@ def wide(a, b):
 
 NOTHING = {
   "no product": (jnp.matmul, "no product of this package"),
-  "float32": (wide, "bfloat16 or float16"),
+  "float32": (wide, "float32 is XLA's"),
   "another way": (but(implementation=("xla",)), "runs on"),
   "explicit": (but(config=Config()), "explicit config"),
   "invariant": (but(batch_invariant=True), "batch-invariant"),

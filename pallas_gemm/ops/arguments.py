@@ -220,8 +220,7 @@ def promoted(names: Operands, x: Operands, options: Options) -> Operands:
   if x.has_scales or {x.a.dtype.name, x.b.dtype.name} <= set(legal.FLOATS8):
     return x  # which JAX promotes to nothing, and a kernel takes in any mixture
   if {x.a.dtype.name, x.b.dtype.name} == {"float32", "bfloat16"}:
-    planes = legal.planes_of(precision(options.precision))
-    if planes == 3 and HOPPER in (options.implementation or ()):
+    if _planes(x, options) == 3:
       return x
   dtype, found = jnp.result_type(x.a, x.b), {}
   for field, name, v in zip(("a", "b", "b_up"), names, x):
@@ -307,12 +306,22 @@ def spec_of(
   return Spec(
     activation=options.activation,
     precision=precision(options.precision),
+    in_planes=_planes(x, options) is not None,
     implementation=names,
     config=options.config,
     reduce_dtype=reduce_dtype(options.reduce_dtype, x, fields["out_dtype"]),
     batch_invariant=is_batch_invariant(),
     **fields,
   )
+
+
+def _planes(x: Operands, options: Options) -> int | None:
+  """The planes that float32 is multiplied in, if the kernel is asked for."""
+  if HOPPER not in (implementation(options.implementation, DENSE) or ()):
+    return None
+  if jnp.float32 not in (x.a.dtype, x.b.dtype):
+    return None
+  return legal.planes_of(precision(options.precision))
 
 
 def implementation(

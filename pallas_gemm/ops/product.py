@@ -169,10 +169,10 @@ def _rows_of_bias(x: Operands, bias: jax.Array, spec: Spec) -> jax.Array:
   words = Operands(w.a, w.bias[:at] + "k" + w.bias[at:], offsets=w.offsets)
   alone = spec.product_alone(
     words,
-    # The Hopper kernel has one dtype for both operands, or a sum that is not
-    # worth planes.
-    implementation=spec.implementation and ("xla",),
+    # The Hopper kernel has one dtype for both operands.
+    implementation=or_xla(spec.implementation),
     precision=lax.Precision.HIGHEST,  # nothing of the bias is cut off
+    in_planes=False,
     reduce_dtype=None,  # nor of its gradient, which is small
     batch_invariant=False,  # one term is no sum
   )
@@ -272,7 +272,7 @@ def _cotangent(ct, x: Operands, of_a: bool, aval, spec: Spec) -> jax.Array:
     out_dtype=aval.dtype,
     parts=aval.sharding.spec,
   )
-  operands = t.operands(*_factors(ct, other, aval, dtype))
+  operands = t.operands(*_factors(ct, other, dtype, spec))
   return product(Operands(*operands, alpha=alpha), spec)[0]
 
 
@@ -287,13 +287,12 @@ def _dtype_of_factors(ct, aval, spec: Spec) -> Any:
   return aval.dtype
 
 
-def _factors(ct, other, aval, dtype: Any) -> tuple[jax.Array, jax.Array]:
-  """A cotangent and the other operand, in a dtype.
+def _factors(ct, other, dtype: Any, spec: Spec) -> tuple[jax.Array, jax.Array]:
+  """A cotangent and the other operand, in a dtype; in planes, as they are.
 
-  float32 and bfloat16 that are multiplied as they are have a cotangent in
-  float32, which is rounded as a result.
+  There an operand of bfloat16 is one, and its gradient is rounded to that.
   """
-  if other.dtype != aval.dtype:
+  if spec.in_planes:
     return ct.astype(jnp.float32), other
   return ct.astype(dtype), other.astype(dtype)
 
@@ -317,14 +316,14 @@ def _grouped_cotangent(ct, x: Operands, of_a: bool, aval, spec: Spec):
   spec = spec.product_alone(
     Operands(*t.operands(t.ct, t.other), offsets=w.offsets),
     implementation=tried
-    if aval.dtype in (dtype, other.dtype)
+    if dtype == aval.dtype or spec.in_planes
     else or_xla(tried),
     ragged=t.ragged,
     out="".join(shared) + t.out,
     out_dtype=wide if shared else aval.dtype,
     parts=PartitionSpec(*[of_out[c] for c in shared], *aval.sharding.spec),
   )
-  operands = t.operands(*_factors(ct, other, aval, dtype))
+  operands = t.operands(*_factors(ct, other, dtype, spec))
   (grad,) = product(Operands(*operands, offsets=x.offsets), spec)
   if not shared:
     return grad

@@ -21,10 +21,16 @@ SYMBOLIC = (
 
 def refuses(spec: Spec, x: Operands) -> str | None:
   """Why dtypes and precision alone keep it from ever taking the product."""
-  dtypes = x.a.dtype.name, x.b.dtype.name, jnp.dtype(spec.out_dtype).name
-  if "float32" in dtypes[:2] and not spec.implementation:
-    return f"products of float32 run on it with implementation={HOPPER!r} alone"
-  return legal.refuses(*dtypes, spec.precision)
+  pair, precision = (x.a.dtype.name, x.b.dtype.name), spec.precision
+  if "float32" in pair:
+    if not spec.in_planes:
+      return (
+        f"float32 is XLA's, but with implementation={HOPPER!r} at precision"
+        f" HIGHEST, BF16_BF16_F32_X3, _X6 or _X9, got precision {precision}"
+      )
+    pair = ("bfloat16" if dtype == "float32" else dtype for dtype in pair)
+    precision = None
+  return legal.refuses(*pair, jnp.dtype(spec.out_dtype).name, precision)
 
 
 def chosen(x: Operands, spec: Spec) -> tuple[tuning.Config, str]:
@@ -163,6 +169,7 @@ def spec_of(problem: tuning.Problem, activation: Any) -> Spec:
     activation=activation,
     save=epilogue.save,
     precision=legal.precision_of(p),
+    in_planes=p.planes > 1,
     leading_rows=False,
   )
 

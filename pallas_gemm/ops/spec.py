@@ -99,6 +99,7 @@ class Spec:
     save: also returns what the activation is applied to (gated: both
       products), rounded to `out_dtype`.
     precision: as of `lax.dot_general`.
+    in_planes: float32 is multiplied in planes of bfloat16, as it says.
     implementation: the names to try, in order; None for the platform's.
     config: of the kernel; None leaves it to tuning.
     reduce_dtype: what parts of sums that devices have are rounded to before
@@ -121,6 +122,7 @@ class Spec:
   activation: Any = None
   save: bool = False
   precision: Any = None
+  in_planes: bool = False
   implementation: tuple[str, ...] | None = None
   config: Any = None
   reduce_dtype: Any = None

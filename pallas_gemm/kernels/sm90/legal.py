@@ -64,22 +64,12 @@ def reason(plan: Plan) -> str | None:
 def refuses(a: str, b: str, out: str, precision: Any = None) -> str | None:
   """None, or why no product of these dtypes is run, whatever its sizes.
 
-  float32 is multiplied in planes of bfloat16, where a precision asks for these.
-
   Args:
     a, b: names of the operands' dtypes.
     out: of the result's.
     precision: as of `lax.dot_general`; all of `lax.Precision` is the same
       arithmetic on operands of 16 bits or less.
   """
-  if "float32" in (a, b):
-    if planes_of(precision) is None:
-      return (
-        "float32 is multiplied at precision HIGHEST, BF16_BF16_F32_X3, _X6 or"
-        f" _X9, in planes of bfloat16, got precision {precision}"
-      )
-    a, b = ("bfloat16" if x == "float32" else x for x in (a, b))
-    precision = None
   are_floats8 = a in FLOATS8 and b in FLOATS8
   if a != b and not are_floats8:
     return f"operands must have one dtype, got {a} and {b}"
