@@ -172,6 +172,25 @@ def test_sums_over_rows(recipe, stored):
     assert_right(d_b[s], factor(of_b[g]), to_b[g])
 
 
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_a_vmap_of_sums_is_of_each(scaling):
+  f = functools.partial(
+    pallas_gemm.ragged_dot_general,
+    group_sizes=jnp.array([7, 0, 20]),
+    ragged_dot_dimension_numbers=SUMS,
+    quantize=Recipe(scaling=scaling),
+  )
+
+  def both(x, y):
+    out, pull = jax.vjp(f, x, y)
+    return out, *pull(jnp.cos(out))
+
+  x, y = normal(2, 40, 32), normal(2, 40, 16)
+  each_one = zip(*[both(x[i], y[i]) for i in range(2)])
+  for got, want in zip(jax.vmap(both)(x, y), each_one):
+    np.testing.assert_allclose(got, jnp.stack(want), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("first", (True, False))
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_sums_of_frozen_rows(scaling, first):

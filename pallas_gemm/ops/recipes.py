@@ -11,6 +11,9 @@ and of what the forward product had:
              into the cotangent first       into the cotangent first
   "tensor"   B's bits and scale             A's bits and scale
 
+Sums over the rows of groups have no weight: both operands are quantised as A
+is, their rows in slabs that are whole for each group.
+
 Sources: DeepSeek-V3's report (blocks); Qwix (bits of the forward product, with
 scales that go into the cotangent).
 """
@@ -147,9 +150,8 @@ def _in_slabs(x: Operands, spec: Spec) -> tuple[Operands, Spec]:
     found |= {field: bits.values, of: bits.scale}
     of_found[of] = bits.of_scale
   words = words._replace(**of_found)
-  return x._replace(**found), dataclasses.replace(
-    spec, words=words, whole_slabs=True
-  )
+  spec = dataclasses.replace(spec, words=words, whole_slabs=True)
+  return x._replace(**found), spec
 
 
 def _with_one_k(recipe: Recipe, x: Operands, spec: Spec):

@@ -59,7 +59,8 @@ class Trial:
 
   Attributes:
     case: what is run.
-    operands: by the names that they have in `ops.spec.Operands`.
+    operands: by the names that they have in `ops.spec.Operands`; scales as
+      kernels take them.
   """
 
   def __init__(self, case: Case, sizes: np.ndarray | None = None):
@@ -116,18 +117,18 @@ class Trial:
     """A number for each row or column of a part, or each of its elements."""
     if (scale := self.operands.get(name)) is None:
       return None
-    p = self.case.problem
-    lines, size = part.rows, p.m
-    if name != "scale_a":
-      lines, size = part.columns, p.n
+    p, is_a = self.case.problem, name == "scale_a"
+    operand, at = (p.a, part.rows) if is_a else (p.b, part.columns)
+    if operand.scale == "tensor":
+      at = np.zeros_like(at)
+    elif operand.scale == "block" and not is_a:
+      at = at // _BLOCK
     scale = np.asarray(scale[min(part.matrix, len(scale) - 1)])
-    *slabs, count = scale.shape
-    at = lines // (1 if count == size else _BLOCK) if count > 1 else 0 * lines
-    if not slabs:
+    if not p.has_blocks:
       return scale[at]
     k = np.arange(p.k)[part.k] // _BLOCK
     scale = scale[np.ix_(k, at)]
-    return scale.T if name == "scale_a" else scale
+    return scale.T if is_a else scale
 
 
 def compiled(case: Case, config: Config, arrays: Arrays) -> Callable[..., Outs]:
@@ -193,7 +194,7 @@ def _normal(key, shape: tuple[int, ...], dtype: str, scale: float):
 
 
 def operands(p: Problem, sizes: np.ndarray | None = None) -> Arrays:
-  """What the kernel takes, by the name of its argument.
+  """What the kernel takes, by the name of its argument, or of a scale.
 
   Args:
     p: the problem.
@@ -215,7 +216,8 @@ def operands(p: Problem, sizes: np.ndarray | None = None) -> Arrays:
   if epilogue.bias:
     size = (p.n if epilogue.bias == "n" else p.m,)
     size = (p.groups.count, *size) if p.groups else size
-    wanted["bias"] = (size, p.a.value_dtype, 1.0)
+    dtype = "bfloat16" if p.a.bits == 8 else p.a.value_dtype
+    wanted["bias"] = (size, dtype, 1.0)
   if epilogue.c_dtype:
     wanted["c"] = ((p.batch, p.m, p.n), epilogue.c_dtype, 1.0)
   keys = jax.random.split(jax.random.key(0), len(wanted))
