@@ -33,6 +33,8 @@ def test_a_page_reads_without_sphinx(page):
   assert not re.search(r"\{[a-z:-]+\}`|^:{3,}|^\([\w-]+\)=$", plain, re.M)
   assert not re.search(r"^`{3,}\{", text, re.M)
   assert not re.search(r"-->\s*\??<!---->|-->\s*<!-- end -->", text)
+  # A comment at the beginning of a line would end the paragraph.
+  assert not re.search(r"^[ >]*(?:[-*+] +|\d+\. +)?<!--(?! )", plain, re.M)
   for target in PICTURE.findall(text):
     assert (page.parent / target).is_file(), target
 
