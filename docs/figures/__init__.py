@@ -6,7 +6,7 @@ style)`, which adds the motion to the written file. What a picture shows of a
 kernel is asked of the kernel: its grid and BlockSpecs, its register layouts,
 the traffic model, the committed rows.
 
-  python -m docs.figures [folder]     writes <name>.svg
+`python -m docs.write --pictures` writes <name>.svg of each.
 """
 
 from collections.abc import Iterable
@@ -53,7 +53,8 @@ def draw(name: str, style: Style = LIGHT) -> Figure:
   if name not in FIGURES:
     raise ValueError(f"name must be one of {', '.join(FIGURES)}, got {name!r}")
   module = importlib.import_module(f".{name}", __name__)
-  return module.draw(style)
+  with matplotlib.rc_context(style.rc):
+    return module.draw(style)
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:

@@ -7,11 +7,10 @@ of memory. In rung 1, whose lanes walk rows, A's 32 elements lie in 32 lines;
 in rung 2, whose lanes walk columns, everything lies in two.
 """
 
-from matplotlib.figure import Figure
 import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import SMALL, TEXT, Sheet, Style, drawn
+from docs.figures.style import SMALL, TEXT, Figure, Sheet, Style
 from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract
 
@@ -78,7 +77,6 @@ def _lines(sheet, x, y, masks, title) -> float:
   return y
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """Addresses above, lines below."""
   sheet = Sheet(style, 56)

@@ -11,11 +11,10 @@ layout and in rung 7's. Numbers in boxes are lanes, the first of those that
 want the word.
 """
 
-from matplotlib.figure import Figure
 import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
+from docs.figures.style import SMALL, Figure, Sheet, Style
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
 
@@ -108,7 +107,6 @@ def _panel(sheet, x, y, title, words, colour, notes, rows) -> None:
   sheet.text(x, base + 7, notes, ha="left", colour=style.muted)
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """A above, B below; with conflicts left, without right."""
   sheet = Sheet(style, 40.5)

@@ -6,9 +6,7 @@ in that order are a warp. In Pallas none of these is written: a grid point
 names the block, a register layout says what a thread holds.
 """
 
-from matplotlib.figure import Figure
-
-from docs.figures.style import SMALL, Sheet, Style, drawn
+from docs.figures.style import SMALL, Figure, Sheet, Style
 from pallas_gemm.ladder import register_layouts
 
 GRID, BLOCK = (4, 3), (16, 8)  # x, y
@@ -20,7 +18,6 @@ def linear(x: int, y: int, width: int) -> int:
   return y * width + x
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """The grid above, a block below."""
   sheet = Sheet(style, 50)

@@ -5,10 +5,8 @@ four whole rows of A and four whole columns of B, and no other block writes
 where it writes.
 """
 
-from matplotlib.figure import Figure
-
 from docs.figures import _facts
-from docs.figures.style import Sheet, Style, drawn
+from docs.figures.style import Figure, Sheet, Style
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
 
@@ -32,7 +30,6 @@ def bands() -> dict:
   }
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """A left of C, B above it."""
   left, top = 2.8, 3.4

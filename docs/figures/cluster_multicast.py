@@ -5,9 +5,7 @@ Alone, each fetches all of B's tile from L2. In a cluster each fetches half and
 multicasts it to both: B leaves L2 once, in place of twice.
 """
 
-from matplotlib.figure import Figure
-
-from docs.figures.style import Sheet, Style, drawn
+from docs.figures.style import Figure, Sheet, Style
 from pallas_gemm import ladder
 from pallas_gemm.ladder import blocks, contract
 
@@ -66,7 +64,6 @@ def _panel(sheet, x, title, cluster) -> None:
   sheet.text(x, y + 2.7, f"together {a + b} KiB", ha="left", weight="bold")
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """Alone on the left, as a cluster on the right."""
   sheet = Sheet(style, 46)

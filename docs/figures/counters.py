@@ -7,9 +7,8 @@ logarithmic axis.
 """
 
 from matplotlib import ticker
-from matplotlib.figure import Figure
 
-from docs.figures.style import SMALL, Style, chart, drawn
+from docs.figures.style import SMALL, Figure, Style, chart
 from experiments.harness import counter_tables, ladder_tables
 from experiments.harness import rows as rows_lib
 
@@ -30,7 +29,6 @@ def rungs() -> list[dict]:
   return [x for x in counter_tables.newest(rows) if not x.get("variant")]
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """Two rows of three panels; bars from the first rung down."""
   rows = rungs()

@@ -5,10 +5,8 @@ of C for each (i, j), and a step for each k. At the point (1, 2, 3) each
 BlockSpec's index map says which block of its matrix is meant.
 """
 
-from matplotlib.figure import Figure
-
 from docs.figures import _facts
-from docs.figures.style import Sheet, Style, drawn
+from docs.figures.style import Figure, Sheet, Style
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
 
@@ -30,7 +28,6 @@ def picked() -> list[tuple[str, str, tuple[int, ...]]]:
   ]
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """The grid above, the matrices below."""
   sheet = Sheet(style, 52)

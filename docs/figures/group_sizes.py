@@ -8,9 +8,8 @@ ones more so.
 """
 
 from matplotlib import ticker
-from matplotlib.figure import Figure
 
-from docs.figures.style import Style, chart, drawn
+from docs.figures.style import Figure, Style, chart
 from experiments.harness import ragged_tables, shapes
 from experiments.harness import rows as rows_lib
 
@@ -25,7 +24,6 @@ def cases() -> list[dict]:
   return [row for row in rows if row["suite"] == ragged_tables.SIZES]
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """A panel a pass, a line a distribution of rows."""
   found = cases()

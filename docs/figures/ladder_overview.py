@@ -4,9 +4,7 @@ Above, float32 on CUDA cores; below, 16 bits on tensor cores, on a scale of
 its own. The dashed line is what jnp.dot does in the same precision.
 """
 
-from matplotlib.figure import Figure
-
-from docs.figures.style import SMALL, Style, chart, drawn, note
+from docs.figures.style import SMALL, Figure, Style, chart, note
 from experiments.harness import ladder_tables, tables
 from experiments.harness import rows as rows_lib
 from pallas_gemm import ladder
@@ -34,7 +32,6 @@ def speeds() -> list[tuple[str, list[tuple[ladder.Rung, float]], float]]:
   return found
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """A panel for each precision, one above the other."""
   halves = speeds()

@@ -5,9 +5,7 @@ memory to all of them. Sizes are of H100 and H200, which differ in L2 and in
 device memory alone.
 """
 
-from matplotlib.figure import Figure
-
-from docs.figures.style import Sheet, Style, drawn
+from docs.figures.style import Figure, Sheet, Style
 from pallas_gemm import hardware
 
 GPUS = ("H100 80GB HBM3", "H200")
@@ -32,7 +30,6 @@ def sizes() -> list[tuple[str, str, str]]:
   ]
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """A staircase: narrow and near above, wide and far below."""
   sheet = Sheet(style, 46)

@@ -5,11 +5,10 @@ rung 4: eight values of A and one of B, which stays in a register, for eight
 FMAs. The number of loads an FMA almost halves.
 """
 
-from matplotlib.figure import Figure
 import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import TEXT, Sheet, Style, drawn
+from docs.figures.style import TEXT, Figure, Sheet, Style
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
 
@@ -47,7 +46,6 @@ def _thread(sheet, x, y, title, values) -> None:
   sheet.text(x, bottom + 2.6, words, ha="left", weight="bold")
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """One result left, eight right."""
   sheet = Sheet(style, 49)

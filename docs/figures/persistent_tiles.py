@@ -10,9 +10,7 @@ filling and writing are an example.
 
 import math
 
-from matplotlib.figure import Figure
-
-from docs.figures.style import SMALL, Sheet, Style, drawn
+from docs.figures.style import SMALL, Figure, Sheet, Style
 from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract
 
@@ -37,7 +35,6 @@ def _rows(found) -> list[int]:
   return sorted({0, 1, last - 1, last, len(found[0]) - 1})
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """One block a tile above, persistent below."""
   found = waves()

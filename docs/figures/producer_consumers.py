@@ -7,10 +7,8 @@ to land and from then on multiply without a gap; the arrows are one slot's
 producer gives most of its share away, for accumulators.
 """
 
-from matplotlib.figure import Figure
-
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
+from docs.figures.style import SMALL, Figure, Sheet, Style
 from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract, tensor_core_common
 
@@ -31,7 +29,6 @@ def registers() -> tuple[list[int], list[int]]:
   return [each] * warpgroups, moved
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """Time above, registers below."""
   sheet = Sheet(style, 47)

@@ -5,10 +5,8 @@ columns are the lanes. The same layout with a dimension reduced away is how
 the operands are held: a lane needs A's value of its row and B's of its column.
 """
 
-from matplotlib.figure import Figure
-
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
+from docs.figures.style import SMALL, Figure, Sheet, Style
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
 
@@ -23,7 +21,6 @@ def owned():
   return shape, _facts.held(rung.layout(config), shape)
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """The array in the middle, next to it what a lane needs of A and B."""
   shape, own = owned()

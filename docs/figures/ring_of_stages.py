@@ -15,10 +15,9 @@ import math
 import re
 
 from matplotlib import patches
-from matplotlib.figure import Figure
 
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
+from docs.figures.style import SMALL, Figure, Sheet, Style
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
 
@@ -87,7 +86,6 @@ def _arc(sheet: Sheet, start: float, end: float) -> None:
   sheet.arrow(points[-4], points[-1], width=1.6)
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """The ring in the middle, the producer left, consumers right."""
   sheet = Sheet(style, 50)

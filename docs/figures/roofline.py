@@ -11,9 +11,8 @@ ladders were published on.
 import math
 
 from matplotlib import ticker
-from matplotlib.figure import Figure
 
-from docs.figures.style import SMALL, Style, chart, drawn, note
+from docs.figures.style import SMALL, Figure, Style, chart, note
 from experiments.harness import ladder_tables
 from experiments.harness import rows as rows_lib
 from pallas_gemm import hardware, ladder
@@ -77,7 +76,6 @@ def _labels(points, x_near=1.35, y_near=1.12) -> list[tuple[str, float, float]]:
   return found
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """The roof above, ridge points below."""
   gpu = hardware.lookup(GPU)

@@ -6,10 +6,8 @@ global memory: the long scoreboard is then the wait for a slab, and "barrier"
 for the most part that for wgmma.
 """
 
-from matplotlib.figure import Figure
-
 from docs.figures.counters import rungs
-from docs.figures.style import SMALL, Style, chart, drawn
+from docs.figures.style import SMALL, Figure, Style, chart
 from experiments.harness import counter_tables, ladder_tables
 
 
@@ -26,7 +24,6 @@ def shares() -> list[tuple[str, dict[str, float], float]]:
   return found
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """A bar a rung, from the first down."""
   found = shares()

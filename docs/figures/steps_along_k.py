@@ -6,11 +6,10 @@ loads a 32 x 32 tile in rung 3: each of its eight warpgroups takes four rows, a
 warp one of them, a thread one element.
 """
 
-from matplotlib.figure import Figure
 import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
+from docs.figures.style import SMALL, Figure, Sheet, Style
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract, register_layouts
 
@@ -82,7 +81,6 @@ def _who(sheet, x, y) -> None:
   sheet.grid(x, y, (32, 1), (w, h), (4, 1), style.text, 1.0, z=2)
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """The walk on the left, who loads on the right."""
   sheet = Sheet(style, 52)

@@ -10,12 +10,10 @@ letter of ordinary size is about one wide and two high. Shown 340 pixels wide,
 as on a phone, the smallest letters are still 8 pixels high.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
-import functools
 from typing import Any
 
-import matplotlib
 from matplotlib import colors, patches
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
@@ -118,17 +116,6 @@ LIGHT = Style(
   wait="#b4bac1",
   warps=("#6457a6", "#cc6677", "#c2aa3e", "#2f8f9d"),
 )
-
-
-def drawn(draw: Callable[[Style], Figure]) -> Callable[[Style], Figure]:
-  """Lets `draw` run with the settings of its style."""
-
-  @functools.wraps(draw)
-  def with_settings(style: Style) -> Figure:
-    with matplotlib.rc_context(style.rc):
-      return draw(style)
-
-  return with_settings
 
 
 def chart(height: float, width: float = WIDTH, **subplots: Any):

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import math
 
 from matplotlib import ticker
-from matplotlib.figure import Figure
 
-from docs.figures.style import SMALL, Style, chart, drawn
+from docs.figures.style import SMALL, Figure, Style, chart
 from experiments.harness import ladder_tables, tables
 from experiments.harness import rows as rows_lib
 
@@ -44,7 +43,6 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
   return found
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """A column for each precision, a row for each quantity."""
   figure, axes = chart(84, nrows=2, ncols=2, sharex=True)

@@ -7,10 +7,8 @@ units of row r trade places (the place is the unit's number XOR r), and the
 eight lie in different banks.
 """
 
-from matplotlib.figure import Figure
-
 from docs.figures import _facts
-from docs.figures.style import Sheet, Style, drawn
+from docs.figures.style import Figure, Sheet, Style
 
 ROWS = UNITS = _facts.SWIZZLE_UNITS
 PICKED = 2
@@ -58,7 +56,6 @@ def _panel(sheet, x, title, is_swizzled) -> None:
   sheet.text(x, y + 2.6, words, ha="left", weight="bold")
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """Without on the left, with on the right."""
   sheet = Sheet(style, 37.5)

@@ -7,11 +7,10 @@ columns, four registers each time.
 """
 
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from matplotlib.figure import Figure
 import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
+from docs.figures.style import SMALL, Figure, Sheet, Style
 from pallas_gemm.ladder import tensor_core_common
 
 SHAPE = tensor_core_common.WGMMA_ROWS, 16
@@ -23,7 +22,6 @@ def owned() -> np.ndarray:
   return _facts.held(plgpu.Layout.WGMMA, SHAPE)
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """Warps on the left, lanes on the right."""
   own = owned()

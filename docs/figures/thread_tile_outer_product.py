@@ -6,11 +6,10 @@ rows and columns of the block that thread 0 of rung 5 holds: its rows lie 2
 apart and its columns 16, so that lanes of a warp read neighbours.
 """
 
-from matplotlib.figure import Figure
 import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
+from docs.figures.style import SMALL, Figure, Sheet, Style
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
 
@@ -23,7 +22,6 @@ def fragments() -> tuple[np.ndarray, np.ndarray]:
   return tuple(np.unique(own[0, 0, :, side]) for side in (0, 1))
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """A's fragment on the left, B's above, their products between."""
   rows, columns = fragments()

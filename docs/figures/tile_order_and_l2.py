@@ -8,11 +8,10 @@ they read, which L2 has to hold or device memory to send.
 
 import itertools
 
-from matplotlib.figure import Figure
 import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import Sheet, Style, drawn
+from docs.figures.style import Figure, Sheet, Style
 from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract
 
@@ -41,7 +40,6 @@ def bytes_wanted(order: np.ndarray) -> tuple[int, int]:
   return rows * config.block_m * depth, columns * config.block_n * depth
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """Row by row above, strips below; the upper rows of C's tiles."""
   rung = ladder.find("persistent")

@@ -7,10 +7,8 @@ waited for. Lengths are an example: a copy takes one and a half times as long
 as the arithmetic of a step.
 """
 
-from matplotlib.figure import Figure
-
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
+from docs.figures.style import SMALL, Figure, Sheet, Style
 
 STEPS, LOAD, COMPUTE, GAP = 8, 1.5, 1.0, 0.3
 
@@ -28,7 +26,6 @@ def _bar(sheet, x0, scale, span, y, height, words, fill) -> None:
   )  # fmt: skip
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """Serial above, a ring below, on one scale."""
   sheet = Sheet(style, 42)

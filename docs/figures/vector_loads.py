@@ -7,11 +7,10 @@ tile in shared memory, which is A transposed: [k][m]. Then eight rows of A at
 one k lie side by side, and two 16-byte loads fetch a fragment.
 """
 
-from matplotlib.figure import Figure
 import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
+from docs.figures.style import SMALL, Figure, Sheet, Style
 from pallas_gemm.ladder import register_layouts
 
 SHAPE = 16, 8
@@ -36,7 +35,6 @@ def _instructions(sheet) -> None:
     sheet.text(x, 9, words, ha="left", colour=style.muted)
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """Instructions above, the transposing store below."""
   sheet = Sheet(style, 56)

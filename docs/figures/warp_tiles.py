@@ -6,11 +6,10 @@ side by side in 16 x 32 results; what they load together is one solid run of A
 and one of B.
 """
 
-from matplotlib.figure import Figure
 import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
+from docs.figures.style import SMALL, Figure, Sheet, Style
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
 
@@ -24,7 +23,6 @@ def owned() -> np.ndarray:
   return _facts.held(rung.layout(config), (config.block_m, config.block_n))
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """The block on the left, lanes on the right."""
   own = owned()
