@@ -4,10 +4,13 @@ import collections
 from collections.abc import Iterable, Sequence
 import functools
 import math
+from typing import Any
 
 import jax
 import numpy as np
 
+from docs.extensions import results
+from pallas_gemm import ladder
 from pallas_gemm.ladder import register_layouts, tensor_core_common
 
 BANKS = 32
@@ -51,6 +54,18 @@ def wanted_of_banks(
 def clocks(addresses: Sequence[int]) -> int:
   """Clocks that one request takes: the most words wanted of one bank."""
   return max(map(len, wanted_of_banks(addresses).values()))
+
+
+def config(name: str) -> Any:
+  """A rung's config at 4096 cubed."""
+  rung = ladder.find(name)
+  return rung.default_config(results.problem(rung))
+
+
+def owned(name: str) -> np.ndarray:
+  """[warps, lanes, registers, (row, column)] of a rung's block."""
+  own = config(name)
+  return held(ladder.find(name).layout(own), (own.block_m, own.block_n))
 
 
 @functools.cache

@@ -37,10 +37,9 @@ def draw(style: Style) -> Figure:
       edgecolor=style.page, label=name.replace("_", " "),
     )  # fmt: skip
     starts = [start + width for start, width in zip(starts, widths)]
+  look = {"va": "center", "ha": "right", "size": SMALL}
   for i, (_, _, total) in enumerate(found):
-    ax.text(
-      114, i, counter_tables.warps(total), va="center", ha="right", size=SMALL
-    )
+    ax.text(114, i, counter_tables.warps(total), **look)
   ax.set_yticks(range(len(found)), [label for label, _, _ in found])
   ax.set(xlim=(0, 115), ylim=(len(found) - 0.5, -0.6))
   ax.set_xticks(range(0, 101, 25))
