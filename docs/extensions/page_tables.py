@@ -19,28 +19,15 @@ _OPS = {"dense": dense_tables.markdown, "ragged": ragged_tables.markdown}
 _TABLE = re.compile(r"(?:^\|.*\|\n?)+", re.M)
 
 
-def _rows(gpu: str, name: str):
-  gpu = lookup.pick({x: results.GPUS[x] for x in results.MEASURED}, gpu, "GPU")
-  return rows_lib.read(rows_lib.RESULTS / rows_lib.slug(gpu) / f"{name}.jsonl")
-
-
 def random(gpu: str) -> str:
-  """Random problems on a GPU, "h100" say, by the seed that drew them.
-
-  Raises:
-    UnknownError: no GPU of that name.
-  """
-  return narrow(dense_tables.by_seed(_rows(gpu, "dense_unseen")))
+  """Random problems on a GPU, "h100" say, by the seed that drew them."""
+  return narrow(dense_tables.by_seed(results.read(gpu, "dense_unseen")))
 
 
 def ops(name: str) -> str:
-  """The ops against XLA on an H200: "dense" or "ragged".
-
-  Raises:
-    UnknownError: no ops of that name.
-  """
+  """The ops against XLA on an H200: "dense" or "ragged"."""
   markdown = lookup.pick(_OPS, name, "ops")
-  return narrow(markdown(rows_lib.latest(_rows("h200", name))))
+  return narrow(markdown(rows_lib.latest(results.read("h200", name))))
 
 
 def published_ladders(_: str) -> str:
@@ -67,7 +54,7 @@ def targets(_: str) -> str:
   found = {(row["rung"], row["target"]): row.get("registers") for row in rows}
   cells = []
   for label in dict.fromkeys(row["rung"] for row in rows):
-    cells.append([f"{label} {results.rung(label).name}"])
+    cells.append([f"{label} {ladder.find(label).name}"])
     for column in _TARGETS.values():
       taken = dict.fromkeys(found.get((label, x)) for x in column)
       cells[-1].append(" / ".join(str(x or tables.EMPTY) for x in taken))
@@ -81,7 +68,7 @@ def targets(_: str) -> str:
 def ampere(gpu: str) -> str:
   """Rungs of 4096 cubed on a GPU: its own code, and an A100's, in two ways."""
   cells = []
-  for row in _rows(gpu, "ampere"):
+  for row in results.read(gpu, "ampere"):
     if row["m"] == 4096:
       arms = (row["kernel"], "lowered for 8.0", "sm_80 PTX")
       times = [row["arms"][arm]["ms_median"] for arm in arms]
@@ -93,7 +80,7 @@ def ampere(gpu: str) -> str:
 
 def eight_bits(gpu: str) -> str:
   """Products of 8 bits beside ours of 16 and XLA's; then a layer's passes."""
-  rows = [row for row in _rows(gpu, "eight_bits") if "suite" in row]
+  rows = [row for row in results.read(gpu, "eight_bits") if "suite" in row]
   at = lambda row: tuple(row.get(x) for x in ("m", "n", "k", "groups", "pass"))  # noqa: E731
   wide = {at(row): row for row in rows if row["dtype"] == "bfloat16"}
   cells = []
@@ -125,14 +112,16 @@ def eight_bits(gpu: str) -> str:
 
 def ops_overview(_: str) -> str:
   """What an op computes, its baseline, and how much faster; then the losses."""
-  dense = dense_tables.compared(rows_lib.latest(_rows("h200", "dense")))
+  dense = dense_tables.compared(rows_lib.latest(results.read("h200", "dense")))
   mixtral = [
     row
-    for row in ragged_tables.timed(rows_lib.latest(_rows("h200", "ragged")))
+    for row in ragged_tables.timed(
+      rows_lib.latest(results.read("h200", "ragged"))
+    )
     if row["suite"] == "mixtral"
   ]
   fused = [row for row in dense if row["epilogue"] != "none"]
-  drawn = dense_tables.compared(_rows("h200", "dense_unseen"))
+  drawn = dense_tables.compared(results.read("h200", "dense_unseen"))
   drawn = [row for row in drawn if row["seed"] == drawn[-1]["seed"]]
   cells = []
   for op, baseline, arm, rows in (

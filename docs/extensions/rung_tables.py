@@ -63,12 +63,9 @@ def box(text: str) -> str:
   """What a rung gains, what binds it, and the lines that do it.
 
   "6: one part | another": each part is of a line in the rung's file.
-
-  Raises:
-    UnknownError: a part is in no line, or there is no such rung.
   """
   label, _, parts = text.partition(":")
-  one = results.rung(label.strip())
+  one = ladder.find(label.strip())
   row, binds = results.timed(one, "h200"), BOUND_BY[one.number]
   gain = f"{tables.TFLOPS(row)} TFLOP/s on an H200"
   if one.number > 1:
@@ -83,17 +80,13 @@ def box(text: str) -> str:
   for part in parts.split("|"):
     found = [line.strip() for line in source if part.strip() in line]
     if not found:
-      raise lookup.UnknownError(f"no line of {path.name} has {part!r}")
+      raise ValueError(f"no line of {path.name} has {part!r}")
     lines.append(f"> {found[0]}")
   return "\n".join([*lines, "> ```"])
 
 
 def problems(text: str) -> str:
-  """The ladder on each GPU, all problems or one: "'4096x4096x4096 float32'".
-
-  Raises:
-    UnknownError: no row is of that problem.
-  """
+  """The ladder on each GPU, all problems or one: "'4096x4096x4096 float32'"."""
   parts = []
   for gpu in results.MEASURED:
     rows = ladder_tables.own(results.measured(gpu, "ladder"))
@@ -133,7 +126,7 @@ _COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 
 def steps(text: str) -> str:
   """Rungs and variants in the order in which a page takes them: "8 9a 9 9b"."""
-  rungs = [results.rung(label) for label in text.split()]
+  rungs = [ladder.find(label) for label in text.split()]
   # The first GPU on which all of them were measured.
   for gpu in results.MEASURED:
     rows, missing = results.split_measured(rungs, results.timed, gpu)
@@ -161,7 +154,7 @@ def sizes(text: str) -> str:
     shape = shapes.Shape(side, side, side)
     rows = []
     for name in names:
-      kernel = results.rung(name).name if name[0].isdigit() else name
+      kernel = ladder.find(name).name if name[0].isdigit() else name
       rows.append(results.kernel(kernel, "h200", shape, dtype))
     unit, times = in_one_unit([row["ms_median"] for row in rows], _TIMES)
     header.append(f"{side}³, {unit}")
@@ -187,7 +180,7 @@ def in_one_unit(
 
 def card(label: str) -> str:
   """What was measured of a rung and its variants, and what others published."""
-  one = results.rung(label)
+  one = ladder.find(label)
   family = [one, *one.variants]
   parts, mine = [], []
   for gpu in results.MEASURED:
@@ -241,7 +234,7 @@ def _published(one: contract.Rung) -> str:
 
 def grid(label: str) -> str:
   """Grid and BlockSpecs at 4096^3, as `--explain` prints them."""
-  one = results.rung(label)
+  one = ladder.find(label)
   problem = results.problem(one)
   with hardware.assume(results.GPUS["h200"]):
     config = one.default_config(problem)
@@ -274,7 +267,7 @@ _TRAFFIC = {
 
 def traffic(label: str) -> str:
   """The bytes that were expected and those that were counted, at 4096^3."""
-  one = results.rung(label)
+  one = ladder.find(label)
   rows = []
   for gpu in results.MEASURED:
     rows += results.split_measured([one], results.counters, gpu)[0]
@@ -305,7 +298,7 @@ def traffic(label: str) -> str:
 
 def counters(label: str) -> str:
   """A rung's counters and stalls next to those of the rung before, folded."""
-  one = results.rung(label)
+  one = ladder.find(label)
   rungs = [x for x in (results.before(one), one) if x is not None]
   parts = []
   for gpu in results.MEASURED:
@@ -365,7 +358,7 @@ def run_lines(text: str) -> str:
   every = results.measured(gpu, "ladder")
   lines = []
   for label in labels:
-    one = results.rung(label)
+    one = ladder.find(label)
     row = results.timed(one, gpu)
     name = f"{one.label:>3} {one.name:<16} {tables.shape(row)} {row['dtype']}"
     verdict = f"{tables.verdict(row)} error / bound {tables.of_bound(row)}"
