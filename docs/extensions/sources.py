@@ -32,8 +32,8 @@ def code(text: str) -> str:
   lines = path.read_text().splitlines()
   first, last = 1, len(lines)
   if len(names) == 2:
-    first = _line(lines, names[0], 0, path) + 1
-    last = _line(lines, names[1], first, path) if names[1] else last
+    first = line(lines, names[0], 0, path) + 1
+    last = line(lines, names[1], first, path) if names[1] else last
   else:
     tree = ast.parse("\n".join(lines))
     node = _named(tree, names[0], path) if names else tree.body[1]
@@ -77,9 +77,10 @@ def _fence(text: str, language: str) -> str:
   return f"```{language}\n{text}\n```"
 
 
-def _line(lines: list[str], part: str, start: int, path: pathlib.Path) -> int:
-  for i, line in enumerate(lines[start:], start):
-    if part in line:
+def line(lines: list[str], part: str, start: int, path: pathlib.Path) -> int:
+  """The index of the first line from a start on that has a part."""
+  for i, text in enumerate(lines[start:], start):
+    if part in text:
       return i
   raise ValueError(f"no line of {path.name} has {part!r}")
 
