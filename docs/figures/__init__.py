@@ -41,15 +41,7 @@ _DARK = (
 
 
 def draw(name: str, style: Style = LIGHT) -> Figure:
-  """Draws one picture.
-
-  Args:
-    name: of `FIGURES`.
-    style: its colours.
-
-  Raises:
-    ValueError: no such picture.
-  """
+  """Draws one picture of `FIGURES`."""
   if name not in FIGURES:
     raise ValueError(f"name must be one of {', '.join(FIGURES)}, got {name!r}")
   module = importlib.import_module(f".{name}", __name__)
@@ -69,15 +61,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
 def draw_all(
   folder: str | os.PathLike[str], names: Iterable[str] = FIGURES
 ) -> list[pathlib.Path]:
-  """Writes <name>.svg of each picture.
-
-  Args:
-    folder: where to; made if it is not there.
-    names: which pictures.
-
-  Returns:
-    The files.
-  """
+  """Writes <name>.svg of each picture into a folder; the files."""
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   written = []

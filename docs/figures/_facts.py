@@ -36,14 +36,11 @@ def covered(
   return mask
 
 
-def wanted_of_banks(
-  addresses: Sequence[int],
-) -> dict[int, dict[int, list[int]]]:
+def wanted_of_banks(addresses: Sequence[int]) -> dict[int, dict]:
   """What one request to shared memory wants: bank -> word -> lanes.
 
-  Args:
-    addresses: in words, one for each lane, in order. A bank gives one word a
-      clock, to as many lanes as want it.
+  Addresses are in words, one for each lane, in order. A bank gives one word a
+  clock, to as many lanes as want it.
   """
   found = collections.defaultdict(lambda: collections.defaultdict(list))
   for lane, address in enumerate(addresses):

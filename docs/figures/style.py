@@ -38,29 +38,22 @@ class Style:
     a, b, c: of the matrices; c also of what computes it.
     load: of loading, and of the producer.
     wait: of waiting.
+    fp32, half: of float32 and of 16-bit operands in charts.
     warps: of the four warps of a warpgroup.
   """
 
-  page: str
-  text: str
-  muted: str
-  line: str
-  a: str
-  b: str
-  c: str
-  load: str
-  wait: str
-  warps: tuple[str, str, str, str]
-
-  @property
-  def fp32(self) -> str:
-    """Of float32 in charts."""
-    return self.warps[0]
-
-  @property
-  def half(self) -> str:
-    """Of 16-bit operands in charts."""
-    return self.warps[1]
+  page: str = "#ffffff"
+  text: str = "#1f2328"
+  muted: str = "#59626c"
+  line: str = "#aab2ba"
+  a: str = "#0072b2"
+  b: str = "#e08a00"
+  c: str = "#009e73"
+  load: str = "#b0518f"
+  wait: str = "#b4bac1"
+  fp32: str = "#6457a6"
+  half: str = "#cc6677"
+  warps: tuple[str, ...] = (fp32, half, "#c2aa3e", "#2f8f9d")
 
   def tint(self, colour: str, strength: float = 0.3) -> str:
     """A colour as it looks on the page with that opacity."""
@@ -79,44 +72,23 @@ class Style:
   @property
   def rc(self) -> dict[str, Any]:
     """matplotlib's settings for charts."""
-    return {
-      "font.size": TEXT,
-      "axes.titlesize": HEAD,
-      "axes.labelsize": TEXT,
-      "xtick.labelsize": SMALL,
-      "ytick.labelsize": SMALL,
-      "legend.fontsize": SMALL,
-      "text.color": self.text,
-      "axes.labelcolor": self.text,
-      "axes.titlecolor": self.text,
-      "axes.edgecolor": self.line,
-      "xtick.color": self.line,
-      "ytick.color": self.line,
-      "xtick.labelcolor": self.text,
-      "ytick.labelcolor": self.text,
-      "axes.axisbelow": True,
-      "axes.facecolor": self.page,
-      "figure.facecolor": self.page,
-      "axes.spines.top": False,
-      "axes.spines.right": False,
-      "grid.color": self.tint(self.line, 0.6),
-      "grid.linewidth": 0.6,
-      "hatch.linewidth": 1.0,
+    found = {
+      TEXT: "font.size axes.labelsize",
+      HEAD: "axes.titlesize",
+      SMALL: "xtick.labelsize ytick.labelsize legend.fontsize",
+      self.text: "text.color axes.labelcolor axes.titlecolor xtick.labelcolor"
+      " ytick.labelcolor",
+      self.line: "axes.edgecolor xtick.color ytick.color",
+      self.page: "axes.facecolor figure.facecolor",
+      True: "axes.axisbelow",
+      False: "axes.spines.top axes.spines.right",
+      self.tint(self.line, 0.6): "grid.color",
+      0.6: "grid.linewidth",
     }
+    return {name: x for x, names in found.items() for name in names.split()}
 
 
-LIGHT = Style(
-  page="#ffffff",
-  text="#1f2328",
-  muted="#59626c",
-  line="#aab2ba",
-  a="#0072b2",
-  b="#e08a00",
-  c="#009e73",
-  load="#b0518f",
-  wait="#b4bac1",
-  warps=("#6457a6", "#cc6677", "#c2aa3e", "#2f8f9d"),
-)
+LIGHT = Style()
 
 
 def chart(height: float, **subplots: Any):
@@ -132,16 +104,10 @@ def ticks(axis: Axis, places: Sequence[float], form: str = "%g") -> None:
   axis.set_minor_locator(ticker.NullLocator())
 
 
-def note(
-  ax: Axes,
-  words: str,
-  at: tuple[Any, Any],
-  offset: tuple[float, float],
-  **font: Any,
-):
+def note(ax: Axes, words: str, at: Point, offset: Point, **font: Any) -> None:
   """Writes words so many points right of and above a place in the data."""
   place = {"xytext": offset, "textcoords": "offset points"}
-  return ax.annotate(words, at, **place, **font)
+  ax.annotate(words, at, **place, **font)
 
 
 class Sheet:
