@@ -60,10 +60,7 @@ project = "pallas_gemm"
 author = "The pallas_gemm authors"
 copyright = author
 
-extensions = [
-  "myst_nb",
-  "sphinx_copybutton",
-]
+extensions = ["myst_nb", "sphinx_copybutton"]
 exclude_patterns = ["_build", "_notebooks", "extensions", "figures", "sass"]
 myst_heading_anchors = 4
 

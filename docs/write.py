@@ -37,7 +37,7 @@ from docs.extensions import (
   rows,
   rung_tables,
   sources,
-)
+)  # fmt: skip
 
 NUMBERS: dict[str, Callable[[str], str]] = {
   "rung": numbers.rung,
@@ -87,11 +87,7 @@ def pages() -> list[pathlib.Path]:
 
 
 def written(text: str, outputs: Sequence[str] | None = None) -> str:
-  """A page as it should be.
-
-  Args:
-    text: as it is.
-    outputs: of its cells, in order; None leaves those that stand there.
+  """A page as it should be; outputs of cells stay, unless they are given.
 
   Raises:
     ValueError: a comment names what is not there; the message has both.

@@ -92,9 +92,10 @@ def _signature(name: str, thing: Any) -> str:
       words.append("*")
     word = _OBJECT.sub(r"\1", str(p.replace(annotation=p.empty)))
     words.append(word if len(word) < _WIDTH else f"{p.name}=...")
-  call = f"{name.rpartition('.')[2]}({', '.join(words)})"
+  name = name.rpartition(".")[2]
+  call = f"{name}({', '.join(words)})"
   if len(call) > _WIDTH:
-    call = f"{name.rpartition('.')[2]}(\n  " + ",\n  ".join(words) + ",\n)"
+    call = f"{name}(\n  " + ",\n  ".join(words) + ",\n)"
   return f"```python\n{call}\n```\n\n"
 
 

@@ -141,14 +141,11 @@ def steps(text: str) -> str:
 def sizes(text: str) -> str:
   """Times over the size of cubes: "float32 2 8 'jnp.dot HIGHEST'" (H200)."""
   dtype, *names = shlex.split(text)
-  sides = [128 << i for i in range(7)]
+  names = [ladder.find(x).name if x[0].isdigit() else x for x in names]
   header, columns = ["kernel"], []
-  for side in sides:
+  for side in (128 << i for i in range(7)):
     shape = shapes.Shape(side, side, side)
-    rows = []
-    for name in names:
-      kernel = ladder.find(name).name if name[0].isdigit() else name
-      rows.append(results.kernel(kernel, "h200", shape, dtype))
+    rows = [results.kernel(x, "h200", shape, dtype) for x in names]
     unit, times = in_one_unit([row["ms_median"] for row in rows], _TIMES)
     header.append(f"{side}³, {unit}")
     columns.append(times)

@@ -23,11 +23,9 @@ from docs.figures.style import LIGHT, Style
 
 # Names of the pictures; what they share is in `style` and in `_` modules.
 FIGURES: tuple[str, ...] = tuple(
-  sorted(
-    module.name
-    for module in pkgutil.iter_modules(__path__)
-    if module.name != "style" and not module.name.startswith("_")
-  )
+  name
+  for _, name, _ in pkgutil.iter_modules(__path__)
+  if name != "style" and not name.startswith("_")
 )
 # The same drawing is the same file: identifiers are hashed with this, and
 # neither the date nor the version is written.
