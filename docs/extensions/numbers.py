@@ -90,20 +90,20 @@ def published(text: str) -> str:
   source, *step = lookup.words(text, 2, "a source and a step")
   ladders = {x.source: x for x in ladder_tables.PUBLISHED}
   names = [x for x in ladders if source.lower() in x.lower()]
-  ladder = lookup.pick(ladders, names[0] if names else source, "source")
+  theirs = lookup.pick(ladders, names[0] if names else source, "source")
   ratio = step[-1] == "x" and len(step) > 1
   if step == ["note"]:
-    return ladder.note
-  steps = {"cublas": ladder.cublas}
-  for name, figure, number in ladder.steps:
+    return theirs.note
+  steps = {"cublas": theirs.cublas}
+  for name, figure, number in theirs.steps:
     steps |= {name: figure, str(number): figure}
   key = " ".join(step[:-1] if ratio else step)
-  figure = lookup.pick(steps, key, f"step of {ladder.source}")
+  figure = lookup.pick(steps, key, f"step of {theirs.source}")
   if not ratio:
-    return f"{figure:,g} {ladder.unit}"
-  over = ladder.of_cublas(int(key)) if key.isdigit() else None
+    return f"{figure:,g} {theirs.unit}"
+  over = theirs.of_cublas(int(key)) if key.isdigit() else None
   if over is None:
-    raise ValueError(f"{ladder.source} gives no cuBLAS for {key!r}")
+    raise ValueError(f"{theirs.source} gives no cuBLAS for {key!r}")
   return tables.factor(over)
 
 

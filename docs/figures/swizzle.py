@@ -10,15 +10,16 @@ eight lie in different banks.
 from docs.figures import _facts
 from docs.figures.style import Figure, Sheet, Style
 
-ROWS = UNITS = _facts.SWIZZLE_UNITS
+ROWS = UNITS = 8  # 16-byte units of a row of 128 bytes
 PICKED = 2
 _UNIT_WORDS = _facts.CLOCK_BYTES // UNITS // _facts.WORD_BYTES
 
 
 def places(is_swizzled: bool) -> list[list[int]]:
   """Where unit u of row r lies in its row: [row][unit]."""
-  place = _facts.swizzled if is_swizzled else lambda row, unit: unit
-  return [[place(row, unit) for unit in range(UNITS)] for row in range(ROWS)]
+  # PTX ISA, "Swizzling modes": XORed with the row's number within eight.
+  turns = range(ROWS) if is_swizzled else [0] * ROWS
+  return [[unit ^ turn for unit in range(UNITS)] for turn in turns]
 
 
 def conflict(is_swizzled: bool) -> int:
@@ -28,7 +29,7 @@ def conflict(is_swizzled: bool) -> int:
     for row, place in enumerate(places(is_swizzled))
     for word in range(_UNIT_WORDS)
   ]
-  return _facts.clocks(words)
+  return max(map(len, _facts.wanted_of_banks(words).values()))
 
 
 def _panel(sheet, x, title, is_swizzled) -> None:
