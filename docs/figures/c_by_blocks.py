@@ -5,10 +5,10 @@ four whole rows of A and four whole columns of B, and no other block writes
 where it writes.
 """
 
-from matplotlib.figure import Figure
+import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import Sheet, Style, drawn
+from docs.figures.style import Figure, Sheet, Style
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
 
@@ -21,18 +21,12 @@ _SIDE = 16 * _CELL
 
 def bands() -> dict:
   """Masks of A, B and C of the picked block, over all its steps."""
-  rung = ladder.find("naive")
-  a, b = rung.specs(PROBLEM, CONFIG).in_specs
-  out = rung.specs(PROBLEM, CONFIG).out_specs
-  steps = rung.grid(PROBLEM, CONFIG)[2]
+  steps = ladder.find("naive").grid(PROBLEM, CONFIG)[2]
   points = [(*PICKED, k) for k in range(steps)]
-  return {
-    name: _facts.covered(spec, points, (16, 16))
-    for name, spec in (("A", a), ("B", b), ("C", out))
-  }
+  specs = _facts.specs("naive", PROBLEM, CONFIG).items()
+  return {x: _facts.covered(spec, points, (16, 16)) for x, spec in specs}
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """A left of C, B above it."""
   left, top = 2.8, 3.4
@@ -42,18 +36,16 @@ def draw(style: Style) -> Figure:
   cell = _CELL, _CELL
   places = {"A": (left, low), "B": (right, top), "C": (right, low)}
   of = {"A": style.a, "B": style.b, "C": style.c}
-  rung = ladder.find("naive")
-  out = rung.specs(PROBLEM, CONFIG).out_specs
-  rows, columns, _ = rung.grid(PROBLEM, CONFIG)
-  for i in range(rows):
-    for j in range(columns):
-      mask = _facts.covered(out, [(i, j, 0)], (16, 16))
-      tint = style.tint(style.c, 0.34 if (i + j) % 2 else 0.16)
-      sheet.cells(right, low, mask, cell, tint)
-      side = 4 * _CELL
-      x, y = right + (j + 0.5) * side, low + (i + 0.5) * side
-      if (i, j) != PICKED:
-        sheet.text(x, y, f"{i}, {j}", size=11, zorder=4)
+  out = _facts.specs("naive", PROBLEM, CONFIG)["C"]
+  rows, columns, _ = ladder.find("naive").grid(PROBLEM, CONFIG)
+  for i, j in np.ndindex(rows, columns):
+    mask = _facts.covered(out, [(i, j, 0)], (16, 16))
+    tint = style.tint(style.c, 0.34 if (i + j) % 2 else 0.16)
+    sheet.cells(right, low, mask, cell, tint)
+    side = 4 * _CELL
+    x, y = right + (j + 0.5) * side, low + (i + 0.5) * side
+    if (i, j) != PICKED:
+      sheet.text(x, y, f"{i}, {j}", size=11, zorder=4)
   for name, (x, y) in places.items():
     sheet.cells(x, y, masks[name], cell, of[name], z=1.2)
     faint = style.tint(style.line, 0.55)
@@ -62,9 +54,8 @@ def draw(style: Style) -> Figure:
   sheet.grid(right, low, (16, 16), cell, (4, 4), style.text, 1.2)
   i, j = PICKED
   x, y = right + (j + 0.5) * 4 * _CELL, low + (i + 0.5) * 4 * _CELL
-  sheet.text(
-    x, y, f"{i}, {j}", colour=style.on(style.c), weight="bold", zorder=4
-  )
+  look = {"colour": style.on(style.c), "weight": "bold", "zorder": 4}
+  sheet.text(x, y, f"{i}, {j}", **look)
   sheet.head(left + _SIDE / 2, low - 1.6, "A", ha="center")
   sheet.head(right - 1.4, top + _SIDE / 2, "B", ha="right")
   sheet.head(right + _SIDE / 2, low + _SIDE + 1.8, "C", ha="center")
@@ -72,13 +63,8 @@ def draw(style: Style) -> Figure:
   sheet.text(left - 1.5, low + _SIDE / 2, "M", colour=style.muted)
   x = left + 0.5
   sheet.head(x, top + 2, "C in blocks of 4 × 4")
-  for line, words in enumerate(
-    (
-      "block (1, 2) reads",
-      "4 rows of A and",
-      "4 columns of B,",
-      "whole, along K",
-    )
-  ):
-    sheet.text(x, top + 6 + 2.3 * line, words, ha="left")
+  sheet.say(
+    x, top + 6, "block (1, 2) reads", "4 rows of A and", "4 columns of B,",
+    "whole, along K", apart=2.3,
+  )  # fmt: skip
   return sheet.figure
