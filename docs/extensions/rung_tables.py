@@ -22,7 +22,7 @@ RowDict = dict[str, Any]
 # What holds each rung back, as the next page's counters show it.
 BOUND_BY = {
   1: "L1: a line for each lane's load",
-  2: "L1: two requests for each FMA",
+  2: "latency of L1: two loads for each FMA",
   3: "shared memory: two reads for each FMA",
   4: "shared memory: five reads for eight FMAs",
   5: "issue slots: loads and addresses",
@@ -197,6 +197,8 @@ def card(label: str) -> str:
       parts += [f"**{tables.short_name(rows[0])}**", _timed(rows)]
     parts.append(missing)
   columns = {"#": ladder_tables.label} | counter_tables.OCCUPANCY
+  if one.variants:
+    parts.append("*x before* of a variant is over its rung.")
   del columns["threads"], columns["warps/SM"]
   counted = results.split_measured(
     family, results.counters, results.MEASURED[0]
@@ -225,7 +227,7 @@ def _published(one: contract.Rung) -> str:
         gain = 1 / gain
       cells.append(
         [
-          f"[{x.source}]({x.url})" if x.url else x.source,
+          f"[{x.source}]({x.url or '../published.md'})",
           f"{x.gpu or 'GPU not named'}, {x.problem}",
           name,
           f"{figure:,g} {x.unit}",
@@ -297,6 +299,8 @@ def traffic(label: str) -> str:
   t = numbers.traffic_of(label)
   return (
     f"{tables.markdown(header, cells, header[1:])}\n\n"
+    "Results that are still in L2 at the end are not counted as written to"
+    " DRAM.\n\n"
     f"Threads{'' if t.threads_load else ', or TMA,'} ask for"
     f" {tables.size(t.global_load_bytes)} of global memory,"
     f" {t.intensity:.3g} FLOP/byte."
@@ -314,8 +318,7 @@ def counters(label: str) -> str:
       parts.append(missing)
       continue
     names = [f"rung {x.label}" for x in rungs]
-    counted = [_counter(name, rows) for name in _COUNTERS]
-    text = tables.markdown(["counter", *names], counted, names)
+    text = tables.markdown(["counter", *names], _counted(rows), names)
     header, cells = counter_tables.stalls(rows)
     reasons = counter_tables.REASONS
     waits = [
@@ -325,7 +328,7 @@ def counters(label: str) -> str:
     if waits:
       header = ["stall", *names, "a warp waits for"]
       text += (
-        "\n\nStalls, in warps for each instruction that is issued:\n\n"
+        "\n\nStalls, in cycles of waiting for each instruction:\n\n"
         + tables.markdown(header, waits, names)
       )
     beside = f", and of rung {rungs[0].label}" if len(rungs) > 1 else ""
@@ -349,14 +352,21 @@ _COUNTERS = {
 }
 
 
-def _counter(key: str, rows: Sequence[RowDict]) -> list[str]:
-  """A line: the counter with its unit, then each rung's."""
-  values = [row["measured"].get(key) for row in rows]
-  if key.endswith("percent"):
-    return [_COUNTERS[key], *map(counter_tables.percent, values)]
-  units = _BYTES if key.endswith("bytes") else _COUNTS
-  unit, shown = in_one_unit(values, units)
-  return [f"{_COUNTERS[key]}, {unit}".rstrip(", "), *shown]
+def _counted(rows: Sequence[RowDict]) -> list[list[str]]:
+  """A line a counter, then each rung's; bytes, and conflicts, in one unit."""
+  values = {x: [row["measured"].get(x) for row in rows] for x in _COUNTERS}
+  lines = []
+  for key, own in values.items():
+    kind = key.rpartition("_")[2]
+    if kind == "percent":
+      lines.append([_COUNTERS[key], *map(counter_tables.percent, own)])
+      continue
+    alike = [x for name in values if name.endswith(kind) for x in values[name]]
+    units = _BYTES if kind == "bytes" else _COUNTS
+    unit, shown = in_one_unit([*own, *alike], units)
+    head = f"{_COUNTERS[key]}, {unit}".rstrip(", ")
+    lines.append([head, *shown[: len(own)]])
+  return lines
 
 
 def run_lines(text: str) -> str:
