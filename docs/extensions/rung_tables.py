@@ -209,7 +209,8 @@ def card(label: str) -> str:
   with hardware.assume(results.GPUS["h200"]):
     config = one.default_config(results.problem(one))
   fields = ", ".join(f"{name}={getattr(config, name)}" for name in one.uses)
-  parts += [f"Config: `{fields}`.", _published(one)]
+  change = "[Change it](../change_a_kernel.md)."
+  parts += [f"Config: `{fields}`. {change}", _published(one)]
   if mine:
     parts.append(tables.provenance_line(mine))
   return "\n\n".join(part for part in parts if part)
