@@ -25,8 +25,8 @@ CONTENTS = {
   "Start": "start slow coming_from why_gemm cuda_to_pallas notebook",
   "The ladder": "rungs/index tensor_memory gpus change_a_kernel roofline"
   " published measuring lessons",
-  "The ops": "ops/index ops/results ops/grouped ops/eight_bits ops/precision"
-  " ops/invariance ops/tuning ops/xla meshes serving recipes",
+  "The ops": "ops/index ops/results ops/grouped ops/eight_bits ops/float32"
+  " ops/precision ops/invariance ops/tuning ops/xla meshes serving recipes",
   "Reference": "api/ops api/ladder api/tuning glossary architecture"
   " contributing changelog",
 }

@@ -8,6 +8,7 @@
   small    1 to 128 rows
   grouped  products of groups of rows, and sums over the rows of each group
   layer    forward and backward passes of a gated MLP, quantising counted
+  errors   of float32 sums, promoted, fast and XLA's, relative to float64's
 
 Kinds of scales: none; tensor: one of each operand; row: of each row of A and
 column of B; block: of each 128 of a row of A, and of 128 x 128 of B; line: of
@@ -36,8 +37,10 @@ import numpy as np
 
 from experiments.harness import case as case_lib
 from experiments.harness import cli, inputs, tables
+from experiments.harness import eight_bit_peers as peers
 from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
+from experiments.harness import sum_errors as errors
 from experiments.harness.case import Arm, only
 import pallas_gemm
 from pallas_gemm import Quantized, Recipe, numerics, quantize
@@ -45,9 +48,8 @@ from pallas_gemm.ops.product import product
 from pallas_gemm.ops.spec import Operands, Spec, blocks_of
 
 EXPERIMENT = "eight_bits"
-SUITES = "dense", "stored", "small", "grouped", "layer"
+SUITES = "dense", "stored", "small", "grouped", "layer", errors.SUITE
 F8 = "float8_e4m3fn"
-FAST = lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM
 # Blocks of A, and of B stored [N, K].
 BLOCKS = {
   "tensor": ((None, None), (None, None)),
@@ -62,12 +64,10 @@ SMALL = [
 # Rows, groups, K, N.
 GROUPED = (8192, 8, 4096, 14336), (32768, 64, 7168, 2048)
 SAMPLE = 128
+_NAMED = "kernel", "m", "n", "k", "pass", "layout", "dtype", "epilogue"
 
-for _name in ("seed", "output_dir"):
+for _name in ("suites", "seed", "output_dir"):
   flags.declare_key_flag(_name)
-_SUITES = flags.DEFINE_list(
-  "suites", [*SUITES], f"What to measure, of {', '.join(SUITES)}."
-)
 
 
 def _bf16(x: Any) -> Any:
@@ -105,7 +105,7 @@ class Product(case_lib.Case):
   pass_: str = "forward"
   k_last: bool = True
 
-  may_skip, baseline = True, "jnp.dot bf16"
+  may_skip, baseline, claims = True, "jnp.dot bf16", peers.CLAIMS
 
   @property
   def scales(self) -> str:
@@ -167,7 +167,7 @@ class Product(case_lib.Case):
       x = Operands(a.values, b.values, offsets=offsets, **numbers)
       return product(x, of_groups)[0]
     how |= {"preferred_element_type": jnp.bfloat16}
-    return pallas_gemm.ragged_dot_general(a, b, sizes, _OF_ROWS, **how)
+    return pallas_gemm.ragged_dot_general(a, b, sizes, peers.OF_ROWS, **how)
 
   def dot(self, a: Any, b: Any, precision: Any = None) -> jax.Array:
     """XLA's product of the values, times the scales."""
@@ -183,9 +183,9 @@ class Product(case_lib.Case):
     return z.astype(jnp.bfloat16)
 
   def arms(self, implementation: str | None = None) -> dict[str, Arm]:
-    """The op; XLA in 8 bits; both in 16 bits of the values alone."""
+    """The op, XLA's product, and those from elsewhere, which take scales."""
     del implementation
-    fast = {"precision": FAST} if self.kind.endswith("fast") else {}
+    fast = {"precision": errors.FAST} if self.kind.endswith("fast") else {}
     found = {case_lib.OURS: functools.partial(self.op, **fast)}
     blocks = self.scales in ("block", "line")
     if not self.groups and not blocks:
@@ -193,7 +193,8 @@ class Product(case_lib.Case):
       found["xla"] = functools.partial(self.dot, precision=precision)
     elif not self.groups:
       found["xla dequantised"] = lambda a, b: jnp.dot(_bf16(a), _bf16(b).T)
-    return {name: only(jax.jit(fn)) for name, fn in found.items()}
+    found = {name: only(jax.jit(fn)) for name, fn in found.items()}
+    return found | (peers.arms(self) if self.scales and not fast else {})
 
   def flops(self, seed: int = 0) -> int:
     return 2 * self.m * self.n * self.k
@@ -242,13 +243,6 @@ def _float64(x: Any, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     index = np.zeros_like(chosen) if have == 1 else chosen
     at.append(index // 128 if have not in (1, size) else index)
   return found * scale[np.ix_(*at)]
-
-
-_OF_ROWS = lax.RaggedDotDimensionNumbers(
-  (((0,), (0,)), ((), ())),
-  lhs_ragged_dimensions=(0,),
-  rhs_group_dimensions=(),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -385,33 +379,20 @@ def parts(row: dict[str, Any]) -> list[str]:
 def main(argv: Sequence[str]) -> int:
   """Measures what the flags say; returns the exit status."""
   del argv
-  if unknown := set(_SUITES.value) - set(SUITES):
-    raise cli.FlagError(
-      f"--suites: no {sorted(unknown)}; there are {', '.join(SUITES)}"
-    )
+  suites = cli.suites(SUITES)
   if not pallas_gemm.compat.targets_gpu():
     raise cli.FlagError("8 bits are measured on a GPU, and none is here")
   session = session_lib.start(EXPERIMENT, True, name_width=52)
   bench = session_lib.bench(EXPERIMENT, True)
   with session.measuring():
-    for case in cases(_SUITES.value):
+    for case in cases(suites):
       for prepared in run_lib.prepare([case]):
         fields = prepared.case.fields()
-        name = " ".join(
-          str(fields[x])
-          for x in (
-            "kernel",
-            "m",
-            "n",
-            "k",
-            "pass",
-            "layout",
-            "dtype",
-            "epilogue",
-          )
-          if fields.get(x)
-        )
+        name = " ".join(str(fields[x]) for x in _NAMED if fields.get(x))
         session.case(name, functools.partial(bench.measure, prepared), parts)
+    for case in errors.cases(F8) if errors.SUITE in suites else ():
+      measure = functools.partial(errors.row, bench, case)
+      session.case(case.name, measure, errors.parts)
   return session.finish()
 
 

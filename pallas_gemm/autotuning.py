@@ -51,7 +51,7 @@ class Tuned:
     tried: (config, seconds, reason) of each candidate, in the order of the
       model; seconds is None where it failed, reason where it did not.
     xla_seconds: the time of XLA's product with all that follows it; None if
-      it failed.
+      it failed, or has scales.
     xla_reason: why it failed; None if it did not.
   """
 
@@ -139,9 +139,10 @@ def autotune(
   `pallas_gemm.tuning.cache`) and used from the next call on, in this process
   and in later ones: functions that are compiled already keep what they have,
   except the ops themselves. Products with an explicit config and those under
-  `batch_invariant` are left out, for they never look up what was measured, and
-  so are those with scales, which have the cost model's config; with
+  `batch_invariant` are left out, for they never look up what was measured; with
   an explicit `implementation` the fastest config is used, though XLA be faster.
+  Products with scales are never XLA's where the kernel takes them, so XLA's is
+  not measured.
 
   Of arrays that are sharded, or while `jax.set_mesh` names a mesh of several
   devices, fn is compiled, not only traced: what is tuned are the products of
@@ -176,13 +177,7 @@ def autotune(
   """
   if not isinstance(top, int) or isinstance(top, bool) or top < 1:
     raise ValueError(f"top must be a positive integer, got {top!r}")
-  cases = [x for x in find(fn, *args, **kwargs) if not x.problem.has_scales]
-  if not cases:
-    raise ValueError(
-      "fn must have a product without scales: those with scales of 8 bits are"
-      " not measured, and have the cost model's config"
-    )
-  problems = []
+  cases, problems = find(fn, *args, **kwargs), []
   with _progress(len(cases)) as (doing, step), on_one_device():
     for case in cases:
       problems.append(tune(case, top=top, doing=doing))
@@ -205,7 +200,7 @@ def tune(
   """
   name = describe(case.problem)
   configs = candidates(case.problem, top)
-  doing(f"{name}: compiling {len(configs)} configs, and XLA's product")
+  doing(f"{name}: compiling {len(configs)} configs")
   prepared = prepare(case, configs)
   doing(f"{name}: measuring {len(prepared.functions)} of them")
   return measured(prepared)
@@ -248,13 +243,18 @@ class Prepared:
 def prepare(
   case: trial.Case, configs: list[Config], sizes: np.ndarray | None = None
 ) -> Prepared:
-  """Compiles a problem with configs and for XLA, and checks the results."""
+  """Compiles a problem with configs and for XLA, and checks the results.
+
+  XLA's product is left out where there are scales.
+  """
   attempt = trial.Trial(case, sizes)
   found = Prepared(case, configs, {}, {}, sizes)
   # XLA picks its kernels by timing them. Nothing else runs on the GPU until all
   # is compiled.
   with concurrent.futures.ThreadPoolExecutor(_COMPILERS) as pool:
-    compiled = {"xla": pool.submit(compiled_xla, case, attempt.operands)}
+    compiled = {}
+    if not case.problem.has_scales:  # which the op never leaves to XLA
+      compiled["xla"] = pool.submit(compiled_xla, case, attempt.operands)
     compiled |= {
       config: pool.submit(trial.compiled, case, config, attempt.operands)
       for config in configs

@@ -9,7 +9,7 @@ Evaluating the activation and rounding the result come on top.
 
 from collections.abc import Callable, Sequence
 import itertools
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,7 @@ def expected(
   scales: Sequence[Any] = (None, None, None),
   fast_accumulation: bool = False,
   tf32: bool = False,
+  planes: Literal[2, 3] | None = None,
 ) -> tuple[Expected, ...]:
   """What activation(alpha * A @ B + beta * C + bias) must be.
 
@@ -75,9 +76,9 @@ def expected(
     out_dtype: dtype of the result; None is that of a.
     reduced: see `numerics.error_bound`.
     scales: what A's rows, B's columns and those of B_up are multiplied by, each
-      a vector or a number; None is by nothing.
+      a vector or a number, or one number for each element; None is by nothing.
     fast_accumulation: sums of 8-bit floats are not promoted.
-    tf32: see `numerics.error_bound`.
+    tf32, planes: see `numerics.error_bound`.
 
   Returns:
     Of the result, and of each sum that goes into it: a kernel may give those
@@ -110,6 +111,7 @@ def expected(
       scales=(scale_a, scale),
       fast=fast_accumulation,
       tf32=tf32,
+      planes=planes,
     )
     for factor, scale in zip((b, b_up), of_b)
     if factor is not None
@@ -132,9 +134,9 @@ def _sum(a, b, bias, c, alpha, beta, *, scales, **how) -> Expected:
       added, size = added + term, size + np.abs(term)
   dtypes, (of_a, of_b) = (a.dtype, b.dtype), scales
   if of_a is not None:
-    a = np.asarray(a).astype(np.float64) * np.float64(of_a).reshape(-1, 1)
+    a = np.asarray(a).astype(np.float64) * _spread(of_a, (-1, 1))
   if of_b is not None:
-    b = np.asarray(b).astype(np.float64) * np.float64(of_b).reshape(1, -1)
+    b = np.asarray(b).astype(np.float64) * _spread(of_b, (1, -1))
   want = numerics.reference(a, b, added, alpha, 1.0)
   # Terms of different signs cancel in the sum, their errors do not.
   bound = numerics.bound_of_sum(
@@ -148,6 +150,12 @@ def _sum(a, b, bias, c, alpha, beta, *, scales, **how) -> Expected:
     **how,
   )
   return Expected(want, bound)
+
+
+def _spread(scale: Any, vector: tuple[int, int]) -> np.ndarray:
+  """A scale that broadcasts to its operand."""
+  scale = np.asarray(scale).astype(np.float64)
+  return scale if scale.ndim == 2 else scale.reshape(vector)
 
 
 def _activated(activation, sums, inexact: float) -> Expected:

@@ -21,7 +21,7 @@ What enters beside gamma_K:
   group of n products loses is at most n units of 2^-23 of the largest
   magnitude, which the same formula covers with u = 2^-23 (M. Fasi et al.,
   *Numerical behavior of NVIDIA tensor cores*, 2021).
-* Operands of 8 bits: see `sums`.
+* Operands of 8 bits, and float32 in planes of bfloat16: see `sums`.
 * TF32 operands: their last 13 bits are dropped before the product, a relative
   change of up to 2^-10 of each.
 * The epilogue: alpha and beta become float32, and each of alpha * sum,
@@ -40,7 +40,7 @@ does.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -133,6 +133,7 @@ def error_bound(
   out_dtype: Any = None,
   *,
   tf32: bool = False,
+  planes: Literal[2, 3] | None = None,
   reduced: tuple[Any, int] | None = None,
 ) -> np.ndarray:
   """Largest |C - reference| that a correct kernel can show, elementwise.
@@ -146,6 +147,9 @@ def error_bound(
     out_dtype: dtype of the result; None is the dtype of a.
     tf32: the operands are float32 and may be cut to TF32, as `jnp.dot` does
       at default precision on GPUs.
+    planes: the operands are float32 and multiplied in so many planes of
+      bfloat16, as precision HIGHEST (3) and BF16_BF16_F32_X3 (2) do on the
+      Hopper kernel.
     reduced: the dtype that parts of the sums were rounded to before they were
       added up over devices, and how many parts; None: no such rounding.
 
@@ -157,7 +161,7 @@ def error_bound(
     TypeError: out_dtype is none of the three.
   """
   dtype = jnp.dtype(a.dtype if out_dtype is None else out_dtype)
-  before = bound_of_sum(a, b, c, alpha, beta, tf32, reduced)
+  before = bound_of_sum(a, b, c, alpha, beta, tf32, reduced, planes=planes)
   return after_rounding(before, reference(a, b, c, alpha, beta), dtype)
 
 
@@ -172,6 +176,7 @@ def check(
   sample: int | None = None,
   seed: int = 0,
   tf32: bool = False,
+  planes: Literal[2, 3] | None = None,
   reduced: tuple[Any, int] | None = None,
 ) -> Check:
   """Compares a result with the float64 reference, against the error bound.
@@ -196,7 +201,7 @@ def check(
     beta: factor of C.
     sample: rows and columns to check; None checks every element.
     seed: picks the sampled rows and columns.
-    tf32, reduced: see `error_bound`.
+    tf32, planes, reduced: see `error_bound`.
 
   Raises:
     ValueError: shapes that do not fit, beta without c, or sample below 1.
@@ -234,7 +239,7 @@ def check(
     out, a, b = out[rows][:, columns], a[rows], b[:, columns]
     c = None if c is None or beta == 0 else c[rows][:, columns]
   want = reference(a, b, c, alpha, beta)
-  before = bound_of_sum(a, b, c, alpha, beta, tf32, reduced)
+  before = bound_of_sum(a, b, c, alpha, beta, tf32, reduced, planes=planes)
   if is_exact:
     before = np.zeros_like(before)
   found = compare(out, want, before)
@@ -305,6 +310,7 @@ def bound_of_sum(
   dtypes: tuple[Any, Any] | None = None,
   fast: bool = False,
   more: int = 0,
+  planes: int | None = None,
 ) -> np.ndarray:
   """`error_bound` of the float32 sum, before it is rounded to a dtype.
 
@@ -313,12 +319,14 @@ def bound_of_sum(
     dtypes: of the operands, where a and b are these times their scales.
     fast: sums of 8-bit floats are not promoted.
     more: roundings of scales.
+    planes: see `error_bound`.
   """
   m, n, k = _check_shapes(a, b, c, beta)
   dtypes = dtypes or (a.dtype, b.dtype)
   after = _EPILOGUE_ROUNDINGS + more
   u = sums.unit_roundoff(dtypes, tf32)
-  rounded = sums.relative_error(k, dtypes, after, tf32=tf32, fast=fast)
+  how = {"tf32": tf32, "fast": fast, "planes": planes}
+  rounded = sums.relative_error(k, dtypes, after, **how)
   # The reference is rounded too, in float64.
   rounded += gamma(k + 2, 2.0**-53)
   tiny = float(jnp.finfo(jnp.float32).smallest_normal)
@@ -334,7 +342,7 @@ def bound_of_sum(
       x, y = np.abs(_float64(a)), np.abs(_float64(b))
       magnitude = x @ y
       flushed = lost
-      small_x, small_y = _subnormal(x), _subnormal(y)
+      small_x, small_y = _lost(x, planes), _lost(y, planes)
       if small_x.any() or small_y.any():
         flushed = flushed + small_x @ y + x @ small_y
       before += abs(alpha) * (rounded * magnitude + flushed)
@@ -422,6 +430,17 @@ def _count_finite(x):
 
 def _float64(x) -> np.ndarray:
   return np.asarray(x).astype(np.float64)
+
+
+def _lost(x: np.ndarray, planes: int | None) -> np.ndarray:
+  """The most that is lost of each number below the smallest normal one.
+
+  In planes it is that of what the first one leaves, too.
+  """
+  if planes is None:
+    return _subnormal(x)
+  tiny = float(jnp.finfo(jnp.float32).smallest_normal)
+  return np.where(x < tiny * 2**24, np.minimum(x, 2 * tiny), 0.0)
 
 
 def _subnormal(x: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 import dataclasses
 import functools
+import itertools
 import re
 from typing import Any, Literal
 
@@ -37,17 +38,25 @@ class Operand:
       matrix, or one of each row of A, or column of B; of blocks, for each 128
       of K, one of each row of A, and one of each 128 columns of B. Blocks of B
       that have one column are lines.
+    planes: matrices of that dtype whose sum it is: three bfloat16 ones of
+      float32, two where half of its digits will do; else 1.
   """
 
   dtype: str
   k_last: bool
   batched: bool = False
   scale: Scale | None = None
+  planes: int = 1
 
   @property
   def bits(self) -> int:
     """Of an element."""
     return bits(self.dtype)
+
+  @property
+  def value_dtype(self) -> str:
+    """Of the operand as it is given: planes are made of float32."""
+    return self.dtype if self.planes == 1 else "float32"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,6 +117,8 @@ class Problem:
     epilogue: what follows the product.
     fast_accumulation: whether 8-bit floats are summed by the tensor cores
       alone, which keep about 13 bits.
+    all_pairs: whether each plane of A is multiplied with each of B; else none
+      is whose product is below the last digit of the others' sum.
 
   Example:
     >>> from pallas_gemm.problem import Operand, Problem
@@ -130,15 +141,34 @@ class Problem:
   groups: Groups | None = None
   epilogue: Epilogue = Epilogue()
   fast_accumulation: bool = False
+  all_pairs: bool = False
 
   @property
   def is_promoted(self) -> bool:
     """Whether a slab's sums are added to float32 totals: of 8-bit floats.
 
-    So are those of blocks, each by scales of its own.
+    So are those of blocks, each by scales of its own, and of float32 in full.
     """
     is_float8 = self.a.dtype.startswith("float8")
-    return self.has_blocks or (is_float8 and not self.fast_accumulation)
+    is_float8 &= not self.fast_accumulation
+    return self.has_blocks or is_float8 or self.has_small_apart
+
+  @property
+  def planes(self) -> int:
+    """Of the operand that has more."""
+    return max(self.a.planes, self.b.planes)
+
+  @property
+  def has_small_apart(self) -> bool:
+    """Whether products of small planes have accumulators of their own."""
+    return self.planes == 3
+
+  @property
+  def pairs(self) -> tuple[tuple[int, int], ...]:
+    """Planes of A and B that are multiplied, from the smallest product on."""
+    pairs = itertools.product(range(self.a.planes), range(self.b.planes))
+    kept = [x for x in pairs if self.all_pairs or sum(x) < self.planes]
+    return tuple(sorted(kept, key=sum, reverse=True))
 
   @property
   def has_scales(self) -> bool:
@@ -182,8 +212,9 @@ class Problem:
   @functools.cached_property
   def operand_bytes(self) -> int:
     """Of A and B."""
-    a = self.m * self.matrices(self.a) * self.a.bits
-    b = self.n * self.matrices(self.b) * self.b.bits * self.products
+    a = self.m * self.matrices(self.a) * self.a.bits * self.a.planes
+    b = self.n * self.matrices(self.b) * self.b.bits * self.b.planes
+    b *= self.products
     return self.k * (a + b) // 8
 
   @functools.cached_property
@@ -231,6 +262,9 @@ class Problem:
       "scale_a": self.a.scale,
       "scale_b": self.b.scale,
       "fast_accumulation": self.fast_accumulation,
+      "planes_a": self.a.planes - 1 and self.a.planes,
+      "planes_b": self.b.planes - 1 and self.b.planes,
+      "all_pairs": self.all_pairs,
     }
     return found | {name: value for name, value in newer.items() if value}
 
@@ -268,6 +302,9 @@ class Problem:
     scale_a: Scale | None = None,
     scale_b: Scale | None = None,
     fast_accumulation: bool = False,
+    planes_a: int = 1,
+    planes_b: int = 1,
+    all_pairs: bool = False,
   ) -> "Problem":
     """The problem with the fields of a `row`.
 
@@ -283,12 +320,14 @@ class Problem:
         k_last=not transpose_a,
         batched=batched_a,
         scale=scale_a,
+        planes=planes_a,
       ),
       b=Operand(
         dtype=dtype_b or dtype,
         k_last=transpose_b,
         batched=batched_b,
         scale=scale_b,
+        planes=planes_b,
       ),
       out_dtype=out_dtype,
       batch=batch,
@@ -301,4 +340,5 @@ class Problem:
         save=save_preactivation,
       ),
       fast_accumulation=fast_accumulation,
+      all_pairs=all_pairs,
     )

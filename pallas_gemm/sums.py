@@ -15,6 +15,18 @@ than 33/32 K 2^-13 S. That is the bound of fast accumulation. Promoted, a lap of
 128 loses at most 132 * 2^-13 of its own magnitudes, so all laps that of S, and
 adding up ceil(K / 128) laps in float32 adds as many roundings of 2^-24.
 
+**float32 in planes of bfloat16** (`kernels.sm90.planes`). Rounding to nearest
+leaves 2^-8 of a number after one plane, 2^-16 after two and nothing after
+three, if that is no smaller than 2^-126. What products of planes are left out
+is 3.1 * 2^-16 S of two planes, 2.1 * 2^-24 S of three. Two planes: 3 K products
+are summed by the tensor cores. Three planes: laps of at most 64 of K are, with
+|A0| |B0| <= (1 + 2^-8)^2 S. Each lap truncates the sum of its 64 large
+products, and so loses 64 * 2^-23 of their magnitudes, and apart from these the
+sum of at most 8 * 64 small ones, which are below 1.01 * 2^-7 S in all: 1.08 *
+64 * 2^-23 S together. A lap's two sums are added in float32, and so are the
+laps: one rounding more than there are laps. So the bound is below the gamma_K
+of float32 from K = 150 on.
+
 **int8.** Products are at most 2^14 in size, so sums are exact in int32 while
 K < 2^17. Rounding one to float32 is one rounding of 2^-24.
 """
@@ -32,6 +44,11 @@ _TF32_OPERAND = 2.0**-10
 _U_FLOAT8, _CUT, _LAP = 2.0**-13, 33 / 32, 128
 # Of int8: the longest sum that is exact.
 MOST_INT8 = 2**17 - 1
+# Of operands in planes: what is left out of their products, by planes, the most
+# of K that is summed before it is added to a total, and what a lap loses.
+_LEFT_OUT = {2: 3.1 * 2.0**-16, 3: 2.1 * 2.0**-24}
+_LAP_OF_PLANES = 64
+_CUT_OF_PLANES = 1.08
 
 
 def gamma(roundings: int, unit: float) -> float:
@@ -55,7 +72,13 @@ def unit_roundoff(dtypes: tuple[Any, Any], tf32: bool) -> float:
 
 
 def relative_error(
-  k: int, dtypes: tuple[Any, Any], more: int, *, tf32: bool, fast: bool
+  k: int,
+  dtypes: tuple[Any, Any],
+  more: int,
+  *,
+  tf32: bool,
+  fast: bool,
+  planes: int | None = None,
 ) -> float:
   """What of S a sum of K products may be off, and `more` roundings after it.
 
@@ -65,6 +88,7 @@ def relative_error(
     more: roundings of what follows, alpha, beta and C say.
     tf32: operands are float32 and may be cut to TF32.
     fast: sums of 8-bit floats are not promoted.
+    planes: None, or the planes of bfloat16 that float32 is multiplied in.
 
   Raises:
     ValueError: no digit is certain, or a sum of int8 may overflow.
@@ -78,8 +102,22 @@ def relative_error(
     cut = (k if fast else min(k, _LAP)) * _CUT * _U_FLOAT8
     added = gamma(laps + more, U_FLOAT32)
     return cut + added + cut * added
+  if planes:
+    return _of_planes(k, more, planes)
   rounded = gamma(k + more, unit_roundoff(dtypes, tf32))
   if not tf32:
     return rounded
   further = (1 + _TF32_OPERAND) ** 2 - 1
   return rounded + further + rounded * further
+
+
+def _of_planes(k: int, more: int, planes: int) -> float:
+  """The same of operands in planes."""
+  left = _LEFT_OUT[planes]
+  if planes == 2:
+    rounded = gamma(3 * k + more, _U_TRUNCATED)
+  else:
+    cut = gamma(min(k, _LAP_OF_PLANES), _U_TRUNCATED) * _CUT_OF_PLANES
+    added = gamma(1 + math.ceil(k / _LAP_OF_PLANES) + more, U_FLOAT32)
+    rounded = cut + added + cut * added
+  return left + rounded + left * rounded

@@ -6,12 +6,15 @@ import pathlib
 
 import pytest
 
+from experiments import float32
 from experiments.harness import (
   cli,
   dense_cases,
+  eight_bit_peers,
   ladder_cases,
   ragged_cases,
   rows,
+  sum_errors,
 )
 from tests.support.result_rows import row as make_row
 
@@ -150,6 +153,8 @@ CLAIMS = {
   "dense": dense_cases.CLAIMS,
   "dense_unseen": dense_cases.CLAIMS,
   "ragged": ragged_cases.CLAIMS,
+  "float32": sum_errors.CLAIMS["float32"] | float32.CLAIMS,
+  "eight_bits": sum_errors.CLAIMS["float8_e4m3fn"] | eight_bit_peers.CLAIMS,
 }
 
 

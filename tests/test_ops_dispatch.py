@@ -105,9 +105,12 @@ def test_what_is_refused(name, keywords, reason):
 
 def test_sm90_refuses_other_dtypes_and_gpus():
   f = lambda a, b: pallas_gemm.matmul(a, b, implementation="sm90")  # noqa: E731
-  reason = "sm90: operands must be bfloat16 or float16"
-  with pytest.raises(NotImplementedError, match=reason):
-    f(A.astype("float32"), B.astype("float32"))
+  for dtype, reason in (
+    ("int16", "sm90: operands must be bfloat16 or float16"),
+    ("float32", "sm90: float32 is XLA's, but with implementation='sm90'"),
+  ):
+    with pytest.raises(NotImplementedError, match=reason):
+      f(A.astype(dtype), B.astype(dtype))
   with hardware.assume("A100-SXM4-80GB"):
     with pytest.raises(NotImplementedError, match=r"capability 9\.0"):
       lowered(f, A, B)

@@ -11,7 +11,7 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm.quantization import Quantized, Recipe
-from tests.support.ops import NUMBERS, ROWS, SUMS
+from tests.support.ops import NUMBERS, ROWS, SUMS, ragged_numbers
 
 E4M3, INT8 = "float8_e4m3fn", "int8"
 PRESETS = lax.DotAlgorithmPreset
@@ -191,11 +191,35 @@ def test_highest_precision_of_int8_is_taken():
   assert np.array_equal(out, lax.dot(a, b, preferred_element_type="int32"))
 
 
-def test_sums_over_groups_take_no_recipe():
-  with pytest.raises(TypeError, match="quantize"):
-    pallas_gemm.ragged_dot_general(
-      **CALLS["ragged_dot_general"], quantize=Recipe()
-    )
+LEFT_TO_LAX = {
+  "it has batch dimensions":
+    {"lhs": ones(2, 4, 6), "rhs": ones(2, 3, 6, 8),
+     "ragged_dot_dimension_numbers":
+       ragged_numbers(((2,), (2,)), (1,), (1,), ((0,), (0,)))},
+  "it contracts 2 dimensions":
+    {"lhs": ones(4, 6, 2), "rhs": ones(3, 6, 2, 8),
+     "ragged_dot_dimension_numbers": ragged_numbers(((1, 2), (1, 2)))},
+  "operands must have one dtype, got float32 and bfloat16":
+    {"lhs": ones(4, 6), "rhs": ones(3, 6, 8, dtype="bfloat16")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", LEFT_TO_LAX)
+def test_what_lax_computes_takes_no_recipe(words):
+  call = CALLS["ragged_dot_general"] | LEFT_TO_LAX[words]
+  with pytest.raises(NotImplementedError, match=f"quantize .*: {words}"):
+    pallas_gemm.ragged_dot_general(**call, quantize=Recipe())
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_recipes_of_every_op(op):
+  """Beside what is `Quantized`, and of a wrong type."""
+  call = {x: v for x, v in CALLS[op].items() if x != FIRST[op]}
+  call[FIRST[op]] = ones(4, 6)
+  out = getattr(pallas_gemm, op)(**call, quantize=Recipe())
+  assert out.dtype == jnp.bfloat16 and bool(jnp.isfinite(out).all())
+  with pytest.raises(TypeError, match=r"quantize must be .* got str"):
+    getattr(pallas_gemm, op)(**call, quantize="row")
 
 
 def test_frozen_weights_of_another_kind():

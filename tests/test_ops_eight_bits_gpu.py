@@ -8,6 +8,7 @@ import pytest
 import pallas_gemm
 from pallas_gemm import Recipe, numerics, quantize
 from pallas_gemm.kernels.sm90 import quantizing
+from tests.support.ops import SUMS
 
 pytestmark = pytest.mark.gpu
 FLOATS = "float8_e4m3fn", "float8_e5m2"
@@ -69,18 +70,21 @@ def test_random_products(seed):
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("forward", ("float8_e4m3fn", "int8"))
-@pytest.mark.parametrize("grouped", (False, True))
-def test_derivatives_are_those_of_xla(scaling, forward, grouped):
+@pytest.mark.parametrize("kind", ("dense", "rows", "sums"))
+def test_derivatives_are_those_of_xla(scaling, forward, kind):
   """Of the same bits: they differ by how sums are added."""
   rng = np.random.default_rng(0)
   recipe = Recipe(forward, forward, scaling)
-  x, ct = normal(rng, 300, 384), normal(rng, 300, 264)
-  w = normal(rng, *([4] if grouped else []), 384, 264)
+  x, y = normal(rng, 300, 384), normal(rng, 300, 264)
+  w = normal(rng, *([4] if kind != "dense" else []), 384, 264)
+  w, ct = (y, w) if kind == "sums" else (w, y)
   sizes = jnp.array([0, 33, 190, 60])
 
   def op(x, w, implementation):
     how = {"quantize": recipe, "implementation": implementation}
-    if grouped:
+    if kind == "sums":
+      return pallas_gemm.ragged_dot_general(x, w, sizes, SUMS, **how)
+    if kind == "rows":
       return pallas_gemm.ragged_dot(x, w, sizes, **how)
     return pallas_gemm.matmul(x, w, **how)
 

@@ -19,98 +19,24 @@ import pallas_gemm
 from pallas_gemm import numerics, quantization
 from pallas_gemm.ops import recipes
 from pallas_gemm.quantization import Quantized, Recipe, quantize
-from tests.support.eight_bit_calls import assert_right, spread
+from tests.support.eight_bit_calls import assert_right
+from tests.support.eight_bit_recipes import (
+  E4M3,
+  E5M2,
+  FEW,
+  RECIPES,
+  SCALINGS,
+  backward,
+  each,
+  exact,
+  of,
+  pulled,
+)
 from tests.support.products import float64, normal
-
-E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
-SCALINGS = "block", "row", "tensor"
-DTYPES = (E4M3, E4M3), (E4M3, E5M2), ("int8", "int8"), (E4M3, None)
-RECIPES = [
-  Recipe(forward=x, gradient=y, scaling=scaling)
-  for scaling in SCALINGS
-  for x, y in DTYPES
-]
-# Each two of a scaling and dtypes meet in `test_matmul`.
-FEW = [RECIPES[i] for i in (0, 5, 10, 3, 6, 8, 7)]
-
-
-def _named(recipe: Recipe) -> str:
-  return f"{recipe.scaling}-{recipe.forward}-{recipe.gradient}"
-
-
-each = functools.partial(pytest.mark.parametrize, "recipe", ids=_named)
-
 
 # What rounding takes of x and of its scale.
 ERRORS = {E4M3: (2**-4, 2**-10), E5M2: (2**-3, 2**-17), "int8": (2**-20, 0.5)}
 ERRORS[None] = (2**-8, 0.0)  # bfloat16's
-
-
-def of(recipe: Recipe, x, along: int, weight: bool = False, dtype=None):
-  """A matrix, quantised along a dimension that is summed over."""
-  block = [None, None]
-  if recipe.scaling != "tensor":
-    size = 128 if recipe.scaling == "block" else None
-    block = [size if i == along else 1 for i in range(2)]
-    if recipe.scaling == "block" and weight:
-      block = [128, 128]
-  x = jnp.asarray(x, jnp.float32) if x.dtype == np.float64 else x
-  return quantize(x, dtype or recipe.forward, block=tuple(block))
-
-
-def exact(q: Quantized) -> np.ndarray:
-  return float64(q.values) * spread(float64(q.scale), q.shape)
-
-
-def factors_of(recipe: Recipe, ct, spans, a, qas, qbs):
-  """The factors of both derivatives of each group's A @ B, in float64.
-
-  Args:
-    recipe: of all.
-    ct: the cotangent, of all groups.
-    spans: the rows of each.
-    a: of all; qas, qbs: both operands of each in 8 bits.
-  """
-  to_a = to_b = jnp.asarray(ct[: spans[-1].stop], jnp.float32)
-  is_row, is_block = recipe.scaling == "row", recipe.scaling == "block"
-  if is_row:  # scales go into the cotangent
-    to_a, to_b = (
-      jnp.concatenate([ct[s] * q.scale for s, q in zip(spans, qs)])
-      for qs in (qbs, qas)
-    )
-  if recipe.gradient is None:
-    rounded = lambda v: float64(v.astype(jnp.bfloat16))  # noqa: E731
-    to_a, to_b = rounded(to_a), rounded(to_b)
-    numbers = lambda q: rounded(q.values if is_row else q.dequantized())  # noqa: E731
-  else:
-    cast = functools.partial(of, recipe, dtype=recipe.gradient)
-    to_a = exact(cast(to_a, 1))
-    # A group has blocks of rows of its own.
-    parts = [to_b[s] for s in spans] if is_block else [to_b]
-    to_b = np.concatenate([exact(cast(v, 0)) for v in parts])
-    numbers = lambda q: float64(q.values) if is_row else exact(q)  # noqa: E731
-    if is_block:  # A anew, along its rows
-      qas = [of(recipe, a[s], 0) for s in spans]
-  return [
-    ((to_a[s], numbers(qb).T), (numbers(qa).T, to_b[s]))
-    for s, qa, qb in zip(spans, qas, qbs)
-  ]
-
-
-def backward(recipe: Recipe, ct, a, b):
-  """The same of one product: dA's, and dB's."""
-  qa, qb = of(recipe, a, 1), of(recipe, b, 0, weight=True)
-  return factors_of(recipe, ct, [slice(0, len(a))], a, [qa], [qb])[0]
-
-
-def pulled(f, ct, *x):
-  """Result and cotangents."""
-
-  def both(ct, *x):
-    out, pull = jax.vjp(f, *x)
-    return out, *pull(ct)
-
-  return jax.jit(both)(ct, *x)
 
 
 @each(RECIPES)
@@ -143,45 +69,6 @@ def test_two_contracted_dimensions(recipe):
   of_a, of_b = backward(recipe, ct, *flat)
   assert_right(d_a.reshape(70, 180), *of_a)
   assert_right(d_b.reshape(180, 60), *of_b)
-
-
-SIZES = np.array([130, 0, 1, 127])
-SPANS = [slice(*x) for x in zip([0, 130, 130, 131], [130, 130, 131, 258])]
-
-
-def quantized_groups(recipe: Recipe, a, w):
-  """A and B of each group; a scale of a tensor is of all groups."""
-  if recipe.scaling != "tensor":
-    qs = [of(recipe, a[s], 1) for s in SPANS]
-    return qs, [of(recipe, v, 0, weight=True) for v in w]
-  qa = of(recipe, a[: SPANS[-1].stop], 1)
-  qw = quantize(w, recipe.forward, block=(None,) * 3)
-  qs = [Quantized(qa.values[s], qa.scale) for s in SPANS]
-  return qs, [Quantized(v, qw.scale[0]) for v in qw.values]
-
-
-@each(FEW)
-def test_ragged_dot(recipe):
-  """What rows of no group hold reaches nothing."""
-  a, w, bias = normal(266, 140), normal(4, 140, 60), normal(4, 60)
-  ct = normal(266, 60, seed=2)
-  a, ct = (v.at[258:262].set(np.nan).at[262:].set(1e6) for v in (a, ct))
-  f = functools.partial(
-    pallas_gemm.ragged_dot, group_sizes=jnp.asarray(SIZES), quantize=recipe
-  )
-  out, d_a, d_w, d_bias = pulled(
-    lambda a, w, bias: f(a, w, bias=bias), ct, a, w, bias
-  )
-  assert not out[258:].any() and not d_a[258:].any()
-  qs, qws = quantized_groups(recipe, a, w)
-  factors = factors_of(recipe, ct, SPANS, a, qs, qws)
-  for g, (s, q, qw) in enumerate(zip(SPANS, qs, qws)):
-    assert_right(out[s], exact(q), exact(qw), bias=np.asarray(bias[g]))
-    of_a, of_w = factors[g]
-    assert_right(d_a[s], *of_a)
-    assert_right(d_w[g], *of_w)
-    rows = s.stop - s.start
-    assert_right(d_bias[g][None], np.ones((1, rows)), float64(ct[s]))
 
 
 # Behind an activation.
@@ -393,22 +280,3 @@ def test_sums_over_two_dimensions(scaling, words):
   for ours, plain in zip(pull(quantize=Recipe(scaling=scaling)), pull()):
     off = (1 + 2.0**-4) ** 2 - 1 + numerics.gamma(300, 2.0**-24)
     assert bool((jnp.abs(ours - plain) <= off * plain).all())
-
-
-@pytest.mark.parametrize("block", ((1, None), (1, 128), (128, None), (1, 1)))
-@pytest.mark.parametrize("scaling", SCALINGS)
-def test_frozen_rows_of_groups(scaling, block):
-  """The derivative by weights of rows that are `Quantized`, in any groups."""
-  sizes, ct = jnp.array([7, 0, 20]), jnp.abs(normal(40, 12, seed=3)) + 0.5
-  x = quantize(jnp.abs(normal(40, 140)) + 0.5, block=block)
-  w = jnp.abs(normal(3, 140, 12)) + 0.5
-  f = functools.partial(pallas_gemm.ragged_dot, group_sizes=sizes)
-  recipe = Recipe(scaling=scaling)
-  _, back = jax.vjp(
-    lambda w: f(x, w, quantize=recipe, preferred_element_type="float32"), w
-  )
-  _, plain = jax.vjp(lambda w: f(x.dequantized(), w), w)
-  # Of positive numbers 2^-4 of the cotangent, and of its scaled bits, add up.
-  off = 2.0**-4 + 2.0**-10 + numerics.gamma(300, 2.0**-24)
-  (ours,), (want,) = back(ct), plain(ct)
-  assert bool((jnp.abs(ours - want) <= off * want).all())

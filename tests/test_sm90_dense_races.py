@@ -28,6 +28,7 @@ from tests.support import (
   group_cases,
   interpret,
   mutations,
+  plane_cases,
   problems,
 )
 
@@ -50,7 +51,8 @@ UNSEEN = {
   },
 }
 
-RACES = cases.RACES | group_cases.RACES | eight_bit_cases.RACES
+RACES = cases.RACES | group_cases.RACES
+RACES |= eight_bit_cases.RACES | plane_cases.RACES
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +108,7 @@ def test_there_are_calls_to_break():
 EXAMPLES = (
   "c_of_another_dtype", "plain", "row_wise", "groups", "c_in_place",
   "a_group_of_zeros", "weights_by_threads", "groups_in_pairs", "cluster_k",
-  "threads", "promoted",
+  "threads", "promoted", "x6",
 )  # fmt: skip
 # Calls that few examples come to, and one that does.
 COMES_TO = {
@@ -121,6 +123,7 @@ COMES_TO = {
   (reduction, "plgpu.barrier_arrive", 0): "cluster_k",
   (reduction, "plgpu.barrier_wait", 0): "cluster_k",
   (mainloops, "plgpu.wgmma_wait", 2): "promoted",
+  (mainloops, "plgpu.wgmma_wait", 3): "x6",
   (stores, "plgpu.wait_smem_to_gmem", 0): "c_in_place",
   (stores, "plgpu.wait_smem_to_gmem", 3): "groups",
   (stores, "plgpu.commit_smem", 1): "groups",

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from pallas_gemm import check, numerics, sums
+from pallas_gemm.kernels.sm90 import planes
 
 E4M3, E5M2, INT8 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int8
 FLOATS8 = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E5M2)]
@@ -102,3 +103,68 @@ def test_scales(of_a, of_b):
   found, _ = check.expected(a, b, scales=(*scales, None), out_dtype=jnp.float32)
   assert found.check(out).passed
   assert not found.check(out * np.float32(1.001)).passed
+
+
+# float32 in planes.
+
+
+def _cut(x, bits):
+  """x with so many bits."""
+  _, exponent = np.frexp(x)
+  unit = np.ldexp(1.0, exponent - bits)
+  return np.trunc(x / unit) * unit
+
+
+def _added(total, some):
+  """As a tensor core adds: both are cut to two bits below the larger's 24."""
+  _, exponent = np.frexp(np.maximum(np.abs(total), np.abs(some)))
+  unit = np.ldexp(1.0, exponent - 26)
+  cut = np.trunc(total / unit) + np.trunc(some / unit)
+  return _cut(cut * unit, 24)
+
+
+def in_planes(a, b, lap):
+  """A @ B in three planes, by a model of the tensor cores: 16 of K a step."""
+  a, b = (
+    [np.float64(plane) for plane in planes.split(jnp.asarray(x), 3)]
+    for x in (a, b)
+  )
+  total = np.zeros((len(a[0]), b[0].shape[1]), np.float32)
+  for start in range(0, a[0].shape[1], lap):
+    small, large = np.zeros((2, *total.shape))
+    for first in range(start, min(start + lap, a[0].shape[1]), 16):
+      at = slice(first, first + 16)
+      for i, j in ((2, 0), (1, 1), (0, 2), (1, 0), (0, 1)):
+        small = _added(small, a[i][:, at] @ b[j][at])
+      large = _added(large, a[0][:, at] @ b[0][at])
+    total += np.float32(large) + np.float32(small)
+  return total
+
+
+@pytest.mark.parametrize("lap", (32, 64))
+@pytest.mark.parametrize("k", (16, 256, 2048))
+@pytest.mark.parametrize("draw", ("standard_normal", "random"))
+def test_planes_are_more_accurate_than_sums_in_order(draw, k, lap):
+  a, b = operands((jnp.float32, jnp.float32), k, draw)
+  want, got = a.astype(np.float64) @ b.astype(np.float64), in_planes(a, b, lap)
+  assert numerics.check(got, a, b, planes=3).passed
+  in_order = np.zeros_like(got)
+  for at in range(k):  # one rounding each, as of a fused multiply-add
+    in_order = np.float32(in_order + np.outer(a[:, at], np.float64(b[at])))
+  of_planes, of_sums = (np.linalg.norm(x - want) for x in (got, in_order))
+  assert of_planes < (1.0 if k < 256 else 0.6) * of_sums
+  off = np.float32(1 + 2.0**-15)
+  assert (
+    draw == "standard_normal"
+    or not numerics.check(got * off, a, b, planes=3).passed
+  )
+
+
+def test_planes_are_bound_more_tightly_than_sums_in_order():
+  of = {"tf32": False, "fast": False, "dtypes": (jnp.float32,) * 2, "more": 0}
+  bounds = [
+    [sums.relative_error(k, **of, planes=x) for x in (2, 3, None)]
+    for k in (64, 150, 4096)
+  ]
+  assert all(two > three for two, three, _ in bounds)
+  assert [three < plain for _, three, plain in bounds] == [False, True, True]

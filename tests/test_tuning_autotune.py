@@ -423,20 +423,14 @@ def wide(a, b):
   return product(a.astype("float32"), b.astype("float32"))
 
 
-def scaled(a, b):
-  a, b = (pallas_gemm.quantize(x, block=(None, None)) for x in (a, b))
-  return product(a, b)
-
-
 NOTHING = {
   "no product": (jnp.matmul, "no product of this package"),
-  "float32": (wide, "bfloat16 or float16"),
+  "float32": (wide, "float32 is XLA's"),
   "another way": (but(implementation=("xla",)), "runs on"),
   "explicit": (but(config=Config()), "explicit config"),
   "invariant": (but(batch_invariant=True), "batch-invariant"),
   "empty": (lambda a, b: product(a[:0], b), "empty"),
   "times zero": (but(alpha=0.0), "no product"),
-  "scales": (scaled, "without scales"),
 }
 
 

@@ -46,6 +46,9 @@ DTYPE = flags.DEFINE_enum(
   " 1-8, bfloat16 for 9-12); rungs that do not take it are left out. For the"
   " dense ops: bfloat16.",
 )
+SUITES = flags.DEFINE_list(
+  "suites", [], "What to measure, of the suites above. Default: all."
+)
 SEED = flags.DEFINE_integer("seed", 0, "Seed of the inputs.", lower_bound=0)
 OUTPUT_DIR = flags.DEFINE_string(
   "output_dir",
@@ -88,6 +91,19 @@ def not_empty(*names: str) -> None:
 
 
 not_empty("output_dir")
+
+
+def suites(there: Sequence[str]) -> list[str]:
+  """The suites that are asked for, of those that there are.
+
+  Raises:
+    FlagError: one that is not there.
+  """
+  if unknown := set(SUITES.value) - set(there):
+    raise FlagError(
+      f"--suites: no {sorted(unknown)}; there are {', '.join(there)}"
+    )
+  return SUITES.value or [*there]
 
 
 def parse_rungs(

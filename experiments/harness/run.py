@@ -363,7 +363,7 @@ class Bench:
       error_bound=check and float(check.error_bound),
       repeats=mine.repeats if mine else 0,
       warmup=mine.warmup if mine else 0,
-      distribution=inputs.DISTRIBUTION,
+      distribution=fields.pop("distribution", inputs.DISTRIBUTION),
       seed=self.seed,
       kernel_names=_named_once(mine.kernel_names) if mine else [],
       baseline_kernel_names=list(theirs.kernel_names) if theirs else [],

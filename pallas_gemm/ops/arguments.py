@@ -27,6 +27,18 @@ _PRECISIONS = lax.Precision | lax.DotAlgorithmPreset | lax.DotAlgorithm
 DENSE, GROUPED = tuple(IMPLEMENTATIONS), DEFAULT[True]
 
 
+def _names(a: str, b: str, b_up: str | None = None) -> Operands:
+  rest = "bias", "c", "alpha", "beta", None
+  of_scales = [x and f"{x}.scale" for x in (a, b, b_up)]
+  return Operands(a, b, b_up, *rest, *of_scales)
+
+
+# What users call the operands: of `matmul`, of what `jax.lax` has, and of gated
+# products.
+OF_MATMUL, OF_LAX = _names("a", "b"), _names("lhs", "rhs")
+OF_GATED = _names("x", "w_gate", "w_up")
+
+
 def check(
   ok: bool, wanted: str, got: Any, error: type[Exception] = ValueError
 ) -> None:
@@ -198,13 +210,19 @@ def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
   )
 
 
-def promoted(names: Operands, x: Operands) -> Operands:
-  """The operands, A and B of one dtype as `jnp.matmul` has them."""
+def promoted(names: Operands, x: Operands, options: Options) -> Operands:
+  """The operands, A and B of one dtype as `jnp.matmul` has them.
+
+  But for bfloat16 beside float32 in planes: it is one.
+  """
   if x.b_up is not None:
     have, want = (f"{v.dtype.name}{list(v.shape)}" for v in (x.b_up, x.b))
     check(have == want, f"{names.b_up} must be {want} like {names.b}", have)
   if x.has_scales or {x.a.dtype.name, x.b.dtype.name} <= set(legal.FLOATS8):
     return x  # which JAX promotes to nothing, and a kernel takes in any mixture
+  if {x.a.dtype.name, x.b.dtype.name} == {"float32", "bfloat16"}:
+    if _planes(x, options) == 3:
+      return x
   dtype, found = jnp.result_type(x.a, x.b), {}
   for field, name, v in zip(("a", "b", "b_up"), names, x):
     if v is None:
@@ -289,12 +307,22 @@ def spec_of(
   return Spec(
     activation=options.activation,
     precision=precision(options.precision),
+    in_planes=_planes(x, options) is not None,
     implementation=names,
     config=options.config,
     reduce_dtype=reduce_dtype(options.reduce_dtype, x, fields["out_dtype"]),
     batch_invariant=is_batch_invariant(),
     **fields,
   )
+
+
+def _planes(x: Operands, options: Options) -> int | None:
+  """The planes that float32 is multiplied in, if the kernel is asked for."""
+  if HOPPER not in (implementation(options.implementation, DENSE) or ()):
+    return None
+  if jnp.float32 not in (x.a.dtype, x.b.dtype):
+    return None
+  return legal.planes_of(precision(options.precision))
 
 
 def implementation(

@@ -7,17 +7,19 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
 from pallas_gemm import quantization
 from pallas_gemm.ops import both_orders, scales
 from pallas_gemm.ops import spec as spec_lib
-from pallas_gemm.ops.scales import BLOCK
-from pallas_gemm.ops.spec import blocks_of
+from pallas_gemm.ops.scales import BLOCK, FIELDS
+from pallas_gemm.ops.spec import Operands, Spec, blocks_of
 from pallas_gemm.quantization import Recipe
 
 # A factor of 1, with its letters.
 ONE = 1.0, ""
+_FAST = lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM
 # Of `quantize`, by scaling: along what is summed over, and along the rest.
 _BLOCKS = {"tensor": (None, None), "row": (None, 1), "block": (BLOCK, 1)}
 
@@ -170,3 +172,58 @@ def by_scales(
       values[::order], views[::order], of_both
     )
   )
+
+
+def in_both(
+  recipe: Recipe,
+  dtype: str,
+  v: jax.Array,
+  word: str,
+  free: str,
+  along: str,
+  square: bool,
+) -> tuple[Bits, Bits] | None:
+  """Quantised along `along`, and for a sum over `free`, from one read.
+
+  Rows and tensors have the same bits in both; blocks are quantised for each.
+  """
+  blocks = recipe.scaling == "block"
+  view = view_of(v, word, free, along)
+  if view is None or (blocks and len(along) > 1):
+    return None
+  if blocks:
+    return in_blocks(recipe, dtype, v, view, along, square)
+  scale, of_scale = made = scale_of(recipe, dtype, v, word, along)
+  inverse = 1 / scale, of_scale
+  factors = (ONE, inverse), (inverse, ONE)
+  return by_scales(dtype, v, view, along, factors, (made, made))
+
+
+def by_bits(
+  recipe: Recipe, x: Operands, spec: Spec, pairs: dict[str, tuple[Bits, Bits]]
+) -> tuple[Operands, Spec]:
+  """The product of operands in 8 bits, the first of each pair."""
+  found, words = {}, {}
+  for field, (v, _) in pairs.items():
+    found |= {field: v.values, FIELDS[field]: v.scale}
+    words |= {field: v.word, FIELDS[field]: v.of_scale}
+  words = spec.words._replace(**words)
+  spec = dataclasses.replace(spec, words=words, precision=precision_of(recipe))
+  return x._replace(**found), spec
+
+
+def precision_of(recipe: Recipe) -> Any:
+  """Of products of its 8 bits."""
+  is_fast = recipe.fast_accumulation and recipe.forward != "int8"
+  return _FAST if is_fast else None
+
+
+def merged(v: jax.Array, word: str, letters: str) -> tuple[jax.Array, str]:
+  """Dimensions that lie together as one."""
+  at, size = word.index(letters), len(letters)
+  shape = (
+    *v.shape[:at],
+    math.prod(v.shape[at : at + size]),
+    *v.shape[at + size :],
+  )
+  return v.reshape(shape), word.replace(letters, letters[0])

@@ -33,7 +33,7 @@ from pallas_gemm.quantization import Recipe
 
 # What lax calls the dtype of a result.
 _PREFERRED = "preferred_element_type"
-_NAMES = Operands("lhs", "rhs", scale_a="lhs.scale", scale_b="rhs.scale")
+_NAMES = arguments.OF_LAX
 _OPTIONS, _NO_FLAGS = {"out_dtype": _PREFERRED}, (False,) * 4
 
 
@@ -195,6 +195,7 @@ def ragged_dot_general(
   *,
   implementation: GroupedImplementation | None = None,
   reduce_dtype: DTypeLike | None = None,
+  quantize: Recipe | None = None,
   **others: Never,
 ) -> jax.Array:
   """`jax.lax.ragged_dot_general`, on the kernels of `ragged_dot` if possible.
@@ -208,7 +209,6 @@ def ragged_dot_general(
   `jax.lax.ragged_dot_general`, and logged once.
 
   Groups, transformations, numerics and derivatives are those of `ragged_dot`.
-  There is no `quantize`: pass `Quantized` operands.
 
   Args:
     lhs, rhs: arrays; or each a `Quantized`, as for `matmul`.
@@ -218,6 +218,8 @@ def ragged_dot_general(
     group_offset: as for `ragged_dot`, where `rhs` has a group dimension.
     out_sharding, implementation, reduce_dtype: as for `ragged_dot`; what is
       passed on is added up as `jax.lax` does.
+    quantize: as for `ragged_dot`; of sums over rows both operands are quantised
+      as `lhs`. Nothing that is passed on takes it.
 
   Returns:
     As `jax.lax.ragged_dot_general`.
@@ -225,7 +227,8 @@ def ragged_dot_general(
   Raises:
     TypeError, ValueError: as `jax.lax.ragged_dot_general`.
     NotImplementedError: as `ragged_dot`; "xla" is not in `implementation` and
-      the product is one that is passed on; or one with a `group_offset` is.
+      the product is one that is passed on; or one with a `group_offset` or
+      `quantize` is.
 
   Example:
     >>> import jax, jax.numpy as jnp
@@ -254,7 +257,7 @@ def ragged_dot_general(
     )
   dtype = preferred_element_type
   how = None, dtype, precision, implementation, None, out_sharding
-  how = *how, reduce_dtype, None, *_NO_FLAGS
+  how = *how, reduce_dtype, quantize, *_NO_FLAGS
   options = arguments.options((*how, numbers), _OPTIONS)
   rest = group_sizes, group_offset
   return _ragged_dot_general(options, tuning.generation(), lhs, rhs, *rest)
@@ -269,8 +272,11 @@ def _ragged_dot_general(
   group_offset, group_sizes, *operands = arguments.arrays(
     group_offset, group_sizes, lhs, rhs
   )
-  x = quantized.apart(_NAMES, Operands(*operands))
-  reason = _left_to_lax(x.a, x.b, group_sizes, numbers)
+  x = quantized.apart(_NAMES, Operands(*operands), options.quantize)
+  compute = recipes.rule(options, _NAMES, x)
+  reason = _left_to_lax(x, group_sizes, numbers)
+  if reason and options.quantize is not None:
+    raise NotImplementedError(f"quantize is not taken here: {reason}")
   preferred = arguments.dtype_of(options.out_dtype, None, _PREFERRED)
   if x.has_scales:
     preferred = quantized.result_dtype(options.out_dtype, x, _PREFERRED)
@@ -317,7 +323,7 @@ def _ragged_dot_general(
     out_dtype=out.dtype,
   )
   rest = group_sizes, group_offset, options.out_sharding
-  return of_groups(_NAMES, x, spec, *rest)
+  return of_groups(_NAMES, x, spec, *rest, compute)
 
 
 def _check_lax_may(names: tuple[str, ...] | None, reason: str) -> None:
@@ -333,12 +339,12 @@ def _check_lax_may(names: tuple[str, ...] | None, reason: str) -> None:
 
 
 def _left_to_lax(
-  lhs: jax.Array,
-  rhs: jax.Array,
+  x: Operands,
   group_sizes: jax.Array,
   numbers: lax.RaggedDotDimensionNumbers,
 ) -> str | None:
   """None, or why the product is none of `product_p`."""
+  lhs, rhs = x.a, x.b
   (contract, _), (batch, _) = numbers.dot_dimension_numbers
   if batch:
     return "it has batch dimensions"
@@ -349,8 +355,9 @@ def _left_to_lax(
     return f"lhs and rhs must have ranks {ranks}, got {lhs.ndim, rhs.ndim}"
   if group_sizes.ndim != 1:
     return f"group_sizes must have rank 1, got {group_sizes.ndim}"
-  are_floats8 = {lhs.dtype.name, rhs.dtype.name} <= set(legal.FLOATS8)
-  if lhs.dtype != rhs.dtype and not are_floats8:
+  may_differ = {lhs.dtype.name, rhs.dtype.name} <= set(legal.FLOATS8)
+  may_differ |= x.has_scales  # beside what a recipe quantises
+  if lhs.dtype != rhs.dtype and not may_differ:
     return f"operands must have one dtype, got {lhs.dtype} and {rhs.dtype}"
   return None
 

@@ -31,18 +31,7 @@ from pallas_gemm.ops.types import (
 )
 from pallas_gemm.quantization import Recipe
 
-# What users call the operands and options of the grouped ops.
-_PLAIN_NAMES = Operands(
-  "lhs", "rhs", bias="bias", scale_a="lhs.scale", scale_b="rhs.scale"
-)
-_GATED_NAMES = Operands(
-  "x",
-  "w_gate",
-  "w_up",
-  scale_a="x.scale",
-  scale_b="w_gate.scale",
-  scale_up="w_up.scale",
-)
+# What users call the options of the grouped ops.
 _OPTIONS = {
   "out_dtype": "preferred_element_type",
   "transpose_b": "transpose_rhs",
@@ -215,13 +204,13 @@ def _ragged_dot(
   del generation  # a key: the config may be another one now
   x = Operands(*arguments.arrays(a, b, b_up, bias))
   group_sizes, group_offset = arguments.arrays(group_sizes, group_offset)
-  names = _PLAIN_NAMES if x.b_up is None else _GATED_NAMES
+  names = arguments.OF_LAX if x.b_up is None else arguments.OF_GATED
   x = quantized.apart(names, x, options.quantize)
   stored = "[G, N, K]" if options.transpose_b else "[G, K, N]"
   arguments.check_numbers(names, x)
   check(x.a.ndim == 2, f"{names.a} must be [M, K]", f"shape {x.a.shape}")
   check(x.b.ndim == 3, f"{names.b} must be {stored}", f"shape {x.b.shape}")
-  x = arguments.promoted(names, x)
+  x = arguments.promoted(names, x, options)
   groups, k, n = x.b.shape
   if options.transpose_b:
     n, k = k, n

@@ -16,10 +16,9 @@ import jax.numpy as jnp
 from pallas_gemm import compat, hardware, report
 from pallas_gemm.ops import folding, scales, sm90, triton, xla, xla_groups
 from pallas_gemm.ops import spec as spec_lib
+from pallas_gemm.ops.sm90 import HOPPER
 from pallas_gemm.ops.spec import Operands, Spec
 
-# The name of the Hopper kernel.
-HOPPER = "sm90"
 # What implementation=None stands for, on a CUDA GPU and elsewhere.
 DEFAULT = {True: (HOPPER, "xla"), False: ("xla",)}
 
@@ -153,11 +152,21 @@ def _in_words(x: Operands, spec: Spec) -> str:
   of_both = " x ".join(dict.fromkeys((x.a.dtype.name, x.b.dtype.name)))
   if spec.ragged:
     op, of = "ragged_dot", f"groups {groups} along {spec.ragged.upper()}"
+  layout = "NT"[spec.transpose_a] + "NT"[spec.transpose_b]
   return (
     f"{'gated_' if spec.gated else ''}{op} {of_both} to"
     f" {jnp.dtype(spec.out_dtype).name}, {of}, M {m}, N {n}, K {k},"
-    f" {'NT'[spec.transpose_a]}{'NT'[spec.transpose_b]}{extra}"
+    f" {layout}{_precision(x, spec)}{extra}"
   )
+
+
+def _precision(x: Operands, spec: Spec) -> str:
+  """In words; of float32 alone, which it changes the arithmetic of."""
+  if spec.precision is None or "float32" not in (x.a.dtype, x.b.dtype):
+    return ""
+  one = spec.precision
+  pair = dict.fromkeys(one if type(one) is tuple else (one,))
+  return f", precision {', '.join(getattr(x, 'name', str(x)) for x in pair)}"
 
 
 IMPLEMENTATIONS: dict[str, Implementation] = {

@@ -30,18 +30,6 @@ from pallas_gemm.ops.types import (
 )
 from pallas_gemm.quantization import Recipe
 
-# What users call the operands of `matmul` and of `gated_matmul`.
-_PLAIN_NAMES = Operands(
-  "a", "b", None, "bias", "c", "alpha", "beta", None, "a.scale", "b.scale"
-)
-_GATED_NAMES = Operands(
-  "x",
-  "w_gate",
-  "w_up",
-  scale_a="x.scale",
-  scale_b="w_gate.scale",
-  scale_up="w_up.scale",
-)
 # What most calls have, who are told by its identity.
 _ONE = 1.0
 
@@ -232,11 +220,11 @@ def gated_matmul(
 def _matmul(options, generation, *operands):
   del generation  # a key: the config may be another one now
   x = Operands(*arguments.arrays(*operands))
-  names = _PLAIN_NAMES if x.b_up is None else _GATED_NAMES
+  names = arguments.OF_MATMUL if x.b_up is None else arguments.OF_GATED
   x = quantized.apart(names, x, options.quantize)
   arguments.check_numbers(names, x)
   x = Operands(*arguments.in_one_memory(names, x))
-  passed, x = x, arguments.promoted(names, x)
+  passed, x = x, arguments.promoted(names, x, options)
   out_dtype = quantized.result_dtype(options.out_dtype, x)
   words, out, operands = _named(names, x, options, out_dtype)
   if options.without_c:

@@ -172,6 +172,7 @@ def _rows_of_bias(x: Operands, bias: jax.Array, spec: Spec) -> jax.Array:
     # The Hopper kernel has one dtype for both operands.
     implementation=or_xla(spec.implementation),
     precision=lax.Precision.HIGHEST,  # nothing of the bias is cut off
+    in_planes=False,
     reduce_dtype=None,  # nor of its gradient, which is small
     batch_invariant=False,  # one term is no sum
   )
@@ -271,7 +272,7 @@ def _cotangent(ct, x: Operands, of_a: bool, aval, spec: Spec) -> jax.Array:
     out_dtype=aval.dtype,
     parts=aval.sharding.spec,
   )
-  operands = t.operands(ct.astype(dtype), other.astype(dtype))
+  operands = t.operands(*_factors(ct, other, dtype, spec))
   return product(Operands(*operands, alpha=alpha), spec)[0]
 
 
@@ -284,6 +285,16 @@ def _dtype_of_factors(ct, aval, spec: Spec) -> Any:
   if dtypes.has_less_range(aval.dtype, ct.dtype) and not spec.rounds_cotangent:
     return ct.dtype
   return aval.dtype
+
+
+def _factors(ct, other, dtype: Any, spec: Spec) -> tuple[jax.Array, jax.Array]:
+  """A cotangent and the other operand, in a dtype; in planes, as they are.
+
+  There an operand of bfloat16 is one, and its gradient is rounded to that.
+  """
+  if spec.in_planes:
+    return ct.astype(jnp.float32), other
+  return ct.astype(dtype), other.astype(dtype)
 
 
 def or_xla(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -304,13 +315,15 @@ def _grouped_cotangent(ct, x: Operands, of_a: bool, aval, spec: Spec):
   wide = Operands(other, other).wide(aval.dtype)
   spec = spec.product_alone(
     Operands(*t.operands(t.ct, t.other), offsets=w.offsets),
-    implementation=tried if dtype == aval.dtype else or_xla(tried),
+    implementation=tried
+    if dtype == aval.dtype or spec.in_planes
+    else or_xla(tried),
     ragged=t.ragged,
     out="".join(shared) + t.out,
     out_dtype=wide if shared else aval.dtype,
     parts=PartitionSpec(*[of_out[c] for c in shared], *aval.sharding.spec),
   )
-  operands = t.operands(ct.astype(dtype), other.astype(dtype))
+  operands = t.operands(*_factors(ct, other, dtype, spec))
   (grad,) = product(Operands(*operands, offsets=x.offsets), spec)
   if not shared:
     return grad

@@ -103,7 +103,8 @@ def result_dtype(value: Any, x: Operands, name: str = "out_dtype") -> Any:
     name: of the argument.
   """
   if not x.has_scales:
-    return arguments.dtype_of(value, x.a.dtype, name, like=x.a.dtype)
+    dtype = max(x.a.dtype, x.b.dtype, key=lambda dtype: dtype.itemsize)
+    return arguments.dtype_of(value, dtype, name, like=dtype)
   bfloat16 = jnp.dtype("bfloat16")
   wanted = arguments.dtype_of(value, bfloat16, name)
   is_wide = wanted.name in ("bfloat16", "float16", "float32")

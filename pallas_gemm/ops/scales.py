@@ -67,6 +67,14 @@ def spread(
   return scale, word
 
 
+def times(
+  v: jax.Array, scale: jax.Array, word: str, of: str, size: dict[str, int]
+) -> jax.Array:
+  """Values of the letters `of` times their scale, in float32."""
+  scale, word = spread(scale.astype(jnp.float32), word, of, size)
+  return v.astype(jnp.float32) * spec_lib.lifted(scale, word, of)
+
+
 def in_operands(x: Operands, spec: Spec) -> tuple[Operands, Spec]:
   """The product of values times scales, multiplied in float32.
 
@@ -76,9 +84,7 @@ def in_operands(x: Operands, spec: Spec) -> tuple[Operands, Spec]:
   dtype = jnp.bfloat16 if compat.targets_gpu() else jnp.float32
   size, found = spec.letters(x), multiplied(x)
   for field, scale, word, of in present(x, spec.words):
-    scale, word = spread(scale.astype(jnp.float32), word, of, size)
-    scale = spec_lib.lifted(scale, word, of)
-    found[field] = found[field].astype(jnp.float32) * scale
+    found[field] = times(found[field], scale, word, of, size)
   found = {field: v.astype(dtype) for field, v in found.items()}
   none = dict.fromkeys(FIELDS.values())
   words = spec.words._replace(**none)

@@ -20,11 +20,13 @@ class Places(NamedTuple):
   Attributes:
     row: of each place, the row that lies there.
     is_there: whether one does; else there are zeros.
+    place: of each row, where it lies; of a row in no group past the end.
     offsets: the place where each group starts, and where the last one ends.
   """
 
   row: jax.Array
   is_there: jax.Array
+  place: jax.Array
   offsets: jax.Array
 
 
@@ -48,13 +50,45 @@ def places(offsets: jax.Array, rows: int) -> Places:
   group = jnp.searchsorted(ends, place, side="right")
   within = place - starts[group]
   is_there = within < jnp.append(sizes, 0)[group]
-  return Places(jnp.append(first, 0)[group] + within, is_there, starts)
+  row = jnp.append(first, 0)[group] + within
+  return Places(row, is_there, _of_rows(offsets, starts, rows), starts)
+
+
+def _of_rows(offsets: jax.Array, starts: jax.Array, rows: int) -> jax.Array:
+  """The place of each row."""
+  row = lax.iota(offsets.dtype, rows)
+  group = jnp.searchsorted(offsets[1:], row, side="right")
+  place = starts[group] + row - offsets[group]
+  inside = (offsets[0] <= row) & (row < offsets[-1])
+  return jnp.where(inside, place, length(rows, offsets.shape[0] - 1))
 
 
 def moved(v: jax.Array, to: Places) -> jax.Array:
   """The rows of a matrix at their places."""
+  return _taken(v, to.row, to.is_there)
+
+
+def back(v: jax.Array, to: Places) -> jax.Array:
+  """What lies at the place of each row; zeros for rows in no group."""
+  return _taken(v, to.place, to.place < v.shape[0])
+
+
+def _taken(v: jax.Array, at: jax.Array, is_there: jax.Array) -> jax.Array:
+  if 0 in v.shape[:1]:  # `jnp.take` refuses it
+    return jnp.zeros((*at.shape, *v.shape[1:]), v.dtype)
   unsigned = jnp.dtype(f"uint{8 * v.dtype.itemsize}")
   bits = lax.bitcast_convert_type(v, unsigned)  # a gather of any dtype
-  rows = jnp.take(bits, to.row, axis=0, mode="clip")
-  rows = jnp.where(to.is_there[:, None], rows, jnp.zeros_like(rows))
+  rows = jnp.take(bits, at, axis=0, mode="clip")
+  rows = jnp.where(is_there[:, None], rows, jnp.zeros_like(rows))
   return lax.bitcast_convert_type(rows, v.dtype)
+
+
+@jax.custom_vjp
+def differentiable(v: jax.Array, to: Places) -> jax.Array:
+  """`moved`, whose derivative is a gather too."""
+  return moved(v, to)
+
+
+differentiable.defvjp(
+  lambda v, to: (moved(v, to), to), lambda to, ct: (back(ct, to), None)
+)

@@ -11,6 +11,8 @@ from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.ops import scales, slabs
 from pallas_gemm.ops.spec import Operands, Spec
 
+# Its name.
+HOPPER = "sm90"
 SYMBOLIC = (
   "sizes must be known numbers, got symbolic ones; export with"
   " pallas_gemm.export_buckets to keep the kernel"
@@ -19,8 +21,16 @@ SYMBOLIC = (
 
 def refuses(spec: Spec, x: Operands) -> str | None:
   """Why dtypes and precision alone keep it from ever taking the product."""
-  dtypes = x.a.dtype.name, x.b.dtype.name, jnp.dtype(spec.out_dtype).name
-  return legal.refuses(*dtypes, spec.precision)
+  pair, precision = (x.a.dtype.name, x.b.dtype.name), spec.precision
+  if "float32" in pair:
+    if not spec.in_planes:
+      return (
+        f"float32 is XLA's, but with implementation={HOPPER!r} at precision"
+        f" HIGHEST, BF16_BF16_F32_X3, _X6 or _X9, got precision {precision}"
+      )
+    pair = ("bfloat16" if dtype == "float32" else dtype for dtype in pair)
+    precision = None
+  return legal.refuses(*pair, jnp.dtype(spec.out_dtype).name, precision)
 
 
 def chosen(x: Operands, spec: Spec) -> tuple[tuning.Config, str]:
@@ -85,10 +95,16 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
   if not all(isinstance(size, int) for size in sizes):
     raise NotImplementedError(SYMBOLIC)
   scale_a, scale_b = scales.kinds(spec.words)
+  (dtype_a, planes_a), (dtype_b, planes_b) = (
+    _in_planes(v.dtype.name, spec.precision) for v in (x.a, x.b)
+  )
   problem = tuning.Problem.flat(
     **sizes._asdict(),
-    dtype=x.a.dtype.name,
-    dtype_b=x.b.dtype.name,
+    dtype=dtype_a,
+    dtype_b=dtype_b,
+    planes_a=planes_a,
+    planes_b=planes_b,
+    all_pairs=legal.multiplies_all_pairs(spec.precision),
     out_dtype=jnp.dtype(spec.out_dtype).name,
     batched_a=not spec.ragged and x.a.shape[0] > 1,
     batched_b=not spec.ragged and x.b.shape[0] > 1,
@@ -115,6 +131,13 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
   if problem.b.batched and not problem.a.batched:
     return rows.changed(m=sizes.batch, batch=1, batched_a=False)
   return rows
+
+
+def _in_planes(dtype: str, precision: Any) -> tuple[str, int]:
+  """The dtype that an operand is multiplied in, and in how many planes."""
+  if dtype != "float32":
+    return dtype, 1
+  return "bfloat16", legal.planes_of(precision)
 
 
 def spec_of(problem: tuning.Problem, activation: Any) -> Spec:
@@ -145,6 +168,8 @@ def spec_of(problem: tuning.Problem, activation: Any) -> Spec:
     ragged=p.along,
     activation=activation,
     save=epilogue.save,
+    precision=legal.precision_of(p),
+    in_planes=p.planes > 1,
     leading_rows=False,
   )
 

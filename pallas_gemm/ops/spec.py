@@ -99,6 +99,7 @@ class Spec:
     save: also returns what the activation is applied to (gated: both
       products), rounded to `out_dtype`.
     precision: as of `lax.dot_general`.
+    in_planes: float32 is multiplied in planes of bfloat16, as it says.
     implementation: the names to try, in order; None for the platform's.
     config: of the kernel; None leaves it to tuning.
     reduce_dtype: what parts of sums that devices have are rounded to before
@@ -121,6 +122,7 @@ class Spec:
   activation: Any = None
   save: bool = False
   precision: Any = None
+  in_planes: bool = False
   implementation: tuple[str, ...] | None = None
   config: Any = None
   reduce_dtype: Any = None
@@ -166,6 +168,10 @@ class Spec:
     """The letters that are summed over, as A has them."""
     a, b, out = self.words.a, self.words.b, self.out
     return "".join(c for c in a if c in b and c not in out)
+
+  def free(self, word: str, other: str) -> str:
+    """The letters of the result that one operand has, and the other has not."""
+    return "".join(c for c in word if c in self.out and c not in other)
 
   def named(self, flat: Sequence[Any]) -> Operands:
     """The operands that are there, given in order, by name."""

@@ -81,16 +81,18 @@ def run(
 
 
 def _as_xla_multiplies(x: Operands, spec: Spec) -> tuple[Operands, Spec]:
-  """The product of operands of 8 bits, of dtypes that XLA is right with.
+  """The product of operands of dtypes that XLA is right with: of one.
 
   Scales apply to sums; those that differ along K are multiplied in. XLA has a
-  product of one dtype of 8 bits, dense; values in more bits are the same ones.
+  product of 8 bits that is dense; values in more bits are the same ones.
   That of int8 is taken in whole vectors: one of K = 9 that was left to XLA was
   wrong on a GPU (JAX 0.11.2), for a reason that is not known.
   """
   is_float8 = "float8" in x.a.dtype.name or "float8" in x.b.dtype.name
   if not (is_float8 or spec.words.has_scales):
-    return x, spec
+    wide = max(x.a.dtype, x.b.dtype, key=lambda dtype: dtype.itemsize)
+    values = {f: v.astype(wide) for f, v in scales.multiplied(x).items()}
+    return x._replace(**values), spec
   if any(
     whole_of(c) in spec.contracted for w in spec.words.scales for c in w or ""
   ):

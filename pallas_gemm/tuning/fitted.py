@@ -12,7 +12,14 @@ from pallas_gemm.kernels.sm90 import layout
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.layout import ATOM_BYTES
 from pallas_gemm.kernels.sm90.plan import Plan
-from pallas_gemm.problem import Epilogue, Groups, Operand, Problem, bits
+from pallas_gemm.problem import (
+  Epilogue,
+  Groups,
+  Operand,
+  Problem,
+  Scale,
+  bits,
+)
 
 # Tiles, consumers and the side that these divide.
 TILES = (
@@ -60,7 +67,9 @@ PINGPONG = {
 }
 ROW_STEP = 16
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4))
-_MOST_STAGES = {64: 12, 128: 9}
+_MOST_STAGES = {32: 12, 64: 12, 128: 9}
+# Of slabs of planes, between whose sums there is an addition in float32.
+_K_OF_PLANES = 32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,14 +99,19 @@ def resources_of(problem: Problem, gpu: hardware.Gpu) -> Resources:
     m=8192,
     n=8192,
     k=8192,
-    a=Operand(dtype=p.a.dtype, k_last=True, scale=scales[0]),
-    b=Operand(dtype=p.b.dtype, k_last=False, scale=scales[1]),
+    a=_nominal(p.a, True, scales[0]),
+    b=_nominal(p.b, False, scales[1]),
     out_dtype=p.out_dtype,
     groups=p.groups and Groups(along=p.groups.along, count=1),
     epilogue=epilogue,
     fast_accumulation=p.fast_accumulation,
   )
   return _resources(gpu, nominal)
+
+
+def _nominal(operand: Operand, k_last: bool, scale: Scale | None) -> Operand:
+  planes = operand.planes
+  return Operand(dtype=operand.dtype, k_last=k_last, scale=scale, planes=planes)
 
 
 @functools.cache
@@ -222,6 +236,10 @@ def _fitted(
     if config.block_k == 128:
       return None
     config = dataclasses.replace(config, block_k=128)
+  if problem.planes > 1:
+    if config.block_k == 128:
+      return None
+    config = dataclasses.replace(config, block_k=_K_OF_PLANES)
   config = _with_subtiles(config, problem)
   if options is None:
     config, options = _with_options(config, resources)

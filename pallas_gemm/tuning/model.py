@@ -23,7 +23,8 @@ The first three overlap; the longest counts, blended where they are close.
 Constants are those of the GPU (`constants`), fitted to times measured there;
 one of which there are none is predicted with its own sizes and rates, and the
 efficiency of the nearest. None are fitted to operands of 8 bits: these have the
-constants of 16 bits, and additions to totals that nothing hides.
+constants of 16 bits, and additions to totals that nothing hides. So have those
+in planes, of which each pair is multiplied, and which a copy makes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -142,7 +143,7 @@ def _slab(
   p, cfg = plan.problem, plan.config
   bm, bn, bk = cfg.block_m, cfg.block_n * p.products, cfg.block_k
   narrow = _is_narrow(plan)
-  multiply = bm * bn * bk * p.a.bits / 2**15 * fit.mma
+  multiply = bm * bn * bk * p.a.bits * len(p.pairs) / 2**15 * fit.mma
   multiply += bm * bn / 128 * p.is_promoted
   multiply *= 1 + fit.small * (1 - bm * bn / 2**15)
   multiply *= fit.mma_three_consumers if cfg.consumers == 3 else 1
@@ -154,8 +155,9 @@ def _slab(
   multiply *= fit.narrow_mma if narrow else 1
   # wgmma reads A for each share of the columns, B for each 64 rows.
   shares = cfg.consumers if cfg.split == "n" else 1
-  reads = bm // 64 * (64 * shares * p.products + bn) * bk
+  reads = bm // 64 * (64 * shares * p.products + bn) * bk * len(p.pairs)
   rows = min(bm, round_up(p.m, 8))  # those that are loaded
+  rows, bn = rows * p.a.planes, bn * p.b.planes
   writes = (rows + bn) * bk
   reads, writes = bytes_of(reads, p.a.dtype), bytes_of(writes, p.a.dtype)
   shared = (reads + fit.writes * writes) / 128 * fit.shared

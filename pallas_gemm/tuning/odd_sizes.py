@@ -67,6 +67,7 @@ def costs(plan: Plan, fit: constants.OddSizes) -> Costs:
   # Where no rows lie along K, it is rows that are counted, in atoms of 8.
   step = 64 if p.a.k_last or p.b.k_last else 8
   is_copied = p.a.bits == 8 and any(plan.tiling.transposed)
+  is_copied |= p.planes > 1
   is_odd = p.m % 64 or p.n % 64 or p.k % step or is_copied
   return _costs(plan, fit) if is_odd else NONE
 
@@ -117,6 +118,10 @@ def copied_bytes(plan: Plan) -> tuple[list[int], list[int]]:
   is_a, is_b = plan.tiling.transposed
   into = [_copied(a, a_pad, p.matrices(p.a), p.a.dtype, is_a and p.m > 1)]
   of_b = _copied(b, b_pad, p.matrices(p.b), p.b.dtype, is_b and p.n > 1)
+  if p.a.planes > 1:
+    into = [_split(a, a_pad, p.matrices(p.a), p.a.planes)]
+  if p.b.planes > 1:
+    of_b = _split(b, b_pad, p.matrices(p.b), p.b.planes)
   if last := matrices.last_slab_shape:
     of_b = 2 * layout.bytes_of(p.matrices(p.b) * math.prod(last), p.b.dtype)
   into += [of_b] * p.products
@@ -142,6 +147,13 @@ def _copied(
   if shape == padded and not transposed:
     return 0
   return layout.bytes_of(count * (math.prod(shape) + math.prod(padded)), dtype)
+
+
+def _split(
+  shape: layout.Shape, padded: layout.Shape, count: int, planes: int
+) -> int:
+  """Of that many matrices in float32, and of their planes."""
+  return count * (4 * math.prod(shape) + 2 * planes * math.prod(padded))
 
 
 def _cycles_of_threads(plan: Plan, fit: constants.OddSizes) -> float:

@@ -62,8 +62,8 @@ def for_latency(problem: Problem, block_k: int, gpu: hardware.Gpu) -> float:
   One slab is multiplied meanwhile.
   """
   p = problem
-  slab = bytes_of(p.m * block_k, p.a.dtype)
-  slab += bytes_of(p.n * block_k, p.b.dtype) * p.products
+  slab = bytes_of(p.m * block_k, p.a.dtype) * p.a.planes
+  slab += bytes_of(p.n * block_k, p.b.dtype) * p.b.planes * p.products
   return 1 + gpu.dram_bytes_per_s * constants.of(gpu).stages.latency_s / slab
 
 
@@ -83,8 +83,9 @@ def _own_bytes(plan: Plan) -> float:
   rows, columns = _tiles(plan)
   a = min(cfg.block_m, p.m) / (columns * (p.batch // p.matrices(p.a)))
   b = min(cfg.block_n, p.n) / (rows * (p.batch // p.matrices(p.b)))
-  a *= bytes_of(cfg.block_k, p.a.dtype)
-  return a + b * p.products * bytes_of(cfg.block_k, p.b.dtype)
+  a *= bytes_of(cfg.block_k, p.a.dtype) * p.a.planes
+  b *= bytes_of(cfg.block_k, p.b.dtype) * p.b.planes
+  return a + b * p.products
 
 
 def _tiles(plan: Plan) -> tuple[int, int]:

@@ -204,7 +204,9 @@ def _are_too_many(
 
 
 def _slab(problem: Problem) -> int:
-  """What of K most tiles have in a slab, 128 bytes."""
+  """What of K most tiles have in a slab, 128 bytes; 64 of planes."""
+  if problem.planes > 1:
+    return 32
   return 128 if problem.a.bits == 8 else 64
 
 

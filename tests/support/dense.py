@@ -36,17 +36,17 @@ def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
   found = {
     "a": (
       (p.matrices(p.a), *((p.m, p.k) if p.a.k_last else (p.k, p.m))),
-      p.a.dtype,
+      p.a.value_dtype,
     ),
-    "b": (b, p.b.dtype),
+    "b": (b, p.b.value_dtype),
   }
   if p.epilogue.gated:
-    found["b_up"] = (b, p.b.dtype)
+    found["b_up"] = found["b"]
   if p.epilogue.bias is not None:
     wide = p.out_dtype == "float32"
     found["bias"] = (
       (p.n if p.epilogue.bias == "n" else p.m,),
-      "float32" if wide or p.a.bits == 8 else p.a.dtype,
+      "float32" if wide or p.a.bits == 8 else p.a.value_dtype,
     )
   for name, operand, size in (("a", p.a, p.m), ("b", p.b, p.n)):
     if operand.scale:
@@ -146,13 +146,15 @@ def assert_right(
       products.float64(y) * spread(x.get(name, one), p.k, p.n)
       for y, name in zip((b, *b_up), ("scale_b", "scale_b_up"))
     )
+  planes = {"planes": p.planes if p.planes > 1 else None}
   if p.epilogue.gated:
     out, *saved = outs
-    products.assert_gated(out, a, b, *b_up, epilogue.activation)
+    products.assert_gated(out, a, b, *b_up, epilogue.activation, **planes)
     for product, factor in zip(saved, (b, *b_up)):
-      products.assert_product(product, a, factor)
+      products.assert_product(product, a, factor, **planes)
     return
   added: dict[str, Any] = {"alpha": epilogue.alpha, "beta": epilogue.beta}
+  added |= planes
   if p.epilogue.bias is not None:
     added["bias"] = x["bias"] if p.epilogue.bias == "n" else x["bias"][:, None]
   added["c"] = x.get("c")

@@ -61,10 +61,10 @@ def assert_product_of_xla(out, a, b) -> None:
   assert found.passed, found
 
 
-def assert_gated(out, x, w_gate, w_up, activation) -> None:
+def assert_gated(out, x, w_gate, w_up, activation, **how) -> None:
   """`out` is activation(x @ w_gate) * (x @ w_up), within its bound."""
   out, x = np.atleast_2d(out), np.atleast_2d(x)
-  assert_product(out, x, w_gate, b_up=w_up, activation=activation)
+  assert_product(out, x, w_gate, b_up=w_up, activation=activation, **how)
 
 
 def assert_same(got: Any, want: Any) -> None:

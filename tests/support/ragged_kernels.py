@@ -23,12 +23,12 @@ def shapes(problem: Problem) -> dict[str, jax.ShapeDtypeStruct]:
   p = problem
   if p.along == "k":
     a, b = layout.operand_shapes(p)
-    found = {"a": (a, p.a.dtype), "b": (b, p.b.dtype)}
+    found = {"a": (a, p.a.value_dtype), "b": (b, p.b.value_dtype)}
   else:
     matrix = (p.n, p.k) if p.b.k_last else (p.k, p.n)
     found = {
-      "a": ((p.m, p.k), p.a.dtype),
-      "b": ((p.groups.count, *matrix), p.b.dtype),
+      "a": ((p.m, p.k), p.a.value_dtype),
+      "b": ((p.groups.count, *matrix), p.b.value_dtype),
     }
   if p.epilogue.gated:
     found["b_up"] = found["b"]
@@ -96,7 +96,7 @@ def assert_right(
     rows = slice(start, end)
     if p.along == "k":
       p = dataclasses.replace(p, k=min(end, problem.k) - start)
-      own = {name: _along_k(p, array, rows, group) for name, array in x.items()}
+      own = {name: _along_k(p, name, x[name], rows, group) for name in x}
       of_group = [out[None, group] for out in outs]
     else:
       of_a = ("a", "scale_a")
@@ -118,11 +118,11 @@ def assert_right(
       assert not out[offsets[-1] :].any()
 
 
-def _along_k(problem: Problem, x: np.ndarray, rows: slice, group: int):
+def _along_k(p: Problem, name: str, x: np.ndarray, rows: slice, group: int):
   """What of an operand, or of scales, a group along K has."""
-  if x.dtype != np.float32:
-    return x[None, :, rows] if problem.has_whole_slabs else x[None, rows]
-  if problem.has_blocks:
+  if not name.startswith("scale"):
+    return x[None, :, rows] if p.has_whole_slabs else x[None, rows]
+  if p.has_blocks:
     return x[:, rows.start // 128 : rows.stop // 128]
   return x[[min(group, len(x) - 1)]]
 

@@ -32,8 +32,8 @@ class Arguments(NamedTuple):
 
   Attributes:
     tables: of groups, by `tables.make`.
-    a: A, of every product of a batch or of all.
-    b: B likewise; of a gated product both.
+    a: A, of every product of a batch or of all; each plane of it.
+    b: B likewise; of a gated product the planes of one, then of the other.
     k_tails: of groups along K, the last rows of A and of each B, likewise.
     b_last: of each B that is not padded, the last slab, padded.
     alpha, beta: [1]; None if there is none, or if it is compiled in.
@@ -75,8 +75,8 @@ class Shared:
   """Shared memory and barriers of a block; None for what a plan has not.
 
   Attributes:
-    a_ring: slabs of A, [stages, ...], as they are stored.
-    b_rings: of each B.
+    a_rings: slabs of A, [stages, ...], as they are stored; of each plane.
+    b_rings: of each B, and of each plane of it.
     lines: of each B, the scales of its columns in these slabs.
     full, empty: of each slot, what its loads and its readers arrive at.
     last_full: what the loads of a group's last slab arrive at instead.
@@ -92,7 +92,7 @@ class Shared:
       cluster have summed of this one's stored tile; and its barriers.
   """
 
-  a_ring: Any
+  a_rings: Any
   b_rings: Any
   full: Any
   lines: Any = ()
@@ -155,12 +155,13 @@ class Block:
     if p.along == "k" or tiling.pingpong > 1:
       return False  # groups differ in how many slabs they have
     rows, columns = tiling.warpgroup_tile
-    held = rows * columns * (1 + p.is_promoted + p.has_lines)
+    held = rows * columns * tiling.sums
     is_large = held > _MOST_ACCUMULATORS_IF_UNROLLED
     if is_large and (self.plan.memory.deferred or p.is_promoted):
       return False
     k_steps = layout.bytes_of(cfg.block_k, p.a.dtype) // WGMMA_K_BYTES
     lap = cfg.stages * (rows // WGMMA_ROWS) * k_steps * p.products
+    lap *= len(p.pairs)
     return tiling.slabs % cfg.stages == 0 and lap <= _UNROLLED_WGMMAS
 
   def for_each_slab(self, visit, slot, steps, carry=None):

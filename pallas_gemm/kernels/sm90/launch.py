@@ -51,6 +51,7 @@ JAX's `hopper_matmul_mgpu` (idiom in Mosaic GPU).
 
 from collections.abc import Callable, Sequence
 import functools
+import itertools
 
 import jax
 from jax import lax
@@ -59,7 +60,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat, mosaic
 from pallas_gemm.kernels import epilogues
-from pallas_gemm.kernels.sm90 import reduction, tables
+from pallas_gemm.kernels.sm90 import planes, reduction, tables
 from pallas_gemm.kernels.sm90.block import Arguments, Block, Results, Shared
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.consumer import consume
@@ -136,7 +137,7 @@ def dense(
   operands = Arguments(
     tables=(),
     a=_operand(plan, a, a_shape, 0),
-    b=[_operand(plan, x, b_shape, 1) for x in b],
+    b=[plane for x in b for plane in _operand(plan, x, b_shape, 1)],
   )
   epilogue = _epilogue(plan, activation, alpha=alpha, beta=beta)
   if config.split_k > 1:
@@ -198,8 +199,10 @@ def grouped(
   b = [x for x in (b, b_up) if x is not None]
   if plan.tiling.transposed[1]:
     b = [jnp.swapaxes(x, 1, 2) for x in b]
-  a, *b = _padded(a, a_shape), *(_padded(x, b_shape) for x in b)
-  made, k_tails = tables.make(plan, offsets, (a, *b))
+  a = planes.split(_padded(a, a_shape), p.a.planes)
+  padded = [planes.split(_padded(x, b_shape), p.b.planes) for x in b]
+  b = list(itertools.chain(*padded))
+  made, k_tails = tables.make(plan, offsets, (*a, *b))
   b_last = [_last_slab(x, plan) for x in b if plan.matrices.b_last_apart]
   if plan.loader.operands[1]:
     b = [_read_past_rows(x, config.block_n) for x in b]
@@ -238,16 +241,16 @@ def _read_factor(factor: float | jax.Array) -> jax.Array | None:
 
 def _operand(
   plan: Plan, x: jax.Array, shape: tuple[int, int], side: int
-) -> jax.Array:
-  """A, or a B, as the kernel reads it."""
+) -> list[jax.Array]:
+  """The planes of A, or of a B, as the kernel reads them."""
   p, cfg = plan.problem, plan.config
   operand, block = ((p.a, cfg.block_m), (p.b, cfg.block_n))[side]
   x = _matrices(x, shape, operand.batched)
   if not plan.loader.operands[side]:
-    return x
+    return planes.split(x, operand.planes)
   k = plan.tiling.slabs * cfg.split_k * cfg.cluster_k * cfg.block_k - p.k
   rows, columns = (block, k) if operand.k_last else (k, block)
-  return _read_past_rows(x, columns, rows)
+  return [_read_past_rows(x, columns, rows)]
 
 
 def _read_past_rows(x: jax.Array, columns: int, rows: int = 0) -> jax.Array:

@@ -19,6 +19,8 @@ _ACCUMULATORS = {1: 160, 2: 160, 3: 96}
 # The same where there are totals of as many; and where factors, too.
 _PROMOTED = {1: 96, 2: 96, 3: 64}
 _BY_LINES = {1: 80, 2: 80, 3: 48}
+# Where small products have accumulators of their own.
+_OF_PLANES = {1: 64, 2: 64, 3: 32}
 # Coordinates and numbers of work tiles have 32 bits and a sign, and count on a
 # little past the end.
 _MOST_COUNTED = 2**31 - 2**16
@@ -26,6 +28,7 @@ _MOST_COUNTED = 2**31 - 2**16
 _MOST_COPIED = 256
 
 _PRESETS = lax.DotAlgorithmPreset
+_OF_ALL_PAIRS = _PRESETS.BF16_BF16_F32_X9
 _ARITHMETIC: dict[str, tuple[Any, ...]] = {
   "bfloat16": (_PRESETS.BF16_BF16_F32,),
   "float16": (_PRESETS.F16_F16_F32,),
@@ -83,6 +86,29 @@ def refuses(a: str, b: str, out: str, precision: Any = None) -> str | None:
       adds = "int32" if a == "int8" else "float32"
       return f"multiplies {a} and adds in {adds}, got precision {precision}"
   return None
+
+
+def planes_of(precision: Any) -> int | None:
+  """The planes of bfloat16 that a precision multiplies float32 in, or None."""
+  if precision in (lax.Precision.HIGHEST, (lax.Precision.HIGHEST,) * 2):
+    return 3
+  presets = _PRESETS.BF16_BF16_F32_X3, _PRESETS.BF16_BF16_F32_X6, _OF_ALL_PAIRS
+  return dict(zip(presets, (2, 3, 3))).get(precision)
+
+
+def multiplies_all_pairs(precision: Any) -> bool:
+  """Whether a precision asks for the products of all planes."""
+  return precision == _OF_ALL_PAIRS
+
+
+def precision_of(problem: Problem) -> Any:
+  """A precision with which the ops compute the problem."""
+  if problem.fast_accumulation:
+    return _PRESETS.ANY_F8_ANY_F8_F32_FAST_ACCUM
+  if problem.all_pairs:
+    return _OF_ALL_PAIRS
+  of_planes = {2: _PRESETS.BF16_BF16_F32_X3, 3: lax.Precision.HIGHEST}
+  return of_planes.get(problem.planes)
 
 
 def accumulates_fast(precision: Any) -> bool:
@@ -155,8 +181,11 @@ def _blocks_reason(plan: Plan) -> str | None:
 
 def _tile_reason(plan: Plan) -> str | None:
   cfg = plan.config
-  if cfg.block_k not in (64, 128):
-    return f"block_k must be 64 or 128, got {cfg.block_k}"
+  depths = (64, 128) if plan.problem.planes == 1 else (32, 64)
+  if cfg.block_k not in depths:
+    of_planes = " for operands in planes" if plan.problem.planes > 1 else ""
+    one, other = depths
+    return f"block_k must be {one} or {other}{of_planes}, got {cfg.block_k}"
   splits = ("m", "n", "pingpong")
   if cfg.consumers not in _ACCUMULATORS or cfg.split not in splits:
     return (
@@ -180,6 +209,7 @@ def _tile_reason(plan: Plan) -> str | None:
     )
   registers = _PROMOTED if plan.problem.is_promoted else _ACCUMULATORS
   registers = _BY_LINES if plan.problem.has_lines else registers
+  registers = _OF_PLANES if plan.problem.has_small_apart else registers
   most = tiling.THREADS * registers[cfg.consumers]
   accumulators = rows * columns * plan.problem.products
   if columns > tiling.WGMMA_COLUMNS or accumulators > most:
@@ -249,6 +279,7 @@ def _groups_of_rows_reason(plan: Plan) -> str | None:
   # Groups start at any row. TMA reaches that in copies that are one swizzle
   # atom wide alone (see `mosaic.CompilerParams`).
   atom = layout.elements_in(ATOM_BYTES, p.a.dtype)
+  atom = atom if p.planes == 1 else min(atom, cfg.block_k)
   if cfg.block_k != atom:
     return f"block_k must be {atom} for groups of rows, got {cfg.block_k}"
   if plan.tiling.operand_columns != atom:

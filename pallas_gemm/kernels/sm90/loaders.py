@@ -189,6 +189,8 @@ class SlabShifts(Loader):
       return "moves has no groups, no cluster of several tiles and no pingpong"
     if self.tiling.problem.a.bits == 8:
       return "moves shifts 16-bit elements, got 8-bit operands"
+    if self.tiling.problem.planes > 1:
+      return "moves takes no planes, which are made with rows of any length"
     if not any(self.operands):
       return "moves is for operands whose rows TMA can't address, got none"
     return None

@@ -6,12 +6,13 @@ waits for them and what overlaps with it are the consumer's, and the same for
 all. Another kind of operands or sums is a class here, which `of` chooses by the
 plan, and what the plan has to know of it: what comes with each slab has its
 room in `Memory.shared` and is loaded with A and B (`Producer._operands`);
-registers that accumulate are counted by `Tiling.accumulators`; the swizzle of A
-and B, which is one, is of `Tiling.operand_columns`.
+registers that accumulate are counted by `Tiling.sums`; the swizzle of A and B,
+which is one, is of `Tiling.operand_columns`.
 """
 
 from collections.abc import Sequence
 import dataclasses
+import itertools
 from typing import Any, Protocol
 
 import jax
@@ -68,7 +69,8 @@ class FromShared:
   wgmma reads 16-bit operands along either dimension, so all of NN, NT, TN and
   TT are read as they are stored: a tile that is not stored the way wgmma names
   it is handed over through a transposed reference. 8-bit ones it reads along K
-  alone.
+  alone. Of operands in planes, pairs of these are multiplied one after the
+  other.
   """
 
   block: Block
@@ -77,7 +79,7 @@ class FromShared:
     plan = self.block.plan
     dtype = jnp.dtype(plan.problem.sum_dtype)
     accumulator = plgpu.ACC(plan.tiling.warpgroup_tile, dtype)
-    return [accumulator] * len(self.block.shared.b_rings)
+    return [accumulator] * plan.problem.products
 
   def start(self, work_tile) -> None:
     return None
@@ -104,12 +106,20 @@ class FromShared:
     self.block.release(slot)
     return [accumulator[...] for accumulator in scope]
 
-  def _issue(self, accumulators: Sequence[Any], slot) -> None:
-    """Starts the wgmmas of the slab in that slot, and does not wait for any."""
-    shared = self.block.shared
-    a = self._a(shared.a_ring.at[slot])
-    for accumulator, b_ring in zip(accumulators, shared.b_rings):
-      plgpu.wgmma(accumulator, a, self._b(b_ring.at[slot]))
+  def _issue(self, accumulators: Sequence[Any], slot, pairs=None) -> None:
+    """Starts the wgmmas of the slab in that slot, and does not wait for any.
+
+    Args:
+      accumulators: of each B.
+      slot: of the ring.
+      pairs: of planes of A and B; None for all that are multiplied.
+    """
+    shared, problem = self.block.shared, self.block.plan.problem
+    a = [self._a(ring.at[slot]) for ring in shared.a_rings]
+    of_b = itertools.batched(shared.b_rings, problem.b.planes)
+    for accumulator, rings in zip(accumulators, of_b):
+      for i, j in pairs or problem.pairs:
+        plgpu.wgmma(accumulator, a[i], self._b(rings[j].at[slot]))
 
   def _a(self, tile):
     """The rows of A's tile that a consumer multiplies, as [rows, block_k]."""
@@ -144,7 +154,7 @@ class Promoted(FromShared):
   def start(self, work_tile) -> tuple[jax.Array, ...]:
     zeros = jnp.zeros(self.block.plan.tiling.warpgroup_tile, jnp.float32)
     zeros = plgpu.layout_cast(zeros, plgpu.Layout.WGMMA)
-    return (zeros,) * len(self.block.shared.b_rings)
+    return (zeros,) * self.block.plan.problem.products
 
   def multiply(self, work_tile, scope, slots, step, carry, overlap):
     """Multiplies it, and releases it itself: it has been read then."""
@@ -247,8 +257,39 @@ class ScaledByLines(Scaled):
     return lambda: list(map(factor, block.shared.lines))
 
 
+@dataclasses.dataclass(frozen=True)
+class OfPlanes(Promoted):
+  """float32 in full: the sums of small products apart from the large one's.
+
+  What is not finite of the small ones, inf * 0 or inf - inf among parts of
+  numbers that are, is dropped: the large product then says what the sum is.
+  They are as accurate as totals, since nothing large is there to be aligned
+  with.
+  """
+
+  def _add(self, slot, totals, overlap, factors=None):
+    *small_pairs, large_pair = self.block.plan.problem.pairs
+
+    def add(*accumulators):
+      count = len(totals)
+      small, large = accumulators[:count], accumulators[count:]
+      self._issue(small, slot, small_pairs)
+      self._issue(large, slot, [large_pair])
+      overlap()
+      rest = [plgpu.wgmma_accumulator_load(x, wait_n=count) for x in small]
+      rest = [jnp.where(jnp.abs(x) < jnp.inf, x, 0.0) for x in rest]
+      plgpu.wgmma_wait(0)
+      self.block.release(slot)
+      sums = [x[...] + y for x, y in zip(large, rest)]
+      return tuple(map(jnp.add, totals, sums))
+
+    return pl.run_scoped(add, *FromShared.allocated(self) * 2)
+
+
 def of(block: Block) -> Mainloop:
   """The main loop of a kernel."""
+  if block.plan.problem.has_small_apart:
+    return OfPlanes(block)
   if block.plan.problem.has_lines:
     return ScaledByLines(block)
   if block.plan.problem.has_blocks:

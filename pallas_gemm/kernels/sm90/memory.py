@@ -44,7 +44,7 @@ class Memory:
     a = layout.bytes_of(cfg.block_m * cfg.block_k, p.a.dtype)
     b = layout.bytes_of(cfg.block_n * cfg.block_k, p.b.dtype)
     lines = 4 * self._line if p.has_lines else 0
-    return a + (b + lines) * p.products
+    return a * p.a.planes + (b * p.b.planes + lines) * p.products
 
   @property
   def _line(self) -> int:
@@ -81,7 +81,7 @@ class Memory:
     if tiling.pingpong > 1 or cfg.split_k > 1 or directly:
       return 0
     accumulators = cfg.block_m * cfg.block_n // (THREADS * cfg.consumers)
-    accumulators *= p.products * (1 + p.is_promoted + p.has_lines)
+    accumulators *= p.products * tiling.sums
     room = self.registers[1] - _OTHER_REGISTERS - accumulators
     if p.epilogue.c_dtype and (p.a.scale or p.b.scale):
       room -= _SCALE_REGISTERS
@@ -150,10 +150,12 @@ class Memory:
     a_tile = (cfg.block_m, cfg.block_k)
     a_ring = stages, *(a_tile if p.a.k_last else a_tile[::-1])
     b_ring = stages, *tiling.b_slab_shape
+    matrices_b = p.products * p.b.planes
+    loads = p.a.planes + matrices_b + p.products * p.has_lines
     found: dict[str, Any] = {
-      "a_ring": _swizzled(a_ring, p.a.dtype, columns),
-      "b_rings": _swizzled(b_ring, p.b.dtype, columns, p.products),
-      "full": _barriers(1 + p.products * (1 + p.has_lines), stages),
+      "a_rings": _swizzled(a_ring, p.a.dtype, columns, p.a.planes),
+      "b_rings": _swizzled(b_ring, p.b.dtype, columns, matrices_b),
+      "full": _barriers(loads, stages),
     }
     if p.has_lines:
       found["lines"] = Buffer((stages, self._line), "float32", 0, p.products)
@@ -174,7 +176,7 @@ class Memory:
       found["partial_staging"] = Buffer((consumers, rows, width), dtype)
     if p.along == "k" and not p.has_whole_slabs:
       copies = 1 + len(layout.last_slab_copies(cfg.block_k))
-      found["last_full"] = _barriers(copies * (1 + p.products), stages)
+      found["last_full"] = _barriers(copies * loads, stages)
     if self.stores_zeros:
       found["zeros"] = _swizzled((rows, width), dtype, width)
     if p.epilogue.bias and cfg.split_k == 1:

@@ -185,8 +185,8 @@ class Producer:
     problem, cfg = plan.problem, plan.config
     operands = self.block.operands
     a = Loaded(
-      [operands.a],
-      [shared.a_ring],
+      operands.a,
+      shared.a_rings,
       work_tile.a,
       k_last=problem.a.k_last,
       begin=work_tile.row,
@@ -241,8 +241,8 @@ class Producer:
     cfg = block.plan.config
     at_m = pl.ds(work_tile.row, cfg.block_m)
     at_n = pl.ds(work_tile.column, cfg.block_n)
-    columns = at_m, *[at_n] * len(operands.b)
-    rings = shared.a_ring, *shared.b_rings
+    columns = *[at_m] * len(operands.a), *[at_n] * len(operands.b)
+    rings = *shared.a_rings, *shared.b_rings
 
     def load(refs, row, block, size):
       for ref, ring, at in zip(refs, rings, columns):
@@ -252,7 +252,7 @@ class Producer:
           shared.last_full.at[slot],
         )
 
-    refs = operands.a, *operands.b
+    refs = *operands.a, *operands.b
     beyond = round_up(refs[0].shape[0], cfg.block_k)
     first, last = jnp.int32(0), jnp.int32(cfg.block_k // ATOM_ROWS)
     for size in last_slab_copies(cfg.block_k):
@@ -270,7 +270,7 @@ class Producer:
   def prefetch_operands(self) -> None:
     """Asks the L2 for this block's part of the rows of A and B."""
     block, operands = self.block, self.block.operands
-    for ref in (operands.a, *operands.b):
+    for ref in (*operands.a, *operands.b):
       rows = cdiv(ref.shape[0], block.plan.tiling.clusters)
       first = jnp.minimum(block.cluster * rows, ref.shape[0] - rows)
       ptx.prefetch(ref.at[pl.ds(first, rows)])

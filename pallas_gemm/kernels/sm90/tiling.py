@@ -98,7 +98,7 @@ class Tiling:
   def b_would_be_padded(self) -> bool:
     """Whether weights of groups, of some slabs, would be padded for TMA."""
     p = self.problem
-    if p.along != "m" or p.k <= self.config.block_k:
+    if p.along != "m" or p.k <= self.config.block_k or p.planes > 1:
       return False
     return layout.operand_shapes(p)[1] != self.whole_paddings[1]
 
@@ -206,7 +206,17 @@ class Tiling:
     """Columns of the swizzle atoms of A and B; wgmma wants the same of both."""
     atom = layout.elements_in(ATOM_BYTES, self.problem.a.dtype)
     is_whole = self.problem.b.k_last or self.warpgroup_tile[1] % atom == 0
-    return atom if is_whole else atom // 2
+    # Mosaic GPU multiplies whole atoms of K, however A is stored.
+    return min(atom if is_whole else atom // 2, self.config.block_k)
+
+  @property
+  def sums(self) -> int:
+    """Registers of a thread for each of its elements, of one product.
+
+    Accumulators; totals; factors, or accumulators of small products.
+    """
+    p = self.problem
+    return 1 + p.is_promoted + p.has_lines + p.has_small_apart
 
   @functools.cached_property
   def refills(self) -> bool:

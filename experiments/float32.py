@@ -1,0 +1,355 @@
+"""Compares products of float32 on tensor cores with XLA's, by precision.
+
+  python -m experiments.float32                        all suites
+  python -m experiments.float32 --suites=dense,errors
+
+  dense    large products, in each layout, at HIGHEST and x3
+  unseen   drawn sizes, a third of them odd, a third with few rows
+  grouped  products of groups of rows, and sums over the rows of each group
+  layer    forward and backward passes of an MLP of two layers
+  errors   of the sums, relative to float64's
+
+What makes planes of the operands is counted. The first result is checked
+against float64 on a sample of rows and columns, within the bound that correct
+arithmetic obeys. Then all arms are timed, interleaved (CUPTI, kernels of a
+call, cold L2). Rows go to experiments/results/<device>/float32.jsonl.
+
+Exit status: 0; 1 if a case FAILED or could not run; 2 for a command that can't
+be carried out; 130 after Ctrl-C.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+from absl import flags
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.harness import case as case_lib
+from experiments.harness import cli, inputs, tables
+from experiments.harness import run as run_lib
+from experiments.harness import session as session_lib
+from experiments.harness import sum_errors as errors
+from experiments.harness.case import Arm, only
+import pallas_gemm
+from pallas_gemm import numerics
+
+EXPERIMENT = "float32"
+SUITES = "dense", "unseen", "grouped", "layer", errors.SUITE
+LARGE = (2048, 2048, 2048), (4096, 4096, 4096), (4096, 14336, 4096)
+LARGEST = (8192, 8192, 8192)
+# Rows, groups, K, N.
+GROUPED = (8192, 8, 4096, 4096), (8192, 64, 2048, 4096)
+DRAWN, SAMPLE = 30, 128
+_NAMED = "kernel", "m", "n", "k", "pass", "layout", "epilogue"
+# By what rows call a precision.
+PRECISIONS = {"HIGHEST": (lax.Precision.HIGHEST, 3), "x3": (errors.X3, 2)}
+_XLA_X6, _DOTS = "xla x6", "a dot a group"
+CLAIMS = dict.fromkeys(("xla", _XLA_X6, _DOTS), case_lib.XLA)
+
+for _name in ("suites", "seed", "output_dir"):
+  flags.declare_key_flag(_name)
+
+
+def _on_kernel() -> dict[str, Any]:
+  """Options of ours: by the kernel where there is a GPU."""
+  is_there = pallas_gemm.compat.targets_gpu()
+  return {"implementation": "sm90"} if is_there else {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Product(case_lib.Case):
+  """A @ B of float32.
+
+  Attributes:
+    suite: the list that it is of.
+    m, n, k: the product's dimensions.
+    layout: how A and B are stored.
+    precision: a name of `PRECISIONS`.
+  """
+
+  suite: str
+  m: int
+  n: int
+  k: int
+  layout: str = "NN"
+  precision: str = "HIGHEST"
+
+  may_skip, baseline, claims = True, "xla", CLAIMS
+
+  def fields(self) -> dict[str, Any]:
+    found = {"kernel": "matmul", "suite": self.suite, "dtype": "float32"}
+    found |= {"m": self.m, "n": self.n, "k": self.k, "layout": self.layout}
+    return found | {"epilogue": self.precision}
+
+  def draw(self, seed: int) -> dict[str, Any]:
+    draw = functools.partial(inputs.normal, seed, dtype="float32")
+    a, b = (self.m, self.k), (self.k, self.n)
+    a = a[::-1] if self.layout[0] == "T" else a
+    b = b[::-1] if self.layout[1] == "T" else b
+    return {"a": draw(0, a), "b": draw(1, b)}
+
+  def op(self, a: Any, b: Any) -> jax.Array:
+    """By this package."""
+    return pallas_gemm.matmul(
+      a,
+      b,
+      transpose_a=self.layout[0] == "T",
+      transpose_b=self.layout[1] == "T",
+      precision=PRECISIONS[self.precision][0],
+      **_on_kernel(),
+    )
+
+  def dot(self, a: Any, b: Any, precision: Any) -> jax.Array:
+    """By XLA."""
+    a = a.T if self.layout[0] == "T" else a
+    b = b.T if self.layout[1] == "T" else b
+    return jnp.dot(a, b, precision=precision)
+
+  def arms(self, implementation: str | None = None) -> dict[str, Arm]:
+    """The op; XLA's at the same precision, and its preset of six products."""
+    del implementation
+    highest = self.precision == "HIGHEST"
+    how = PRECISIONS[self.precision][0]
+    found = {case_lib.OURS: self.op}
+    found["xla"] = functools.partial(self.dot, precision=how)
+    if highest and self.suite == "dense":
+      found[_XLA_X6] = functools.partial(self.dot, precision=errors.X6)
+    return {name: only(jax.jit(fn)) for name, fn in found.items()}
+
+  def flops(self, seed: int = 0) -> int:
+    return 2 * self.m * self.n * self.k
+
+  def least_bytes(self, seed: int = 0) -> int:
+    return 4 * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+  def check(self, results, operands, seed: int = 0) -> numerics.Check:
+    a, b = operands["a"], operands["b"]
+    a = a.T if self.layout[0] == "T" else a
+    b = b.T if self.layout[1] == "T" else b
+    planes = PRECISIONS[self.precision][1] if _on_kernel() else None
+    return numerics.check(
+      results, a, b, sample=SAMPLE, seed=seed, planes=planes
+    )
+
+
+_OF_ROWS = lax.RaggedDotDimensionNumbers(
+  (((0,), (0,)), ((), ())),
+  lhs_ragged_dimensions=(0,),
+  rhs_group_dimensions=(),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grouped(case_lib.Case):
+  """Groups of as many rows each, times a matrix each, at HIGHEST.
+
+  Attributes:
+    m, groups: rows of all, and groups.
+    k, n: of each matrix [K, N].
+    pass_: "forward", "dx", or "dw": the sums over the rows of each group.
+  """
+
+  m: int
+  groups: int
+  k: int
+  n: int
+  pass_: str
+
+  suite, may_skip, baseline, claims = "grouped", True, _DOTS, CLAIMS
+
+  def fields(self) -> dict[str, Any]:
+    found = {"kernel": "ragged_dot", "suite": self.suite, "dtype": "float32"}
+    found |= {"m": self.m, "n": self.n, "k": self.k, "groups": self.groups}
+    return found | {"pass": self.pass_, "epilogue": "HIGHEST"}
+
+  def draw(self, seed: int) -> dict[str, Any]:
+    draw = functools.partial(inputs.normal, seed, dtype="float32")
+    x, w = (self.m, self.k), (self.groups, self.k, self.n)
+    shapes = {
+      "forward": (x, w),
+      "dx": ((self.m, self.n), w),
+      "dw": (x, (self.m, self.n)),
+    }[self.pass_]
+    sizes = np.full(self.groups, self.m // self.groups, np.int32)
+    a, b = (draw(i, shape) for i, shape in enumerate(shapes))
+    return {"a": a, "b": b, "sizes": jnp.asarray(sizes)}
+
+  def op(self, a: Any, b: Any, sizes: Any) -> jax.Array:
+    """By this package."""
+    how = _on_kernel() | {"precision": "highest"}
+    if self.pass_ == "dw":
+      return pallas_gemm.ragged_dot_general(a, b, sizes, _OF_ROWS, **how)
+    how |= {"transpose_rhs": self.pass_ == "dx"}
+    return pallas_gemm.ragged_dot(a, b, sizes, **how)
+
+  def dots(self, a: Any, b: Any, sizes: Any) -> jax.Array:
+    """A product of XLA's for each group, of a size that it knows."""
+    del sizes
+    of_rows = a.reshape(self.groups, -1, a.shape[-1])
+    how = {"precision": lax.Precision.HIGHEST}
+    if self.pass_ == "dw":
+      b = b.reshape(self.groups, -1, self.n)
+      return jnp.einsum("gmk,gmn->gkn", of_rows, b, **how)
+    words = "gmk,gkn->gmn" if self.pass_ == "forward" else "gmn,gkn->gmk"
+    return jnp.einsum(words, of_rows, b, **how).reshape(self.m, -1)
+
+  def arms(self, implementation: str | None = None) -> dict[str, Arm]:
+    del implementation
+    found = {case_lib.OURS: self.op, _DOTS: self.dots}
+    return {name: only(jax.jit(fn)) for name, fn in found.items()}
+
+  def flops(self, seed: int = 0) -> int:
+    return 2 * self.m * self.n * self.k
+
+  def least_bytes(self, seed: int = 0) -> int:
+    rows = self.m * (self.k + self.n)
+    return 4 * (rows + self.groups * self.k * self.n)
+
+  def check(self, results, operands, seed: int = 0) -> numerics.Check:
+    """Of a group in the middle."""
+    group, size = self.groups // 2, self.m // self.groups
+    rows = slice(group * size, group * size + size)
+    a, b = operands["a"][rows], operands["b"]
+    if self.pass_ == "dw":
+      a, b, out = a.T, b[rows], results[group]
+    else:
+      b, out = b[group], results[rows]
+      b = b.T if self.pass_ == "dx" else b
+    how = {"planes": 3 if _on_kernel() else None, "sample": SAMPLE}
+    return numerics.check(out, a, b, seed=seed, **how)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer(case_lib.Case):
+  """An MLP of two layers at HIGHEST, its derivatives by input and weights.
+
+  Attributes:
+    m, n, k: tokens, hidden features, features.
+  """
+
+  m: int
+  n: int
+  k: int
+
+  suite, may_skip, baseline = "layer", True, "jnp.dot"
+
+  def fields(self) -> dict[str, Any]:
+    found = {"kernel": "mlp", "suite": self.suite, "dtype": "float32"}
+    return found | {
+      "m": self.m,
+      "n": self.n,
+      "k": self.k,
+      "epilogue": "HIGHEST",
+    }
+
+  def draw(self, seed: int) -> dict[str, Any]:
+    draw = functools.partial(inputs.normal, seed, dtype="float32")
+    shapes = {"up": (self.k, self.n), "down": (self.n, self.k)}
+    found = {
+      name: draw(i, shape) * shape[0] ** -0.5
+      for i, (name, shape) in enumerate(shapes.items())
+    }
+    return found | {
+      x: draw(2 + i, (self.m, self.k)) for i, x in enumerate("xy")
+    }
+
+  def arms(self, implementation: str | None = None) -> dict[str, Arm]:
+    del implementation
+
+    def grads(matmul):
+      def forward(x):
+        hidden = matmul(x["x"], x["up"], activation=jax.nn.gelu)
+        return matmul(hidden, x["down"], activation=None)
+
+      return only(jax.jit(lambda y, **x: jax.vjp(forward, x)[1](y)))
+
+    def plain(a, b, activation):
+      z = jnp.dot(a, b, precision="highest")
+      return z if activation is None else activation(z)
+
+    ours = functools.partial(
+      pallas_gemm.matmul, precision="highest", **_on_kernel()
+    )
+    return {case_lib.OURS: grads(ours), "jnp.dot": grads(plain)}
+
+  def flops(self, seed: int = 0) -> int:
+    return 12 * self.m * self.n * self.k
+
+  def least_bytes(self, seed: int = 0) -> int:
+    return 0
+
+  def check(self, results, operands, seed: int = 0) -> numerics.Check:
+    """Not judged, the products alone are; NaN fails."""
+    (found,) = results
+    finite = all(bool(jnp.isfinite(x).all()) for x in found.values())
+    return numerics.Check(finite, 0.0, 0.0, 0.0, len(found))
+
+
+def drawn(seed: int, count: int) -> list[tuple[int, int, int]]:
+  """Sizes: a third with odd ones, a third of few rows."""
+  rng = np.random.default_rng(seed)
+  found = []
+  for i in range(count):
+    m, n, k = (int(2 ** rng.uniform(8, 13)) for _ in range(3))
+    if i % 3 == 0:
+      m, n, k = (x | 1 for x in (m, n, k))
+    else:
+      m, n, k = (-(-x // 64) * 64 for x in (m, n, k))
+    found.append((int(rng.integers(1, 257)) if i % 3 == 1 else m, n, k))
+  return found
+
+
+def cases(suites: Sequence[str], seed: int) -> Iterator[case_lib.Case]:
+  """Of suites that are timed, one after the other."""
+  if "dense" in suites:
+    for shape in (*LARGE, LARGEST):
+      for layout in ("NN", "NT", "TN") if shape != LARGEST else ("NN",):
+        yield Product("dense", *shape, layout)
+      yield Product("dense", *shape, "NN", "x3")
+  if "unseen" in suites:
+    for shape in drawn(seed, DRAWN):
+      yield Product("unseen", *shape)
+  if "grouped" in suites:
+    for shape in GROUPED:
+      for pass_ in ("forward", "dx", "dw"):
+        yield Grouped(*shape, pass_)
+  if "layer" in suites:
+    yield Layer(4096, 8192, 4096)
+
+
+def parts(row: dict[str, Any]) -> list[str]:
+  """Time and rate of each arm, and why there is none."""
+  found = [
+    f"{name} {tables.duration(arm['ms_median'])} {arm['tflops']:.0f} TFLOP/s"
+    for name, arm in row["arms"].items()
+  ]
+  return found + [f"{name}: {why}" for name, why in row["skipped"].items()]
+
+
+def main(argv: Sequence[str]) -> int:
+  """Measures what the flags say; returns the exit status."""
+  del argv
+  suites = cli.suites(SUITES)
+  if not pallas_gemm.compat.targets_gpu():
+    raise cli.FlagError("precisions are measured on a GPU, and none is here")
+  session = session_lib.start(EXPERIMENT, True, name_width=44)
+  bench = session_lib.bench(EXPERIMENT, True)
+  with session.measuring():
+    for case in cases(suites, bench.seed):
+      for prepared in run_lib.prepare([case]):
+        fields = prepared.case.fields()
+        name = " ".join(str(fields[x]) for x in _NAMED if fields.get(x))
+        session.case(name, functools.partial(bench.measure, prepared), parts)
+    for case in errors.cases("float32") if errors.SUITE in suites else ():
+      measure = functools.partial(errors.row, bench, case)
+      session.case(case.name, measure, errors.parts)
+  return session.finish()
+
+
+if __name__ == "__main__":
+  cli.run(main)

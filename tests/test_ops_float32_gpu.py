@@ -1,0 +1,106 @@
+"""float32 in planes of bfloat16 on a GPU, held to the bound of its sums."""
+
+import functools
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gemm
+from pallas_gemm import numerics
+from pallas_gemm.problem import Problem
+from tests.support import products, special
+
+pytestmark = pytest.mark.gpu
+ON_KERNEL = {"implementation": "sm90", "precision": "highest"}
+X3 = lax.DotAlgorithmPreset.BF16_BF16_F32_X3
+
+
+def check(out, a, b, planes=3):
+  found = numerics.check(out, a, b, planes=planes, sample=200)
+  assert found.passed, found
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_products(seed):
+  rng = np.random.default_rng(seed)
+  m, n, k = (int(2 ** rng.uniform(0, 11)) for _ in range(3))
+  transposed = [bool(x) for x in rng.integers(0, 2, 2)]
+  planes = int(rng.choice([2, 3, 3]))
+  a, b = products.normal(m, k, seed=seed), products.normal(k, n, seed=seed)
+  given = [x.T if is_t else x for x, is_t in zip((a, b), transposed)]
+  how = ON_KERNEL | {"precision": X3 if planes == 2 else "highest"}
+  how |= dict(zip(("transpose_a", "transpose_b"), transposed))
+  check(pallas_gemm.matmul(*given, **how), a, b, planes)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_groups(seed):
+  rng = np.random.default_rng(seed)
+  m, n, k = (int(2 ** rng.uniform(3, 10)) for _ in range(3))
+  ends = np.sort(rng.integers(0, m + 1, 5))
+  ends[-1] = m
+  sizes = np.diff(ends, prepend=0)
+  x, w = products.normal(m, k, seed=seed), products.normal(5, k, n, seed=seed)
+  y = products.normal(m, n, seed=seed)
+  op = functools.partial(pallas_gemm.ragged_dot, **ON_KERNEL)
+  out, pull = jax.vjp(lambda x, w: op(x, w, jnp.asarray(sizes)), x, w)
+  dx, dw = pull(y)
+  for g, rows in enumerate(map(slice, ends - sizes, ends)):
+    if rows.stop > rows.start:
+      check(out[rows], x[rows], w[g])
+      check(dx[rows], y[rows], w[g].T)
+      check(dw[g], x[rows].T, y[rows])
+    else:
+      assert not dw[g].any()
+
+
+@pytest.mark.parametrize("kind", special.KINDS)
+@pytest.mark.parametrize("precision", ("highest", "BF16_BF16_F32_X9"))
+def test_special_values_are_those_of_float32(kind, precision):
+  flat = {"dtype": "bfloat16", "out_dtype": "float32"}
+  a, b = special.KINDS[kind](Problem.flat(m=200, n=136, k=300, **flat))
+  how = ON_KERNEL | {"precision": precision}
+  out = pallas_gemm.matmul(jnp.asarray(a), jnp.asarray(b), **how)
+  found = numerics.check(np.asarray(out), a, b, planes=3)
+  assert found.passed, found
+
+
+def test_everything_after_the_product():
+  a, b, c = products.normal(300, 500), products.normal(500, 264), 0.5
+  bias, added = products.normal(264), products.normal(300, 264)
+  out = pallas_gemm.matmul(
+    a, b, c=added, alpha=c, beta=-2.0, bias=bias, activation=jax.nn.gelu,
+    **ON_KERNEL,
+  )  # fmt: skip
+  products.assert_product(
+    out, a, b, c=added, alpha=c, beta=-2.0, bias=bias, activation=jax.nn.gelu,
+    planes=3,
+  )  # fmt: skip
+
+
+def test_gated():
+  x, gate, up = (
+    products.normal(*shape, seed=i)
+    for i, shape in enumerate([(300, 500), (500, 264), (500, 264)])
+  )
+  how = ON_KERNEL | {"activation": jax.nn.silu}
+  out = pallas_gemm.gated_matmul(x, gate, up, **how)
+  products.assert_gated(out, x, gate, up, jax.nn.silu, planes=3)
+
+
+def test_the_same_bits_twice():
+  a, b = products.normal(1000, 999), products.normal(999, 1001)
+  first, second = (pallas_gemm.matmul(a, b, **ON_KERNEL) for _ in range(2))
+  np.testing.assert_array_equal(first, second)
+
+
+def test_errors_are_below_those_of_sgemm():
+  a, b = products.normal(512, 4096), products.normal(4096, 512)
+  want = products.float64(a) @ products.float64(b)
+  ours = pallas_gemm.matmul(a, b, **ON_KERNEL)
+  theirs = jnp.dot(a, b, precision="highest")
+  of_ours, of_theirs = (np.linalg.norm(x - want) for x in (ours, theirs))
+  assert of_ours < of_theirs
