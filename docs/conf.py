@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import nbformat  # noqa: E402
 
-from docs.extensions import cells, mathml  # noqa: E402
+from docs.extensions import cells  # noqa: E402
 
 os.environ["PYTHONPATH"] = os.pathsep.join(
   filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
@@ -53,7 +53,6 @@ def _add_contents(app, page, source):
 
 def setup(app):
   """Sphinx's hook."""
-  mathml.setup(app)
   app.connect("source-read", _add_contents)
 
 
@@ -61,16 +60,9 @@ project = "pallas_gemm"
 author = "The pallas_gemm authors"
 copyright = author
 
-extensions = [
-  "myst_nb",
-  "sphinx_copybutton",
-]
+extensions = ["myst_nb", "sphinx_copybutton"]
 exclude_patterns = ["_build", "_notebooks", "extensions", "figures", "sass"]
-myst_enable_extensions = [
-  "dollarmath",
-]
 myst_heading_anchors = 4
-myst_dmath_double_inline = True
 
 # Of the notebook alone: `docs.write` runs the cells of pages.
 nb_execution_mode = "force"
@@ -87,7 +79,6 @@ html_theme = "furo"
 pygments_style = "tango"
 pygments_dark_style = "monokai"
 html_title = "pallas_gemm"
-html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False

@@ -37,7 +37,7 @@ from docs.extensions import (
   rows,
   rung_tables,
   sources,
-)
+)  # fmt: skip
 
 NUMBERS: dict[str, Callable[[str], str]] = {
   "rung": numbers.rung,
@@ -87,14 +87,10 @@ def pages() -> list[pathlib.Path]:
 
 
 def written(text: str, outputs: Sequence[str] | None = None) -> str:
-  """A page as it should be.
-
-  Args:
-    text: as it is.
-    outputs: of its cells, in order; None leaves those that stand there.
+  """A page as it should be; outputs of cells stay, unless they are given.
 
   Raises:
-    UnknownError: a comment names what is not there; the message has both.
+    ValueError: a comment names what is not there; the message has both.
   """
   left = list(outputs or ())
 
@@ -123,8 +119,8 @@ def written(text: str, outputs: Sequence[str] | None = None) -> str:
 def _made(known: dict[str, Callable[[str], str]], kind: str, words: str) -> str:
   try:
     return lookup.pick(known, kind, "kind of marker")(words)
-  except lookup.UnknownError as error:
-    raise lookup.UnknownError(f"<!-- {kind} {words} -->: {error}") from None
+  except ValueError as error:
+    raise ValueError(f"<!-- {kind} {words} -->: {error}") from None
 
 
 def cells(text: str) -> list[str]:
@@ -171,7 +167,7 @@ def main(argv: Sequence[str]) -> int:
       outputs = importlib.import_module("docs.extensions.cells").run(code)
     try:
       want = written(text, outputs)
-    except lookup.UnknownError as error:
+    except ValueError as error:
       print(f"{path}: {error}", file=sys.stderr)
       wrong += 1
       continue

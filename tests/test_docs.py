@@ -26,8 +26,8 @@ PAGES = sorted(
 README = (ROOT / "README.md").read_text()
 # Modules that need an extra which is not always installed.
 EXTRAS = {
-  "docutils", "jax_triton", "matplotlib", "nbclient", "nbformat", "qwix",
-  "rich", "sphinx", "triton",
+  "jax_triton", "matplotlib", "nbclient", "nbformat", "qwix",
+  "rich", "triton",
 }  # fmt: skip
 
 MODULES = sorted(

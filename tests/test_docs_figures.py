@@ -22,8 +22,8 @@ from pallas_gemm.ladder import contract, register_layouts, traffic
 # Names that pages refer to.
 NAMES = {
   "a_and_b_in_memory", "bank_conflicts", "block_and_thread_index",
-  "c_by_blocks", "cluster_multicast", "counters", "dense_histogram",
-  "grid_and_blockspec", "group_sizes", "grouped_share", "ladder_overview",
+  "c_by_blocks", "cluster_multicast", "counters", "grid_and_blockspec",
+  "group_sizes", "ladder_overview",
   "memory_hierarchy", "one_value_per_thread_to_column", "persistent_tiles",
   "producer_consumers", "register_layout", "ring_of_stages", "roofline",
   "stalls", "steps_along_k", "sweep", "swizzle", "tensor_core_fragment",
@@ -81,7 +81,7 @@ def test_draws_readably(name):
 
 
 def test_same_drawing_same_file(tmp_path):
-  names = ["bank_conflicts", "dense_histogram"]
+  names = ["bank_conflicts", "counters"]
   first = figures.draw_all(tmp_path / "first", names)
   second = figures.draw_all(tmp_path / "second", names)
   assert [path.name for path in first] == [f"{name}.svg" for name in names]
@@ -157,9 +157,6 @@ def test_what_a_thread_computes():
 
 
 def test_rows_that_are_drawn():
-  grouped = picture("grouped_share")
-  shares = [grouped.share(row) for row in grouped.cases()]
-  assert shares and 0 < min(shares) and max(shares) <= 1
   found = picture("group_sizes").cases()
   assert len(found) == len(shapes.GROUPED["sizes"].problems)
   waits = picture("stalls").shares()
@@ -298,11 +295,3 @@ def test_points_under_the_roof():
   intensities = [0.25, 0.25, 8, 16, 21.3, 21.3, 32, 42.7, 64, 85.3, 85.3, 128]
   assert [x for _, x, _ in found] == pytest.approx(intensities, rel=0.01)
   assert [rung.number for rung, _, _ in found] == [*range(1, 13)]
-
-
-def test_histogram_holds_every_case():
-  speeds = [0.7, 0.999, 1.0, 1.04, 1.06, 4.0]
-  edges = picture("dense_histogram").bins(speeds)
-  counts, _ = np.histogram(speeds, edges)
-  assert counts.sum() == len(speeds)
-  assert 1.0 in edges

@@ -132,7 +132,7 @@ def test_the_page_says_which_tokamax_it_was():
     "config": {"tokamax": "0.1", "tuned": {"tried": 3}},
   }
   assert (
-    "weights. `tokamax triton`: version 0.1, Triton 3.6, Triton patched, not"
+    " `tokamax triton`: version 0.1, Triton 3.6, Triton patched, not"
     " tuned. `tokamax mosaic tuned`: version 0.1, by its own tuner.\n"
   ) in ragged_tables.markdown(found) + "\n"
 

@@ -3,5 +3,5 @@
 Each function makes text of the words of a comment: of committed rows
 (`rows`, `results`, `numbers`), of the package's models (`numbers`,
 `rung_tables`) and of code (`sources`, `api`). What is asked for and is not
-there is an error that says what is there.
+there is a ValueError that says what is there.
 """

@@ -26,9 +26,6 @@ def markdown(text: str) -> str:
 
   Of a class the members that are named are shown as well, all public ones for
   "*"; of a module all its functions and classes.
-
-  Raises:
-    UnknownError: there is no such name.
   """
   name, *members = lookup.words(text, 1, "a name and perhaps members")
   thing = _found(name)
@@ -65,10 +62,10 @@ def _found(name: str) -> Any:
       continue
     for part in parts[i:]:
       if not hasattr(thing, part):
-        raise lookup.UnknownError(f"{'.'.join(parts[:i])} has no {part!r}")
+        raise ValueError(f"{'.'.join(parts[:i])} has no {part!r}")
       thing = getattr(thing, part)
     return thing
-  raise lookup.UnknownError(f"no module {parts[0]!r}")
+  raise ValueError(f"no module {parts[0]!r}")
 
 
 def _entry(name: str, thing: Any) -> str:
@@ -95,9 +92,10 @@ def _signature(name: str, thing: Any) -> str:
       words.append("*")
     word = _OBJECT.sub(r"\1", str(p.replace(annotation=p.empty)))
     words.append(word if len(word) < _WIDTH else f"{p.name}=...")
-  call = f"{name.rpartition('.')[2]}({', '.join(words)})"
+  name = name.rpartition(".")[2]
+  call = f"{name}({', '.join(words)})"
   if len(call) > _WIDTH:
-    call = f"{name.rpartition('.')[2]}(\n  " + ",\n  ".join(words) + ",\n)"
+    call = f"{name}(\n  " + ",\n  ".join(words) + ",\n)"
   return f"```python\n{call}\n```\n\n"
 
 

@@ -9,16 +9,10 @@ Arrows = dict[str, dict[str, set[str]]]
 
 
 def arrows(folder: pathlib.Path) -> Arrows:
-  """Which parts of a package import which others, and by which modules.
+  """Which parts of a package import which others: files of a import b.
 
   A part is a module or a package that lies in the folder, with all that is in
   it; the package's own `__init__` is "__init__". Imports in functions count.
-
-  Args:
-    folder: the package's, or of a package in it.
-
-  Returns:
-    found[a][b]: the files of a that import b.
 
   Example:
     >>> import pathlib

@@ -20,18 +20,12 @@ _COMMENT = re.compile(r"<!--.*?-->\n*", re.S)
 
 
 def run(code: Sequence[str]) -> list[str]:
-  """What each cell prints, as Markdown; "" of one that prints nothing.
-
-  Raises:
-    nbclient.exceptions.CellExecutionError: a cell fails.
-  """
-  notebook = nbformat.v4.new_notebook(
-    cells=[nbformat.v4.new_code_cell(x) for x in code]
-  )
+  """What each cell prints, as Markdown; "" of one that prints nothing."""
+  cells = [nbformat.v4.new_code_cell(x) for x in code]
+  notebook = nbformat.v4.new_notebook(cells=cells)
+  at_root = {"metadata": {"path": str(lookup.ROOT)}}
   client = nbclient.NotebookClient(
-    notebook,
-    timeout=_TIMEOUT_S,
-    resources={"metadata": {"path": str(lookup.ROOT)}},
+    notebook, timeout=_TIMEOUT_S, resources=at_root
   )
   # Kernels are interpreted on the CPU.
   client.execute(env=os.environ | {"JAX_PLATFORMS": "cpu"})

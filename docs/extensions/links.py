@@ -9,58 +9,44 @@ not followed. Exit status 1 if something is wrong; each is printed.
 
 from collections.abc import Iterator
 import functools
-from html import parser
+import html
 import pathlib
 import re
 import sys
 from urllib import parse
 
-# What a page links to, and what it loads.
-_LINKS = {("a", "href")}
-_LOADED = {
-    ("img", "src"), ("script", "src"), ("link", "href"), ("source", "src"),
-    ("iframe", "src"), ("object", "data"),
-}  # fmt: skip
+# A tag's own attributes: what it links to, what it loads, its anchors.
+_TAG = re.compile(r"<\w+\s[^>]*>")
+_NAMED = re.compile(r"""(?<![\w-])(href|src|data|id)=["']([^"']*)""")
 _LOADED_BY_STYLES = re.compile(r"(?:url\(|@import)\s*['\"]?(https?:)?//")
 
 
-class Page(parser.HTMLParser):
-  """The links and the anchors of a page."""
-
-  def __init__(self, text: str):
-    super().__init__()
-    self.links: list[tuple[str, bool]] = []
-    self.anchors: set[str] = set()
-    self.feed(text)
-
-  def handle_starttag(
-    self, tag: str, attrs: list[tuple[str, str | None]]
-  ) -> None:
-    """Notes what a tag links to, and its anchors."""
-    canonical = ("rel", "canonical") in attrs
-    for name, value in attrs:
-      if value is None:
-        continue
-      if name == "id" or (tag, name) == ("a", "name"):
-        self.anchors.add(value)
-      elif (tag, name) in _LINKS or ((tag, name) in _LOADED and not canonical):
-        self.links.append((value, (tag, name) in _LOADED))
+@functools.cache
+def _page(path: pathlib.Path) -> tuple[list[tuple[str, bool]], set[str]]:
+  """The links of a page, each with whether it is loaded; and its anchors."""
+  links, anchors = [], set()
+  for tag in _TAG.findall(path.read_text()):
+    for name, value in _NAMED.findall(tag):
+      if name == "id":
+        anchors.add(html.unescape(value))
+      elif 'rel="canonical"' not in tag:
+        links.append((html.unescape(value), not tag.startswith("<a ")))
+  return links, anchors
 
 
 def problems(site: pathlib.Path) -> Iterator[str]:
   """What is wrong with the links of a site, a line each."""
-  read = functools.cache(lambda path: Page(path.read_text()))
+  _page.cache_clear()
   for path in sorted(site.rglob("*.html")):
-    name = path.relative_to(site)
-    for target, loaded in read(path).links:
-      if wrong := _wrong(site, path, target, loaded, read):
-        yield f"{name}: {target}: {wrong}"
+    for target, loaded in _page(path)[0]:
+      if wrong := _wrong(site, path, target, loaded):
+        yield f"{path.relative_to(site)}: {target}: {wrong}"
   for path in sorted(site.rglob("*.css")):
     if _LOADED_BY_STYLES.search(path.read_text()):
       yield f"{path.relative_to(site)}: loads from another site"
 
 
-def _wrong(site, page, target: str, loaded: bool, read) -> str:
+def _wrong(site, page, target: str, loaded: bool) -> str:
   """What is wrong with a link; "" if nothing is."""
   url = parse.urlsplit(target)
   if url.scheme == "data" or target == "#":
@@ -77,25 +63,20 @@ def _wrong(site, page, target: str, loaded: bool, read) -> str:
   if not path.exists():
     return "no such file"
   anchor = parse.unquote(url.fragment)
-  if anchor and path.suffix == ".html" and anchor not in read(path).anchors:
+  if anchor and path.suffix == ".html" and anchor not in _page(path)[1]:
     return "no such anchor"
   return ""
 
 
 def main(argv: list[str]) -> int:
   """Prints what is wrong; the exit status."""
-  if len(argv) != 2:
-    print(__doc__, file=sys.stderr)
-    return 2
-  site = pathlib.Path(argv[1]).resolve()
+  site = pathlib.Path(*argv[1:]).resolve()
   if not (site / "index.html").exists():
     print(f"there is no site in {site}", file=sys.stderr)
     return 2
   found = list(problems(site))
-  for line in found:
-    print(line)
   pages = sum(1 for _ in site.rglob("*.html"))
-  print(f"{pages} pages, {len(found)} broken links")
+  print(*found, f"{pages} pages, {len(found)} broken links", sep="\n")
   return 1 if found else 0
 
 

@@ -8,18 +8,10 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-class UnknownError(ValueError):
-  """A page names something that is not there, or not in one way."""
-
-
 def pick(found: Mapping[str, Any], key: str, what: str) -> Any:
-  """The value of a key.
-
-  Raises:
-    UnknownError: there is none; the message lists the keys.
-  """
+  """The value of a key."""
   if key not in found:
-    raise UnknownError(f"no {what} {key!r}; there is {listed(found)}")
+    raise ValueError(f"no {what} {key!r}; there is {listed(found)}")
   return found[key]
 
 
@@ -29,12 +21,8 @@ def listed(names: Iterable[Any]) -> str:
 
 
 def words(text: str, least: int, form: str) -> list[str]:
-  """The words of a comment; what is in quotes is one.
-
-  Raises:
-    UnknownError: there are too few; the message says what is wanted.
-  """
+  """The words of a comment; what is in quotes is one."""
   found = shlex.split(text)
   if len(found) < least:
-    raise UnknownError(f"want {form}, got {text!r}")
+    raise ValueError(f"want {form}, got {text!r}")
   return found

@@ -1,6 +1,7 @@
 """Numbers in a sentence: what each kind of comment prints."""
 
 import dataclasses
+import functools
 import re
 from typing import Any
 
@@ -11,20 +12,16 @@ from experiments.harness import (
   rung_text,
   shapes,
   tables,
-)
-from pallas_gemm import hardware, roofline
+)  # fmt: skip
+from pallas_gemm import hardware, ladder, roofline
 from pallas_gemm.ladder import traffic
 
 
 def rung(text: str) -> str:
-  """A figure of a timed row: "6 tflops", "12 jnp 4096x8192x4096 h100".
-
-  Raises:
-    UnknownError: no rung, row or figure of that name.
-  """
+  """A figure of a timed row: "6 tflops", "12 jnp 4096x8192x4096 h100"."""
   name, field, shape, gpu = _parsed(text)
   if name[0].isdigit():
-    row = results.timed(results.rung(name), gpu, shape)
+    row = results.timed(ladder.find(name), gpu, shape)
   else:
     row = results.kernel(name, gpu, shape)
   figures = {
@@ -39,18 +36,14 @@ def rung(text: str) -> str:
     return value(field, lookup.pick({**figures, **row}, field, "figure"))
   found = figures[field](row)
   if found.startswith(tables.EMPTY):
-    raise lookup.UnknownError(f"rung {name} has no {field!r} at {shape}")
+    raise ValueError(f"rung {name} has no {field!r} at {shape}")
   return found
 
 
 def counter(text: str) -> str:
-  """A counter, a stall or a part of the occupancy: "6 dram_read_bytes".
-
-  Raises:
-    UnknownError: no rung or counter of that name.
-  """
+  """A counter, a stall or a part of the occupancy: "6 dram_read_bytes"."""
   name, key, _, gpu = _parsed(text)
-  row = results.counters(results.rung(name), gpu)
+  row = results.counters(ladder.find(name), gpu)
   stalls = row.get("stalls") or {}
   found = {**row["measured"], **stalls, **(row.get("occupancy") or {})}
   moved = found["dram_read_bytes"] + found["dram_write_bytes"]
@@ -64,11 +57,7 @@ def counter(text: str) -> str:
 
 
 def model(text: str) -> str:
-  """What the traffic model says: "6 global_load_bytes", "6 floor h100".
-
-  Raises:
-    UnknownError: no rung or figure of that name.
-  """
+  """What the traffic model says: "6 global_load_bytes", "6 floor h100"."""
   name, key, shape, gpu = _parsed(text)
   t = traffic_of(name, shape, gpu)
   found: dict[str, Any] = {
@@ -76,9 +65,11 @@ def model(text: str) -> str:
     for x in (t, t.floor)
     for field in dataclasses.fields(x)
   }
-  found |= {"floor": tables.duration(1e3 * t.floor.seconds)}
-  found |= {"tflops": t.flops / t.floor.seconds / 1e12}
-  found |= {"fma_issue_share": t.fma_issue_share}
+  found |= {
+    "floor": tables.duration(1e3 * t.floor.seconds),
+    "tflops": t.flops / t.floor.seconds / 1e12,
+    "fma_issue_share": t.fma_issue_share,
+  }
   return value(key, lookup.pick(found, key, "figure of the model"))
 
 
@@ -86,8 +77,7 @@ def traffic_of(
   name: str, shape: shapes.Shape = results.CUBE, gpu: str = "h200"
 ) -> traffic.Traffic:
   """The traffic model of a rung with its default config."""
-  one = results.rung(name)
-  device = results.gpu(gpu)
+  one, device = ladder.find(name), results.gpu(gpu)
   with hardware.assume(device.name):
     return rung_text.traffic_of(one, results.problem(one, shape), device)
 
@@ -96,102 +86,76 @@ def published(text: str) -> str:
   """A published step: "Boehm 6", "tilus stages", "Boehm cublas", "Boehm 6 x".
 
   A last "x" is the step's speed over cuBLAS on the same GPU.
-
-  Raises:
-    UnknownError: no ladder or step of that name.
   """
   source, *step = lookup.words(text, 2, "a source and a step")
   ladders = {x.source: x for x in ladder_tables.PUBLISHED}
   names = [x for x in ladders if source.lower() in x.lower()]
-  ladder = lookup.pick(ladders, names[0] if names else source, "source")
+  theirs = lookup.pick(ladders, names[0] if names else source, "source")
   ratio = step[-1] == "x" and len(step) > 1
   if step == ["note"]:
-    return ladder.note
-  steps = {"cublas": ladder.cublas}
-  for name, figure, number in ladder.steps:
+    return theirs.note
+  steps = {"cublas": theirs.cublas}
+  for name, figure, number in theirs.steps:
     steps |= {name: figure, str(number): figure}
   key = " ".join(step[:-1] if ratio else step)
-  figure = lookup.pick(steps, key, f"step of {ladder.source}")
+  figure = lookup.pick(steps, key, f"step of {theirs.source}")
   if not ratio:
-    return f"{figure:,g} {ladder.unit}"
-  over = ladder.of_cublas(int(key)) if key.isdigit() else None
+    return f"{figure:,g} {theirs.unit}"
+  over = theirs.of_cublas(int(key)) if key.isdigit() else None
   if over is None:
-    raise lookup.UnknownError(f"{ladder.source} gives no cuBLAS for {key!r}")
+    raise ValueError(f"{theirs.source} gives no cuBLAS for {key!r}")
   return tables.factor(over)
 
 
 def gpu(text: str) -> str:
-  """A fact of a GPU: "h200 sms", "rtx 3090 fp32", "h100 ridge_bf16".
-
-  Raises:
-    UnknownError: no GPU or fact of that name.
-  """
+  """A fact of a GPU: "h200 sms", "rtx 3090 fp32", "h100 ridge_bf16"."""
   *name, key = lookup.words(text, 2, "a GPU and a fact")
   device = results.gpu(" ".join(name))
   l2_rate = device.sm_count * roofline.L2_BYTES_PER_CLOCK * device.clock_hz
 
-  def ridge(dtype: str) -> str:
-    return f"{roofline.ridge_point(device, dtype):.3g} FLOP/byte"
+  def rate(x: float) -> str:
+    return f"{x / 1e12:,.4g} T" if x >= 1e12 else f"{x / 1e9:,.4g} G"
 
+  ridge = functools.partial(roofline.ridge_point, device)
   facts = {
-    "sms": str(device.sm_count),
-    "lanes": str(device.fp32_lanes_per_sm),
+    "sms": f"{device.sm_count}",
+    "lanes": f"{device.fp32_lanes_per_sm}",
     "l2": f"{device.l2_bytes / 1024**2:g} MiB",
-    "dram": _rate(device.dram_bytes_per_s, "B/s"),
+    "dram": f"{rate(device.dram_bytes_per_s)}B/s",
     "shared": f"{device.shared_bytes_per_sm / 1024:g} KiB",
     "shared_block": f"{device.shared_bytes_per_block / 1024:g} KiB",
-    "shared_rate": _rate(device.shared_bytes_per_s, "B/s"),
-    "l2_rate": _rate(l2_rate, "B/s"),
-    "fp32": _rate(device.fp32_flops, "FLOP/s"),
-    "bf16": _rate(device.bf16_flops, "FLOP/s"),
-    "ridge_fp32": ridge("float32"),
-    "ridge_bf16": ridge("bfloat16"),
+    "shared_rate": f"{rate(device.shared_bytes_per_s)}B/s",
+    "l2_rate": f"{rate(l2_rate)}B/s",
+    "fp32": f"{rate(device.fp32_flops)}FLOP/s",
+    "bf16": f"{rate(device.bf16_flops)}FLOP/s",
+    "ridge_fp32": f"{ridge('float32'):.3g} FLOP/byte",
+    "ridge_bf16": f"{ridge('bfloat16'):.3g} FLOP/byte",
   }
   return lookup.pick(facts, key, "fact of a GPU")
 
 
-def _rate(x: float, unit: str) -> str:
-  scale, prefix = (1e12, "T") if x >= 1e12 else (1e9, "G")
-  return f"{x / scale:,.4g} {prefix}{unit}"
-
-
 def calc(text: str) -> str:
-  """The value of an expression; a last word such as ".1f" is its format.
-
-  Raises:
-    UnknownError: it is no arithmetic.
-
-  Example:
-    >>> from docs.extensions import numbers
-    >>> numbers.calc("2 * 4096**3 / 1e9 .1f")
-    '137.4'
-  """
+  """The value of "2 * 4096**3 / 1e9 .1f"; a last word may be its format."""
   expression, _, form = text.strip().rpartition(" ")
   if not (expression and re.fullmatch(r",?(\.\d+)?[dfg]|,", form)):
     expression, form = text.strip(), ""
   if not re.fullmatch(r"(?:[\d.]+(?:e\d+)?|[-+*/() ])+", expression):
-    raise lookup.UnknownError(f"want numbers and + - * /, got {expression!r}")
+    raise ValueError(f"want numbers and + - * /, got {expression!r}")
   try:
     result = eval(expression)  # numbers and operators alone
   except (SyntaxError, ArithmeticError) as error:
-    raise lookup.UnknownError(f"{expression!r}: {error}") from None
+    raise ValueError(f"{expression!r}: {error}") from None
   return format(result, form) if form else number(result)
 
 
 def _parsed(text: str) -> tuple[str, str, shapes.Shape, str]:
   """Kernel, key, shape and GPU of "6 tflops 4096x8192x4096 h100"."""
-  form = "a rung and a key, then perhaps MxNxK and a GPU"
-  found = lookup.words(text, 2, form)
-  gpu_name = "h200"
-  if found[-1].lower() in results.MEASURED:
-    gpu_name = found.pop().lower()
-  shape = results.CUBE
-  if re.fullmatch(r"\d+x\d+x\d+", found[-1]):
-    shape = shapes.parse(found.pop())
-  *name, key = found
-  if not name:
-    raise lookup.UnknownError(f"want {form}, got {text!r}")
-  return " ".join(name), key, shape, gpu_name
+  form = r"(.+?) (\S+?)(?: (\d+x\d+x\d+))?(?: (h[12]00))?"
+  if not (match := re.fullmatch(form, text)):
+    raise ValueError(f"want a rung and a key, perhaps MxNxK, GPU; got {text!r}")
+  name, key, shape, gpu_name = match.groups()
+  shape = shapes.parse(shape) if shape else results.CUBE
+  return name, key, shape, gpu_name or "h200"
 
 
 def number(x: float) -> str:
@@ -207,7 +171,7 @@ def value(name: str, x: Any) -> str:
     return str(x)
   last = name.split(".")[-1]
   for ending, text in _ENDINGS.items():
-    if last == ending or last.endswith("_" + ending):
+    if f"_{last}".endswith(f"_{ending}"):
       return text(x)
   return tables.factor(x) if last.startswith("ratio") else number(x)
 

@@ -1,6 +1,6 @@
 """Tables of the ops' results and of published ladders, none of them wide."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 import re
 
 from docs.extensions import lookup, results
@@ -10,7 +10,7 @@ from experiments.harness import (
   ragged_cases,
   ragged_tables,
   tables,
-)
+)  # fmt: skip
 from experiments.harness import rows as rows_lib
 from pallas_gemm import ladder
 
@@ -19,28 +19,15 @@ _OPS = {"dense": dense_tables.markdown, "ragged": ragged_tables.markdown}
 _TABLE = re.compile(r"(?:^\|.*\|\n?)+", re.M)
 
 
-def _rows(gpu: str, name: str):
-  gpu = lookup.pick({x: results.GPUS[x] for x in results.MEASURED}, gpu, "GPU")
-  return rows_lib.read(rows_lib.RESULTS / rows_lib.slug(gpu) / f"{name}.jsonl")
-
-
 def random(gpu: str) -> str:
-  """Random problems on a GPU, "h100" say, by the seed that drew them.
-
-  Raises:
-    UnknownError: no GPU of that name.
-  """
-  return narrow(dense_tables.by_seed(_rows(gpu, "dense_unseen")))
+  """Random problems on a GPU, "h100" say, by the seed that drew them."""
+  return narrow(dense_tables.by_seed(results.read(gpu, "dense_unseen")))
 
 
 def ops(name: str) -> str:
-  """The ops against XLA on an H200: "dense" or "ragged".
-
-  Raises:
-    UnknownError: no ops of that name.
-  """
+  """The ops against XLA on an H200: "dense" or "ragged"."""
   markdown = lookup.pick(_OPS, name, "ops")
-  return narrow(markdown(rows_lib.latest(_rows("h200", name))))
+  return narrow(markdown(rows_lib.latest(results.read("h200", name))))
 
 
 def published_ladders(_: str) -> str:
@@ -67,21 +54,20 @@ def targets(_: str) -> str:
   found = {(row["rung"], row["target"]): row.get("registers") for row in rows}
   cells = []
   for label in dict.fromkeys(row["rung"] for row in rows):
-    cells.append([f"{label} {results.rung(label).name}"])
+    cells.append([f"{label} {ladder.find(label).name}"])
     for column in _TARGETS.values():
       taken = dict.fromkeys(found.get((label, x)) for x in column)
       cells[-1].append(" / ".join(str(x or tables.EMPTY) for x in taken))
   text = tables.markdown(["rung", *_TARGETS], cells, [*_TARGETS])
   spilled = sum(row.get("spill_bytes") or 0 for row in rows)
-  return (
-    f"{text}\n\nJAX {newest['jax']}; bytes spilled by all of them: {spilled}."
-  )
+  notes = f"JAX {newest['jax']}; bytes spilled by all of them: {spilled}."
+  return f"{text}\n\n{notes}"
 
 
 def ampere(gpu: str) -> str:
   """Rungs of 4096 cubed on a GPU: its own code, and an A100's, in two ways."""
   cells = []
-  for row in _rows(gpu, "ampere"):
+  for row in results.read(gpu, "ampere"):
     if row["m"] == 4096:
       arms = (row["kernel"], "lowered for 8.0", "sm_80 PTX")
       times = [row["arms"][arm]["ms_median"] for arm in arms]
@@ -93,24 +79,24 @@ def ampere(gpu: str) -> str:
 
 def eight_bits(gpu: str) -> str:
   """Products of 8 bits beside ours of 16 and XLA's; then a layer's passes."""
-  rows = [row for row in _rows(gpu, "eight_bits") if "suite" in row]
+  rows = [row for row in results.read(gpu, "eight_bits") if "suite" in row]
   at = lambda row: tuple(row.get(x) for x in ("m", "n", "k", "groups", "pass"))  # noqa: E731
   wide = {at(row): row for row in rows if row["dtype"] == "bfloat16"}
   cells = []
   for row in rows:
     if row["dtype"] == "bfloat16" or at(row) not in wide:
       continue
-    own, kind = row["arms"], row["epilogue"] or "none"
+    kind = row["epilogue"] or "none"
     kind = f"int8, {kind}" if row["dtype"] == "int8" else kind
-    ours = own["pallas_gemm"]
+    ours = row["arms"]["pallas_gemm"]
     name = f"{row['m']}x{row['n']}x{row['k']}"
     if row.get("groups"):
       name += f" in {row['groups']}, {row['pass']}"
-    xla = [x["ms_median"] for arm, x in own.items() if arm.startswith("xla")]
-    by_xla = tables.factor(xla[0] / ours["ms_median"]) if xla else tables.EMPTY
-    in_16 = wide[at(row)]["ms_median"] / ours["ms_median"]
-    rate = f"{ours['tflops']:.0f}"
-    cells.append([name, kind, rate, tables.factor(in_16), by_xla])
+    peers = [wide[at(row)]]
+    peers += [x for arm, x in row["arms"].items() if arm.startswith("xla")]
+    gains = [tables.factor(x["ms_median"] / ours["ms_median"]) for x in peers]
+    gains = [*gains, tables.EMPTY][:2]
+    cells.append([name, kind, f"{ours['tflops']:.0f}", *gains])
   header = ["product", "scales", "TFLOP/s", "of bfloat16", "of XLA"]
   products = tables.markdown(header, cells, header[2:])
   [layer] = [row for row in rows if row["suite"] == "layer"]
@@ -125,38 +111,31 @@ def eight_bits(gpu: str) -> str:
 
 def ops_overview(_: str) -> str:
   """What an op computes, its baseline, and how much faster; then the losses."""
-  dense = dense_tables.compared(rows_lib.latest(_rows("h200", "dense")))
-  mixtral = [
-    row
-    for row in ragged_tables.timed(rows_lib.latest(_rows("h200", "ragged")))
-    if row["suite"] == "mixtral"
-  ]
+  dense = dense_tables.compared(rows_lib.latest(results.read("h200", "dense")))
+  ragged = ragged_tables.timed(rows_lib.latest(results.read("h200", "ragged")))
+  mixtral = [row for row in ragged if row["suite"] == "mixtral"]
   fused = [row for row in dense if row["epilogue"] != "none"]
-  drawn = dense_tables.compared(_rows("h200", "dense_unseen"))
+  drawn = dense_tables.compared(results.read("h200", "dense_unseen"))
   drawn = [row for row in drawn if row["seed"] == drawn[-1]["seed"]]
+
+  def over(arm: str) -> list[float]:
+    found = (ragged_tables.speed_over(row, arm) for row in mixtral)
+    return [speed for speed in found if speed is not None]
+
   cells = []
-  for op, baseline, arm, rows in (
-    ("`matmul`, all suites", "`jnp`", None, dense),
-    ("`matmul` with bias, C, activation", "`jnp`", None, fused),
-    (
-      "`matmul`, 1 to 128 rows (Llama)", "`jnp`", None,
-      dense_tables.small_m(dense),
-    ),
-    ("`matmul`, random problems", "`jnp`", None, drawn),
-    (
-      "`ragged_dot`, Mixtral, and gradients", "`lax.ragged_dot`",
-      ragged_cases.LAX, mixtral,
-    ),
-    (
-      "`ragged_dot`, Mixtral", "JAX's `ragged_dot_mgpu`", ragged_cases.EXAMPLE,
-      mixtral,
-    ),
+  for op, baseline, speeds in (
+    ("`matmul`, all suites", "`jnp`", map(dense_tables.ratio, dense)),
+    ("`matmul` with bias, C, activation", "`jnp`",
+     map(dense_tables.ratio, fused)),
+    ("`matmul`, 1 to 128 rows (Llama)", "`jnp`",
+     map(dense_tables.ratio, dense_tables.small_m(dense))),
+    ("`matmul`, random problems", "`jnp`", map(dense_tables.ratio, drawn)),
+    ("`ragged_dot`, Mixtral, and gradients", "`lax.ragged_dot`",
+     over(ragged_cases.LAX)),
+    ("`ragged_dot`, Mixtral", "JAX's `ragged_dot_mgpu`",
+     over(ragged_cases.EXAMPLE)),
   ):  # fmt: skip
-    speeds = [
-      ragged_tables.speed_over(row, arm) if arm else dense_tables.ratio(row)
-      for row in rows
-    ]
-    speeds = [speed for speed in speeds if speed is not None]
+    speeds = list(speeds)
     figures = tables.geomean(speeds), min(speeds), max(speeds)
     cells.append([op, baseline, str(len(speeds)), *map(tables.factor, figures)])
   slow = sum(dense_tables.ratio(row) < 0.95 for row in drawn)
@@ -186,29 +165,27 @@ def narrow(text: str) -> str:
 
 
 def _parts(table: str) -> Iterator[str]:
-  rows = [line.strip("| \n").split(" | ") for line in table.splitlines()]
-  header, _, *cells = rows
+  header, _, *cells = (
+    line.strip("| \n").split(" | ") for line in table.splitlines()
+  )
   if len(header) <= COLUMNS:
     yield table.strip()
     return
   first = 1
   while header[first] in tables.WORDS:
     first += 1
-  empty = tables.EMPTY, "0"
-  kept = [
-    i
-    for i in range(first, len(header))
-    if any(row[i] not in empty for row in cells)
-  ]
+
+  def says(columns: Iterable[int], row: Sequence[str]) -> bool:
+    return any(row[i] not in (tables.EMPTY, "0") for i in columns)
+
+  every = range(first, len(header))
+  kept = [i for i in every if any(says([i], row) for row in cells)]
   parts = 2
   while len(kept) % parts or len(kept) // parts > COLUMNS - first:
     parts += 1
   size = len(kept) // parts
   for start in range(0, len(kept), size):
-    columns = [*range(first), *kept[start : start + size]]
-    lines = [
-      [row[i] for i in columns]
-      for row in cells
-      if any(row[i] not in empty for i in columns[first:])
-    ]
-    yield tables.markdown([header[i] for i in columns], lines)
+    part = kept[start : start + size]
+    lines = [row for row in (header, *cells) if says(part, row)]
+    picked = [[*row[:first], *(row[i] for i in part)] for row in lines]
+    yield tables.markdown(picked[0], picked[1:])

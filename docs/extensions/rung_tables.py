@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 import math
 import shlex
-from typing import Any
 
-from docs.extensions import lookup, numbers, results
-from docs.extensions.sources import folded
+from docs.extensions import lookup, numbers, results, sources
 from experiments import ladder as program
 from experiments.harness import (
   counter_tables,
@@ -14,11 +12,10 @@ from experiments.harness import (
   rung_text,
   shapes,
   tables,
-)
+)  # fmt: skip
 from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract
 
-RowDict = dict[str, Any]
 # What holds each rung back, as the next page's counters show it.
 BOUND_BY = {
   1: "L1: a line for each lane's load",
@@ -52,10 +49,9 @@ def roadmap(folder: str) -> str:
     row = results.timed(one, "h200")
     page = f"{folder}{one.number:02}_{one.name}.md"
     before = results.relative(row, "x before") if one.number > 1 else ""
-    cells.append(
-      [f"[{one.number}]({page})", title(one.number), one.idea,
-       BOUND_BY[one.number], tables.TFLOPS(row), before, tables.RATIO(row)]
-    )  # fmt: skip
+    words = title(one.number), one.idea, BOUND_BY[one.number]
+    figures = tables.TFLOPS(row), before, tables.RATIO(row)
+    cells.append([f"[{one.number}]({page})", *words, *figures])
   return tables.markdown(header, cells, [header[0], *header[4:]])
 
 
@@ -63,16 +59,12 @@ def box(text: str) -> str:
   """What a rung gains, what binds it, and the lines that do it.
 
   "6: one part | another": each part is of a line in the rung's file.
-
-  Raises:
-    UnknownError: a part is in no line, or there is no such rung.
   """
   label, _, parts = text.partition(":")
-  one = results.rung(label.strip())
+  one = ladder.find(label.strip())
   row, binds = results.timed(one, "h200"), BOUND_BY[one.number]
   gain = f"{tables.TFLOPS(row)} TFLOP/s on an H200"
-  if one.number > 1:
-    before = results.before(one)
+  if before := results.before(one):
     faster = results.relative(row, "x before")
     gain = f"{tables.TFLOPS(results.timed(before, 'h200'))} → {gain}"
     gain += f", {faster}" if faster != tables.EMPTY else ", in 16 bits"
@@ -81,19 +73,13 @@ def box(text: str) -> str:
   path = lookup.ROOT / (one.module.replace(".", "/") + ".py")
   source = path.read_text().splitlines()
   for part in parts.split("|"):
-    found = [line.strip() for line in source if part.strip() in line]
-    if not found:
-      raise lookup.UnknownError(f"no line of {path.name} has {part!r}")
-    lines.append(f"> {found[0]}")
+    at = sources.line(source, part.strip(), 0, path)
+    lines.append(f"> {source[at].strip()}")
   return "\n".join([*lines, "> ```"])
 
 
 def problems(text: str) -> str:
-  """The ladder on each GPU, all problems or one: "'4096x4096x4096 float32'".
-
-  Raises:
-    UnknownError: no row is of that problem.
-  """
+  """The ladder on each GPU, all problems or one: "'4096x4096x4096 float32'"."""
   parts = []
   for gpu in results.MEASURED:
     rows = ladder_tables.own(results.measured(gpu, "ladder"))
@@ -108,7 +94,7 @@ def problems(text: str) -> str:
   return "\n\n".join(parts)
 
 
-def _timed(rows: Sequence[RowDict]) -> str:
+def _timed(rows: Sequence[results.RowDict]) -> str:
   """Rows of one GPU: the one table of times there is."""
   unit, times = in_one_unit([row["ms_median"] for row in rows], _TIMES)
   shown = {id(row): time for row, time in zip(rows, times)}
@@ -133,7 +119,7 @@ _COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 
 def steps(text: str) -> str:
   """Rungs and variants in the order in which a page takes them: "8 9a 9 9b"."""
-  rungs = [results.rung(label) for label in text.split()]
+  rungs = [ladder.find(label) for label in text.split()]
   # The first GPU on which all of them were measured.
   for gpu in results.MEASURED:
     rows, missing = results.split_measured(rungs, results.timed, gpu)
@@ -155,14 +141,11 @@ def steps(text: str) -> str:
 def sizes(text: str) -> str:
   """Times over the size of cubes: "float32 2 8 'jnp.dot HIGHEST'" (H200)."""
   dtype, *names = shlex.split(text)
-  sides = [128 << i for i in range(7)]
+  names = [ladder.find(x).name if x[0].isdigit() else x for x in names]
   header, columns = ["kernel"], []
-  for side in sides:
+  for side in (128 << i for i in range(7)):
     shape = shapes.Shape(side, side, side)
-    rows = []
-    for name in names:
-      kernel = results.rung(name).name if name[0].isdigit() else name
-      rows.append(results.kernel(kernel, "h200", shape, dtype))
+    rows = [results.kernel(x, "h200", shape, dtype) for x in names]
     unit, times = in_one_unit([row["ms_median"] for row in rows], _TIMES)
     header.append(f"{side}³, {unit}")
     columns.append(times)
@@ -187,7 +170,7 @@ def in_one_unit(
 
 def card(label: str) -> str:
   """What was measured of a rung and its variants, and what others published."""
-  one = results.rung(label)
+  one = ladder.find(label)
   family = [one, *one.variants]
   parts, mine = [], []
   for gpu in results.MEASURED:
@@ -200,9 +183,7 @@ def card(label: str) -> str:
   if one.variants:
     parts.append("*x before* of a variant is over its rung.")
   del columns["threads"], columns["warps/SM"]
-  counted = results.split_measured(
-    family, results.counters, results.MEASURED[0]
-  )[0]
+  counted, _ = results.split_measured(family, results.counters, "h200")
   if counted:
     header, cells = tables.pivot(counted, columns)
     parts.append(tables.markdown(header, cells, header[1:-1]))
@@ -213,7 +194,7 @@ def card(label: str) -> str:
   parts += [f"Config: `{fields}`. {change}", _published(one)]
   if mine:
     parts.append(tables.provenance_line(mine))
-  return "\n\n".join(part for part in parts if part)
+  return "\n\n".join(filter(None, parts))
 
 
 def _published(one: contract.Rung) -> str:
@@ -226,25 +207,18 @@ def _published(one: contract.Rung) -> str:
       gain = figure / x.steps[i - 1][1] if i else None
       if gain and x.unit == ladder_tables.MS:
         gain = 1 / gain
-      cells.append(
-        [
-          f"[{x.source}]({x.url or '../published.md'})",
-          f"{x.gpu or 'GPU not named'}, {x.problem}",
-          name,
-          f"{figure:,g} {x.unit}",
-          tables.factor(gain),
-          tables.factor(x.of_cublas(number)),
-        ]
-      )
-  header = [
-      "published", "measured on", "step", "figure", "x step before", "x cuBLAS",
-  ]  # fmt: skip
+      factors = map(tables.factor, (gain, x.of_cublas(number)))
+      source = f"[{x.source}]({x.url or '../published.md'})"
+      on = f"{x.gpu or 'GPU not named'}, {x.problem}"
+      cells.append([source, on, name, f"{figure:,g} {x.unit}", *factors])
+  header = ["published", "measured on", "step", "figure", "x step before",
+            "x cuBLAS"]  # fmt: skip
   return tables.markdown(header, cells, header[3:]) if cells else ""
 
 
 def grid(label: str) -> str:
   """Grid and BlockSpecs at 4096^3, as `--explain` prints them."""
-  one = results.rung(label)
+  one = ladder.find(label)
   problem = results.problem(one)
   with hardware.assume(results.GPUS["h200"]):
     config = one.default_config(problem)
@@ -255,14 +229,13 @@ def grid(label: str) -> str:
   blocks = [
     (name, f"`{block}`", f"`{at}`", *rest) for name, block, at, *rest in specs
   ]
-  return "\n\n".join(
-    [
-      f"M x N x K = {size}, {problem.dtype}:",
-      tables.markdown(["grid", "steps", "of"], steps, ["steps"]),
-      *([f"Started: {started}, which take (i, j) in turn."] if started else []),
-      tables.markdown(("BlockSpec", *header[1:]), blocks, ["bytes"]),
-    ]
-  )
+  parts = [
+    f"M x N x K = {size}, {problem.dtype}:",
+    tables.markdown(["grid", "steps", "of"], steps, ["steps"]),
+    started and f"Started: {started}, which take (i, j) in turn.",
+    tables.markdown(("BlockSpec", *header[1:]), blocks, ["bytes"]),
+  ]
+  return "\n\n".join(filter(None, parts))
 
 
 # Of device memory the model knows the least that any kernel moves.
@@ -277,7 +250,7 @@ _TRAFFIC = {
 
 def traffic(label: str) -> str:
   """The bytes that were expected and those that were counted, at 4096^3."""
-  one = results.rung(label)
+  one = ladder.find(label)
   rows = []
   for gpu in results.MEASURED:
     rows += results.split_measured([one], results.counters, gpu)[0]
@@ -292,11 +265,9 @@ def traffic(label: str) -> str:
       continue
     cells.append([name, f"{next(filter(None, models)) / 1e9:,.3g}"])
     for row in rows:
-      counted = row["measured"].get(key)
-      cells[-1] += [
-        tables.EMPTY if counted is None else f"{counted / 1e9:,.3g}",
-        tables.factor((row["ratio"] or {}).get(key)),
-      ]
+      counted, ratio = row["measured"].get(key), (row["ratio"] or {}).get(key)
+      gb = tables.EMPTY if counted is None else f"{counted / 1e9:,.3g}"
+      cells[-1] += [gb, tables.factor(ratio)]
   t = numbers.traffic_of(label)
   return (
     f"{tables.markdown(header, cells, header[1:])}\n\n"
@@ -310,7 +281,7 @@ def traffic(label: str) -> str:
 
 def counters(label: str) -> str:
   """A rung's counters and stalls next to those of the rung before, folded."""
-  one = results.rung(label)
+  one = ladder.find(label)
   rungs = [x for x in (results.before(one), one) if x is not None]
   parts = []
   for gpu in results.MEASURED:
@@ -328,13 +299,13 @@ def counters(label: str) -> str:
     ]
     if waits:
       header = ["stall", *names, "a warp waits for"]
-      text += (
-        "\n\nStalls, in cycles of waiting for each instruction:\n\n"
-        + tables.markdown(header, waits, names)
-      )
+      text += "\n\nStalls, in cycles of waiting for each instruction:\n\n"
+      text += tables.markdown(header, waits, names)
     beside = f", and of rung {rungs[0].label}" if len(rungs) > 1 else ""
     gpu_name = tables.short_name(rows[0])
-    parts.append(folded(f"Counters and stalls on an {gpu_name}{beside}", text))
+    parts.append(
+      sources.folded(f"Counters and stalls on an {gpu_name}{beside}", text)
+    )
   return "\n\n".join(parts)
 
 
@@ -353,7 +324,7 @@ _COUNTERS = {
 }
 
 
-def _counted(rows: Sequence[RowDict]) -> list[list[str]]:
+def _counted(rows: Sequence[results.RowDict]) -> list[list[str]]:
   """A line a counter, then each rung's; bytes, and conflicts, in one unit."""
   values = {x: [row["measured"].get(x) for row in rows] for x in _COUNTERS}
   lines = []
@@ -376,11 +347,10 @@ def run_lines(text: str) -> str:
   every = results.measured(gpu, "ladder")
   lines = []
   for label in labels:
-    one = results.rung(label)
+    one = ladder.find(label)
     row = results.timed(one, gpu)
     name = f"{one.label:>3} {one.name:<16} {tables.shape(row)} {row['dtype']}"
     verdict = f"{tables.verdict(row)} error / bound {tables.of_bound(row)}"
-    lines.append(
-      "  ".join([name, *program.measured_parts(row, every), verdict])
-    )
+    parts = program.measured_parts(row, every)
+    lines.append("  ".join([name, *parts, verdict]))
   return "```text\n" + "\n".join(lines) + "\n```"

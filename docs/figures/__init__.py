@@ -6,7 +6,7 @@ style)`, which adds the motion to the written file. What a picture shows of a
 kernel is asked of the kernel: its grid and BlockSpecs, its register layouts,
 the traffic model, the committed rows.
 
-  python -m docs.figures [folder]     writes <name>.svg
+`python -m docs.write --pictures` writes <name>.svg of each.
 """
 
 from collections.abc import Iterable
@@ -23,11 +23,9 @@ from docs.figures.style import LIGHT, Style
 
 # Names of the pictures; what they share is in `style` and in `_` modules.
 FIGURES: tuple[str, ...] = tuple(
-  sorted(
-    module.name
-    for module in pkgutil.iter_modules(__path__)
-    if module.name != "style" and not module.name.startswith("_")
-  )
+  name
+  for _, name, _ in pkgutil.iter_modules(__path__)
+  if name != "style" and not name.startswith("_")
 )
 # The same drawing is the same file: identifiers are hashed with this, and
 # neither the date nor the version is written.
@@ -41,19 +39,12 @@ _DARK = (
 
 
 def draw(name: str, style: Style = LIGHT) -> Figure:
-  """Draws one picture.
-
-  Args:
-    name: of `FIGURES`.
-    style: its colours.
-
-  Raises:
-    ValueError: no such picture.
-  """
+  """Draws one picture of `FIGURES`."""
   if name not in FIGURES:
     raise ValueError(f"name must be one of {', '.join(FIGURES)}, got {name!r}")
   module = importlib.import_module(f".{name}", __name__)
-  return module.draw(style)
+  with matplotlib.rc_context(style.rc):
+    return module.draw(style)
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:
@@ -68,15 +59,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
 def draw_all(
   folder: str | os.PathLike[str], names: Iterable[str] = FIGURES
 ) -> list[pathlib.Path]:
-  """Writes <name>.svg of each picture.
-
-  Args:
-    folder: where to; made if it is not there.
-    names: which pictures.
-
-  Returns:
-    The files.
-  """
+  """Writes <name>.svg of each picture into a folder; the files."""
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   written = []

@@ -4,10 +4,13 @@ import collections
 from collections.abc import Iterable, Sequence
 import functools
 import math
+from typing import Any
 
 import jax
 import numpy as np
 
+from docs.extensions import results
+from pallas_gemm import ladder
 from pallas_gemm.ladder import register_layouts, tensor_core_common
 
 BANKS = 32
@@ -15,8 +18,6 @@ WORD_BYTES = 4
 # What one clock of shared memory serves: 32 lanes of one word, or 8 lanes of
 # four words each.
 CLOCK_BYTES = BANKS * WORD_BYTES
-# A 128-byte swizzle permutes the 16-byte units of eight rows.
-SWIZZLE_UNITS = 8
 
 
 def covered(
@@ -33,14 +34,11 @@ def covered(
   return mask
 
 
-def wanted_of_banks(
-  addresses: Sequence[int],
-) -> dict[int, dict[int, list[int]]]:
+def wanted_of_banks(addresses: Sequence[int]) -> dict[int, dict]:
   """What one request to shared memory wants: bank -> word -> lanes.
 
-  Args:
-    addresses: in words, one for each lane, in order. A bank gives one word a
-      clock, to as many lanes as want it.
+  Addresses are in words, one for each lane, in order. A bank gives one word a
+  clock, to as many lanes as want it.
   """
   found = collections.defaultdict(lambda: collections.defaultdict(list))
   for lane, address in enumerate(addresses):
@@ -48,9 +46,16 @@ def wanted_of_banks(
   return {bank: dict(words) for bank, words in found.items()}
 
 
-def clocks(addresses: Sequence[int]) -> int:
-  """Clocks that one request takes: the most words wanted of one bank."""
-  return max(map(len, wanted_of_banks(addresses).values()))
+def config(name: str) -> Any:
+  """A rung's config at 4096 cubed."""
+  rung = ladder.find(name)
+  return rung.default_config(results.problem(rung))
+
+
+def owned(name: str) -> np.ndarray:
+  """[warps, lanes, registers, (row, column)] of a rung's block."""
+  own = config(name)
+  return held(ladder.find(name).layout(own), (own.block_m, own.block_n))
 
 
 @functools.cache
@@ -79,29 +84,13 @@ def tile_order(tiles: tuple[int, int], config, count: int) -> np.ndarray:
   return np.stack(jax.jit(jax.vmap(at))(indices), axis=1)
 
 
-def swizzled(row: int, unit: int) -> int:
-  """Where a 128-byte swizzle puts a 16-byte unit of a row of 128 bytes.
-
-  PTX ISA, "Swizzling modes": its number is XORed with that of the row within
-  eight rows.
-  """
-  return unit ^ row % SWIZZLE_UNITS
-
-
 def ring_times(
   steps: int, stages: int, load: float, compute: float, gap: float = 0.0
 ) -> list[dict[str, tuple[float, float]]]:
-  """When each step of a ring of stages is loaded and computed.
+  """(start, end) of "load" and "compute" of each step of a ring of stages.
 
-  Args:
-    steps: along K.
-    stages: of the ring; 1 is a single buffer.
-    load: from a copy's start until it has landed; several can be on the way.
-    compute: of a step.
-    gap: between the starts of two copies.
-
-  Returns:
-    For each step (start, end) of "load" and "compute".
+  One stage is a single buffer. A load is from a copy's start until it has
+  landed; several can be on the way, with a gap between their starts.
   """
   found: list[dict[str, tuple[float, float]]] = []
   for k in range(steps):

@@ -7,12 +7,11 @@ of memory. In rung 1, whose lanes walk rows, A's 32 elements lie in 32 lines;
 in rung 2, whose lanes walk columns, everything lies in two.
 """
 
-from matplotlib.figure import Figure
 import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import SMALL, TEXT, Sheet, Style, drawn
-from pallas_gemm import hardware, ladder
+from docs.figures.style import SMALL, Figure, Sheet, Style
+from pallas_gemm import hardware
 from pallas_gemm.ladder import contract
 
 PROBLEM = contract.Problem(4096, 4096, 4096)
@@ -21,16 +20,10 @@ _WORDS = hardware.LINE_BYTES // PROBLEM.itemsize
 
 def touched(rung_name: str) -> dict[str, np.ndarray]:
   """Words that a warp asks for in step 0: a mask of lines x words of each."""
-  rung = ladder.find(rung_name)
-  config = rung.default_config(PROBLEM)
-  shape = config.block_m, config.block_n
-  warp = _facts.held(rung.layout(config), shape)[0, :, 0]
-  addresses = {
-    "A": warp[:, 0] * PROBLEM.k,  # A[row, 0]
-    "B": warp[:, 1],  # B[0, column]
-  }
+  warp = _facts.owned(rung_name)[0, :, 0]
   found = {}
-  for name, words in addresses.items():
+  # A[row, 0] and B[0, column]
+  for name, words in (("A", warp[:, 0] * PROBLEM.k), ("B", warp[:, 1])):
     lines, at = np.divmod(words, _WORDS)
     there = np.unique(lines)
     mask = np.zeros((len(there), _WORDS), bool)
@@ -46,19 +39,14 @@ def _addresses(sheet, x, y, name, picked, colour) -> None:
   sheet.grid(x, y, picked.shape, cell)
   for row in range(rows):
     for column in range(columns):
-      here = picked[row, column]
-      sheet.text(
-        x + (column + 0.5) * cell[0],
-        y + (row + 0.5) * cell[1],
-        row * columns + column,
-        size=SMALL,
-        colour=style.on(colour) if here else style.muted,
-        zorder=4,
-      )
+      at = x + (column + 0.5) * cell[0], y + (row + 0.5) * cell[1]
+      tone = style.on(colour) if picked[row, column] else style.muted
+      number = row * columns + column
+      sheet.text(*at, number, size=SMALL, colour=tone, zorder=4)
   sheet.head(x, y - 1.7, name)
 
 
-def _lines(sheet, x, y, masks, title) -> float:
+def _lines(sheet, x, y, masks, title) -> None:
   style = sheet.style
   sheet.head(x, y, title)
   y += 3.4
@@ -71,14 +59,12 @@ def _lines(sheet, x, y, masks, title) -> float:
     y += lines * h + 1.5
     words = f"{name}: {lines} line{'s' if lines > 1 else ''},"
     words += f" {mask.sum()} word{'s' if mask.sum() > 1 else ''}"
-    sheet.text(x, y, words, ha="left", size=TEXT)
+    sheet.say(x, y, words)
     y += 3.2
   total = sum(map(len, masks.values()))
-  sheet.text(x, y, f"{total} lines a step", ha="left", weight="bold")
-  return y
+  sheet.say(x, y, f"{total} lines a step", weight="bold")
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """Addresses above, lines below."""
   sheet = Sheet(style, 56)
@@ -86,15 +72,11 @@ def draw(style: Style) -> Figure:
   row[1], column[:, 2] = True, True
   _addresses(sheet, 2, 4, "A: a row, side by side", row, style.a)
   _addresses(sheet, 35.5, 4, "B: a column, a row apart", column, style.b)
-  y = 19
-  _lines(sheet, 2, y, touched("naive"), "Rung 1: lanes walk rows")
-  _lines(sheet, 35.5, y, touched("coalesced"), "Rung 2: walk columns")
-  legend = (
-    "grey: 128-byte lines of",
-    "memory, 32 words each;",
-    "colour: what the 32 lanes",
-    "of a warp ask for",
-  )
-  for line, words in enumerate(legend):
-    sheet.text(35.5, 43 + 2.4 * line, words, ha="left", colour=style.muted)
+  _lines(sheet, 2, 19, touched("naive"), "Rung 1: lanes walk rows")
+  _lines(sheet, 35.5, 19, touched("coalesced"), "Rung 2: walk columns")
+  sheet.say(
+    35.5, 43, "grey: 128-byte lines of", "memory, 32 words each;",
+    "colour: what the 32 lanes", "of a warp ask for", apart=2.4,
+    colour=style.muted,
+  )  # fmt: skip
   return sheet.figure

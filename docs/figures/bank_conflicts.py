@@ -11,25 +11,13 @@ layout and in rung 7's. Numbers in boxes are lanes, the first of those that
 want the word.
 """
 
-from matplotlib.figure import Figure
 import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
-from pallas_gemm import ladder
-from pallas_gemm.ladder import contract
+from docs.figures.style import SMALL, Figure, Sheet, Style
 
 # Lanes that one clock serves when each loads 16 bytes.
 LANES_OF_VECTORS = _facts.CLOCK_BYTES // 16
-_PROBLEM = contract.Problem(4096, 4096, 4096)
-
-
-def _own(name: str):
-  """Config and [lanes, registers, (m, n)] of warp 0 of a rung's block."""
-  rung = ladder.find(name)
-  config = rung.default_config(_PROBLEM)
-  shape = config.block_m, config.block_n
-  return config, _facts.held(rung.layout(config), shape)[0]
 
 
 def words_of_a(transposed: bool, name: str = "vectorized") -> list[list[int]]:
@@ -38,8 +26,7 @@ def words_of_a(transposed: bool, name: str = "vectorized") -> list[list[int]]:
   Row by row a load is one word, since a lane's next row is a whole row away;
   transposed it is four.
   """
-  config, own = _own(name)
-  first = own[:, 0, 0]
+  config, first = _facts.config(name), _facts.owned(name)[0, :, 0, 0]
   if not transposed:
     return [[m * config.block_k] for m in first]
   return [[m + i for i in range(config.vector)] for m in first]
@@ -47,9 +34,8 @@ def words_of_a(transposed: bool, name: str = "vectorized") -> list[list[int]]:
 
 def words_of_b(name: str) -> list[list[int]]:
   """Addresses of a lane's first load of B's row, for lanes of one clock."""
-  config, own = _own(name)
-  first = own[:LANES_OF_VECTORS, 0, 1]
-  return [[n + i for i in range(config.vector)] for n in first]
+  first = _facts.owned(name)[0, :LANES_OF_VECTORS, 0, 1]
+  return [[n + i for i in range(_facts.config(name).vector)] for n in first]
 
 
 def stacks(words: list[list[int]]) -> dict[int, list[tuple[int, list[int]]]]:
@@ -70,9 +56,9 @@ def conflict(words: list[list[int]]) -> int:
   return max(map(len, stacks(words).values()))
 
 
-def _panel(sheet, x, y, title, words, colour, notes, rows) -> None:
+def _panel(sheet, x, y, title, words, colour, notes) -> None:
   style, w, h = sheet.style, 0.86, 2.5
-  base = y + 2.4 + rows * h
+  base = y + 2.4 + 2 * h
   sheet.head(x, y, title)
   found = stacks(words)
   for bank in range(_facts.BANKS):
@@ -91,42 +77,32 @@ def _panel(sheet, x, y, title, words, colour, notes, rows) -> None:
     fill = style.tint(colour, 0.95 if height == 0 else 0.6)
     sheet.box(at, top, wide, h, fill=fill, edge=style.page, z=2)
     if len(banks) > 1:
-      sheet.text(
-        at + wide / 2, top + h / 2, lanes[0], size=SMALL,
-        colour=style.on(fill), zorder=5,
-      )  # fmt: skip
+      look = {"size": SMALL, "colour": style.on(fill), "zorder": 5}
+      sheet.text(at + wide / 2, top + h / 2, lanes[0], **look)
     else:
       whose = f"lanes {lanes[0]} to {lanes[-1]}"
-      sheet.text(at + wide + 0.8, top + h / 2, whose, ha="left")
+      sheet.say(at + wide + 0.8, top + h / 2, whose)
   for bank in (0, 31):
     sheet.text(x + (bank + 0.5) * w, base + 2, bank, size=SMALL,
                colour=style.muted)  # fmt: skip
   sheet.text(x + 16 * w, base + 2, "banks", size=SMALL, colour=style.muted)
   times = conflict(words)
   verdict = f"{times}-way conflict" if times > 1 else "no conflict"
-  sheet.text(x, base + 4.6, verdict, ha="left", weight="bold")
-  sheet.text(x, base + 7, notes, ha="left", colour=style.muted)
+  sheet.say(x, base + 4.6, verdict, weight="bold")
+  sheet.say(x, base + 7, notes, colour=style.muted)
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """A above, B below; with conflicts left, without right."""
   sheet = Sheet(style, 40.5)
   left, right = 1.6, 34.6
-  _panel(
-    sheet, left, 2, "A, rung 6, if stored [m][k]", words_of_a(False), style.a,
-    "4 loads of 4 bytes", 2,
-  )  # fmt: skip
-  _panel(
-    sheet, right, 2, "A, rung 6, stored [k][m]", words_of_a(True), style.a,
-    "1 load of 16 bytes", 2,
-  )  # fmt: skip
-  for x, name, title in (
-    (left, "vectorized", "B, rung 6"),
-    (right, "warptiling", "B, rung 7"),
+  for x, title, transposed, notes in (
+    (left, "A, rung 6, if stored [m][k]", False, "4 loads of 4 bytes"),
+    (right, "A, rung 6, stored [k][m]", True, "1 load of 16 bytes"),
   ):
+    _panel(sheet, x, 2, title, words_of_a(transposed), style.a, notes)
+  for x, number, name in ((left, 6, "vectorized"), (right, 7, "warptiling")):
     words = words_of_b(name)
-    starts = words[1][0] - words[0][0]
-    notes = f"lanes {starts} columns apart"
-    _panel(sheet, x, 23, title, words, style.b, notes, 2)
+    notes = f"lanes {words[1][0] - words[0][0]} columns apart"
+    _panel(sheet, x, 23, f"B, rung {number}", words, style.b, notes)
   return sheet.figure

@@ -6,9 +6,7 @@ in that order are a warp. In Pallas none of these is written: a grid point
 names the block, a register layout says what a thread holds.
 """
 
-from matplotlib.figure import Figure
-
-from docs.figures.style import SMALL, Sheet, Style, drawn
+from docs.figures.style import Figure, Sheet, Style
 from pallas_gemm.ladder import register_layouts
 
 GRID, BLOCK = (4, 3), (16, 8)  # x, y
@@ -20,7 +18,6 @@ def linear(x: int, y: int, width: int) -> int:
   return y * width + x
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """The grid above, a block below."""
   sheet = Sheet(style, 50)
@@ -30,17 +27,17 @@ def draw(style: Style) -> Figure:
   for y in range(GRID[1]):
     for x in range(GRID[0]):
       here = (x, y) == PICKED_BLOCK
-      sheet.box(
-        left + x * w, top + y * h, w, h, f"{x}, {y}", edge=style.page,
-        fill=style.c if here else style.tint(style.c, 0.22), line=1.4,
-        colour=None if here else style.text, size=SMALL,
+      sheet.tile(
+        left + x * w, top + y * h, w, h, f"{x}, {y}", line=1.4,
+        fill=style.c if here else style.tint(style.c, 0.22),
+        colour=None if here else style.text,
       )  # fmt: skip
   sheet.text(left + 2 * w, top - 1.4, "x", colour=style.muted)
   sheet.text(left - 1.6, top + 1.5 * h, "y", colour=style.muted)
   number = linear(*PICKED_BLOCK, GRID[0])
-  sheet.text(38, 8, f"block {PICKED_BLOCK}", ha="left", weight="bold")
-  sheet.text(38, 10.6, f"{PICKED_BLOCK[1]} × {GRID[0]} + {PICKED_BLOCK[0]}"
-             f" = block {number}", ha="left")  # fmt: skip
+  sheet.say(38, 8, f"block {PICKED_BLOCK}", weight="bold")
+  x, y = PICKED_BLOCK
+  sheet.say(38, 10.6, f"{y} × {GRID[0]} + {x} = block {number}")
   top0 = 19
   sheet.head(1, top0, "One block: threadIdx (x, y), linear number")
   left, top, w, h = 4, top0 + 4.6, 3.6, 2.5
@@ -50,22 +47,18 @@ def draw(style: Style) -> Figure:
       colour = style.warps[thread // register_layouts.LANES]
       here = (x, y) == PICKED_THREAD
       fill = colour if here else style.tint(colour, 0.36)
-      sheet.box(
-        left + x * w, top + y * h, w, h, thread, fill=fill, edge=style.page,
-        size=SMALL, colour=None if here else style.text,
-      )  # fmt: skip
+      tone = None if here else style.text
+      place = left + x * w, top + y * h, w, h
+      sheet.tile(*place, thread, fill=fill, colour=tone)
   sheet.text(left + 8 * w, top - 1.4, "x", colour=style.muted)
   sheet.text(left - 1.6, top + 4 * h, "y", colour=style.muted)
   y = top + BLOCK[1] * h + 2
   x, row = PICKED_THREAD
   thread = linear(x, row, BLOCK[0])
   warp, lane = divmod(thread, register_layouts.LANES)
-  sheet.text(left, y, f"{row} × {BLOCK[0]} + {x} = thread {thread}:", ha="left")
-  sheet.text(
-    left + 25, y, f"warp {warp}, lane {lane}", ha="left", weight="bold"
-  )
+  sheet.say(left, y, f"{row} × {BLOCK[0]} + {x} = thread {thread}:")
+  sheet.say(left + 25, y, f"warp {warp}, lane {lane}", weight="bold")
   for warp, colour in enumerate(style.warps):
     at = left + 14.2 * warp
-    sheet.box(at, y + 1.9, 1.8, 1.8, fill=style.tint(colour, 0.7))
-    sheet.text(at + 2.6, y + 2.8, f"warp {warp}", ha="left", size=SMALL)
+    sheet.keys(y + 2.8, (at, style.tint(colour, 0.7), f"warp {warp}"))
   return sheet.figure

@@ -5,10 +5,8 @@ four whole rows of A and four whole columns of B, and no other block writes
 where it writes.
 """
 
-from matplotlib.figure import Figure
-
 from docs.figures import _facts
-from docs.figures.style import Sheet, Style, drawn
+from docs.figures.style import Figure, Sheet, Style
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
 
@@ -22,17 +20,14 @@ _SIDE = 16 * _CELL
 def bands() -> dict:
   """Masks of A, B and C of the picked block, over all its steps."""
   rung = ladder.find("naive")
-  a, b = rung.specs(PROBLEM, CONFIG).in_specs
-  out = rung.specs(PROBLEM, CONFIG).out_specs
-  steps = rung.grid(PROBLEM, CONFIG)[2]
-  points = [(*PICKED, k) for k in range(steps)]
+  specs = rung.specs(PROBLEM, CONFIG)
+  points = [(*PICKED, k) for k in range(rung.grid(PROBLEM, CONFIG)[2])]
   return {
     name: _facts.covered(spec, points, (16, 16))
-    for name, spec in (("A", a), ("B", b), ("C", out))
+    for name, spec in zip("ABC", (*specs.in_specs, specs.out_specs))
   }
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """A left of C, B above it."""
   left, top = 2.8, 3.4
@@ -62,9 +57,8 @@ def draw(style: Style) -> Figure:
   sheet.grid(right, low, (16, 16), cell, (4, 4), style.text, 1.2)
   i, j = PICKED
   x, y = right + (j + 0.5) * 4 * _CELL, low + (i + 0.5) * 4 * _CELL
-  sheet.text(
-    x, y, f"{i}, {j}", colour=style.on(style.c), weight="bold", zorder=4
-  )
+  look = {"colour": style.on(style.c), "weight": "bold", "zorder": 4}
+  sheet.text(x, y, f"{i}, {j}", **look)
   sheet.head(left + _SIDE / 2, low - 1.6, "A", ha="center")
   sheet.head(right - 1.4, top + _SIDE / 2, "B", ha="right")
   sheet.head(right + _SIDE / 2, low + _SIDE + 1.8, "C", ha="center")
@@ -72,13 +66,8 @@ def draw(style: Style) -> Figure:
   sheet.text(left - 1.5, low + _SIDE / 2, "M", colour=style.muted)
   x = left + 0.5
   sheet.head(x, top + 2, "C in blocks of 4 × 4")
-  for line, words in enumerate(
-    (
-      "block (1, 2) reads",
-      "4 rows of A and",
-      "4 columns of B,",
-      "whole, along K",
-    )
-  ):
-    sheet.text(x, top + 6 + 2.3 * line, words, ha="left")
+  sheet.say(
+    x, top + 6, "block (1, 2) reads", "4 rows of A and", "4 columns of B,",
+    "whole, along K", apart=2.3,
+  )  # fmt: skip
   return sheet.figure

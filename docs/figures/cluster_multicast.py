@@ -5,9 +5,7 @@ Alone, each fetches all of B's tile from L2. In a cluster each fetches half and
 multicasts it to both: B leaves L2 once, in place of twice.
 """
 
-from matplotlib.figure import Figure
-
-from docs.figures.style import Sheet, Style, drawn
+from docs.figures.style import Figure, Sheet, Style
 from pallas_gemm import ladder
 from pallas_gemm.ladder import blocks, contract
 
@@ -20,13 +18,12 @@ CONFIGS = {
 
 def from_l2(cluster: int) -> tuple[int, int]:
   """Bytes of A and of B that leave L2 in a step for two blocks."""
-  config = CONFIGS[cluster]
-  rung = ladder.find("cluster_multicast")
-  found = []
-  for spec in rung.specs(_PROBLEM, config).in_specs:
-    sharers = cluster if spec.collective_axes else 1
-    found.append(2 * blocks.elements(spec) * _PROBLEM.itemsize // sharers)
-  return tuple(found)
+  specs = ladder.find("cluster_multicast").specs(_PROBLEM, CONFIGS[cluster])
+  return tuple(
+    2 * blocks.elements(spec) * _PROBLEM.itemsize
+    // (cluster if spec.collective_axes else 1)
+    for spec in specs.in_specs
+  )  # fmt: skip
 
 
 def _panel(sheet, x, title, cluster) -> None:
@@ -51,10 +48,8 @@ def _panel(sheet, x, title, cluster) -> None:
       sheet.arrow((b, 8.6), (b, tops + 0.9), style.b, 4.4)
       continue
     for half in range(2):
-      sheet.box(
-        left + 6.6, tops + 1.2 + 4 * half, 6.2, 4, "½ B", fill=style.b,
-        edge=style.page, z=2,
-      )  # fmt: skip
+      place = left + 6.6, tops + 1.2 + 4 * half, 6.2, 4
+      sheet.box(*place, "½ B", fill=style.b, edge=style.page, z=2)
     sheet.arrow((b, 8.6), (b, 13.2), style.b, 2.2)
     sheet.box(b - 2.6, 13.4, 5.2, 3, "½ B", fill=style.b, z=4)
     for other in range(2):
@@ -62,11 +57,10 @@ def _panel(sheet, x, title, cluster) -> None:
       sheet.arrow((b, 16.6), (end, tops + 0.9), style.b, 2.0)
   a, b = (count // 1024 for count in from_l2(cluster))
   y = tops + 17.2
-  sheet.text(x, y, f"A {a} KiB, B {b} KiB a step", ha="left")
-  sheet.text(x, y + 2.7, f"together {a + b} KiB", ha="left", weight="bold")
+  sheet.say(x, y, f"A {a} KiB, B {b} KiB a step")
+  sheet.say(x, y + 2.7, f"together {a + b} KiB", weight="bold")
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """Alone on the left, as a cluster on the right."""
   sheet = Sheet(style, 46)

@@ -6,12 +6,9 @@ pipe in 5 to 8, the tensor pipe from 10 on. Bytes and conflicts are on a
 logarithmic axis.
 """
 
-from matplotlib import ticker
-from matplotlib.figure import Figure
-
-from docs.figures.style import SMALL, Style, chart, drawn
-from experiments.harness import counter_tables, ladder_tables
-from experiments.harness import rows as rows_lib
+from docs.extensions import results
+from docs.figures.style import SMALL, Figure, Style, chart, note, ticks
+from experiments.harness import ladder_tables
 
 # Title, counter, scale, and whether its axis is logarithmic.
 PANELS = (
@@ -26,11 +23,9 @@ PANELS = (
 
 def rungs() -> list[dict]:
   """The counters of each rung, without variants."""
-  rows = rows_lib.read(rows_lib.RESULTS / "nvidia_h200/counters.jsonl")
-  return [x for x in counter_tables.newest(rows) if not x.get("variant")]
+  return [x for x in results.counted("h200") if not x.get("variant")]
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """Two rows of three panels; bars from the first rung down."""
   rows = rungs()
@@ -40,23 +35,16 @@ def draw(style: Style) -> Figure:
   for ax, (title, name, scale, log) in zip(axes, PANELS, strict=True):
     values = [row["measured"][name] * scale for row in rows]
     low = min(x for x in values if x > 0) / 3 if log else 0
-    ax.barh(
-      range(len(rows)), [max(x, low) for x in values], height=0.74,
-      color=colours,
-    )  # fmt: skip
-    most = max(values) if log else 100
+    ends = [max(x, low) for x in values]
+    ax.barh(range(len(rows)), ends, height=0.74, color=colours)
     if log:
-      ax.set(xscale="log", xlim=(low, most * (most / low) ** 0.5))
+      ax.set(xscale="log", xlim=(low, max(ends) * (max(ends) / low) ** 0.5))
     else:
       ax.set_xlim(0, 145)
-    for i, x in enumerate(values):
-      ax.annotate(
-        f"{x:.3g}", (max(x, low), i), (4, 0), textcoords="offset points",
-        va="center", size=SMALL,
-      )  # fmt: skip
+    for i, (x, end) in enumerate(zip(values, ends)):
+      note(ax, f"{x:.3g}", (end, i), (4, 0), va="center", size=SMALL)
     ax.set_title(title, loc="left", weight="bold")
-    ax.xaxis.set_major_locator(ticker.NullLocator())
-    ax.xaxis.set_minor_locator(ticker.NullLocator())
+    ticks(ax.xaxis, [])
     ax.spines["bottom"].set_visible(False)
     ax.set_yticks(range(len(rows)), [ladder_tables.label(row) for row in rows])
     ax.set_ylim(len(rows) - 0.5, -0.6)

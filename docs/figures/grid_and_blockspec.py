@@ -5,10 +5,8 @@ of C for each (i, j), and a step for each k. At the point (1, 2, 3) each
 BlockSpec's index map says which block of its matrix is meant.
 """
 
-from matplotlib.figure import Figure
-
 from docs.figures import _facts
-from docs.figures.style import Sheet, Style, drawn
+from docs.figures.style import Figure, Sheet, Style
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract
 
@@ -21,16 +19,12 @@ def picked() -> list[tuple[str, str, tuple[int, ...]]]:
   """(matrix, its index map in words, the block that it picks)."""
   specs = ladder.find("shared_memory").specs(PROBLEM, CONFIG)
   return [
-    (
-      name,
-      ", ".join(spec.index_map("i", "j", "k")[:2]),
-      tuple(spec.index_map(*POINT)),
-    )
+    (name, ", ".join(at("i", "j", "k")[:2]), tuple(at(*POINT)))
     for name, spec in zip("ABC", (*specs.in_specs, specs.out_specs))
+    for at in [spec.index_map]
   ]
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """The grid above, the matrices below."""
   sheet = Sheet(style, 52)
@@ -47,28 +41,23 @@ def draw(style: Style) -> Figure:
     z = 2 + (10 if step == k else step)
     sheet.box(left, top, columns * cell, rows * cell, fill=style.page, z=z)
     if step == k:
-      sheet.box(left + j * cell, top + i * cell, cell, cell, fill=style.text,
-                z=z + 0.2)  # fmt: skip
-    colour = style.text if step == k else style.line
-    sheet.grid(left, top, (rows, columns), (cell, cell), colour=colour,
-               z=z + 0.3)  # fmt: skip
+      place = left + j * cell, top + i * cell, cell, cell
+      sheet.box(*place, fill=style.text, z=z + 0.2)
+    look = {"colour": style.text if step == k else style.line, "z": z + 0.3}
+    sheet.grid(left, top, (rows, columns), (cell, cell), **look)
   sheet.text(x - 1.6, y + 2 * cell, "i", colour=style.muted)
   sheet.text(x + 2 * cell, y - 1.3, "j", colour=style.muted)
   sheet.text(x + 5.4 * cell + 1, y + 1.2, "k", colour=style.muted)
   sheet.arrow((x + 4.3 * cell, y - 0.6), (x + 4.3 * cell + 6.2, y + 5.6),
               style.muted, 1.2)  # fmt: skip
-  sheet.text(33, 7.6, "grid " + " × ".join(map(str, shape)), ha="left")
-  sheet.text(33, 10.2, f"the point {POINT}", ha="left", weight="bold")
-  sheet.text(
-    33, 14, "each BlockSpec maps it\nto a block of its matrix", ha="left"
-  )
+  sheet.say(33, 7.6, "grid " + " × ".join(map(str, shape)))
+  sheet.say(33, 10.2, f"the point {POINT}", weight="bold")
+  sheet.say(33, 14, "each BlockSpec maps it\nto a block of its matrix")
   side, top = 17.0, 30.0
   cell = side / 16
-  for column, ((name, words, block), spec, colour) in enumerate(
-    zip(
-      picked(), (*specs.in_specs, specs.out_specs), (style.a, style.b, style.c)
-    )
-  ):
+  colours = style.a, style.b, style.c
+  every = zip(picked(), (*specs.in_specs, specs.out_specs), colours)
+  for column, ((name, words, block), spec, colour) in enumerate(every):
     left = 1.5 + 21.6 * column
     mask = _facts.covered(spec, [POINT], (16, 16))
     sheet.head(left, top - 2, name)

@@ -7,10 +7,7 @@ part empty. Rows at random leave tiles emptier than groups of one size, skewed
 ones more so.
 """
 
-from matplotlib import ticker
-from matplotlib.figure import Figure
-
-from docs.figures.style import Style, chart, drawn
+from docs.figures.style import Figure, Style, chart, ticks
 from experiments.harness import ragged_tables, shapes
 from experiments.harness import rows as rows_lib
 
@@ -25,7 +22,6 @@ def cases() -> list[dict]:
   return [row for row in rows if row["suite"] == ragged_tables.SIZES]
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """A panel a pass, a line a distribution of rows."""
   found = cases()
@@ -37,15 +33,11 @@ def draw(style: Style) -> Figure:
         for row in found
         if (row["pass"], row["group_sizes"]) == (pass_, how)
       )
-      ax.plot(
-        *zip(*line), color=colour, marker=_MARKERS[how], markersize=5,
-        label=called,
-      )  # fmt: skip
+      look = {"marker": _MARKERS[how], "markersize": 5}
+      ax.plot(*zip(*line), color=colour, label=called, **look)
     ax.set(xscale="log", xlabel="rows a group")
     ax.set_title(pass_, loc="left", weight="bold")
-    ax.xaxis.set_major_locator(ticker.FixedLocator([8, 32, 128, 512]))
-    ax.xaxis.set_major_formatter(ticker.FormatStrFormatter("%d"))
-    ax.xaxis.set_minor_locator(ticker.NullLocator())
+    ticks(ax.xaxis, [8, 32, 128, 512])
     ax.grid()
   axes[0].set(ylim=(0, 105), ylabel="least time in % of the time")
   axes[0].legend(loc="lower left", frameon=False)

@@ -5,19 +5,16 @@ rung 4: eight values of A and one of B, which stays in a register, for eight
 FMAs. The number of loads an FMA almost halves.
 """
 
-from matplotlib.figure import Figure
 import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import TEXT, Sheet, Style, drawn
+from docs.figures.style import Figure, Sheet, Style
 from pallas_gemm import ladder
-from pallas_gemm.ladder import contract
 
 
 def thread_values(name: str) -> tuple[int, int, int]:
   """(values of A, values of B, FMAs) of one thread in one step of kk."""
-  rung = ladder.find(name)
-  config = rung.default_config(contract.Problem(4096, 4096, 4096))
+  rung, config = ladder.find(name), _facts.config(name)
   rows = config.block_m // rung.warpgroups(config)
   own = _facts.held(rung.layout(config), (rows, config.block_n))[0, 0]
   a, b = (len(np.unique(own[:, side])) for side in (0, 1))
@@ -41,18 +38,15 @@ def _thread(sheet, x, y, title, values) -> None:
   sheet.text(x + 3.3, top - 1.6, "A", weight="bold")
   sheet.text(x + 17.2, top + a * cell / 2, "C", weight="bold", ha="left")
   bottom = y + 11 + 8 * cell + 2.4
-  loads = f"{a} + {b} loads"
-  sheet.text(x, bottom, loads, ha="left", size=TEXT)
+  sheet.say(x, bottom, f"{a} + {b} loads")
   words = f"{fmas} FMA{'s' if fmas > 1 else ''}"
-  sheet.text(x, bottom + 2.6, words, ha="left", weight="bold")
+  sheet.say(x, bottom + 2.6, words, weight="bold")
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """One result left, eight right."""
   sheet = Sheet(style, 49)
-  values = {n: thread_values(n) for n in ("shared_memory", "blocktiling_1d")}
-  _thread(sheet, 5, 2, "Rung 3: one result", values["shared_memory"])
-  _thread(sheet, 37, 2, "Rung 4: a column", values["blocktiling_1d"])
+  _thread(sheet, 5, 2, "Rung 3: one result", thread_values("shared_memory"))
+  _thread(sheet, 37, 2, "Rung 4: a column", thread_values("blocktiling_1d"))
   sheet.lines([((32, 1), (32, 48))])
   return sheet.figure

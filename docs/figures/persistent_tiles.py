@@ -10,20 +10,19 @@ filling and writing are an example.
 
 import math
 
-from matplotlib.figure import Figure
-
-from docs.figures.style import SMALL, Sheet, Style, drawn
+from docs.extensions import results
+from docs.figures import _facts
+from docs.figures.style import SMALL, Figure, Sheet, Style
 from pallas_gemm import hardware, ladder
-from pallas_gemm.ladder import contract
 
-PROBLEM = contract.Problem(4096, 4096, 4096, "bfloat16")
 FILL, MULTIPLY, WRITE = 0.16, 1.0, 0.22
 
 
 def waves() -> list[list[int]]:
   """Tiles by wave; tile t runs on SM t % SMs."""
   rung = ladder.find("persistent")
-  tiles = math.prod(rung.grid(PROBLEM, rung.default_config(PROBLEM))[:2])
+  grid = rung.grid(results.problem(rung), _facts.config("persistent"))
+  tiles = math.prod(grid[:2])
   sms = hardware.lookup("H200").sm_count
   return [
     list(range(start, min(start + sms, tiles)))
@@ -37,7 +36,6 @@ def _rows(found) -> list[int]:
   return sorted({0, 1, last - 1, last, len(found[0]) - 1})
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """One block a tile above, persistent below."""
   found = waves()
@@ -61,21 +59,17 @@ def draw(style: Style) -> Figure:
       for index, wave in enumerate(found):
         if sm >= len(wave):
           continue
-        tile = wave[sm]
         if not persistent or index == 0:
           sheet.box(x0 + at * scale, y, FILL * scale, h, fill=style.load)
           at += FILL
         x = x0 + at * scale
-        sheet.box(
-          x, y, MULTIPLY * scale, h, tile, fill=style.c, edge=style.page,
-          size=SMALL,
-        )  # fmt: skip
+        sheet.tile(x, y, MULTIPLY * scale, h, wave[sm], fill=style.c)
         at += MULTIPLY
         x = x0 + at * scale
         more = persistent and index + 1 < count and sm < len(found[index + 1])
         if more:  # during the next tile's arithmetic
-          sheet.box(x + 0.1, y + 0.68 * h, WRITE * scale, 0.32 * h,
-                    fill=writing, z=3)  # fmt: skip
+          place = x + 0.1, y + 0.68 * h, WRITE * scale, 0.32 * h
+          sheet.box(*place, fill=writing, z=3)
         else:
           sheet.box(x, y, WRITE * scale, h, fill=writing)
           at += WRITE
@@ -86,15 +80,10 @@ def draw(style: Style) -> Figure:
   sheet.arrow((full, 36.5), (done, 36.5), style.text, 1.4)
   sheet.text((full + done) / 2, 34.6, "saved", size=SMALL)
   y = 49
-  sheet.text(
-    x0, y, f"last wave: {len(found[-1])} of {sms} SMs", ha="left", weight="bold"
-  )
-  for x, fill, words in (
-    (0.5, style.load, "fill"),
-    (8, style.c, "multiply, tile"),
-    (25, writing, "write C"),
-    (37, style.tint(style.wait, 0.3), "idle"),
-  ):
-    sheet.box(x, y + 2.1, 1.8, 1.8, fill=fill)
-    sheet.text(x + 2.5, y + 3, words, ha="left", size=SMALL)
+  words = f"last wave: {len(found[-1])} of {sms} SMs"
+  sheet.say(x0, y, words, weight="bold")
+  sheet.keys(
+    y + 3, (0.5, style.load, "fill"), (8, style.c, "multiply, tile"),
+    (25, writing, "write C"), (37, style.tint(style.wait, 0.3), "idle"),
+  )  # fmt: skip
   return sheet.figure

@@ -7,21 +7,17 @@ to land and from then on multiply without a gap; the arrows are one slot's
 producer gives most of its share away, for accumulators.
 """
 
-from matplotlib.figure import Figure
-
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
-from pallas_gemm import hardware, ladder
-from pallas_gemm.ladder import contract, tensor_core_common
+from docs.figures.style import SMALL, Figure, Sheet, Style
+from pallas_gemm import hardware
+from pallas_gemm.ladder import tensor_core_common
 
 STEPS, LOAD, COMPUTE, GAP = 8, 2.2, 1.0, 0.4
 
 
 def registers() -> tuple[list[int], list[int]]:
   """Registers of a thread of each warpgroup: at the start, and moved."""
-  config = ladder.find("warp_specialized").default_config(
-    contract.Problem(4096, 4096, 4096, "bfloat16")
-  )
+  config = _facts.config("warp_specialized")
   warpgroups = config.consumers + 1
   sm = hardware.lookup("H200").registers_per_sm
   # Dealt in units of eight.
@@ -31,14 +27,11 @@ def registers() -> tuple[list[int], list[int]]:
   return [each] * warpgroups, moved
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """Time above, registers below."""
   sheet = Sheet(style, 47)
-  config = ladder.find("warp_specialized").default_config(
-    contract.Problem(4096, 4096, 4096, "bfloat16")
-  )
-  times = _facts.ring_times(STEPS, config.stages, LOAD, COMPUTE, GAP)
+  slots = _facts.config("warp_specialized").stages
+  times = _facts.ring_times(STEPS, slots, LOAD, COMPUTE, GAP)
   end = times[-1]["compute"][1]
   x0 = 14.5
   scale = (63 - x0) / end
@@ -49,48 +42,38 @@ def draw(style: Style) -> Figure:
     sheet.box(x0, y, end * scale, 3.2, fill=style.tint(style.wait, 0.3))
   for k, step in enumerate(times):
     start = x0 + step["load"][0] * scale
-    sheet.box(
-      start, rows["producer"], GAP * scale, 3.2, k, fill=style.load,
-      edge=style.page, size=SMALL, line=0.8,
-    )  # fmt: skip
+    place = start, rows["producer"], GAP * scale, 3.2
+    sheet.tile(*place, k, fill=style.load, line=0.8)
     for name in ("consumer 0", "consumer 1"):
-      begin, until = step["compute"]
-      sheet.box(
-        x0 + begin * scale, rows[name], (until - begin) * scale, 3.2, k,
-        fill=style.c, edge=style.page, size=SMALL,
-      )  # fmt: skip
+      begin, until = (x * scale for x in step["compute"])
+      place = x0 + begin, rows[name], until - begin, 3.2
+      sheet.tile(*place, k, fill=style.c)
   landed = x0 + times[0]["load"][1] * scale
   begun = x0 + GAP * scale * 0.5
   sheet.arrow((begun, 8.3), (landed, 11.3), style.load, 1.6)
-  sheet.text(landed - 2.5, 9.3, "full", ha="left", size=SMALL)
+  sheet.say(landed - 2.5, 9.3, "full", size=SMALL)
   free = x0 + times[0]["compute"][1] * scale
   sheet.arrow((free, 11.4), (free + 0.6, 8.3), style.c, 1.6)
-  sheet.text(free + 1.6, 9.8, "empty", ha="left", size=SMALL)
+  sheet.say(free + 1.6, 9.8, "empty", size=SMALL)
   sheet.arrow((x0, 21), (63, 21), style.muted, 1.2)
   sheet.text(63, 23, "time", ha="right", colour=style.muted)
-  for x, fill, words in (
-    (0.5, style.load, "starts copies"),
-    (18, style.c, "wgmma"),
+  sheet.keys(
+    23, (0.5, style.load, "starts copies"), (18, style.c, "wgmma"),
     (29.5, style.tint(style.wait, 0.3), "waits"),
-  ):
-    sheet.box(x, 22.1, 1.8, 1.8, fill=fill)
-    sheet.text(x + 2.5, 23, words, ha="left", size=SMALL)
+  )  # fmt: skip
   sheet.head(0.5, 28.6, "Registers of a thread")
   fills = [style.load, style.c, style.c]
-  for y, name, counts in zip(
-    (31.4, 37.4), ("at the start", "moved"), registers()
-  ):
+  before, moved = registers()
+  per_register = (63 - x0) / sum(before)
+  for y, name, counts in (31.4, "at the start", before), (37.4, "moved", moved):
     sheet.text(x0 - 1, y + 1.9, name, ha="right")
-    per_register = (63 - x0) / (sum(registers()[0]))
     x = x0
     for count, fill in zip(counts, fills):
       width = count * per_register
       sheet.box(x, y, width, 3.8, count, fill=fill, edge=style.page, line=1.5)
       x += width
-  held = tensor_core_common.THREADS * sum(registers()[1])
+  held = tensor_core_common.THREADS * sum(moved)
   sm = hardware.lookup("H200").registers_per_sm
-  sheet.text(
-    x0, 43.6, f"128 threads each: {held:,} of {sm:,}", ha="left",
-    colour=style.muted,
-  )  # fmt: skip
+  words = f"128 threads each: {held:,} of {sm:,}"
+  sheet.say(x0, 43.6, words, colour=style.muted)
   return sheet.figure

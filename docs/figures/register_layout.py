@@ -5,25 +5,18 @@ columns are the lanes. The same layout with a dimension reduced away is how
 the operands are held: a lane needs A's value of its row and B's of its column.
 """
 
-from matplotlib.figure import Figure
-
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
-from pallas_gemm import ladder
-from pallas_gemm.ladder import contract
+from docs.figures.style import SMALL, Figure, Sheet, Style
 
 PICKED = (1, 5)
 
 
 def owned():
   """The block's shape, and [warps, lanes, registers, (row, column)]."""
-  rung = ladder.find("coalesced")
-  config = rung.default_config(contract.Problem(4096, 4096, 4096))
-  shape = config.block_m, config.block_n
-  return shape, _facts.held(rung.layout(config), shape)
+  config = _facts.config("coalesced")
+  return (config.block_m, config.block_n), _facts.owned("coalesced")
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """The array in the middle, next to it what a lane needs of A and B."""
   shape, own = owned()
@@ -43,31 +36,23 @@ def draw(style: Style) -> Figure:
         line=1.6 if here else 0.8, z=3 if here else 1,
       )  # fmt: skip
       if index == 0 and each in (0, 5, 10, 15, 20, 25, 31):
-        colour_of = style.muted
-        sheet.text(x0 + (c + 0.5) * w, y0 - 1.4, each, size=SMALL,
-                   colour=colour_of)  # fmt: skip
+        place = x0 + (c + 0.5) * w, y0 - 1.4
+        sheet.text(*place, each, size=SMALL, colour=style.muted)
     [[r, _]] = own[index, 0].tolist()
     sheet.text(x0 - 3.8, y0 + (r + 0.5) * h, f"warp {index}", ha="right")
   sheet.text(x0 - 3.8, y0 - 1.4, "lane", ha="right", colour=style.muted)
   # What the picked lane needs of A's column and B's row at one k.
   for r in range(shape[0]):
-    sheet.box(
-      x0 - 3, y0 + r * h, 2.2, h, edge=style.page,
-      fill=style.a if r == row else style.tint(style.a, 0.25),
-    )  # fmt: skip
+    fill = style.a if r == row else style.tint(style.a, 0.25)
+    sheet.tile(x0 - 3, y0 + r * h, 2.2, h, fill=fill)
   below = y0 + shape[0] * h + 0.8
   for c in range(shape[1]):
-    sheet.box(
-      x0 + c * w, below, w, 2.2, edge=style.page,
-      fill=style.b if c == column else style.tint(style.b, 0.25),
-    )  # fmt: skip
+    fill = style.b if c == column else style.tint(style.b, 0.25)
+    sheet.tile(x0 + c * w, below, w, 2.2, fill=fill)
   sheet.text(x0 - 1.9, 6.8, "A", weight="bold")
   sheet.text(x0 - 1.9, below + 1.1, "B", weight="bold")
   y = below + 5
-  sheet.text(
-    x0 - 3, y, f"warp {warp}, lane {lane} holds element ({row}, {column}),",
-    ha="left", weight="bold",
-  )  # fmt: skip
-  sheet.text(x0 - 3, y + 2.5, f"reads A's row {row} and B's column {column}",
-             ha="left")  # fmt: skip
+  words = f"warp {warp}, lane {lane} holds element ({row}, {column}),"
+  sheet.say(x0 - 3, y, words, weight="bold")
+  sheet.say(x0 - 3, y + 2.5, f"reads A's row {row} and B's column {column}")
   return sheet.figure

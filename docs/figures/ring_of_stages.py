@@ -15,12 +15,9 @@ import math
 import re
 
 from matplotlib import patches
-from matplotlib.figure import Figure
 
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
-from pallas_gemm import ladder
-from pallas_gemm.ladder import contract
+from docs.figures.style import SMALL, Figure, Sheet, Style
 
 # A copy takes almost as long as the arithmetic of a step, which lasts so long
 # in the moving picture.
@@ -30,13 +27,7 @@ _MIDDLE, _INNER, _OUTER = (32.0, 25.0), 7.6, 15.5
 
 def stages() -> dict[str, int]:
   """Slots of the rings by rung."""
-  rungs = {x: ladder.find(x) for x in ("8", "9b", "10")}
-  return {
-    label: rung.default_config(
-      contract.Problem(4096, 4096, 4096, rung.dtypes[0])
-    ).stages
-    for label, rung in rungs.items()
-  }
+  return {label: _facts.config(label).stages for label in ("8", "9b", "10")}
 
 
 def states(slot: int, slots: int) -> list[tuple[float, str]]:
@@ -87,7 +78,6 @@ def _arc(sheet: Sheet, start: float, end: float) -> None:
   sheet.arrow(points[-4], points[-1], width=1.6)
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """The ring in the middle, the producer left, consumers right."""
   sheet = Sheet(style, 50)
@@ -112,9 +102,8 @@ def draw(style: Style) -> Figure:
           zorder=4, alpha=1 if state == now else 0,
           gid=f"slot-{slot}-{state}{'-number' if line < 0 else ''}",
         )  # fmt: skip
-  sheet.text(
-    *_MIDDLE, "ring in\nshared\nmemory", colour=style.muted, size=SMALL
-  )
+  words = "ring in\nshared\nmemory"
+  sheet.text(*_MIDDLE, words, colour=style.muted, size=SMALL)
   # The hand-over, clockwise: y grows downwards.
   _arc(sheet, 205, 335)
   sheet.text(32, 3.2, "full: copies have landed", weight="bold")
@@ -134,12 +123,8 @@ def animate(svg: str, style: Style) -> str:
   rules = []
   for slot in range(slots):
     lap = states(slot, slots)
-    rules += _rules(
-      f"#slot-{slot} path",
-      f"fill-{slot}",
-      [(since, f"fill: {fills[state]}") for since, state in lap],
-      slots,
-    )
+    painted = [(since, f"fill: {fills[state]}") for since, state in lap]
+    rules += _rules(f"#slot-{slot} path", f"fill-{slot}", painted, slots)
     for state in dict(map(reversed, lap)):
       names = f"slot-{slot}-{state}", f"slot-{slot}-{state}-number"
       shown = [(since, f"opacity: {int(now == state)}") for since, now in lap]
@@ -147,11 +132,8 @@ def animate(svg: str, style: Style) -> str:
       rules += _rules(selector, f"show-{slot}-{state}", shown, slots)
   still = "(prefers-reduced-motion: reduce)"
   rules.append(f"@media {still} {{ * {{ animation: none !important }} }}")
-  sheet = "\n".join(rules)
-  return re.sub(
-    r"(<svg\b[^>]*>)", lambda found: f"{found[1]}\n<style>\n{sheet}\n</style>",
-    svg, count=1,
-  )  # fmt: skip
+  head, svg, rest = re.split(r"(<svg\b[^>]*>)", svg, maxsplit=1)
+  return "\n".join([head + svg, "<style>", *rules, "</style>"]) + rest
 
 
 def _rules(selector, name, lap, slots: int) -> Iterator[str]:

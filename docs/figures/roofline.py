@@ -11,17 +11,14 @@ ladders were published on.
 import math
 
 from matplotlib import ticker
-from matplotlib.figure import Figure
 
-from docs.figures.style import SMALL, Style, chart, drawn, note
-from experiments.harness import ladder_tables
-from experiments.harness import rows as rows_lib
+from docs.extensions import results
+from docs.figures.style import SMALL, Figure, Style, chart, note
 from pallas_gemm import hardware, ladder
 from pallas_gemm import roofline as roofline_lib
-from pallas_gemm.ladder import contract, traffic
+from pallas_gemm.ladder import traffic
 
 GPU = "H200"
-SIZE = 4096
 RIDGES = (
   "RTX A6000", "RTX 3090", "A100-SXM4-80GB", "RTX 5090", "H100 80GB HBM3",
   "H200", "B200",
@@ -39,18 +36,11 @@ _PLACES = {
 
 def measured() -> list[tuple[ladder.Rung, float, float]]:
   """(rung, FLOP/byte modelled, TFLOP/s measured) of the twelve."""
-  rows = ladder_tables.newest(
-    rows_lib.read(rows_lib.RESULTS / "nvidia_h200/ladder.jsonl")
-  )
-  gpu = hardware.lookup(GPU)
   found = []
   for rung in ladder.LADDER:
-    dtype = rung.dtypes[0]
-    row = rows_lib.find(
-      rows, kernel=rung.name, m=SIZE, n=SIZE, k=SIZE, dtype=dtype, beta=0.0
-    )
-    problem = contract.Problem(SIZE, SIZE, SIZE, dtype)
+    row = results.timed(rung, "h200")
     config = rung.config_type(**row["config"])
+    problem, gpu = results.problem(rung), hardware.lookup(GPU)
     model = traffic.model(rung, config, problem, gpu)
     found.append((rung, model.intensity, row["tflops"]))
   return found
@@ -77,7 +67,6 @@ def _labels(points, x_near=1.35, y_near=1.12) -> list[tuple[str, float, float]]:
   return found
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """The roof above, ridge points below."""
   gpu = hardware.lookup(GPU)
@@ -88,28 +77,22 @@ def draw(style: Style) -> Figure:
   low, high = 0.12, 1500
   top = tera["half"] / slope
   roof.plot([low, top], [low * slope, tera["half"]], color=style.text, lw=2)
-  for key, name, colour, x in (
-    ("fp32", "CUDA cores, fp32", style.fp32, high),
-    ("half", "tensor cores", style.half, high),
+  for key, name, colour in (
+    ("fp32", "CUDA cores, fp32", style.fp32),
+    ("half", "tensor cores", style.half),
   ):
     level = tera[key]
     roof.plot([level / slope, high], [level, level], color=colour, lw=2.4)
-    note(
-      roof, f"{name} {level:.0f}", (x, level), (0, 5), size=SMALL, ha="right",
-      color=style.text,
-    )  # fmt: skip
+    words = f"{name} {level:.0f}"
+    note(roof, words, (high, level), (0, 5), size=SMALL, ha="right")
   for rung, x, y in points:
-    is_half = rung.dtypes[0] != "float32"
-    roof.plot(
-      x, y, marker="s" if is_half else "o", markersize=7, zorder=4,
-      color=style.half if is_half else style.fp32,
-    )  # fmt: skip
+    is_fp32 = rung.dtypes[0] == "float32"
+    look = ("o", style.fp32) if is_fp32 else ("s", style.half)
+    roof.plot(x, y, look[0], color=look[1], markersize=7, zorder=4)
   for words, x, y in _labels(points):
     dx, dy, ha = _PLACES.get(words, (8, -1, "left"))
-    note(
-      roof, words, (x, y), (dx, dy), va="center", ha=ha, weight="bold",
-      size=SMALL,
-    )  # fmt: skip
+    look = {"ha": ha, "weight": "bold", "size": SMALL}
+    note(roof, words, (x, y), (dx, dy), va="center", **look)
   roof.set(
     xscale="log", yscale="log", xlim=(low, high), ylim=(0.3, 2500),
     xlabel="FLOP per byte that blocks load", ylabel="TFLOP/s",
@@ -130,11 +113,9 @@ def draw(style: Style) -> Figure:
     ridges.plot(pair, [line, line], color=style.line, lw=1.2, zorder=1)
     ridges.plot(pair[0], line, "o", color=style.fp32, markersize=8)
     ridges.plot(pair[1], line, "s", color=style.half, markersize=8)
-    for value, side in zip(pair, (-1, 1)):
-      note(
-        ridges, f"{value:.0f}", (value, line), (9 * side, 0), va="center",
-        ha="left" if side > 0 else "right", size=SMALL,
-      )  # fmt: skip
+    for value, side, ha in zip(pair, (-9, 9), ("right", "left")):
+      look = {"va": "center", "ha": ha, "size": SMALL}
+      note(ridges, f"{value:.0f}", (value, line), (side, 0), **look)
   names = [name.split(" 80GB")[0].split("-SXM")[0] for name in RIDGES]
   ridges.set_yticks(range(len(names)), names)
   ridges.set(xscale="log", xlim=(5, 700), ylim=(len(names) - 0.4, -0.6))
@@ -143,11 +124,9 @@ def draw(style: Style) -> Figure:
   ridges.set_title("Ridge points", loc="left", weight="bold")
   ridges.tick_params(axis="y", length=0)
   ridges.grid(axis="x", which="major")
-  for marker, colour, words in (
-    ("o", style.fp32, "fp32"),
-    ("s", style.half, "16 bits"),
-  ):
-    ridges.plot([], [], marker, color=colour, markersize=8, label=words)
+  for mark, words in ("o", "fp32"), ("s", "16 bits"):
+    tone = style.fp32 if mark == "o" else style.half
+    ridges.plot([], [], mark, color=tone, markersize=8, label=words)
   ridges.legend(
     loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False,
     borderpad=0, handletextpad=0.1, columnspacing=1.2,

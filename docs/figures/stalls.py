@@ -6,10 +6,8 @@ memory: the long scoreboard is then the wait for a slab, and "barrier"
 for the most part that for wgmma.
 """
 
-from matplotlib.figure import Figure
-
 from docs.figures.counters import rungs
-from docs.figures.style import SMALL, Style, chart, drawn
+from docs.figures.style import SMALL, Figure, Style, chart
 from experiments.harness import counter_tables, ladder_tables
 
 
@@ -26,7 +24,6 @@ def shares() -> list[tuple[str, dict[str, float], float]]:
   return found
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """A bar a rung, from the first down."""
   found = shares()
@@ -40,10 +37,9 @@ def draw(style: Style) -> Figure:
       edgecolor=style.page, label=name.replace("_", " "),
     )  # fmt: skip
     starts = [start + width for start, width in zip(starts, widths)]
+  look = {"va": "center", "ha": "right", "size": SMALL}
   for i, (_, _, total) in enumerate(found):
-    ax.text(
-      114, i, counter_tables.warps(total), va="center", ha="right", size=SMALL
-    )
+    ax.text(114, i, counter_tables.warps(total), **look)
   ax.set_yticks(range(len(found)), [label for label, _, _ in found])
   ax.set(xlim=(0, 115), ylim=(len(found) - 0.5, -0.6))
   ax.set_xticks(range(0, 101, 25))

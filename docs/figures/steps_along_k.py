@@ -6,11 +6,10 @@ loads a 32 x 32 tile in rung 3: each of its eight warpgroups takes four rows, a
 warp one of them, a thread one element.
 """
 
-from matplotlib.figure import Figure
 import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
+from docs.figures.style import SMALL, Figure, Sheet, Style
 from pallas_gemm import ladder
 from pallas_gemm.ladder import contract, register_layouts
 
@@ -50,16 +49,13 @@ def _walk(sheet, left, top) -> None:
   ):
     for k in range(steps if colour != style.c else 1):
       mask = _facts.covered(spec, [(*PICKED, k)], (16, 16))
-      of_step = (
-        colour if colour == style.c else style.tint(colour, 1 - 0.21 * k)
-      )
+      of_step = style.tint(colour, 1 - 0.21 * k)
       sheet.cells(x, y, mask, cell, of_step, style.text)
       row, column = np.argwhere(mask).mean(0) + 0.5
       words = f"k={k}" if colour != style.c else "C"
-      sheet.text(
-        x + column * _CELL, y + row * _CELL, words, size=SMALL,
-        colour=style.on(of_step), zorder=4,
-      )  # fmt: skip
+      place = x + column * _CELL, y + row * _CELL
+      tone = style.on(of_step)
+      sheet.text(*place, words, size=SMALL, colour=tone, zorder=4)
     sheet.grid(x, y, (16, 16), cell, (4, 4), width=0.7)
     sheet.grid(x, y, (16, 16), cell, (16, 16), style.text, 1.2)
   sheet.head(left + _SIDE / 2, low - 1.7, "A", ha="center")
@@ -70,19 +66,16 @@ def _who(sheet, x, y) -> None:
   style = sheet.style
   w, h = 12.0, 1.3
   for row, (warpgroup, warp) in enumerate(loaders()):
-    colour = style.warps[warp]
     strength = 1.0 if warpgroup == 0 else 0.3 if warpgroup % 2 else 0.45
-    fill = style.tint(colour, strength)
+    fill = style.tint(style.warps[warp], strength)
     sheet.box(x, y + row * h, w, h, fill=fill, edge=style.page, line=0.6)
   for warpgroup in range(8):
     at = y + (4 * warpgroup + 2) * h
-    bold = {"weight": "bold"} if warpgroup == 0 else {}
-    words = f"wg {warpgroup}"
-    sheet.text(x - 0.8, at, words, ha="right", **bold)
+    weight = "normal" if warpgroup else "bold"
+    sheet.text(x - 0.8, at, f"wg {warpgroup}", ha="right", weight=weight)
   sheet.grid(x, y, (32, 1), (w, h), (4, 1), style.text, 1.0, z=2)
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """The walk on the left, who loads on the right."""
   sheet = Sheet(style, 52)
@@ -94,8 +87,6 @@ def draw(style: Style) -> Figure:
   for warp in range(4):
     x = 1 + 12.6 * warp
     sheet.box(x, 50, 1.6, 1.4, fill=style.warps[warp])
-    sheet.text(x + 2.2, 50.7, f"warp {warp}", ha="left")
-  sheet.text(
-    52, 50.7, "wg: warpgroup", ha="left", size=SMALL, colour=style.muted
-  )
+    sheet.say(x + 2.2, 50.7, f"warp {warp}")
+  sheet.say(52, 50.7, "wg: warpgroup", size=SMALL, colour=style.muted)
   return sheet.figure

@@ -10,14 +10,13 @@ letter of ordinary size is about one wide and two high. Shown 340 pixels wide,
 as on a phone, the smallest letters are still 8 pixels high.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
-import functools
 from typing import Any
 
-import matplotlib
-from matplotlib import colors, patches
+from matplotlib import colors, patches, ticker
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 import numpy as np
@@ -39,29 +38,22 @@ class Style:
     a, b, c: of the matrices; c also of what computes it.
     load: of loading, and of the producer.
     wait: of waiting.
+    fp32, half: of float32 and of 16-bit operands in charts.
     warps: of the four warps of a warpgroup.
   """
 
-  page: str
-  text: str
-  muted: str
-  line: str
-  a: str
-  b: str
-  c: str
-  load: str
-  wait: str
-  warps: tuple[str, str, str, str]
-
-  @property
-  def fp32(self) -> str:
-    """Of float32 in charts."""
-    return self.warps[0]
-
-  @property
-  def half(self) -> str:
-    """Of 16-bit operands in charts."""
-    return self.warps[1]
+  page: str = "#ffffff"
+  text: str = "#1f2328"
+  muted: str = "#59626c"
+  line: str = "#aab2ba"
+  a: str = "#0072b2"
+  b: str = "#e08a00"
+  c: str = "#009e73"
+  load: str = "#b0518f"
+  wait: str = "#b4bac1"
+  fp32: str = "#6457a6"
+  half: str = "#cc6677"
+  warps: tuple[str, ...] = (fp32, half, "#c2aa3e", "#2f8f9d")
 
   def tint(self, colour: str, strength: float = 0.3) -> str:
     """A colour as it looks on the page with that opacity."""
@@ -80,169 +72,110 @@ class Style:
   @property
   def rc(self) -> dict[str, Any]:
     """matplotlib's settings for charts."""
-    return {
-      "font.size": TEXT,
-      "axes.titlesize": HEAD,
-      "axes.labelsize": TEXT,
-      "xtick.labelsize": SMALL,
-      "ytick.labelsize": SMALL,
-      "legend.fontsize": SMALL,
-      "text.color": self.text,
-      "axes.labelcolor": self.text,
-      "axes.titlecolor": self.text,
-      "axes.edgecolor": self.line,
-      "xtick.color": self.line,
-      "ytick.color": self.line,
-      "xtick.labelcolor": self.text,
-      "ytick.labelcolor": self.text,
-      "axes.axisbelow": True,
-      "axes.facecolor": self.page,
-      "figure.facecolor": self.page,
-      "axes.spines.top": False,
-      "axes.spines.right": False,
-      "grid.color": self.tint(self.line, 0.6),
-      "grid.linewidth": 0.6,
-      "hatch.linewidth": 1.0,
+    found = {
+      TEXT: "font.size axes.labelsize",
+      HEAD: "axes.titlesize",
+      SMALL: "xtick.labelsize ytick.labelsize legend.fontsize",
+      self.text: "text.color axes.labelcolor axes.titlecolor xtick.labelcolor"
+      " ytick.labelcolor",
+      self.line: "axes.edgecolor xtick.color ytick.color",
+      self.page: "axes.facecolor figure.facecolor",
+      True: "axes.axisbelow",
+      False: "axes.spines.top axes.spines.right",
+      self.tint(self.line, 0.6): "grid.color",
+      0.6: "grid.linewidth",
     }
+    return {name: x for x, names in found.items() for name in names.split()}
 
 
-LIGHT = Style(
-  page="#ffffff",
-  text="#1f2328",
-  muted="#59626c",
-  line="#aab2ba",
-  a="#0072b2",
-  b="#e08a00",
-  c="#009e73",
-  load="#b0518f",
-  wait="#b4bac1",
-  warps=("#6457a6", "#cc6677", "#c2aa3e", "#2f8f9d"),
-)
+LIGHT = Style()
 
 
-def drawn(draw: Callable[[Style], Figure]) -> Callable[[Style], Figure]:
-  """Lets `draw` run with the settings of its style."""
-
-  @functools.wraps(draw)
-  def with_settings(style: Style) -> Figure:
-    with matplotlib.rc_context(style.rc):
-      return draw(style)
-
-  return with_settings
-
-
-def chart(height: float, width: float = WIDTH, **subplots: Any):
+def chart(height: float, **subplots: Any):
   """A figure of so many tenths of an inch, and its axes, for data."""
-  figure = Figure(figsize=(width / 10, height / 10), layout="constrained")
+  figure = Figure(figsize=(WIDTH / 10, height / 10), layout="constrained")
   return figure, [*figure.subplots(squeeze=False, **subplots).flat]
 
 
-def note(
-  ax: Axes,
-  words: str,
-  at: tuple[Any, Any],
-  offset: tuple[float, float],
-  **font: Any,
-):
+def ticks(axis: Axis, places: Sequence[float], form: str = "%g") -> None:
+  """Ticks at these places alone."""
+  axis.set_major_locator(ticker.FixedLocator(places))
+  axis.set_major_formatter(ticker.FormatStrFormatter(form))
+  axis.set_minor_locator(ticker.NullLocator())
+
+
+def note(ax: Axes, words: str, at: Point, offset: Point, **font: Any) -> None:
   """Writes words so many points right of and above a place in the data."""
   place = {"xytext": offset, "textcoords": "offset points"}
-  return ax.annotate(words, at, **place, **font)
+  ax.annotate(words, at, **place, **font)
 
 
 class Sheet:
   """A page to draw a diagram on, measured in tenths of an inch from the top."""
 
-  def __init__(self, style: Style, height: float, width: float = WIDTH):
+  def __init__(self, style: Style, height: float):
     self.style = style
-    self.figure = Figure(figsize=(width / 10, height / 10))
+    self.figure = Figure(figsize=(WIDTH / 10, height / 10))
     self.ax: Axes = self.figure.add_axes((0, 0, 1, 1))
-    self.ax.set(xlim=(0, width), ylim=(height, 0))
+    self.ax.set(xlim=(0, WIDTH), ylim=(height, 0))
     self.ax.axis("off")
 
-  def text(
-    self,
-    x: float,
-    y: float,
-    words: Any,
-    *,
-    size: float = TEXT,
-    colour: str | None = None,
-    ha: str = "center",
-    va: str = "center",
-    **more: Any,
-  ) -> None:
+  def text(self, x: float, y: float, words: Any, **more: Any) -> None:
     """Words; centred at (x, y) unless told."""
-    colour = colour or self.style.text
-    self.ax.text(
-        x, y, str(words), size=size, color=colour, ha=ha, va=va, **more,
-    )  # fmt: skip
+    look = {"size": TEXT, "ha": "center", "va": "center"} | more
+    look["color"] = look.pop("colour", None) or self.style.text
+    self.ax.text(x, y, str(words), **look)
+
+  def say(
+    self, x: float, y: float, *lines: Any, apart: float = 2.6, **more: Any
+  ) -> None:
+    """Lines of words below each other, each from x to the right."""
+    for i, words in enumerate(lines):
+      self.text(x, y + apart * i, words, ha="left", **more)
+
+  def keys(self, y: float, *entries: tuple[float, str, str]) -> None:
+    """What colours mean: (x, colour, words) of each, in a line."""
+    for x, fill, words in entries:
+      self.box(x, y - 0.9, 1.8, 1.8, fill=fill)
+      self.say(x + 2.5, y, words, size=SMALL)
+
+  def tile(self, *place: Any, **more: Any) -> None:
+    """A box among others, which the page's colour parts."""
+    self.box(*place, **{"edge": self.style.page, "size": SMALL} | more)
 
   def head(self, x: float, y: float, words: str, ha: str = "left") -> None:
     """The heading of a part."""
     self.text(x, y, words, size=HEAD, weight="bold", ha=ha)
 
   def box(
-    self,
-    x: float,
-    y: float,
-    width: float,
-    height: float,
-    words: Any = "",
-    *,
-    fill: str | None = None,
-    edge: str | None = None,
-    line: float = 1.0,
-    size: float = TEXT,
-    colour: str | None = None,
-    z: float = 1.0,
-    **more: Any,
-  ) -> None:
+      self, x: float, y: float, width: float, height: float, words: Any = "",
+      *, fill: str | None = None, edge: str | None = None, line: float = 1.0,
+      size: float = TEXT, colour: str | None = None, z: float = 1.0,
+      **more: Any,
+  ) -> None:  # fmt: skip
     """A rectangle with words in the middle."""
-    self.ax.add_patch(
-      patches.Rectangle(
-        (x, y),
-        width,
-        height,
-        facecolor=fill or "none",
-        edgecolor=edge or "none",
-        linewidth=line if edge else 0,
-        zorder=z,
-        **more,
-      )
-    )
+    look = {"facecolor": fill or "none", "edgecolor": edge or "none"} | more
+    look |= {"linewidth": line if edge else 0, "zorder": z}
+    self.ax.add_patch(patches.Rectangle((x, y), width, height, **look))
     if words != "":
       colour = colour or (self.style.on(fill) if fill else None)
       middle = x + width / 2, y + height / 2
       self.text(*middle, words, size=size, colour=colour, zorder=z + 2)
 
   def lines(
-    self,
-    segments: Sequence[tuple[Point, Point]],
-    colour: str | None = None,
-    width: float = 0.8,
-    z: float = 1.5,
-    **more: Any,
-  ) -> None:
+      self, segments: Sequence[tuple[Point, Point]], colour: str | None = None,
+      width: float = 0.8, z: float = 1.5, **more: Any,
+  ) -> None:  # fmt: skip
     """Straight lines."""
-    self.ax.add_collection(
-      LineCollection(
-        segments, colors=colour or self.style.line, linewidths=width,
-        zorder=z, **more,
-      ),
-      autolim=False,
-    )  # fmt: skip
+    look = {"colors": colour or self.style.line, "linewidths": width} | more
+    lines = LineCollection(segments, zorder=z, **look)
+    self.ax.add_collection(lines, autolim=False)
 
   def grid(
-    self,
-    x: float,
-    y: float,
-    shape: tuple[int, int],
-    cell: tuple[float, float],
-    every: tuple[int, int] = (1, 1),
-    colour: str | None = None,
-    width: float = 0.8,
-    z: float = 1.5,
-  ) -> None:
+      self, x: float, y: float, shape: tuple[int, int],
+      cell: tuple[float, float], every: tuple[int, int] = (1, 1),
+      colour: str | None = None, width: float = 0.8, z: float = 1.5,
+  ) -> None:  # fmt: skip
     """The lines of a matrix of (rows, columns), in cells (width, height).
 
     `every` draws only each so manieth line.
@@ -256,48 +189,24 @@ class Sheet:
     self.lines(segments, colour, width, z)
 
   def cells(
-    self,
-    x: float,
-    y: float,
-    mask: np.ndarray,
-    cell: tuple[float, float],
-    fill: str,
-    edge: str | None = None,
-    z: float = 1.0,
-    **more: Any,
-  ) -> None:
+      self, x: float, y: float, mask: np.ndarray, cell: tuple[float, float],
+      fill: str, edge: str | None = None, **more: Any,
+  ) -> None:  # fmt: skip
     """Fills the elements of a matrix that a mask names, in few rectangles."""
     w, h = cell
     for row, column, rows, columns in rectangles(mask):
-      self.box(
-          x + column * w, y + row * h, columns * w, rows * h,
-          fill=fill, edge=edge, z=z, **more,
-      )  # fmt: skip
+      place = x + column * w, y + row * h, columns * w, rows * h
+      self.box(*place, fill=fill, edge=edge, **more)
 
   def arrow(
-    self,
-    start: Point,
-    end: Point,
-    colour: str | None = None,
-    width: float = 1.8,
-    bend: float = 0.0,
-    z: float = 3.0,
-    head: str = "-|>",
-  ) -> None:
+      self, start: Point, end: Point, colour: str | None = None,
+      width: float = 1.8,
+  ) -> None:  # fmt: skip
     """An arrow from one point to another."""
-    self.ax.add_patch(
-      patches.FancyArrowPatch(
-        start,
-        end,
-        arrowstyle=f"{head},head_length=4.5,head_width=2.6",
-        connectionstyle=f"arc3,rad={bend}",
-        color=colour or self.style.text,
-        linewidth=width,
-        shrinkA=0,
-        shrinkB=0,
-        zorder=z,
-      )
-    )
+    look = {"arrowstyle": "-|>,head_length=4.5,head_width=2.6", "zorder": 3.0}
+    look |= {"connectionstyle": "arc3,rad=0.0", "shrinkA": 0, "shrinkB": 0}
+    look |= {"color": colour or self.style.text, "linewidth": width}
+    self.ax.add_patch(patches.FancyArrowPatch(start, end, **look))
 
 
 def rectangles(mask: np.ndarray) -> Iterator[tuple[int, int, int, int]]:

@@ -8,12 +8,9 @@ written once. Small products do not fill the GPU: no rung is near its best below
 from collections.abc import Sequence
 import math
 
-from matplotlib import ticker
-from matplotlib.figure import Figure
-
-from docs.figures.style import SMALL, Style, chart, drawn
+from docs.extensions import results
+from docs.figures.style import SMALL, Figure, Style, chart, ticks
 from experiments.harness import ladder_tables, tables
-from experiments.harness import rows as rows_lib
 
 HALVES = {"float32": "jnp.dot HIGHEST", "bfloat16": "jnp.dot"}
 QUANTITIES = {"tflops": "TFLOP/s", "gbytes_per_s": "GB/s"}
@@ -21,13 +18,11 @@ QUANTITIES = {"tflops": "TFLOP/s", "gbytes_per_s": "GB/s"}
 
 def curves(dtype: str) -> dict[str, list[dict]]:
   """Rows by size of each rung, by its number, and of jnp.dot as ""."""
-  rows = ladder_tables.newest(
-    rows_lib.read(rows_lib.RESULTS / "nvidia_h200/sweep.jsonl")
-  )
   chosen = [
     row
-    for row in ladder_tables.ordered(rows)
+    for row in ladder_tables.ordered(results.measured("h200", "sweep"))
     if row["dtype"] == dtype
+    and row["ms_median"] is not None
     and not row.get("variant")
     and (row["number"] or row["kernel"] == HALVES[dtype])
   ]
@@ -44,7 +39,6 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
   return found
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """A column for each precision, a row for each quantity."""
   figure, axes = chart(84, nrows=2, ncols=2, sharex=True)
@@ -81,9 +75,7 @@ def _panel(ax, style: Style, dtype: str, quantity: str) -> None:
     at = 12500, math.exp(height)
     ax.plot([x, at[0]], [y, at[1]], color=style.line, lw=0.6, zorder=0)
     ax.text(*at, f" {words}", size=SMALL, va="center", color=style.text)
-  ax.xaxis.set_major_locator(ticker.FixedLocator([128, 512, 2048, 8192]))
-  ax.xaxis.set_major_formatter(ticker.FormatStrFormatter("%d"))
-  ax.xaxis.set_minor_locator(ticker.NullLocator())
+  ticks(ax.xaxis, [128, 512, 2048, 8192])
   ax.yaxis.set_major_formatter("{x:g}")
-  ax.yaxis.set_minor_locator(ticker.NullLocator())
+  ax.minorticks_off()
   ax.grid()

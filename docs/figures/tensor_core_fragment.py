@@ -7,11 +7,10 @@ columns, four registers each time.
 """
 
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from matplotlib.figure import Figure
 import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
+from docs.figures.style import SMALL, Figure, Sheet, Style
 from pallas_gemm.ladder import tensor_core_common
 
 SHAPE = tensor_core_common.WGMMA_ROWS, 16
@@ -23,7 +22,6 @@ def owned() -> np.ndarray:
   return _facts.held(plgpu.Layout.WGMMA, SHAPE)
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """Warps on the left, lanes on the right."""
   own = owned()
@@ -36,8 +34,8 @@ def draw(style: Style) -> Figure:
     rows = np.flatnonzero(mask.any(1))
     y = top + (rows[0] + len(rows) / 2) * cell[1]
     sheet.text(left + 12 * cell[0], y, warp, zorder=5)
-    sheet.text(left - 0.8, top + (rows[0] + 1) * cell[1], rows[0], ha="right",
-               size=SMALL, colour=style.muted)  # fmt: skip
+    place = left - 0.8, top + (rows[0] + 1) * cell[1]
+    sheet.text(*place, rows[0], ha="right", size=SMALL, colour=style.muted)
   x0, y0, w, h = 27.5, 5.6, 8.4, 2.2
   sheet.head(x0, 2, "Lanes of warp 0, 16 × 8")
   lane_at = np.full((16, 8), -1)
@@ -52,20 +50,19 @@ def draw(style: Style) -> Figure:
       here = lane == PICKED
       strength = 1.0 if here else 0.42 if row < 8 else 0.25
       fill = style.tint(style.warps[0], strength)
-      sheet.box(
-        x0 + column / 2 * w, y0 + row * h, w, h, lane, fill=fill,
-        edge=style.page, size=SMALL, z=2, colour=None if here else style.text,
-      )  # fmt: skip
-  sheet.lines([((x0, y0 + 8 * h), (x0 + 4 * w, y0 + 8 * h))], style.text, 1.4,
-              z=4)  # fmt: skip
+      place = x0 + column / 2 * w, y0 + row * h, w, h
+      tone = None if here else style.text
+      sheet.tile(*place, lane, fill=fill, z=2, colour=tone)
+  middle = y0 + 8 * h
+  sheet.lines([((x0, middle), (x0 + 4 * w, middle))], style.text, 1.4, z=4)
   first = own[0, PICKED]
   registers = int(((first[:, 0] < 16) & (first[:, 1] < 8)).sum())
   y = y0 + 16 * h + 2.2
-  sheet.text(x0, y, "a box: two columns of a row", ha="left")
-  sheet.text(
-    x0, y + 2.6, f"lane {PICKED}: {registers} registers here,", ha="left"
-  )
-  sheet.text(x0, y + 5.2, f"{registers} more every 8 columns", ha="left")
-  sheet.grid(left, top, (1, 1), (8 * cell[0], 16 * cell[1]),
-             colour=style.text, width=1.4, z=4)  # fmt: skip
+  sheet.say(
+    x0, y, "a box: two columns of a row",
+    f"lane {PICKED}: {registers} registers here,",
+    f"{registers} more every 8 columns",
+  )  # fmt: skip
+  first = 8 * cell[0], 16 * cell[1]
+  sheet.grid(left, top, (1, 1), first, colour=style.text, width=1.4, z=4)
   return sheet.figure

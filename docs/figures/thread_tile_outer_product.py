@@ -6,24 +6,18 @@ rows and columns of the block that thread 0 of rung 5 holds: its rows lie 2
 apart and its columns 16, so that lanes of a warp read neighbours.
 """
 
-from matplotlib.figure import Figure
 import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
-from pallas_gemm import ladder
-from pallas_gemm.ladder import contract
+from docs.figures.style import SMALL, Figure, Sheet, Style
 
 
 def fragments() -> tuple[np.ndarray, np.ndarray]:
   """Rows and columns of rung 5's block that thread 0 holds."""
-  rung = ladder.find("blocktiling_2d")
-  config = rung.default_config(contract.Problem(4096, 4096, 4096))
-  own = _facts.held(rung.layout(config), (config.block_m, config.block_n))
-  return tuple(np.unique(own[0, 0, :, side]) for side in (0, 1))
+  own = _facts.owned("blocktiling_2d")[0, 0]
+  return tuple(np.unique(own[:, side]) for side in (0, 1))
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """A's fragment on the left, B's above, their products between."""
   rows, columns = fragments()
@@ -43,20 +37,16 @@ def draw(style: Style) -> Figure:
       in_line = (r == picked[0] and c <= picked[1]) or (
         c == picked[1] and r <= picked[0]
       )
-      here = (r, c) == picked
-      strength = 1 if here else 0.55 if in_line else 0.25
-      sheet.box(
-        left + c * cell, top + r * cell, cell, cell,
-        fill=style.tint(style.c, strength), edge=style.page, line=1.5,
-      )  # fmt: skip
+      strength = 1 if (r, c) == picked else 0.55 if in_line else 0.25
+      place = left + c * cell, top + r * cell, cell, cell
+      sheet.tile(*place, fill=style.tint(style.c, strength), line=1.5)
   y = top + (picked[0] + 0.5) * cell
   x = left + (picked[1] + 0.5) * cell
   sheet.arrow((left - 2, y), (x - cell / 2, y), style.text, 1.6)
   sheet.arrow((x, top - 2), (x, y - cell / 2), style.text, 1.6)
   sheet.head(left - cell - 3.2, top + 4 * cell, "A", ha="right")
-  sheet.text(
-    left - cell - 3.2, top + 4 * cell + 2.6, "rows", ha="right", size=SMALL
-  )
+  place = left - cell - 3.2, top + 4 * cell + 2.6
+  sheet.text(*place, "rows", ha="right", size=SMALL)
   sheet.head(left + 4 * cell, 1.6, "B, columns", ha="center")
   a, b = len(rows), len(columns)
   words = f"{a} + {b} loads, {a} × {b} = {a * b} FMAs"

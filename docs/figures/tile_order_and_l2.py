@@ -8,11 +8,10 @@ they read, which L2 has to hold or device memory to send.
 
 import itertools
 
-from matplotlib.figure import Figure
 import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import Sheet, Style, drawn
+from docs.figures.style import Figure, Sheet, Style
 from pallas_gemm import hardware, ladder
 from pallas_gemm.ladder import contract
 
@@ -41,7 +40,6 @@ def bytes_wanted(order: np.ndarray) -> tuple[int, int]:
   return rows * config.block_m * depth, columns * config.block_n * depth
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """Row by row above, strips below; the upper rows of C's tiles."""
   rung = ladder.find("persistent")
@@ -66,18 +64,13 @@ def draw(style: Style) -> Figure:
     sheet.text(middle, top - 1.6, "B", colour=style.on(style.b), zorder=4)
     faint = style.tint(style.line, 0.7)
     sheet.grid(left, top, (shown, shape[1]), cell, colour=faint, width=0.5)
-    way = [
-      (left + (j + 0.5) * cell[0], top + (i + 0.5) * cell[1]) for i, j in order
-    ]
-    pairs = itertools.pairwise(way)
+    way = (left, top) + (order[:, ::-1] + 0.5) * cell
+    pairs = itertools.pairwise(map(tuple, way))
     if name == "Row by row":  # without the way back to the left
       pairs = [pair for pair in pairs if pair[0][1] == pair[1][1]]
     sheet.lines(list(pairs), style.on(style.c), 0.9, z=4)
-    sheet.text(
-      left, top + shown * cell[1] + 1.7,
-      f"C: {shown} of {shape[0]} rows of {shape[1]} tiles", ha="left",
-      colour=style.muted,
-    )  # fmt: skip
+    words = f"C: {shown} of {shape[0]} rows of {shape[1]} tiles"
+    sheet.say(left, top + shown * cell[1] + 1.7, words, colour=style.muted)
   words = f"green: the {len(order)} tiles that run first, in that order"
-  sheet.text(0.8, 48.4, words, ha="left")
+  sheet.say(0.8, 48.4, words)
   return sheet.figure

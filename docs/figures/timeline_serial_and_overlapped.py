@@ -7,10 +7,8 @@ waited for. Lengths are an example: a copy takes one and a half times as long
 as the arithmetic of a step.
 """
 
-from matplotlib.figure import Figure
-
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
+from docs.figures.style import Figure, Sheet, Style
 
 STEPS, LOAD, COMPUTE, GAP = 8, 1.5, 1.0, 0.3
 
@@ -22,13 +20,10 @@ def times(stages: int) -> list[dict[str, tuple[float, float]]]:
 
 def _bar(sheet, x0, scale, span, y, height, words, fill) -> None:
   start, end = span
-  sheet.box(
-    x0 + start * scale, y, (end - start) * scale, height, words,
-    fill=fill, edge=sheet.style.page, size=SMALL, line=1.2,
-  )  # fmt: skip
+  place = x0 + start * scale, y, (end - start) * scale, height
+  sheet.tile(*place, words, fill=fill, line=1.2)
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """Serial above, a ring below, on one scale."""
   sheet = Sheet(style, 42)
@@ -58,19 +53,15 @@ def draw(style: Style) -> Figure:
   sheet.box(x0, y, end * scale, 3, fill=style.tint(style.wait, 0.3))
   for k, step in enumerate(ring):
     _bar(sheet, x0, scale, step["compute"], y, 3, k, style.c)
-  sheet.lines([((x0 + end * scale, 17.4), (x0 + end * scale, y + 3.6))],
-              style.text, 1.2)  # fmt: skip
-  done = f"all {STEPS} steps\nare done"
-  sheet.text(x0 + end * scale + 1, 25, done, ha="left")
+  done = x0 + end * scale
+  sheet.lines([((done, 17.4), (done, y + 3.6))], style.text, 1.2)
+  sheet.say(done + 1, 25, f"all {STEPS} steps\nare done")
   sheet.arrow((x0, 38.6), (63, 38.6), style.muted, 1.2)
   sheet.text(63, 40.6, "time", ha="right", colour=style.muted)
-  y = 40.6
-  for x, fill, words in (
-    (0.5, style.load, "copy"),
+  sheet.keys(
+    40.6, (0.5, style.load, "copy"),
     (9.5, style.tint(style.load, 0.35), "landed"),
     (20.5, style.c, "arithmetic"),
     (35, style.tint(style.wait, 0.3), "waiting"),
-  ):
-    sheet.box(x, y - 0.9, 1.8, 1.8, fill=fill)
-    sheet.text(x + 2.5, y, words, ha="left", size=SMALL)
+  )  # fmt: skip
   return sheet.figure

@@ -7,11 +7,10 @@ tile in shared memory, which is A transposed: [k][m]. Then eight rows of A at
 one k lie side by side, and two 16-byte loads fetch a fragment.
 """
 
-from matplotlib.figure import Figure
 import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
+from docs.figures.style import Figure, Sheet, Style
 from pallas_gemm.ladder import register_layouts
 
 SHAPE = 16, 8
@@ -20,8 +19,7 @@ SHAPE = 16, 8
 def taken() -> np.ndarray:
   """[32 lanes, 4, (m, k)]: what warp 0 takes of its 16 rows of A."""
   layout = register_layouts.words_of_row_vectors()
-  own = _facts.held(layout, (16 * register_layouts.WARPS, SHAPE[1]))[0]
-  return own
+  return _facts.held(layout, (16 * register_layouts.WARPS, SHAPE[1]))[0]
 
 
 def _instructions(sheet) -> None:
@@ -29,14 +27,12 @@ def _instructions(sheet) -> None:
   sheet.head(1, 2, "Four loads")
   sheet.head(34, 2, "One load")
   for word in range(4):
-    x = 1 + word * 6.6
-    sheet.box(x, 4, 5.4, 3, "4 B", fill=style.a)
+    sheet.box(1 + word * 6.6, 4, 5.4, 3, "4 B", fill=style.a)
   sheet.box(34, 4, 24, 3, "16 B", fill=style.a)
   for x, words in ((1, "4 issue slots"), (34, "1 issue slot")):
-    sheet.text(x, 9, words, ha="left", colour=style.muted)
+    sheet.say(x, 9, words, colour=style.muted)
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """Instructions above, the transposing store below."""
   sheet = Sheet(style, 56)
@@ -60,20 +56,13 @@ def draw(style: Style) -> Figure:
     for word, (m, k) in enumerate(own[lane]):
       for x, y in ((left + k * cell, top + m * cell),
                    (right + m * cell, top + k * cell)):  # fmt: skip
-        sheet.box(
-          x, y, cell, cell, word, fill=colour, edge=style.page, size=SMALL,
-          z=2,
-        )  # fmt: skip
+        sheet.tile(x, y, cell, cell, word, fill=colour, z=2)
   y = top + 8 * cell + 2.4
-  sheet.text(right, y, "words 0 to 3 of", ha="left")
+  sheet.say(right, y, "words 0 to 3 of")
   for place, (lane, colour) in enumerate(names.items()):
     x = right + 16.5 * (place % 2)
-    at = y + 3 + 2.8 * (place // 2)
-    sheet.box(x, at - 0.9, 1.8, 1.8, fill=colour)
-    sheet.text(x + 2.8, at, f"lane {lane}", ha="left")
+    sheet.keys(y + 3 + 2.8 * (place // 2), (x, colour, f"lane {lane}"))
   rows = np.unique(own[..., 0])
-  sheet.text(
-    right, y + 10.5, f"{len(rows)} rows of A side by side:\nread 4 at a time",
-    ha="left", colour=style.muted,
-  )  # fmt: skip
+  words = f"{len(rows)} rows of A side by side:\nread 4 at a time"
+  sheet.say(right, y + 10.5, words, colour=style.muted)
   return sheet.figure

@@ -6,30 +6,23 @@ side by side in 16 x 32 results; what they load together is one solid run of A
 and one of B.
 """
 
-from matplotlib.figure import Figure
 import numpy as np
 
 from docs.figures import _facts
-from docs.figures.style import SMALL, Sheet, Style, drawn
-from pallas_gemm import ladder
-from pallas_gemm.ladder import contract
+from docs.figures.style import Figure, Sheet, Style
 
 PATCH = 4
 
 
 def owned() -> np.ndarray:
   """[4 warps, 32 lanes, registers, (row, column)] of rung 7's block."""
-  rung = ladder.find("warptiling")
-  config = rung.default_config(contract.Problem(4096, 4096, 4096))
-  return _facts.held(rung.layout(config), (config.block_m, config.block_n))
+  return _facts.owned("warptiling")
 
 
-@drawn
 def draw(style: Style) -> Figure:
   """The block on the left, lanes on the right."""
   own = owned()
-  size = own.reshape(-1, 2).max(0) + 1
-  shape = tuple(int(x) for x in size)
+  shape = tuple((own.reshape(-1, 2).max(0) + 1).tolist())
   sheet = Sheet(style, 42)
   cell = 34 / shape[0]
   left, top = 1.5, 5.4
@@ -41,10 +34,8 @@ def draw(style: Style) -> Figure:
     if warp:
       x, y = left + column * cell, top + row * cell
       sheet.text(x, y, f"warp {warp}", zorder=5)
-  sheet.grid(
-    left, top, shape, (cell, cell), (shape[0] // 2, shape[1] // 2),
-    style.text, 1.2,
-  )  # fmt: skip
+  half = shape[0] // 2, shape[1] // 2
+  sheet.grid(left, top, shape, (cell, cell), half, style.text, 1.2)
   [thread] = _facts.owner_masks(own[0, :1], shape)
   sheet.cells(left, top, thread, (cell, cell), style.warps[0], style.page, z=2)
   # The lanes of warp 0's first 16 x 32 results.
@@ -56,29 +47,22 @@ def draw(style: Style) -> Figure:
   sheet.box(left, top, columns * cell, rows * cell, edge=style.text, z=3)
   x0, y0, w, h = 39.5, 11.4, 2.85, 3.4
   sheet.head(x0, 2, "Lanes of warp 0")
-  sheet.text(x0, 5, f"in {rows} × {columns}: a patch of", ha="left")
-  sheet.text(x0, 7.4, f"{PATCH} × {PATCH} each", ha="left")
+  words = f"in {rows} × {columns}: a patch of"
+  sheet.say(x0, 5, words, f"{PATCH} × {PATCH} each", apart=2.4)
   for r in range(0, rows, PATCH):
     for c in range(0, columns, PATCH):
       lane = held[r, c]
       fill = style.warps[0] if lane == 0 else style.tint(style.warps[0], 0.35)
-      sheet.box(
-        x0 + c // PATCH * w, y0 + r // PATCH * h, w, h, lane, fill=fill,
-        edge=style.page, size=SMALL, z=2,
-        colour=None if lane == 0 else style.text,
-      )  # fmt: skip
+      place = x0 + c // PATCH * w, y0 + r // PATCH * h, w, h
+      tone = None if lane == 0 else style.text
+      sheet.tile(*place, lane, fill=fill, z=2, colour=tone)
   bottom = y0 + rows // PATCH * h
   corner = left + columns * cell, top + rows * cell
-  sheet.lines(
-    [((corner[0], top), (x0, y0)), (corner, (x0, bottom))], style.muted, 0.8
-  )
+  sides = [((corner[0], top), (x0, y0)), (corner, (x0, bottom))]
+  sheet.lines(sides, style.muted)
   count = int(thread.sum()) // PATCH**2
-  lines = (
-    "filled: what lane 0",
-    f"holds, {count} patches,",
-    "16 rows and 32",
-    "columns apart",
-  )
-  for index, words in enumerate(lines):
-    sheet.text(x0, bottom + 3 + 2.4 * index, words, ha="left")
+  sheet.say(
+    x0, bottom + 3, "filled: what lane 0", f"holds, {count} patches,",
+    "16 rows and 32", "columns apart", apart=2.4,
+  )  # fmt: skip
   return sheet.figure

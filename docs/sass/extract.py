@@ -66,11 +66,6 @@ class Loop:
     """The instructions without predicates and operands."""
     return tuple(map(opcode, self.instructions))
 
-  @property
-  def counts(self) -> collections.Counter[str]:
-    """How many instructions there are of each opcode."""
-    return collections.Counter(self.opcodes)
-
   def share(self, pattern: re.Pattern[str]) -> float:
     """Part of the instructions whose opcode matches."""
     found = sum(bool(pattern.fullmatch(x)) for x in self.opcodes)
@@ -115,15 +110,13 @@ def loader_loop(sass: str) -> Loop | None:
 def counted(loop: Loop) -> list[tuple[int, str, str]]:
   """(how many, opcode, its kind), in the order of `KINDS`; others together."""
   rows = []
-  left = loop.counts
+  left = collections.Counter(loop.opcodes)
   for kind, pattern in KINDS.items():
     named = {x: n for x, n in left.items() if re.fullmatch(pattern, x)}
     for name in sorted(named, key=lambda x: (-named[x], x)):
       rows.append((left.pop(name), name, kind))
-  rows.append(
-    (left.total(), "others", "addresses, moves, predicates, branches")
-  )
-  return [row for row in rows if row[0]]
+  others = "addresses, moves, predicates, branches"
+  return [*rows, (left.total(), "others", others)][: len(rows) + bool(left)]
 
 
 def folded(loop: Loop, longest: int = LONGEST) -> list[str]:
@@ -153,9 +146,7 @@ def folded(loop: Loop, longest: int = LONGEST) -> list[str]:
   return [*lines, loop.instructions[-1]]
 
 
-def _runs(
-  instructions: Sequence[str],
-) -> list[tuple[str | None, list[str]]]:
+def _runs(instructions: Sequence[str]) -> list[tuple[str | None, list[str]]]:
   """Consecutive instructions of one opcode; None are others, of any.
 
   Others among multiply-adds do not end a run of them.
@@ -193,18 +184,15 @@ def section(title: str, loop: Loop) -> list[str]:
 def excerpt(rung: contract.Rung) -> str:
   """The text of a rung's file."""
   dtype = rung.dtypes[0]
-  kernel = compiled_lib.compile_rung(
-    rung, contract.Problem(SIZE, SIZE, SIZE, dtype)
-  )
+  problem = contract.Problem(SIZE, SIZE, SIZE, dtype)
+  kernel = compiled_lib.compile_rung(rung, problem)
   loader = loader_loop(kernel.sass)
-  lines = [
-    f"Rung {rung.label}, {rung.name}, {dtype}: {kernel.registers} registers a"
-    " thread",
-    "",
-    *section(
-      "Loop of a consumer" if loader else "Main loop", main_loop(kernel.sass)
-    ),
-  ]
+  head = (
+    f"Rung {rung.label}, {rung.name}, {dtype}: {kernel.registers} registers"
+  )
+  title = "Loop of a consumer" if loader else "Main loop"
+  head += " registers a thread"
+  lines = [head, "", *section(title, main_loop(kernel.sass))]
   if loader:
     lines += ["", *section("Loop of the producer", loader)]
   return "\n".join(lines) + "\n"
@@ -212,21 +200,20 @@ def excerpt(rung: contract.Rung) -> str:
 
 def path(rung: contract.Rung) -> pathlib.Path:
   """Where a rung's excerpt lies: 06_vectorized.txt."""
-  variant = rung.label.removeprefix(str(rung.number))
-  return HERE / f"{rung.number:02}{variant}_{rung.name}.txt"
+  return HERE / f"{rung.number:02}{rung.variant}_{rung.name}.txt"
 
 
 def main(argv: Sequence[str]) -> None:
   """Writes the files."""
   if len(argv) > 1:
     raise app.UsageError(f"unexpected arguments: {argv[1:]}")
-  if reason := compile_process.unavailable():
-    print(reason, file=sys.stderr)
-    sys.exit(2)
   try:
     rungs = [ladder.find(x) for x in _RUNGS.value] or ladder.with_variants()
+    reason = compile_process.unavailable()
   except ValueError as error:
-    print(error, file=sys.stderr)
+    reason = error
+  if reason:
+    print(reason, file=sys.stderr)
     sys.exit(2)
   for rung in rungs:
     path(rung).write_text(excerpt(rung))
