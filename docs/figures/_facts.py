@@ -46,6 +46,12 @@ def wanted_of_banks(addresses: Sequence[int]) -> dict[int, dict]:
   return {bank: dict(words) for bank, words in found.items()}
 
 
+def specs(name: str, problem, config) -> dict[str, Any]:
+  """A rung's BlockSpecs of A, B and C."""
+  found = ladder.find(name).specs(problem, config)
+  return dict(zip("ABC", (*found.in_specs, found.out_specs)))
+
+
 def config(name: str) -> Any:
   """A rung's config at 4096 cubed."""
   rung = ladder.find(name)

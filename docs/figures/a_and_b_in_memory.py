@@ -34,15 +34,12 @@ def touched(rung_name: str) -> dict[str, np.ndarray]:
 
 def _addresses(sheet, x, y, name, picked, colour) -> None:
   style, cell = sheet.style, (3.3, 2.6)
-  rows, columns = picked.shape
   sheet.cells(x, y, picked, cell, colour)
   sheet.grid(x, y, picked.shape, cell)
-  for row in range(rows):
-    for column in range(columns):
-      at = x + (column + 0.5) * cell[0], y + (row + 0.5) * cell[1]
-      tone = style.on(colour) if picked[row, column] else style.muted
-      number = row * columns + column
-      sheet.text(*at, number, size=SMALL, colour=tone, zorder=4)
+  for number, (row, column) in enumerate(np.ndindex(picked.shape)):
+    at = x + (column + 0.5) * cell[0], y + (row + 0.5) * cell[1]
+    tone = style.on(colour) if picked[row, column] else style.muted
+    sheet.text(*at, number, size=SMALL, colour=tone, zorder=4)
   sheet.head(x, y - 1.7, name)
 
 

@@ -6,6 +6,8 @@ in that order are a warp. In Pallas none of these is written: a grid point
 names the block, a register layout says what a thread holds.
 """
 
+import numpy as np
+
 from docs.figures.style import Figure, Sheet, Style
 from pallas_gemm.ladder import register_layouts
 
@@ -24,14 +26,13 @@ def draw(style: Style) -> Figure:
   sheet.head(1, 2, "Grid: blockIdx (x, y)")
   w, h = 7.4, 3.1
   left, top = 4, 6.4
-  for y in range(GRID[1]):
-    for x in range(GRID[0]):
-      here = (x, y) == PICKED_BLOCK
-      sheet.tile(
-        left + x * w, top + y * h, w, h, f"{x}, {y}", line=1.4,
-        fill=style.c if here else style.tint(style.c, 0.22),
-        colour=None if here else style.text,
-      )  # fmt: skip
+  for y, x in np.ndindex(GRID[::-1]):
+    here = (x, y) == PICKED_BLOCK
+    sheet.tile(
+      left + x * w, top + y * h, w, h, f"{x}, {y}", line=1.4,
+      fill=style.c if here else style.tint(style.c, 0.22),
+      colour=None if here else style.text,
+    )  # fmt: skip
   sheet.text(left + 2 * w, top - 1.4, "x", colour=style.muted)
   sheet.text(left - 1.6, top + 1.5 * h, "y", colour=style.muted)
   number = linear(*PICKED_BLOCK, GRID[0])
@@ -41,15 +42,14 @@ def draw(style: Style) -> Figure:
   top0 = 19
   sheet.head(1, top0, "One block: threadIdx (x, y), linear number")
   left, top, w, h = 4, top0 + 4.6, 3.6, 2.5
-  for y in range(BLOCK[1]):
-    for x in range(BLOCK[0]):
-      thread = linear(x, y, BLOCK[0])
-      colour = style.warps[thread // register_layouts.LANES]
-      here = (x, y) == PICKED_THREAD
-      fill = colour if here else style.tint(colour, 0.36)
-      tone = None if here else style.text
-      place = left + x * w, top + y * h, w, h
-      sheet.tile(*place, thread, fill=fill, colour=tone)
+  for y, x in np.ndindex(BLOCK[::-1]):
+    thread = linear(x, y, BLOCK[0])
+    colour = style.warps[thread // register_layouts.LANES]
+    here = (x, y) == PICKED_THREAD
+    fill = colour if here else style.tint(colour, 0.36)
+    tone = None if here else style.text
+    place = left + x * w, top + y * h, w, h
+    sheet.tile(*place, thread, fill=fill, colour=tone)
   sheet.text(left + 8 * w, top - 1.4, "x", colour=style.muted)
   sheet.text(left - 1.6, top + 4 * h, "y", colour=style.muted)
   y = top + BLOCK[1] * h + 2

@@ -5,6 +5,8 @@ four whole rows of A and four whole columns of B, and no other block writes
 where it writes.
 """
 
+import numpy as np
+
 from docs.figures import _facts
 from docs.figures.style import Figure, Sheet, Style
 from pallas_gemm import ladder
@@ -19,13 +21,10 @@ _SIDE = 16 * _CELL
 
 def bands() -> dict:
   """Masks of A, B and C of the picked block, over all its steps."""
-  rung = ladder.find("naive")
-  specs = rung.specs(PROBLEM, CONFIG)
-  points = [(*PICKED, k) for k in range(rung.grid(PROBLEM, CONFIG)[2])]
-  return {
-    name: _facts.covered(spec, points, (16, 16))
-    for name, spec in zip("ABC", (*specs.in_specs, specs.out_specs))
-  }
+  steps = ladder.find("naive").grid(PROBLEM, CONFIG)[2]
+  points = [(*PICKED, k) for k in range(steps)]
+  specs = _facts.specs("naive", PROBLEM, CONFIG).items()
+  return {x: _facts.covered(spec, points, (16, 16)) for x, spec in specs}
 
 
 def draw(style: Style) -> Figure:
@@ -37,18 +36,16 @@ def draw(style: Style) -> Figure:
   cell = _CELL, _CELL
   places = {"A": (left, low), "B": (right, top), "C": (right, low)}
   of = {"A": style.a, "B": style.b, "C": style.c}
-  rung = ladder.find("naive")
-  out = rung.specs(PROBLEM, CONFIG).out_specs
-  rows, columns, _ = rung.grid(PROBLEM, CONFIG)
-  for i in range(rows):
-    for j in range(columns):
-      mask = _facts.covered(out, [(i, j, 0)], (16, 16))
-      tint = style.tint(style.c, 0.34 if (i + j) % 2 else 0.16)
-      sheet.cells(right, low, mask, cell, tint)
-      side = 4 * _CELL
-      x, y = right + (j + 0.5) * side, low + (i + 0.5) * side
-      if (i, j) != PICKED:
-        sheet.text(x, y, f"{i}, {j}", size=11, zorder=4)
+  out = _facts.specs("naive", PROBLEM, CONFIG)["C"]
+  rows, columns, _ = ladder.find("naive").grid(PROBLEM, CONFIG)
+  for i, j in np.ndindex(rows, columns):
+    mask = _facts.covered(out, [(i, j, 0)], (16, 16))
+    tint = style.tint(style.c, 0.34 if (i + j) % 2 else 0.16)
+    sheet.cells(right, low, mask, cell, tint)
+    side = 4 * _CELL
+    x, y = right + (j + 0.5) * side, low + (i + 0.5) * side
+    if (i, j) != PICKED:
+      sheet.text(x, y, f"{i}, {j}", size=11, zorder=4)
   for name, (x, y) in places.items():
     sheet.cells(x, y, masks[name], cell, of[name], z=1.2)
     faint = style.tint(style.line, 0.55)

@@ -17,20 +17,19 @@ POINT = (1, 2, 3)
 
 def picked() -> list[tuple[str, str, tuple[int, ...]]]:
   """(matrix, its index map in words, the block that it picks)."""
-  specs = ladder.find("shared_memory").specs(PROBLEM, CONFIG)
+  specs = _facts.specs("shared_memory", PROBLEM, CONFIG)
+  at = {name: spec.index_map for name, spec in specs.items()}
   return [
-    (name, ", ".join(at("i", "j", "k")[:2]), tuple(at(*POINT)))
-    for name, spec in zip("ABC", (*specs.in_specs, specs.out_specs))
-    for at in [spec.index_map]
+    (name, ", ".join(map_("i", "j", "k")[:2]), tuple(map_(*POINT)))
+    for name, map_ in at.items()
   ]
 
 
 def draw(style: Style) -> Figure:
   """The grid above, the matrices below."""
   sheet = Sheet(style, 52)
-  rung = ladder.find("shared_memory")
-  shape = rung.grid(PROBLEM, CONFIG)
-  specs = rung.specs(PROBLEM, CONFIG)
+  shape = ladder.find("shared_memory").grid(PROBLEM, CONFIG)
+  specs = _facts.specs("shared_memory", PROBLEM, CONFIG).values()
   sheet.head(1.5, 2, "The grid, a point (i, j, k)")
   i, j, k = POINT
   x, y, cell, apart = 5.0, 5.4, 2.6, 2.2
@@ -56,7 +55,7 @@ def draw(style: Style) -> Figure:
   side, top = 17.0, 30.0
   cell = side / 16
   colours = style.a, style.b, style.c
-  every = zip(picked(), (*specs.in_specs, specs.out_specs), colours)
+  every = zip(picked(), specs, colours)
   for column, ((name, words, block), spec, colour) in enumerate(every):
     left = 1.5 + 21.6 * column
     mask = _facts.covered(spec, [POINT], (16, 16))

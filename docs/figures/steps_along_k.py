@@ -29,30 +29,28 @@ def loaders() -> np.ndarray:
   layout = register_layouts.element_per_thread(rows, config.block_k, "columns")
   held = _facts.held(layout, (rows, config.block_k))
   found = np.full((config.block_m, 2), -1)
-  for warpgroup in range(count):
-    for warp in range(register_layouts.WARPS):
-      for row in np.unique(held[warp, ..., 0]):
-        found[warpgroup * rows + row] = warpgroup, warp
+  for warpgroup, warp in np.ndindex(count, register_layouts.WARPS):
+    for row in np.unique(held[warp, ..., 0]):
+      found[warpgroup * rows + row] = warpgroup, warp
   return found
 
 
 def _walk(sheet, left, top) -> None:
-  style, rung = sheet.style, ladder.find("shared_memory")
-  specs = rung.specs(PROBLEM, CONFIG)
-  steps = rung.grid(PROBLEM, CONFIG)[2]
+  style = sheet.style
+  specs = _facts.specs("shared_memory", PROBLEM, CONFIG)
+  steps = ladder.find("shared_memory").grid(PROBLEM, CONFIG)[2]
   right, low = left + _SIDE + 1.6, top + _SIDE + 1.6
   cell = _CELL, _CELL
-  for spec, colour, (x, y) in zip(
-    (*specs.in_specs, specs.out_specs),
-    (style.a, style.b, style.c),
-    ((left, low), (right, top), (right, low)),
-  ):
-    for k in range(steps if colour != style.c else 1):
-      mask = _facts.covered(spec, [(*PICKED, k)], (16, 16))
+  for name, colour, x, y in (
+    ("A", style.a, left, low), ("B", style.b, right, top),
+    ("C", style.c, right, low),
+  ):  # fmt: skip
+    for k in range(steps if name != "C" else 1):
+      mask = _facts.covered(specs[name], [(*PICKED, k)], (16, 16))
       of_step = style.tint(colour, 1 - 0.21 * k)
       sheet.cells(x, y, mask, cell, of_step, style.text)
       row, column = np.argwhere(mask).mean(0) + 0.5
-      words = f"k={k}" if colour != style.c else "C"
+      words = f"k={k}" if name != "C" else "C"
       place = x + column * _CELL, y + row * _CELL
       tone = style.on(of_step)
       sheet.text(*place, words, size=SMALL, colour=tone, zorder=4)

@@ -38,21 +38,21 @@ def draw(style: Style) -> Figure:
     sheet.text(*place, rows[0], ha="right", size=SMALL, colour=style.muted)
   x0, y0, w, h = 27.5, 5.6, 8.4, 2.2
   sheet.head(x0, 2, "Lanes of warp 0, 16 × 8")
-  lane_at = np.full((16, 8), -1)
+  lane_at = np.full(SHAPE, -1)
   for lane, each in enumerate(own[0]):
-    for row, column in each:
-      if row < 16 and column < 8:
-        lane_at[row, column] = lane
-  for row in range(16):
-    for column in range(0, 8, 2):
-      lane, right = lane_at[row, column : column + 2]
-      assert lane == right
-      here = lane == PICKED
-      strength = 1.0 if here else 0.42 if row < 8 else 0.25
-      fill = style.tint(style.warps[0], strength)
-      place = x0 + column / 2 * w, y0 + row * h, w, h
-      tone = None if here else style.text
-      sheet.tile(*place, lane, fill=fill, z=2, colour=tone)
+    lane_at[each[:, 0], each[:, 1]] = lane
+  for row, pair in np.ndindex(16, 4):
+    lane, right = lane_at[row, 2 * pair : 2 * pair + 2]
+    assert lane == right
+    here = lane == PICKED
+    strength = 1.0 if here else 0.42 if row < 8 else 0.25
+    fill, tone = (
+      style.tint(style.warps[0], strength),
+      None if here else style.text,
+    )
+    sheet.tile(
+      x0 + pair * w, y0 + row * h, w, h, lane, fill=fill, z=2, colour=tone
+    )
   middle = y0 + 8 * h
   sheet.lines([((x0, middle), (x0 + 4 * w, middle))], style.text, 1.4, z=4)
   first = own[0, PICKED]

@@ -32,14 +32,14 @@ def draw(style: Style) -> Figure:
     x = left + c * cell
     fill = style.b if c == picked[1] else style.tint(style.b, 0.45)
     sheet.box(x, top - cell - 2, cell, cell, column, fill=fill, edge=style.page)
-  for r in range(len(rows)):
-    for c in range(len(columns)):
-      in_line = (r == picked[0] and c <= picked[1]) or (
-        c == picked[1] and r <= picked[0]
-      )
-      strength = 1 if (r, c) == picked else 0.55 if in_line else 0.25
-      place = left + c * cell, top + r * cell, cell, cell
-      sheet.tile(*place, fill=style.tint(style.c, strength), line=1.5)
+  for r, c in np.ndindex(len(rows), len(columns)):
+    # On the way from one of the two picked values to their product.
+    on_way = r <= picked[0] and c <= picked[1] and (
+      r == picked[0] or c == picked[1]
+    )  # fmt: skip
+    strength = 1 if (r, c) == picked else 0.55 if on_way else 0.25
+    place = left + c * cell, top + r * cell, cell, cell
+    sheet.tile(*place, fill=style.tint(style.c, strength), line=1.5)
   y = top + (picked[0] + 0.5) * cell
   x = left + (picked[1] + 0.5) * cell
   sheet.arrow((left - 2, y), (x - cell / 2, y), style.text, 1.6)

@@ -49,13 +49,11 @@ def draw(style: Style) -> Figure:
   sheet.head(x0, 2, "Lanes of warp 0")
   words = f"in {rows} × {columns}: a patch of"
   sheet.say(x0, 5, words, f"{PATCH} × {PATCH} each", apart=2.4)
-  for r in range(0, rows, PATCH):
-    for c in range(0, columns, PATCH):
-      lane = held[r, c]
-      fill = style.warps[0] if lane == 0 else style.tint(style.warps[0], 0.35)
-      place = x0 + c // PATCH * w, y0 + r // PATCH * h, w, h
-      tone = None if lane == 0 else style.text
-      sheet.tile(*place, lane, fill=fill, z=2, colour=tone)
+  for r, c in np.ndindex(rows // PATCH, columns // PATCH):
+    lane = held[r * PATCH, c * PATCH]
+    fill = style.warps[0] if lane == 0 else style.tint(style.warps[0], 0.35)
+    tone = None if lane == 0 else style.text
+    sheet.tile(x0 + c * w, y0 + r * h, w, h, lane, fill=fill, z=2, colour=tone)
   bottom = y0 + rows // PATCH * h
   corner = left + columns * cell, top + rows * cell
   sides = [((corner[0], top), (x0, y0)), (corner, (x0, bottom))]

@@ -115,8 +115,10 @@ def counted(loop: Loop) -> list[tuple[int, str, str]]:
     named = {x: n for x, n in left.items() if re.fullmatch(pattern, x)}
     for name in sorted(named, key=lambda x: (-named[x], x)):
       rows.append((left.pop(name), name, kind))
-  others = "addresses, moves, predicates, branches"
-  return [*rows, (left.total(), "others", others)][: len(rows) + bool(left)]
+  if left:
+    others = "addresses, moves, predicates, branches"
+    rows.append((left.total(), "others", others))
+  return rows
 
 
 def folded(loop: Loop, longest: int = LONGEST) -> list[str]:
