@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from pallas_gemm import tuning
+from pallas_gemm import autotuning, tuning
+from pallas_gemm.tuning import trial
 from tests.support import products
 
 X3 = lax.DotAlgorithmPreset.BF16_BF16_F32_X3
@@ -216,3 +217,18 @@ def test_explain_says_the_arithmetic():
   f = functools.partial(pallas_gemm.matmul, **ON_KERNEL)
   (ran,) = products_of(f, normal(64, 64), normal(64, 64))
   assert ran.product.endswith("NN, precision HIGHEST")
+
+
+@pytest.mark.parametrize("planes", (2, 3))
+def test_a_trial_of_autotune_is_held_to_the_bound(planes):
+  flat = {"dtype": "bfloat16", "out_dtype": "float32"}
+  problem = tuning.Problem.flat(
+    m=40, n=72, k=100, planes_a=planes, planes_b=planes, **flat
+  )
+  attempt = trial.Trial(trial.Case(problem, None))
+  (config,) = autotuning.candidates(problem, 1)
+  kernel = trial.compiled(attempt.case, config, attempt.operands)
+  (out,) = results = attempt.call(kernel)()
+  assert attempt.error(results) is None
+  off = (out * (1 + 2.0 ** (-8 if planes == 2 else -14)),)
+  assert "wrong result" in attempt.error(off)

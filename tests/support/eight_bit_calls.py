@@ -302,8 +302,10 @@ def ragged_dot(draw: Draw, op: str = "ragged_dot", **how: Any) -> Call:
   """Rows by a matrix for each group, by any op that has that."""
   is_plain, gated = op == "ragged_dot", op == "gated_ragged_dot"
   count, n, k, of, outside, call = _of_groups(draw)
-  turned = is_plain and draw.chance()
-  dims = {"g": count} | ({"n": n, "k": k} if turned else {"k": k, "n": n})
+  is_transposed = is_plain and draw.chance()
+  dims = {"g": count} | (
+    {"n": n, "k": k} if is_transposed else {"k": k, "n": n}
+  )
   a = _with_nan(draw.factor(0, {"m": of.rows, "k": k}, "m"), outside)
   bs = [draw.factor(1, dims, "n") for _ in range(1 + gated)]
   how |= call
@@ -314,7 +316,7 @@ def ragged_dot(draw: Draw, op: str = "ragged_dot", **how: Any) -> Call:
     activation = how["activation"] = draw.one(ACTIVATIONS[gated:])
   if is_plain:
     bias = draw.normal(count, n) if draw.chance() else None
-    how |= {"transpose_rhs": turned, "bias": bias}
+    how |= {"transpose_rhs": is_transposed, "bias": bias}
   run = functools.partial(
     getattr(pallas_gemm, op),
     *(a.given, *[b.given for b in bs]),
@@ -325,7 +327,7 @@ def ragged_dot(draw: Draw, op: str = "ragged_dot", **how: Any) -> Call:
   def compare(out):
     assert not np.asarray(out)[outside].astype(np.float32).any()
     for g, span in enumerate(of.spans(count)):
-      one = [b.exact[g].T if turned else b.exact[g] for b in bs]
+      one = [b.exact[g].T if is_transposed else b.exact[g] for b in bs]
       more = {} if bias is None else {"bias": np.asarray(bias[g])}
       assert_right(
         out[span], a.exact[span], *one, activation=activation, **more
