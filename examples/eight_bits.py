@@ -1,4 +1,4 @@
-"""An MLP and a layer of experts by 8 bits, forward and backward.
+"""An MLP and a layer of experts in 8 bits, forward and backward.
 
   python -m examples.eight_bits
   python -m examples.eight_bits --scaling=row --gradient=float8_e5m2

@@ -1,4 +1,4 @@
-"""A small transformer on text, in bfloat16 and by 8 bits, side by side.
+"""A small transformer on text, in bfloat16 and in 8 bits, side by side.
 
   python -m examples.train_eight_bits
   python -m examples.train_eight_bits --steps=1000 --seeds=5 --features=1024 \\

@@ -7,8 +7,9 @@ Needs Nsight Compute (`ncu`) and permission to read the counters. The rungs of
 a shape run in one process under ncu, each once; clocks are left alone, caches
 are flushed before each of ncu's passes. A row has what was counted
 (`measured`), what the traffic model predicts (`model`) and how they compare
-(`ratio`), what warps wait for (`stalls`: warps that wait for a reason, for each
-instruction issued), and how many fit on an SM and why not more (`occupancy`).
+(`ratio`), what warps wait for (`stalls`: cycles of waiting for a reason, for
+each instruction issued), and how many fit on an SM and why not more
+(`occupancy`).
 
 Rows go to experiments/results/<device>/counters.jsonl, one a rung; tables are
 made of those of the newest commit. Why model and measurement differ

@@ -106,6 +106,7 @@ def explain(
     An `Explanation`.
 
   Raises:
+    TypeError: fn is no function, as where a product was passed.
     ValueError: there is no such platform.
 
   Example:

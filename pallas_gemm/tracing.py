@@ -73,7 +73,15 @@ def of_arrays(
 
   What is no array may be static to `fn`. The function is a new one each time:
   JAX finds nothing of it in its caches.
+
+  Raises:
+    TypeError: `fn` is no function.
   """
+  if not callable(fn):
+    raise TypeError(
+      "fn must be a function, and its arguments follow it; got"
+      f" {type(fn).__name__}"
+    )
   leaves, tree = jax.tree.flatten((args, kwargs))
   kinds = jax.Array | np.ndarray | jax.ShapeDtypeStruct
   arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, kinds)}

@@ -42,6 +42,15 @@ def test_a_rung_of_any_file_has_a_number_and_a_name():
     contract.make_rung("k02_mine", **given)
 
 
+@pytest.mark.parametrize("own", [{}, {"name": "mine"}, {"kernel": len}])
+def test_a_variant_has_a_name_and_a_kernel_of_its_own(own):
+  given = {"idea": "mine", "dtypes": contract.FLOAT32, "variant": "z"}
+  with pytest.raises(ValueError, match="variant 2z needs name= and kernel="):
+    contract.make_rung(LADDER[1].module, **given, **own)
+  own = {"name": "mine", "kernel": len}
+  assert contract.make_rung(LADDER[1].module, **given, **own).label == "2z"
+
+
 @each_rung
 def test_dtypes_and_kind_of_config(rung):
   dtypes, own, other = contract.FLOAT16S, TensorCoreConfig, SimtConfig

@@ -159,10 +159,12 @@ def test_which_commands_run():
   text = (
     "```console\n$ python -m a \\\n    --b\nprinted\n```\n"
     "```console gpu\n$ python -m c\n```\n"
+    "```console slow\n$ python -m d\n```\n"
   )
   assert list(pages.console(text)) == [
     ("python -m a --b", True),
     ("python -m c", False),
+    ("python -m d", False),
   ]
 
 

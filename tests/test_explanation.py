@@ -241,3 +241,8 @@ def test_arguments_that_are_no_arrays(capsys):
   found = pallas_gemm.explain(pallas_gemm.matmul, x, x, implementation="xla")
   assert found.products[0].implementation == "xla"
   assert capsys.readouterr().out.count("runs on 'xla'") == 2
+
+
+def test_a_product_is_no_function():
+  with pytest.raises(TypeError, match=r"fn must be a function.*got \w*Array"):
+    pallas_gemm.explain(pallas_gemm.matmul(normal(8, 8), normal(8, 8)))

@@ -320,7 +320,7 @@ def test_what_is_left_to_lax_is_warned_of(warned):
   assert 1 <= len(warned) <= 2
 
 
-@pytest.mark.parametrize("weight", ("int8", "uint8"))
+@pytest.mark.parametrize("weight", ("int8", "uint8", "bool"))
 def test_a_weight_that_is_converted_is_warned_of_once(warned, weight):
   """Again where the report starts anew."""
   b = jnp.round(B).astype(weight)
@@ -331,6 +331,7 @@ def test_a_weight_that_is_converted_is_warned_of_once(warned, weight):
     jax.clear_caches()
   (message,) = warned
   assert "converted" in message and weight in message
+  assert message.endswith("convert it once, if it is used again")
   report.reset()
   pallas_gemm.matmul(HALF, b)
   assert len(warned) == 2

@@ -150,11 +150,11 @@ OF_GROUPS = {
   "ragged_dot_dimension_numbers": SUMS,
 }
 LACKS = [
-  ("a scale for each mk along what is summed over",
+  (r"a scale for each element along what is summed over in \[M, K\]",
    "matmul", {"a": q(4, 6, scale=(4, 6))}),
-  ("a scale for each kn along what is summed over",
+  (r"a scale for each element along what is summed over in \[K, N\]",
    "matmul", {"b": q(6, 8, scale=(6, 1))}),
-  ("a scale for each gkn along what is summed over",
+  (r"a scale for each element along what is summed over in \[G, K, N\]",
    "ragged_dot", {"rhs": q(3, 6, 8, scale=(1, 6, 8))}),
   ("blocks along the rows of groups, which start anywhere",
    "ragged_dot_general", OF_GROUPS),

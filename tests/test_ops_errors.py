@@ -199,13 +199,13 @@ OPTIONS = {
   },
   "config": {
     "TypeError: {0} must be a tuning.Config...got {1}": [128, "fast", type],
-    "TypeError: {0} must be hashable, got dict": [{"block_m": 128}],
+    "TypeError: {0} must be a tuning.Config, got dict": [{"block_m": 128}],
   },
   "precision": {
     "TypeError: {0} must be None, a lax.Precision (or two), ...got ": [
       *(3, b"high", (), ("high",) * 3, ("high", None)),
     ],
-    "ValueError: {0} must be known to JAX, got 'exact'": ["exact"],
+    "ValueError: {0} must be ...'highest', or ...got 'hihgest'": ["hihgest"],
     "TypeError: {0} must be hashable, got dict": [{}],
   },
   "out_sharding": {

@@ -19,7 +19,7 @@ from pallas_gemm.ladder import contract
 # What holds each rung back, as the next page's counters show it.
 BOUND_BY = {
   1: "L1: a line for each lane's load",
-  2: "L1: two requests for each FMA",
+  2: "latency of L1: two loads for each FMA",
   3: "shared memory: two reads for each FMA",
   4: "shared memory: five reads for eight FMAs",
   5: "issue slots: loads and addresses",
@@ -180,6 +180,8 @@ def card(label: str) -> str:
       parts += [f"**{tables.short_name(rows[0])}**", _timed(rows)]
     parts.append(missing)
   columns = {"#": ladder_tables.label} | counter_tables.OCCUPANCY
+  if one.variants:
+    parts.append("*x before* of a variant is over its rung.")
   del columns["threads"], columns["warps/SM"]
   counted, _ = results.split_measured(family, results.counters, "h200")
   if counted:
@@ -188,7 +190,8 @@ def card(label: str) -> str:
   with hardware.assume(results.GPUS["h200"]):
     config = one.default_config(results.problem(one))
   fields = ", ".join(f"{name}={getattr(config, name)}" for name in one.uses)
-  parts += [f"Config: `{fields}`.", _published(one)]
+  change = "[Change it](../change_a_kernel.md)."
+  parts += [f"Config: `{fields}`. {change}", _published(one)]
   if mine:
     parts.append(tables.provenance_line(mine))
   return "\n\n".join(filter(None, parts))
@@ -205,7 +208,7 @@ def _published(one: contract.Rung) -> str:
       if gain and x.unit == ladder_tables.MS:
         gain = 1 / gain
       factors = map(tables.factor, (gain, x.of_cublas(number)))
-      source = f"[{x.source}]({x.url})" if x.url else x.source
+      source = f"[{x.source}]({x.url or '../published.md'})"
       on = f"{x.gpu or 'GPU not named'}, {x.problem}"
       cells.append([source, on, name, f"{figure:,g} {x.unit}", *factors])
   header = ["published", "measured on", "step", "figure", "x step before",
@@ -268,6 +271,8 @@ def traffic(label: str) -> str:
   t = numbers.traffic_of(label)
   return (
     f"{tables.markdown(header, cells, header[1:])}\n\n"
+    "Results that are still in L2 at the end are not counted as written to"
+    " DRAM.\n\n"
     f"Threads{'' if t.threads_load else ', or TMA,'} ask for"
     f" {tables.size(t.global_load_bytes)} of global memory,"
     f" {t.intensity:.3g} FLOP/byte."
@@ -285,8 +290,7 @@ def counters(label: str) -> str:
       parts.append(missing)
       continue
     names = [f"rung {x.label}" for x in rungs]
-    counted = [_counter(name, rows) for name in _COUNTERS]
-    text = tables.markdown(["counter", *names], counted, names)
+    text = tables.markdown(["counter", *names], _counted(rows), names)
     header, cells = counter_tables.stalls(rows)
     reasons = counter_tables.REASONS
     waits = [
@@ -295,7 +299,7 @@ def counters(label: str) -> str:
     ]
     if waits:
       header = ["stall", *names, "a warp waits for"]
-      text += "\n\nStalls, in warps for each instruction that is issued:\n\n"
+      text += "\n\nStalls, in cycles of waiting for each instruction:\n\n"
       text += tables.markdown(header, waits, names)
     beside = f", and of rung {rungs[0].label}" if len(rungs) > 1 else ""
     gpu_name = tables.short_name(rows[0])
@@ -320,14 +324,21 @@ _COUNTERS = {
 }
 
 
-def _counter(key: str, rows: Sequence[results.RowDict]) -> list[str]:
-  """A line: the counter with its unit, then each rung's."""
-  values = [row["measured"].get(key) for row in rows]
-  if key.endswith("percent"):
-    return [_COUNTERS[key], *map(counter_tables.percent, values)]
-  units = _BYTES if key.endswith("bytes") else _COUNTS
-  unit, shown = in_one_unit(values, units)
-  return [f"{_COUNTERS[key]}, {unit}".rstrip(", "), *shown]
+def _counted(rows: Sequence[results.RowDict]) -> list[list[str]]:
+  """A line a counter, then each rung's; bytes, and conflicts, in one unit."""
+  values = {x: [row["measured"].get(x) for row in rows] for x in _COUNTERS}
+  lines = []
+  for key, own in values.items():
+    kind = key.rpartition("_")[2]
+    if kind == "percent":
+      lines.append([_COUNTERS[key], *map(counter_tables.percent, own)])
+      continue
+    alike = [x for name in values if name.endswith(kind) for x in values[name]]
+    units = _BYTES if kind == "bytes" else _COUNTS
+    unit, shown = in_one_unit([*own, *alike], units)
+    head = f"{_COUNTERS[key]}, {unit}".rstrip(", ")
+    lines.append([head, *shown[: len(own)]])
+  return lines
 
 
 def run_lines(text: str) -> str:

@@ -1,8 +1,8 @@
 """What the warps of each rung wait for on an H200, in shares of all stalls.
 
-The number on the right is how many warps wait for each instruction that is
-issued: hundreds in rung 1, two in rung 8. From rung 9 on no thread loads from
-global memory: the long scoreboard is then the wait for a slab, and "barrier"
+The number on the right is the cycles that warps wait for each instruction:
+hundreds in rung 1, two in rung 8. From rung 9 on no thread loads from global
+memory: the long scoreboard is then the wait for a slab, and "barrier"
 for the most part that for wgmma.
 """
 
@@ -43,7 +43,7 @@ def draw(style: Style) -> Figure:
   ax.set_yticks(range(len(found)), [label for label, _, _ in found])
   ax.set(xlim=(0, 115), ylim=(len(found) - 0.5, -0.6))
   ax.set_xticks(range(0, 101, 25))
-  ax.set_xlabel("share of the stalls in %; right: warps that wait")
+  ax.set_xlabel("share of the stalls in %; right: cycles an instruction")
   ax.tick_params(axis="y", length=0)
   ax.spines["left"].set_visible(False)
   figure.legend(loc="outside lower center", ncols=3, frameon=False)

@@ -67,7 +67,7 @@ def number(x: float | None) -> str:
 
 
 def warps(x: float) -> str:
-  """Warps for each instruction: "383", "12.4", "0.05", "0"."""
+  """Cycles of waiting for each instruction: "383", "12.4", "0.05", "0"."""
   return "0" if x < 0.005 else tables.rate(x)
 
 

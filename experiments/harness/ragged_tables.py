@@ -156,12 +156,12 @@ def markdown(rows: Sequence[RowDict]) -> str:
     tables.provenance_line(timed(rows)),
     tables.markdown(*summary(rows)),
     "TFLOP/s count the rows in groups. *x*: time of the other over time of the"
-    f" op, interleaved, in one run; `{ragged_cases.DENSE}` is one dense"
-    " product of the same FLOPs (the MLP of one expert beside a layer), the"
-    " *worst* case the one furthest from it. *share*: the least time over the"
-    f" time; the least is that of the FLOP at {FLOOR_TFLOPS} TFLOP/s, or of"
-    " operands and results, each moved once at the rate of a copy in the same"
-    " run, whichever is longer. Dense products reach about that rate, not the"
+    f" op, interleaved, in one run. `{ragged_cases.DENSE}` is one dense product"
+    " of the same FLOPs (the MLP of one expert beside a layer), and the *worst*"
+    " case the one furthest from it. *share*: the least time over the time. The"
+    f" least is that of the FLOP at {FLOOR_TFLOPS} TFLOP/s, or of operands and"
+    " results, each moved once at the rate of a copy in the same run, whichever"
+    " is longer. Dense products reach about that rate, not the"
     " datasheet's, so a share may pass 100%. Geometric means.",
   ]
   parts += [_against(rows), _sizes(rows), _distributions(rows)]

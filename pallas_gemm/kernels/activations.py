@@ -119,9 +119,10 @@ def of(function: Any, a: Any, b: Any, out_dtype: Any) -> Activation:
 
 def _checked(function: Any, dtype: Any) -> Activation:
   if not callable(function):
-    raise TypeError(
-      f"activation must be a function, got {type(function).__name__}"
-    )
+    name = isinstance(function, str) and hasattr(jax.nn, function)
+    got = repr(function) if name else type(function).__name__
+    hint = f"; pass jax.nn.{function}" if name else ""
+    raise TypeError(f"activation must be a function, got {got}{hint}")
   first = _traced(function, _SHAPES[0], dtype)
   # A method of an object comes here at each call: one trace, without rules.
   code, printed = getattr(function, "__code__", None), _printed(first)
@@ -217,6 +218,12 @@ def _traced(function: Callable[..., Any], shape: tuple[int, ...], dtype: Any):
   except Exception as error:
     if _fails_for_its_arrays(function, dtype):
       raise TypeError(_HAS_ARRAY) from None
+    if isinstance(error, jax.errors.TracerArrayConversionError):
+      name = getattr(function, "__name__", "")
+      hint = f"jnp.{name}" if hasattr(jnp, name) else "jax.numpy in it"
+      raise TypeError(
+        f"activation must be JAX's, got one of NumPy; use {hint}"
+      ) from error
     reason = str(error).partition("\n")[0]
     raise TypeError(
       "activation must be an elementwise function of one array; called with"

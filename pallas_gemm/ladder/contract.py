@@ -340,6 +340,22 @@ def combine(
   return acc + c
 
 
+def _number_and_name(
+  module: str, number: int | None, name: str | None
+) -> tuple[int, str]:
+  """Those that are given, or in the file's name."""
+  stem = re.fullmatch(r"k(\d+)_(\w+)", module.rsplit(".", 1)[-1])
+  if stem is None and (number is None or name is None):
+    raise ValueError(
+      "number and name must be given where the file is not called kNN_name.py,"
+      f" got number={number!r}, name={name!r} in {module!r}"
+    )
+  return (
+    int(stem[1]) if number is None else number,
+    stem[2] if name is None else name,
+  )
+
+
 def make_rung(
   module: str,
   *,
@@ -367,9 +383,10 @@ def make_rung(
     uses: see `Rung`; None for all. `check_fields` holds a config to it before
       `is_legal` is asked.
     needs: see `Rung`; a GPU without it is refused before that, too.
-    number, name: those in the file's name, `kNN_name.py`, if not given.
+    number, name: those in the file's name, `kNN_name.py`, if not given; a
+      variant needs a name of its own.
     **other: fields of `Rung` that are not what the file defines under their
-      names.
+      names; of a variant at least its `kernel`.
 
   Raises:
     ValueError: number or name is missing, or what a rung must have.
@@ -378,11 +395,12 @@ def make_rung(
   fields = tuple(field.name for field in dataclasses.fields(config_type))
   uses = fields if uses is None else tuple(uses)
   file = sys.modules.get(module)
-  stem = re.fullmatch(r"k(\d+)_(\w+)", module.rsplit(".", 1)[-1])
-  if stem is None and (number is None or name is None):
+  own = name, other.get("kernel")
+  number, name = _number_and_name(module, number, name)
+  if variant and (own[0] is None or own[1] is None):
     raise ValueError(
-      "number and name must be given where the file is not called kNN_name.py,"
-      f" got number={number!r}, name={name!r} in {module!r}"
+      f"variant {number}{variant} needs name= and kernel= of its own, got"
+      f" name={own[0]!r}, kernel={own[1]!r}"
     )
 
   def take(field, default=None):
@@ -397,7 +415,6 @@ def make_rung(
       f"{module!r} must define {', '.join(missing)}, or hand them to make_rung"
     )
   grid, specs = parts["grid"], parts["specs"]
-  number = int(stem[1]) if number is None else number
   label = f"{number}{variant}"
 
   def legal(config, problem):
@@ -414,7 +431,7 @@ def make_rung(
   return Rung(
     number=number,
     variant=variant,
-    name=stem[2] if name is None else name,
+    name=name,
     idea=idea,
     dtypes=dtypes,
     config_type=config_type,

@@ -91,8 +91,9 @@ def options(
     try:
       hash(value)
     except TypeError as error:
+      want = "a tuning.Config" if name == "config" else "hashable"
       name, got = (names or {}).get(name, name), type(value).__name__
-      raise TypeError(f"{name} must be hashable, got {got}") from error
+      raise TypeError(f"{name} must be {want}, got {got}") from error
   return options(tuple(found.values()))
 
 
@@ -231,7 +232,7 @@ def promoted(names: Operands, x: Operands, options: Options) -> Operands:
       report.warn_once(
         f"{name} of {v.dtype.name} is converted to {dtype.name} outside of the"
         f" kernel: {1 + 2 * dtype.itemsize} bytes for each of its elements are"
-        " read and written at each call; convert weights once, beforehand"
+        " read and written at each call; convert it once, if it is used again"
       )
     found[field] = v.astype(dtype)
   return x._replace(**found)
@@ -384,8 +385,10 @@ def precision(value: Any) -> Any:
   try:
     pair = tuple(lax.Precision(item) for item in pair)
   except ValueError as error:
+    names = ", ".join(repr(x.name.lower()) for x in lax.Precision)
     raise ValueError(
-      f"precision must be known to JAX, got {value!r}"
+      f"precision must be {names}, or a name of lax.DotAlgorithmPreset, got"
+      f" {value!r}"
     ) from error
   return pair[0] if len(pair) == 1 else pair
 

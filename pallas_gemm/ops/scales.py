@@ -111,7 +111,8 @@ def why_not_fused(spec: Spec) -> str | None:
   for _, _, word, of in present(spec.words, spec.words):
     inner = [c for c in word if whole_of(c) in ks]
     if set(inner) & set(ks) or (inner and len(ks) > 1):
-      return f"a scale for each {of} along what is summed over"
+      sides = ", ".join(of.upper())
+      return f"a scale for each element along what is summed over in [{sides}]"
     if inner and spec.ragged == "k" and not spec.whole_slabs:
       return "blocks along the rows of groups, which start anywhere"
   return None

@@ -172,11 +172,15 @@ NO_ACTIVATIONS: dict[str, list[Any]] = {
     jnp.add,
     lambda x: lax.psum(x, "i"),
     lambda x: "x",
-    lambda x: np.asarray(x) * 2,
     lambda x: x if x > 0 else 0 * x,
     lambda x: x * (1 // 0),
   ],
-  "be a function, got ": ["relu", 3, _ARRAY, {"name": "relu"}],
+  "be JAX's, got one of NumPy; use jnp.tanh": [np.tanh],
+  "be JAX's, got one of NumPy; use jax.numpy in it": [
+    lambda x: np.asarray(x) * 2,
+  ],
+  "be a function, got 'relu'; pass jax.nn.relu": ["relu"],
+  "be a function, got ": ["cube", 3, _ARRAY, {"name": "relu"}],
 }
 
 

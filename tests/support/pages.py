@@ -42,7 +42,7 @@ def console(text: str) -> Iterator[tuple[str, bool]]:
     body = re.sub(r"\\\n>?\s*", "", body)
     for line in body.splitlines():
       if line.startswith("$ "):
-        yield line.removeprefix("$ ").strip(), "gpu" not in info
+        yield line.removeprefix("$ ").strip(), len(info) == 1
 
 
 def headings(text: str, level: int = 2) -> list[str]:
