@@ -222,7 +222,7 @@ def check(
   dtype = jnp.dtype(out.dtype)
   is_exact = dtype == jnp.int32 and a.dtype == b.dtype == jnp.int8
   if not is_exact:
-    _unit_roundoff(dtype)
+    sums.result_roundoff(dtype)
   if sample is not None and sample < 1:
     raise ValueError(f"sample must be None or at least 1, got {sample}")
   stray, rows, columns = 0, np.arange(m), np.arange(n)
@@ -277,7 +277,7 @@ def compare(out: Any, want: np.ndarray, before: np.ndarray) -> Check:
     limit = np.inf
     if not is_exact:
       largest = float(jnp.finfo(dtype).max)
-      limit = largest * (1 + _unit_roundoff(dtype) / 2)
+      limit = largest * (1 + sums.result_roundoff(dtype) / 2)
     overflow = np.isinf(got) & (np.abs(want) + before >= limit)
     overflow &= np.sign(got) == np.sign(want)
     same = (np.isnan(got) & np.isnan(want)) | (got == want) | overflow
@@ -333,8 +333,8 @@ def bound_of_sum(
   lost = (k + 1) * tiny
   if reduced is not None:
     dtype, parts = jnp.dtype(reduced[0]), reduced[1]
-    further = gamma(parts, _unit_roundoff(dtype))
-    lost += 2 * parts * _flushed(dtype)
+    further = gamma(parts, sums.result_roundoff(dtype))
+    lost += 2 * parts * sums.flushed(dtype)
     rounded = rounded + further + rounded * further
   before = np.zeros((m, n))
   with np.errstate(all="ignore"):
@@ -342,14 +342,14 @@ def bound_of_sum(
       x, y = np.abs(_float64(a)), np.abs(_float64(b))
       magnitude = x @ y
       flushed = lost
-      small_x, small_y = _lost(x, planes), _lost(y, planes)
+      small_x, small_y = sums.lost(x, planes), sums.lost(y, planes)
       if small_x.any() or small_y.any():
         flushed = flushed + small_x @ y + x @ small_y
       before += abs(alpha) * (rounded * magnitude + flushed)
     if beta != 0:
       z = np.abs(_float64(c))
       before += abs(beta) * gamma(_EPILOGUE_ROUNDINGS + 1, u) * z
-      before += abs(beta) * (_subnormal(z) + tiny)
+      before += abs(beta) * (sums.subnormal(z) + tiny)
   return before + tiny
 
 
@@ -362,28 +362,8 @@ def after_rounding(
     TypeError: the dtype is not float32, float16 or bfloat16.
   """
   with np.errstate(all="ignore"):
-    rounded = _unit_roundoff(dtype) * (np.abs(want) + before)
-    return before + rounded + _flushed(dtype)
-
-
-def _flushed(dtype) -> float:
-  """What is lost of a number that is too small for a dtype.
-
-  float16 has gradual underflow on every device; half a unit of its smallest
-  subnormal is lost. The others may be flushed.
-  """
-  if dtype == jnp.float16:
-    return 2.0**-25
-  return float(jnp.finfo(dtype).smallest_normal)
-
-
-def _unit_roundoff(dtype) -> float:
-  """2^-p of a dtype with p bits of significand."""
-  if dtype not in (jnp.float32, jnp.float16, jnp.bfloat16):
-    raise TypeError(
-      f"the result must be float32, float16 or bfloat16, got {dtype.name}"
-    )
-  return 2.0 ** -(jnp.finfo(dtype).nmant + 1)
+    rounded = sums.result_roundoff(dtype) * (np.abs(want) + before)
+    return before + rounded + sums.flushed(dtype)
 
 
 def _check_shapes(a, b, c, beta) -> tuple[int, int, int]:
@@ -430,20 +410,3 @@ def _count_finite(x):
 
 def _float64(x) -> np.ndarray:
   return np.asarray(x).astype(np.float64)
-
-
-def _lost(x: np.ndarray, planes: int | None) -> np.ndarray:
-  """The most that is lost of each number below the smallest normal one.
-
-  In planes it is that of what the first one leaves, too.
-  """
-  if planes is None:
-    return _subnormal(x)
-  tiny = float(jnp.finfo(jnp.float32).smallest_normal)
-  return np.where(x < tiny * 2**24, np.minimum(x, 2 * tiny), 0.0)
-
-
-def _subnormal(x: np.ndarray) -> np.ndarray:
-  """What is subnormal in float32 (and bfloat16) of x, zero elsewhere."""
-  tiny = float(jnp.finfo(jnp.float32).smallest_normal)
-  return np.where(x < tiny, x, 0.0)

@@ -198,8 +198,7 @@ def as_quantized(value: Any, name: str = "x") -> Quantized | None:
     if have not in (0, 1, size) and size % have == 0:
       # As scales of 128, if they are of a multiple of it; else of each.
       of = size // have
-      times = of // BLOCK if of % BLOCK == 0 else of
-      scale = jnp.repeat(scale, times, axis=i)
+      scale = jnp.repeat(scale, of if of % BLOCK else of // BLOCK, axis=i)
   return Quantized(values, scale).checked(name)
 
 

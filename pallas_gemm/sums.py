@@ -35,6 +35,7 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 U_FLOAT32 = 2.0**-24
 _U_TRUNCATED = 2.0**-23
@@ -121,3 +122,40 @@ def _of_planes(k: int, more: int, planes: int) -> float:
     added = gamma(1 + math.ceil(k / _LAP_OF_PLANES) + more, U_FLOAT32)
     rounded = cut + added + cut * added
   return left + rounded + left * rounded
+
+
+def flushed(dtype: Any) -> float:
+  """What is lost of a number that is too small for a dtype.
+
+  float16 has gradual underflow on every device; half a unit of its smallest
+  subnormal is lost. The others may be flushed.
+  """
+  if dtype == jnp.float16:
+    return 2.0**-25
+  return float(jnp.finfo(dtype).smallest_normal)
+
+
+def result_roundoff(dtype: Any) -> float:
+  """2^-p of a dtype with p bits of significand."""
+  if dtype not in (jnp.float32, jnp.float16, jnp.bfloat16):
+    raise TypeError(
+      f"the result must be float32, float16 or bfloat16, got {dtype.name}"
+    )
+  return 2.0 ** -(jnp.finfo(dtype).nmant + 1)
+
+
+def lost(x: np.ndarray, planes: int | None) -> np.ndarray:
+  """The most that is lost of each number below the smallest normal one.
+
+  In planes it is that of what the first one leaves, too.
+  """
+  if planes is None:
+    return subnormal(x)
+  tiny = float(jnp.finfo(jnp.float32).smallest_normal)
+  return np.where(x < tiny * 2**24, np.minimum(x, 2 * tiny), 0.0)
+
+
+def subnormal(x: np.ndarray) -> np.ndarray:
+  """What is subnormal in float32 (and bfloat16) of x, zero elsewhere."""
+  tiny = float(jnp.finfo(jnp.float32).smallest_normal)
+  return np.where(x < tiny, x, 0.0)
