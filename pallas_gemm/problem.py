@@ -143,7 +143,7 @@ class Problem:
   fast_accumulation: bool = False
   all_pairs: bool = False
 
-  @property
+  @functools.cached_property  # dozens of configs ask for it
   def is_promoted(self) -> bool:
     """Whether a slab's sums are added to float32 totals: of 8-bit floats.
 
@@ -153,7 +153,7 @@ class Problem:
     is_float8 &= not self.fast_accumulation
     return self.has_blocks or is_float8 or self.has_small_apart
 
-  @property
+  @functools.cached_property
   def planes(self) -> int:
     """Of the operand that has more."""
     return max(self.a.planes, self.b.planes)
@@ -163,7 +163,7 @@ class Problem:
     """Whether products of small planes have accumulators of their own."""
     return self.planes == 3
 
-  @property
+  @functools.cached_property
   def pairs(self) -> tuple[tuple[int, int], ...]:
     """Planes of A and B that are multiplied, from the smallest product on."""
     pairs = itertools.product(range(self.a.planes), range(self.b.planes))
@@ -262,8 +262,8 @@ class Problem:
       "scale_a": self.a.scale,
       "scale_b": self.b.scale,
       "fast_accumulation": self.fast_accumulation,
-      "planes_a": self.a.planes - 1 and self.a.planes,
-      "planes_b": self.b.planes - 1 and self.b.planes,
+      "planes_a": self.a.planes if self.a.planes > 1 else 0,
+      "planes_b": self.b.planes if self.b.planes > 1 else 0,
       "all_pairs": self.all_pairs,
     }
     return found | {name: value for name, value in newer.items() if value}
