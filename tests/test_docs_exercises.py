@@ -23,13 +23,13 @@ BUILD_IT = re.compile(
 
 
 def applied(source: str, diff: str) -> str:
-  """A file with the hunks of a diff, each of which is in it once."""
+  """A file with the hunks of a diff; a variant may repeat them below."""
   for hunk in re.split(r"^@@\n", diff, flags=re.M):
     lines = [(line[0], line[1:]) for line in hunk.splitlines(keepends=True)]
     old = "".join(line for mark, line in lines if mark != "+")
-    assert source.count(old) == 1, old
+    assert old in source, old
     new = "".join(line for mark, line in lines if mark != "-")
-    source = source.replace(old, new)
+    source = source.replace(old, new, 1)
   return source
 
 

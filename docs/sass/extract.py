@@ -189,9 +189,7 @@ def excerpt(rung: contract.Rung) -> str:
   problem = contract.Problem(SIZE, SIZE, SIZE, dtype)
   kernel = compiled_lib.compile_rung(rung, problem)
   loader = loader_loop(kernel.sass)
-  head = (
-    f"Rung {rung.label}, {rung.name}, {dtype}: {kernel.registers} registers"
-  )
+  head = f"Rung {rung.label}, {rung.name}, {dtype}: {kernel.registers}"
   title = "Loop of a consumer" if loader else "Main loop"
   head += " registers a thread"
   lines = [head, "", *section(title, main_loop(kernel.sass))]

@@ -5,7 +5,7 @@ slab, when it releases the slot, and what the sums are. The loop over slabs, its
 waits for them and what overlaps with it are the consumer's, and the same for
 all. Another kind of operands or sums is a class here, which `of` chooses by the
 plan, and what the plan has to know of it: what comes with each slab has its
-room in `Memory.shared` and is loaded with A and B (`Producer._operands`);
+room in `Memory.shared` and is loaded with A and B (`Producer._load_slab`);
 registers that accumulate are counted by `Tiling.sums`; the swizzle of A and B,
 which is one, is of `Tiling.operand_columns`.
 """
