@@ -5,6 +5,7 @@ used where they are installed; the GPU tests run without them.
 """
 
 import contextlib
+import gc
 import os
 from pathlib import Path
 import sys
@@ -23,6 +24,7 @@ _XLA_FLAGS = (
 
 
 def pytest_configure(config):
+  gc.disable()  # until all is collected
   # Before any test module imports JAX. With a GPU in the machine, kernels are
   # interpreted all the same unless the GPU tests are asked for.
   if not _asks_for_gpu(config):
@@ -80,6 +82,13 @@ def pytest_collection_modifyitems(config, items):
 
       if reason := compile_process.unavailable():
         item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish(session):
+  """What was imported and collected stays: no need to look for garbage."""
+  del session
+  gc.freeze()
+  gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
