@@ -385,12 +385,15 @@ def test_sums_over_two_dimensions(scaling, words):
   numbers = tuple(tuple(map(w.index, "kl")) for w in words), ((), ())
   a, b = (0.5 + jnp.abs(jnp.sin(normal(*[size[c] for c in w]))) for w in words)
 
-  def pull(**how):
-    f = functools.partial(pallas_gemm.dot_general, **how)
-    out, back = jax.vjp(lambda *x: f(*x, dimension_numbers=numbers), a, b)
+  def pull(*x, **how):
+    how["dimension_numbers"] = numbers
+    out, back = jax.vjp(functools.partial(pallas_gemm.dot_general, **how), *x)
     return out, *back(jnp.ones_like(out))
 
-  for ours, plain in zip(pull(quantize=Recipe(scaling=scaling)), pull()):
+  both = jax.jit(
+    lambda *x: (pull(*x, quantize=Recipe(scaling=scaling)), pull(*x))
+  )
+  for ours, plain in zip(*both(a, b)):
     off = (1 + 2.0**-4) ** 2 - 1 + numerics.gamma(300, 2.0**-24)
     assert bool((jnp.abs(ours - plain) <= off * plain).all())
 
@@ -404,11 +407,14 @@ def test_frozen_rows_of_groups(scaling, block):
   w = jnp.abs(normal(3, 140, 12)) + 0.5
   f = functools.partial(pallas_gemm.ragged_dot, group_sizes=sizes)
   recipe = Recipe(scaling=scaling)
-  _, back = jax.vjp(
-    lambda w: f(x, w, quantize=recipe, preferred_element_type="float32"), w
-  )
-  _, plain = jax.vjp(lambda w: f(x.dequantized(), w), w)
+  how = {"quantize": recipe, "preferred_element_type": "float32"}
+
+  @jax.jit
+  def slopes(x, w):
+    by_8_bits = jax.vjp(lambda w: f(x, w, **how), w)[1](ct)
+    return *by_8_bits, *jax.vjp(lambda w: f(x.dequantized(), w), w)[1](ct)
+
   # Of positive numbers 2^-4 of the cotangent, and of its scaled bits, add up.
   off = 2.0**-4 + 2.0**-10 + numerics.gamma(300, 2.0**-24)
-  (ours,), (want,) = back(ct), plain(ct)
+  ours, want = slopes(x, w)
   assert bool((jnp.abs(ours - want) <= off * want).all())
