@@ -24,7 +24,6 @@ _XLA_FLAGS = (
 
 
 def pytest_configure(config):
-  gc.disable()  # until all is collected
   # Before any test module imports JAX. With a GPU in the machine, kernels are
   # interpreted all the same unless the GPU tests are asked for.
   if not _asks_for_gpu(config):
@@ -84,11 +83,16 @@ def pytest_collection_modifyitems(config, items):
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def pytest_collection_finish(session):
-  """What was imported and collected stays: no need to look for garbage."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+  """Hardly anything of it is garbage, and it stays: nothing to look for."""
   del session
-  gc.freeze()
-  gc.enable()
+  gc.disable()
+  try:
+    return (yield)
+  finally:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -210,12 +210,11 @@ def test_each_computes_its_own(name, activation):
   first, *rest = op.args(dtype="float32")
   for s in (0.5, 3.0, 0.5) if activation in OF_NUMBERS else (None,):
     f = OF_NUMBERS[activation](s) if s else FIXED[activation]
-    both = [_step(g, f, rest, activation) for g in op[:2]]
-    got, want = jax.jit(lambda x, both=both: [g(x) for g in both])(first)
-    jax.tree.map(close, got, want)
+    got, want = (_step(g, f, rest, activation) for g in op[:2])
+    jax.tree.map(close, jax.jit(got)(first), want(first))
     out, want = (g(first, *rest, activation=f) for g in op[:2])
     close(out, want)
-    del f, both  # The next one may get its address.
+    del f, got, want  # The next one may get its address.
 
 
 @pytest.mark.parametrize("dtype", ("float64", "int64", "complex128"))
