@@ -131,10 +131,6 @@ def test_a_variant_is_added_to_the_letter(tmp_path):
   root = tmp_path / "tree"
   left = shutil.ignore_patterns(".*", "_build", "__pycache__", "runs")
   shutil.copytree(pages.ROOT, root, ignore=left, symlinks=True)
-  # What XLA compiles is found where it was compiled before.
-  cache = Path(jax.config.jax_compilation_cache_dir)
-  cache.mkdir(parents=True, exist_ok=True)
-  (root / ".pytest_cache").symlink_to(cache.parent)
   _written(root)
   text = (pages.DOCS / "architecture.md").read_text()
   steps = pages.section(text, "How to add a rung")
