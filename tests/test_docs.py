@@ -2,18 +2,18 @@
 
 import doctest
 import importlib.util
-import inspect
+import os
 from pathlib import Path
 import pkgutil
 import re
+import subprocess
+import sys
 
-from absl.flags import FLAGS
 import pytest
 
 import docs.extensions
 import examples
 import experiments
-from experiments.harness import cli
 import pallas_gemm
 from tests.support import pages
 
@@ -73,35 +73,38 @@ def _commands() -> list[str]:
   return sorted(found)
 
 
-def _flags(program: str) -> set[str]:
-  """The flags of a program, and of modules that it has by name."""
-  if program == "docs.write":
-    source = inspect.getsource(importlib.import_module(program))
-    return set(re.findall(r'add_argument\("--([a-z_]+)"', source))
-  left, ours = [importlib.import_module(program)], ("docs.", "experiments")
-  defined, seen = FLAGS.flags_by_module_dict(), set()
-  found = {flag.name for flag in defined.get(cli.INTERNAL, ())}
-  while left:
-    module = left.pop()
-    if module.__name__ in seen or not module.__name__.startswith(ours):
-      continue
-    seen.add(module.__name__)
-    found |= {flag.name for flag in defined.get(module.__name__, ())}
-    left += filter(inspect.ismodule, vars(module).values())
-  return found
+def _helps() -> dict[str, str]:
+  """What each program that is given flags says of them."""
+  programs = {x.split()[2] for x in _commands() if " --" in x}
+  return {
+    program: subprocess.run(
+      # absl's programs print the flags of all modules.
+      [
+        sys.executable,
+        "-m",
+        program,
+        "--help" + "full" * (program[:4] != "docs"),
+      ],
+      cwd=ROOT,
+      env=os.environ | {"JAX_PLATFORMS": "cpu"},
+      capture_output=True,
+      text=True,
+    ).stdout
+    for program in sorted(programs)
+  }
 
 
 def test_flags_of_commands_exist():
-  programs = set()
+  helps = _helps()
+  assert "experiments.ladder" in helps
   for command in _commands():
     _, _, program, *arguments = command.split()
     assert importlib.util.find_spec(program), command
     for argument in arguments:
-      if match := re.match(r"--([a-z_]+)", argument):
-        programs.add(program)
-        flags = _flags(program)
-        assert flags & {match[1], match[1].removeprefix("no")}, command
-  assert {"docs.write", "experiments.ladder"} <= programs
+      if match := re.match(r"--(?:no)?([a-z_]+)", argument):
+        assert re.search(rf"--\[?(?:no\])?{match[1]}\b", helps[program]), (
+          command
+        )
 
 
 def test_make_targets_exist():

@@ -73,7 +73,7 @@ def _numbers(lhs, rhs, batch="b"):
 
 def _small(*shape, dtype="bfloat16", seed=0):
   """Small integers, whose products and sums are exact."""
-  return jnp.asarray(np.round(2 * np.asarray(normal(*shape, seed=seed))), dtype)
+  return jnp.round(2 * normal(*shape, seed=seed)).astype(dtype)
 
 
 NONE = (((), ()), ((), ()))
