@@ -5,6 +5,7 @@ used where they are installed; the GPU tests run without them.
 """
 
 import contextlib
+import gc
 import os
 from pathlib import Path
 import sys
@@ -80,6 +81,18 @@ def pytest_collection_modifyitems(config, items):
 
       if reason := compile_process.unavailable():
         item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+  """Hardly anything of it is garbage, and it stays: nothing to look for."""
+  del session
+  gc.disable()
+  try:
+    return (yield)
+  finally:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,7 +17,6 @@ _FEW = "--layers=1 --features=32 --heads=2 --hidden=32 --batch=2 --time=16"
   "flags",
   [
     "",
-    "--scaling=row --gradient=float8_e5m2",
     "--scaling=tensor --gradient=none",
     "--scaling=row --forward=int8 --gradient=int8",
   ],

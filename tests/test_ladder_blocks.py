@@ -71,7 +71,7 @@ def test_other_blocks_are_another_product(rung, monkeypatch):
 
 # Grids and specs.
 
-SHAPES = [(1, 1, 1), (65, 130, 67), (129, 257, 65), (264, 392, 136)]
+SHAPES = [(1, 1, 1), (65, 130, 67), (129, 257, 65)]
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 

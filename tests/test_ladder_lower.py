@@ -54,8 +54,9 @@ def _every_other_shape(*names: str) -> list[tuple]:
   ("rung", "shape"), _every_other_shape("edges", "large"), ids=_id
 )
 def test_default_config(rung, shape):
-  dtype = rung.dtypes[shape.k % len(rung.dtypes)]
-  assert "mosaic_gpu" in _lower(rung, *shape, dtype)
+  """Under the rung's name: profiles and counters find the kernel by it."""
+  text = _lower(rung, *shape, rung.dtypes[shape.k % len(rung.dtypes)])
+  assert "mosaic_gpu" in text and rung.name in text
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_what_is_legal_lowers(rung):
     if rung.is_legal(config, problem) is None
   ]
   assert legal
-  for config in legal[:: max(1, len(legal) // 6)]:
+  for config in legal[:: max(1, len(legal) // 3)]:
     text = _lower(rung, 512, 512, 512, rung.dtypes[0], config=config)
     assert "mosaic_gpu" in text, config
 
@@ -162,9 +163,3 @@ def test_what_is_legal_lowers_on_other_gpus(rung, gpu):
       traced = jax.jit(functools.partial(rung.gemm, config=config)).trace(x, x)
       text = traced.lower(lowering_platforms=("cuda",)).as_text()
       assert "mosaic_gpu" in text, config
-
-
-def test_names_of_kernels_are_the_rungs():
-  """Profiles and counters find a rung's kernel by its name."""
-  for rung in with_variants():
-    assert rung.name in _lower(rung, 256, 256, 256, rung.dtypes[0])

@@ -201,7 +201,7 @@ def _derivatives(f, args, series):
   found = [curve]
   for _ in series[0]:
     found.append(jax.jacfwd(found[-1]))
-  first, *rest = (f(0.0) for f in found)
+  first, *rest = jax.jit(lambda t: [f(t) for f in found])(0.0)
   return first, rest
 
 

@@ -18,12 +18,12 @@ PRESETS = lax.DotAlgorithmPreset
 
 
 def q(*shape, scale=(), dtype=E4M3):
-  of = scale if hasattr(scale, "dtype") else jnp.ones(scale)
-  return Quantized(jnp.ones(shape, dtype), of)
+  of = scale if hasattr(scale, "dtype") else ones(*scale)
+  return Quantized(ones(*shape, dtype=dtype), of)
 
 
 def ones(*shape, dtype="float32"):
-  return jnp.ones(shape, dtype)
+  return jnp.asarray(np.ones(shape, jnp.dtype(dtype)))
 
 
 X, W, STACK = q(4, 6), q(6, 8), q(3, 6, 8)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import mesh_calls, mesh_cases, mesh_checks, programs
 
-_SHARDS = 4
+_SHARDS = 5
 
 
 @pytest.mark.parametrize("shard", range(_SHARDS))

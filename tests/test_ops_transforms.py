@@ -41,8 +41,8 @@ MANY_SIZES = jnp.array([[3, 0, 2, 1], [7, 0, 0, 0], [0, 0, 0, 0]])
 
 def assert_same_gradients(ours, plain, args):
   """The value, and the derivatives of all arguments."""
-  got = jax.jit(lambda *x: value_and_gradients(ours, x))(*args)
-  products.assert_same(got, value_and_gradients(plain, args))
+  both = jax.jit(lambda *x: [value_and_gradients(f, x) for f in (ours, plain)])
+  products.assert_same(*both(*args))
 
 
 # Of every op.
@@ -51,20 +51,22 @@ def assert_same_gradients(ours, plain, args):
 @each(OPS)
 def test_gradients(op):
   """Of all arguments, and of each alone."""
-  args = op.args()
-  want = value_and_gradients(op.plain, args)
-  got = jax.jit(lambda *x: value_and_gradients(op.ours, x))(*args)
+
+  @jax.jit
+  def all_ways(*args):
+    alone = [jax.grad(squared(op.ours), i)(*args) for i in range(len(args))]
+    return *(value_and_gradients(f, args) for f in op[:2]), tuple(alone)
+
+  got, want, alone = all_ways(*op.args())
   products.assert_same(got, want)
-  for i, slope in enumerate(want[1]):
-    products.assert_same(jax.grad(squared(op.ours), i)(*args), slope)
+  products.assert_same(alone, want[1])
 
 
 @each(OPS)
 def test_second_order(op):
   wrt = tuple(range(len(op.words)))
-  got, want = (
-    jax.jit(jax.hessian(squared(f), wrt))(*op.args()) for f in op[:2]
-  )
+  both = [jax.hessian(squared(f), wrt) for f in op[:2]]
+  got, want = jax.jit(lambda *args: [f(*args) for f in both])(*op.args())
   products.assert_same(got, want)
 
 
@@ -96,7 +98,8 @@ def vmaps(op):
         x if axis is None else n64(3, *x.shape, seed=i)
         for i, (axis, x) in enumerate(zip(axes, args))
       ]
-      got, want = (jax.vmap(f, axes)(*given) for f in op[:2])
+      both = [jax.vmap(f, axes) for f in op[:2]]
+      got, want = jax.jit(lambda *x, both=both: [f(*x) for f in both])(*given)
       products.assert_same(got, want)
 
 
@@ -121,7 +124,8 @@ def test_gradients_of_nested_vmap_and_vmap_of_gradients(op):
 
   assert_same_gradients(both(op.ours), both(op.plain), (a, b))
   slopes = lambda f: jax.grad(squared(lambda a, b: f(a, b, *rest)), 1)  # noqa: E731
-  got, want = (jax.vmap(slopes(f), (0, None))(a, b[0]) for f in op[:2])
+  mapped = [jax.vmap(slopes(f), (0, None)) for f in op[:2]]
+  got, want = jax.jit(lambda *args: [f(*args) for f in mapped])(a, b[0])
   products.assert_same(got, want)
 
 

@@ -77,20 +77,23 @@ def same(x, y) -> bool:
   return np.array_equal(x, y, equal_nan=True) and np.all(zeros | np.isnan(x))
 
 
-@pytest.mark.parametrize("scaling", ("rows", "blocks", "given"))
-@pytest.mark.parametrize(
-  "shape, source, dtype, power_of_two",
-  (
-    ((129, 257), "bfloat16", E4M3, False),
-    ((1, 127), "bfloat16", E4M3, True),
-    ((127, 130), "float32", E4M3, False),
-    ((130, 1), "float16", E4M3, False),
-    ((130, 129), "float16", E5M2, True),
-    ((64, 140), "float32", E5M2, False),
-    ((129, 64), "bfloat16", INT8, False),
-  ),
+# Each scaling meets each source, each dtype, and scales of both kinds.
+BITS = (
+  ((129, 257), "bfloat16", E4M3, False, "rows blocks"),
+  ((1, 127), "bfloat16", E4M3, True, "rows given"),
+  ((127, 130), "float32", E4M3, False, "blocks given"),
+  ((130, 1), "float16", E4M3, False, "blocks given"),
+  ((130, 129), "float16", E5M2, True, "rows blocks"),
+  ((64, 140), "float32", E5M2, False, "rows given"),
+  ((129, 64), "bfloat16", INT8, False, "rows blocks given"),
 )
-def test_bits(scaling, shape, source, dtype, power_of_two):
+
+
+@pytest.mark.parametrize(
+  "shape, source, dtype, power_of_two, scaling",
+  [(*case, scaling) for *case, found in BITS for scaling in found.split()],
+)
+def test_bits(shape, source, dtype, power_of_two, scaling):
   with interpret.interpreted(detect_races=True) as report:
     assert check(matrix(shape, source), dtype, scaling, power_of_two)
   assert not report.races_found and report.kernels == 1

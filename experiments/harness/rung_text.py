@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import copy
 import dataclasses
 import difflib
+import functools
 import importlib
 import inspect
 import io
@@ -204,16 +205,17 @@ def new_lines(older: contract.Rung, newer: contract.Rung) -> list[str]:
   A statement is a line, however it is wrapped in the file, and is the same
   wherever it stands and however deep it is indented. Imports do not count.
   """
-  before, after = (
-    collections.Counter(
-      line.strip()
-      for statement in ast.parse("\n".join(code(rung))).body
-      if not isinstance(statement, ast.Import | ast.ImportFrom)
-      for line in ast.unparse(statement).splitlines()
-    )
-    for rung in (older, newer)
+  return list((_lines(newer) - _lines(older)).elements())
+
+
+@functools.cache
+def _lines(rung: contract.Rung) -> collections.Counter[str]:
+  return collections.Counter(
+    line.strip()
+    for statement in ast.parse("\n".join(code(rung))).body
+    if not isinstance(statement, ast.Import | ast.ImportFrom)
+    for line in ast.unparse(statement).splitlines()
   )
-  return list((after - before).elements())
 
 
 def _statements(tree: ast.Module) -> Iterator[tuple[set[str], ast.stmt]]:
