@@ -11,6 +11,7 @@ SHELL := /bin/sh
 VENV := .venv
 OLDEST_JAX ?= 0.11.2
 # Flags of experiments.ladder: make bench ARGS="--kernels=7,8 --sizes=4096"
+# or of experiments.release: make release ARGS=--seconds=480
 ARGS ?=
 # Test processes, and their cap on a large machine.
 JOBS ?= auto
@@ -54,6 +55,12 @@ bench: EXTRAS = bench$(GPU_EXTRAS)
 bench: ## set up; measure every rung against jnp.dot (ARGS=...)
 	$(SETUP)
 	$(PYTHON) -m experiments.ladder $(ARGS)
+
+.PHONY: release
+release: EXTRAS = bench,test$(GPU_EXTRAS)
+release: ## set up; measure all that is published, on one commit (ARGS=...)
+	$(SETUP)
+	$(PYTHON) -m experiments.release $(ARGS)
 
 .PHONY: test
 test: EXTRAS = test,aot,triton

@@ -76,6 +76,7 @@ FLAGS = {
   ),
   "memory": "measures levels seed output_dir warmup repeats",
   "ragged": "suite passes beside dtype repeats warmup seed output_dir base",
+  "release": "seconds list only finish output_dir",
   "report": "rows",
   "targets": "targets kernels output_dir",
   "tune": "shapes suite random groups top more configs output resume freeze",

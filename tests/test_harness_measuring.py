@@ -83,7 +83,10 @@ def test_commit_is_stated_or_git_s_or_unknown(monkeypatch, tmp_path):
   results = tmp_path / "experiments" / "results"
   results.mkdir(parents=True)
   (results / "ladder.jsonl").write_text("{}")
-  assert provenance.commit() == clean  # what a run writes is no change
+  assert provenance.commit(untracked=True) == clean  # rows are no change
+  (tmp_path / "new.py").write_text("3")
+  assert provenance.commit() == clean
+  assert provenance.commit(untracked=True) == f"{clean}-dirty"
   (tmp_path / "code.py").write_text("2")
   assert provenance.commit() == f"{clean}-dirty"
 

@@ -151,16 +151,21 @@ def versions() -> dict[str, str | None]:
   }
 
 
-def commit() -> str | None:
-  """The commit of this code, "-dirty" after it if files differ from it."""
+def commit(untracked: bool = False) -> str | None:
+  """The commit of this code, "-dirty" after it if files differ from it.
+
+  Args:
+    untracked: whether a file counts too that git neither has nor ignores.
+  """
   if stated := os.environ.get(COMMIT_VARIABLE):
     return stated
   head = _git("rev-parse", "HEAD")
   if head is None:
     return None
   # Results are what a run writes; they don't change what was run.
+  others = f"--untracked-files={'normal' if untracked else 'no'}"
   changed = _git(
-      "status", "--porcelain", "--untracked-files=no", "--", ".",
+      "status", "--porcelain", others, "--", ".",
       ":!experiments/results", ":!README.md",
   )  # fmt: skip
   return head + "-dirty" if changed else head
