@@ -88,9 +88,10 @@ class FromShared:
     """Starts its wgmmas; the slab before is released while they run on."""
     slot, before = slots
     self._issue(scope, slot)
+    of_slab = len(scope) * len(self.block.plan.problem.pairs)
 
     def release_before():
-      plgpu.wgmma_wait(len(scope))  # this slab runs on
+      plgpu.wgmma_wait(of_slab)  # this slab runs on
       self.block.release(before, predicate=step > 0)
 
     # Loads wait for the release: 16384 x 2048 x 512 with C 61.1 -> 57.0 us
