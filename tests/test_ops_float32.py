@@ -10,6 +10,7 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm import autotuning, tuning
+from pallas_gemm.ops import implementations, sm90
 from pallas_gemm.tuning import trial
 from tests.support import products
 
@@ -232,3 +233,23 @@ def test_a_trial_of_autotune_is_held_to_the_bound(planes):
   assert attempt.error(results) is None
   off = (out * (1 + 2.0 ** (-8 if planes == 2 else -14)),)
   assert "wrong result" in attempt.error(off)
+
+
+@pytest.mark.parametrize("narrow", (None, "a", "b"))
+def test_xla_takes_what_the_kernel_does_not(narrow, monkeypatch):
+  """As on another GPU: bfloat16 beside float32 too."""
+  refuses = lambda spec, x: "not here"  # noqa: E731
+  kernel = implementations.IMPLEMENTATIONS["sm90"]._replace(refuses=refuses)
+  monkeypatch.setitem(implementations.IMPLEMENTATIONS, "sm90", kernel)
+  monkeypatch.setattr(sm90, "refuses", refuses)
+  jax.clear_caches()
+  a, b, y = normal(33, 40), normal(40, 24), normal(33, 24)
+  a = a.astype(jnp.bfloat16) if narrow == "a" else a
+  b = b.astype(jnp.bfloat16) if narrow == "b" else b
+  how = ON_KERNEL | {"implementation": ("sm90", "xla")}
+  out, pull = jax.vjp(functools.partial(pallas_gemm.matmul, **how), a, b)
+  da, db = pull(y)
+  jax.clear_caches()
+  assert_product(out, a, b, None)
+  assert_product(da, y, b.T, None, out_dtype=a.dtype)
+  assert_product(db, a.T, y, None, out_dtype=b.dtype)
