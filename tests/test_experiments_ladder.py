@@ -12,6 +12,7 @@ from experiments.harness import (
   cli,
   ladder_cases,
   rows,
+  rung_text,
   shapes,
   timing,
 )
@@ -293,6 +294,13 @@ def test_explain_prints_the_page_and_the_models_numbers(run, tmp_path):
   assert "Rung 3, shared_memory: a block loads" in out  # the docstring
   assert out.count("arithmetic intensity") == 2 and "A100" in out
   assert not (tmp_path / "ladder.jsonl").exists()
+
+
+def test_explain_of_a_variant_says_whose_text_follows():
+  out = rung_text.page(ladder_lib.find("8a"))
+  *_, idea, _, text = out.splitlines()[:6]
+  assert idea.startswith("A variant: ") and idea.endswith("Its file says:")
+  assert text.startswith("Rung 8, double_buffering")
 
 
 def test_fields_of_a_config(run, tmp_path):

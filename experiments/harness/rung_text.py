@@ -52,6 +52,8 @@ def page(rung: contract.Rung) -> str:
   """The docstring of the rung's file."""
   text = inspect.getdoc(importlib.import_module(rung.module)) or rung.idea
   title = f"Rung {rung.label}: {rung.name}"
+  if rung.label != str(rung.number):
+    text = f"A variant: {rung.idea}. Its file says:\n\n{text}"
   return f"{title}\n{'=' * len(title)}\n\n{text}\n"
 
 
