@@ -75,8 +75,8 @@ def _run(case: cases.Case) -> tuple[bool, bool]:
   return True, report.races_found
 
 
-# One of each kernel: dense, of groups of rows, of groups along K.
-SMOKE = ("c_in_place", "groups", "slabs")
+# One of each kernel: dense, of groups of rows, of groups along K, in planes.
+SMOKE = ("c_in_place", "groups", "slabs", "x6")
 
 
 @pytest.mark.parametrize(
