@@ -12,11 +12,10 @@ import pallas_gemm
 from pallas_gemm import autotuning, tuning
 from pallas_gemm.ops import implementations, sm90
 from pallas_gemm.tuning import trial
-from tests.support import products
+from tests.support import plane_calls, products
+from tests.support.plane_calls import ON_KERNEL, X3
 
-X3 = lax.DotAlgorithmPreset.BF16_BF16_F32_X3
 X6 = lax.DotAlgorithmPreset.BF16_BF16_F32_X6
-ON_KERNEL = {"implementation": "sm90", "precision": "highest"}
 SIZES = jnp.array([5, 0, 20], jnp.int32)
 normal = products.normal
 
@@ -34,6 +33,11 @@ def test_precisions(precision, planes):
   a, b = normal(37, 70), normal(70, 45)
   how = ON_KERNEL | {"precision": precision}
   assert_product(pallas_gemm.matmul(a, b, **how), a, b, planes)
+
+
+@pytest.mark.parametrize("seed", range(1000, 1012))
+def test_random_calls(seed):
+  plane_calls.check(seed, most=7)
 
 
 def test_two_planes_are_not_three():

@@ -3,7 +3,6 @@
 import functools
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,29 +10,20 @@ import pytest
 import pallas_gemm
 from pallas_gemm import numerics
 from pallas_gemm.problem import Problem
-from tests.support import products, special
+from tests.support import plane_calls, products, special
+from tests.support.plane_calls import ON_KERNEL
 
 pytestmark = pytest.mark.gpu
-ON_KERNEL = {"implementation": "sm90", "precision": "highest"}
-X3 = lax.DotAlgorithmPreset.BF16_BF16_F32_X3
 
 
-def check(out, a, b, planes=3):
-  found = numerics.check(out, a, b, planes=planes, sample=200)
+def check(out, a, b):
+  found = numerics.check(out, a, b, planes=3, sample=200)
   assert found.passed, found
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(100))
 def test_random_products(seed):
-  rng = np.random.default_rng(seed)
-  m, n, k = (int(2 ** rng.uniform(0, 11)) for _ in range(3))
-  transposed = [bool(x) for x in rng.integers(0, 2, 2)]
-  planes = int(rng.choice([2, 3, 3]))
-  a, b = products.normal(m, k, seed=seed), products.normal(k, n, seed=seed)
-  given = [x.T if is_t else x for x, is_t in zip((a, b), transposed)]
-  how = ON_KERNEL | {"precision": X3 if planes == 2 else "highest"}
-  how |= dict(zip(("transpose_a", "transpose_b"), transposed))
-  check(pallas_gemm.matmul(*given, **how), a, b, planes)
+  plane_calls.check(seed, most=11)
 
 
 @pytest.mark.parametrize("seed", range(10))
