@@ -36,10 +36,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.harness import case as case_lib
-from experiments.harness import cli, inputs, tables
+from experiments.harness import cli, inputs, suites
 from experiments.harness import eight_bit_peers as peers
-from experiments.harness import run as run_lib
-from experiments.harness import session as session_lib
 from experiments.harness import sum_errors as errors
 from experiments.harness.case import Arm, only
 import pallas_gemm
@@ -337,15 +335,16 @@ class Layer(case_lib.Case):
     return numerics.Check(finite, 0.0, 0.0, 0.0, len(found))
 
 
-def cases(suites: Sequence[str]) -> Iterator[case_lib.Case]:
+def cases(chosen: Sequence[str], seed: int = 0) -> Iterator[case_lib.Case]:
   """Of suites, one after the other."""
+  del seed  # nothing is drawn
   kinds = "", "fast", "tensor", "row", "row fast", "block", "line"
   for suite, shapes in (
     ("dense", LARGE),
     ("stored", LARGE[:2]),
     ("small", SMALL),
   ):
-    if suite not in suites:
+    if suite not in chosen:
       continue
     for shape in shapes:
       of = {"dense": kinds, "stored": ("row",), "small": ("row", "block")}[
@@ -357,43 +356,20 @@ def cases(suites: Sequence[str]) -> Iterator[case_lib.Case]:
       if suite == "dense":
         yield Product(suite, *shape, "row", "int8")
       yield In16Bits(suite, *shape, "row", **how)
-  if "grouped" in suites:
+  if "grouped" in chosen:
     for m, groups, k, n in GROUPED:
       for pass_, of in (("forward", "block"), ("dw", "line")):
         for kind in ("row", of):
           yield Product("grouped", m, n, k, kind, F8, groups, pass_)
         yield In16Bits("grouped", m, n, k, "row", F8, groups, pass_)
-  if "layer" in suites:
+  if "layer" in chosen:
     yield Layer(4096, 14336, 4096)
-
-
-def parts(row: dict[str, Any]) -> list[str]:
-  """Time and rate of each arm, and why there is none."""
-  found = [
-    f"{name} {tables.duration(arm['ms_median'])} {arm['tflops']:.0f} TFLOP/s"
-    for name, arm in row["arms"].items()
-  ]
-  return found + [f"{name}: {why}" for name, why in row["skipped"].items()]
 
 
 def main(argv: Sequence[str]) -> int:
   """Measures what the flags say; returns the exit status."""
   del argv
-  suites = cli.suites(SUITES)
-  if not pallas_gemm.compat.targets_gpu():
-    raise cli.FlagError("8 bits are measured on a GPU, and none is here")
-  session = session_lib.start(EXPERIMENT, True, name_width=52)
-  bench = session_lib.bench(EXPERIMENT, True)
-  with session.measuring():
-    for case in cases(suites):
-      for prepared in run_lib.prepare([case]):
-        fields = prepared.case.fields()
-        name = " ".join(str(fields[x]) for x in _NAMED if fields.get(x))
-        session.case(name, functools.partial(bench.measure, prepared), parts)
-    for case in errors.cases(F8) if errors.SUITE in suites else ():
-      measure = functools.partial(errors.row, bench, case)
-      session.case(case.name, measure, errors.parts)
-  return session.finish()
+  return suites.measure(EXPERIMENT, SUITES, cases, _NAMED, F8)
 
 
 if __name__ == "__main__":

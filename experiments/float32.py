@@ -30,9 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.harness import case as case_lib
-from experiments.harness import cli, inputs, tables
-from experiments.harness import run as run_lib
-from experiments.harness import session as session_lib
+from experiments.harness import cli, inputs, suites
 from experiments.harness import sum_errors as errors
 from experiments.harness.case import Arm, only
 import pallas_gemm
@@ -304,51 +302,28 @@ def drawn(seed: int, count: int) -> list[tuple[int, int, int]]:
   return found
 
 
-def cases(suites: Sequence[str], seed: int) -> Iterator[case_lib.Case]:
+def cases(chosen: Sequence[str], seed: int) -> Iterator[case_lib.Case]:
   """Of suites that are timed, one after the other."""
-  if "dense" in suites:
+  if "dense" in chosen:
     for shape in (*LARGE, LARGEST):
       for layout in ("NN", "NT", "TN") if shape != LARGEST else ("NN",):
         yield Product("dense", *shape, layout)
       yield Product("dense", *shape, "NN", "x3")
-  if "unseen" in suites:
+  if "unseen" in chosen:
     for shape in drawn(seed, DRAWN):
       yield Product("unseen", *shape)
-  if "grouped" in suites:
+  if "grouped" in chosen:
     for shape in GROUPED:
       for pass_ in ("forward", "dx", "dw"):
         yield Grouped(*shape, pass_)
-  if "layer" in suites:
+  if "layer" in chosen:
     yield Layer(4096, 8192, 4096)
-
-
-def parts(row: dict[str, Any]) -> list[str]:
-  """Time and rate of each arm, and why there is none."""
-  found = [
-    f"{name} {tables.duration(arm['ms_median'])} {arm['tflops']:.0f} TFLOP/s"
-    for name, arm in row["arms"].items()
-  ]
-  return found + [f"{name}: {why}" for name, why in row["skipped"].items()]
 
 
 def main(argv: Sequence[str]) -> int:
   """Measures what the flags say; returns the exit status."""
   del argv
-  suites = cli.suites(SUITES)
-  if not pallas_gemm.compat.targets_gpu():
-    raise cli.FlagError("precisions are measured on a GPU, and none is here")
-  session = session_lib.start(EXPERIMENT, True, name_width=44)
-  bench = session_lib.bench(EXPERIMENT, True)
-  with session.measuring():
-    for case in cases(suites, bench.seed):
-      for prepared in run_lib.prepare([case]):
-        fields = prepared.case.fields()
-        name = " ".join(str(fields[x]) for x in _NAMED if fields.get(x))
-        session.case(name, functools.partial(bench.measure, prepared), parts)
-    for case in errors.cases("float32") if errors.SUITE in suites else ():
-      measure = functools.partial(errors.row, bench, case)
-      session.case(case.name, measure, errors.parts)
-  return session.finish()
+  return suites.measure(EXPERIMENT, SUITES, cases, _NAMED, "float32")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pallas_gemm import numerics
-from pallas_gemm.kernels.sm90 import legal, planes
+from pallas_gemm.kernels.sm90 import legal, mainloops, planes
 from pallas_gemm.kernels.sm90.plan import Plan
-from tests.support import dense, plane_cases, problems, special
+from tests.support import dense, mutations, plane_cases, problems, special
 
 
 @pytest.mark.parametrize("name", plane_cases.VALUES)
@@ -60,3 +60,19 @@ def test_what_is_not_finite_is_in_the_first_plane_alone(value):
   first, *others = planes.split(jnp.full((3,), value, jnp.float32), 3)
   np.testing.assert_array_equal(np.float32(first), np.full(3, value))
   assert not any(np.asarray(other).any() for other in others)
+
+
+# NumPy, which multiplies in the interpreter, warns of infinities.
+@pytest.mark.filterwarnings(
+  "ignore:.*value encountered in", "ignore:overflow encountered in"
+)
+@pytest.mark.parametrize("kind", ("infinity", "overflow", "infinity_by_exact"))
+def test_sums_that_are_kept_though_not_finite_are_found(kind, monkeypatch):
+  problems.assume_sms(monkeypatch, 2)
+  kept = "jnp.where(jnp.abs(x) < jnp.inf, x, 0.0)", "x"
+  mutations.plant_rewrite(mainloops.OfPlanes, [kept], monkeypatch)
+  case = plane_cases.VALUES["edges_nn"]
+  a, b = special.KINDS[kind](case.problem)
+  x = {"a": jnp.asarray(a[None]), "b": jnp.asarray(b[None])}
+  (out,) = dense.run(case.problem, case.config, x)
+  assert not numerics.check(np.asarray(out[0]), a, b, planes=3).passed

@@ -151,7 +151,7 @@ def python_calls(choose, *problems):
 
 
 def test_a_choice_takes_little_time():
-  """7,069 calls take 2.0 ms of an idle core, 3.4 ms of a slow one."""
+  """7,069 calls take 2.0 ms of an idle core."""
   products = (problem(2048, n, 4096) for n in (8192, 8192 + 64))
   assert 1000 < python_calls(model.choose, *products) < 9000
 
