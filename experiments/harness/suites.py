@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 import functools
+import itertools
 from typing import Any
 
 from experiments.harness import case as case_lib
@@ -9,6 +10,9 @@ from experiments.harness import cli, sum_errors, tables
 from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
 from pallas_gemm import compat
+
+# Their kernels are compiled in as many threads.
+_AT_A_TIME = 16
 
 
 def measure(
@@ -36,8 +40,8 @@ def measure(
   session = session_lib.start(experiment, True, name_width=52)
   bench = session_lib.bench(experiment, True)
   with session.measuring():
-    for case in cases(suites, bench.seed):
-      for prepared in run_lib.prepare([case]):
+    for some in itertools.batched(cases(suites, bench.seed), _AT_A_TIME):
+      for prepared in run_lib.prepare(some):
         fields = prepared.case.fields()
         name = " ".join(str(fields[x]) for x in named if fields.get(x))
         session.case(name, functools.partial(bench.measure, prepared), parts)
