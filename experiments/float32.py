@@ -3,7 +3,8 @@
   python -m experiments.float32                        all suites
   python -m experiments.float32 --suites=dense,errors
 
-  dense    large products, in each layout, at HIGHEST and x3
+  dense    large products at HIGHEST, in each layout; of another precision, or
+           by bfloat16
   unseen   drawn sizes, a third of them odd, a third with few rows
   grouped  products of groups of rows, and sums over the rows of each group
   layer    forward and backward passes of an MLP of two layers
@@ -34,7 +35,7 @@ from experiments.harness import cli, inputs, suites
 from experiments.harness import sum_errors as errors
 from experiments.harness.case import Arm, only
 import pallas_gemm
-from pallas_gemm import numerics
+from pallas_gemm import compat, numerics
 
 EXPERIMENT = "float32"
 SUITES = "dense", "unseen", "grouped", "layer", errors.SUITE
@@ -45,7 +46,11 @@ GROUPED = (8192, 8, 4096, 4096), (8192, 64, 2048, 4096)
 DRAWN, SAMPLE = 30, 128
 _NAMED = "kernel", "m", "n", "k", "pass", "layout", "epilogue"
 # By what rows call a precision.
-PRECISIONS = {"HIGHEST": (lax.Precision.HIGHEST, 3), "x3": (errors.X3, 2)}
+PRECISIONS = {
+  "HIGHEST": (lax.Precision.HIGHEST, 3),
+  "x3": (errors.X3, 2),
+  "x9": (errors.X9, 3),
+}
 _XLA_X6, _DOTS = "xla x6", "a dot a group"
 CLAIMS = dict.fromkeys(("xla", _XLA_X6, _DOTS), case_lib.XLA)
 
@@ -53,21 +58,16 @@ for _name in ("suites", "seed", "output_dir"):
   flags.declare_key_flag(_name)
 
 
-def _on_kernel() -> dict[str, Any]:
-  """Options of ours: by the kernel where there is a GPU."""
-  is_there = pallas_gemm.compat.targets_gpu()
-  return {"implementation": "sm90"} if is_there else {}
-
-
 @dataclasses.dataclass(frozen=True)
 class Product(case_lib.Case):
-  """A @ B of float32.
+  """A @ B, of which A is float32.
 
   Attributes:
     suite: the list that it is of.
     m, n, k: the product's dimensions.
     layout: how A and B are stored.
     precision: a name of `PRECISIONS`.
+    dtype_b: of B.
   """
 
   suite: str
@@ -76,20 +76,22 @@ class Product(case_lib.Case):
   k: int
   layout: str = "NN"
   precision: str = "HIGHEST"
+  dtype_b: str = "float32"
 
   may_skip, baseline, claims = True, "xla", CLAIMS
 
   def fields(self) -> dict[str, Any]:
     found = {"kernel": "matmul", "suite": self.suite, "dtype": "float32"}
     found |= {"m": self.m, "n": self.n, "k": self.k, "layout": self.layout}
-    return found | {"epilogue": self.precision}
+    by_b = "" if self.dtype_b == "float32" else f" by {self.dtype_b}"
+    return found | {"epilogue": self.precision + by_b}
 
   def draw(self, seed: int) -> dict[str, Any]:
-    draw = functools.partial(inputs.normal, seed, dtype="float32")
     a, b = (self.m, self.k), (self.k, self.n)
     a = a[::-1] if self.layout[0] == "T" else a
     b = b[::-1] if self.layout[1] == "T" else b
-    return {"a": draw(0, a), "b": draw(1, b)}
+    a = inputs.normal(seed, 0, a, dtype="float32")
+    return {"a": a, "b": inputs.normal(seed, 1, b, dtype=self.dtype_b)}
 
   def op(self, a: Any, b: Any) -> jax.Array:
     """By this package."""
@@ -99,7 +101,6 @@ class Product(case_lib.Case):
       transpose_a=self.layout[0] == "T",
       transpose_b=self.layout[1] == "T",
       precision=PRECISIONS[self.precision][0],
-      **_on_kernel(),
     )
 
   def dot(self, a: Any, b: Any, precision: Any) -> jax.Array:
@@ -111,11 +112,10 @@ class Product(case_lib.Case):
   def arms(self, implementation: str | None = None) -> dict[str, Arm]:
     """The op; XLA's at the same precision, and its preset of six products."""
     del implementation
-    highest = self.precision == "HIGHEST"
     how = PRECISIONS[self.precision][0]
     found = {case_lib.OURS: self.op}
     found["xla"] = functools.partial(self.dot, precision=how)
-    if highest and self.suite == "dense":
+    if self == Product("dense", self.m, self.n, self.k):
       found[_XLA_X6] = functools.partial(self.dot, precision=errors.X6)
     return {name: only(jax.jit(fn)) for name, fn in found.items()}
 
@@ -123,13 +123,14 @@ class Product(case_lib.Case):
     return 2 * self.m * self.n * self.k
 
   def least_bytes(self, seed: int = 0) -> int:
-    return 4 * (self.m * self.k + self.k * self.n + self.m * self.n)
+    of_b = jnp.dtype(self.dtype_b).itemsize * self.k * self.n
+    return 4 * self.m * (self.k + self.n) + of_b
 
   def check(self, results, operands, seed: int = 0) -> numerics.Check:
     a, b = operands["a"], operands["b"]
     a = a.T if self.layout[0] == "T" else a
     b = b.T if self.layout[1] == "T" else b
-    planes = PRECISIONS[self.precision][1] if _on_kernel() else None
+    planes = PRECISIONS[self.precision][1] if compat.targets_gpu() else None
     return numerics.check(
       results, a, b, sample=SAMPLE, seed=seed, planes=planes
     )
@@ -179,7 +180,7 @@ class Grouped(case_lib.Case):
 
   def op(self, a: Any, b: Any, sizes: Any) -> jax.Array:
     """By this package."""
-    how = _on_kernel() | {"precision": "highest"}
+    how: dict[str, Any] = {"precision": "highest"}
     if self.pass_ == "dw":
       return pallas_gemm.ragged_dot_general(a, b, sizes, _OF_ROWS, **how)
     how |= {"transpose_rhs": self.pass_ == "dx"}
@@ -218,7 +219,7 @@ class Grouped(case_lib.Case):
     else:
       b, out = b[group], results[rows]
       b = b.T if self.pass_ == "dx" else b
-    how = {"planes": 3 if _on_kernel() else None, "sample": SAMPLE}
+    how = {"planes": 3 if compat.targets_gpu() else None, "sample": SAMPLE}
     return numerics.check(out, a, b, seed=seed, **how)
 
 
@@ -270,9 +271,7 @@ class Layer(case_lib.Case):
       z = jnp.dot(a, b, precision="highest")
       return z if activation is None else activation(z)
 
-    ours = functools.partial(
-      pallas_gemm.matmul, precision="highest", **_on_kernel()
-    )
+    ours = functools.partial(pallas_gemm.matmul, precision="highest")
     return {case_lib.OURS: grads(ours), "jnp.dot": grads(plain)}
 
   def flops(self, seed: int = 0) -> int:
@@ -308,7 +307,9 @@ def cases(chosen: Sequence[str], seed: int) -> Iterator[case_lib.Case]:
     for shape in (*LARGE, LARGEST):
       for layout in ("NN", "NT", "TN") if shape != LARGEST else ("NN",):
         yield Product("dense", *shape, layout)
-      yield Product("dense", *shape, "NN", "x3")
+      yield Product("dense", *shape, precision="x3")
+    yield Product("dense", *LARGE[1], dtype_b="bfloat16")
+    yield Product("dense", *LARGE[1], precision="x9")
   if "unseen" in chosen:
     for shape in drawn(seed, DRAWN):
       yield Product("unseen", *shape)

@@ -109,7 +109,7 @@ def test_bits_of_both_orders(scaling, source, dtype):
   rng = np.random.default_rng(0)
   exponents = np.exp2(rng.integers(-40, 14, (300, 264)))
   x = jnp.asarray(rng.standard_normal((300, 264)) * exponents, source)
-  x = x.at[0, :3].set(jnp.array([jnp.nan, jnp.inf, -jnp.inf]))
+  x = x.at[0, :3].set(jnp.array([jnp.nan, jnp.inf, -jnp.inf], source))
   got = quantizing.quantize_both(x, dtype, scaling=scaling)
   block = (1, 128) if scaling == "rows" else (128, 128)
   q, t = (quantize(v, dtype, block=block) for v in (x, x.T))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from pallas_gemm import autotuning, tuning
+from pallas_gemm import autotuning, hardware, tuning
 from pallas_gemm.ops import implementations, sm90
 from pallas_gemm.tuning import trial
 from tests.support import plane_calls, products
@@ -178,12 +178,22 @@ def test_groups_by_bfloat16():
     assert_product(dw[group], x[rows].T, y[rows], out_dtype=jnp.bfloat16)
 
 
-def test_without_being_asked_for_it_is_not_taken():
-  a, b = normal(64, 64), normal(64, 64)
+@pytest.mark.parametrize(
+  ("shape", "runs_on"),
+  [
+    ((1024, 1024, 1024), "sm90"),
+    ((4096, 2049, 777), "sm90"),
+    ((64, 64, 64), "xla"),  # three launches
+    ((4, 8192, 8192), "xla"),  # B is split, and read once
+  ],
+)
+def test_the_kernel_is_chosen_where_it_is_faster(shape, runs_on):
+  m, n, k = shape
+  a, b = (jax.ShapeDtypeStruct(x, jnp.float32) for x in ((m, k), (k, n)))
   f = functools.partial(pallas_gemm.matmul, precision="highest")
-  (ran,) = products_of(f, a, b)
-  assert ran.implementation == "xla"
-  assert "float32 is XLA's, but with implementation='sm90'" in ran.why
+  with hardware.assume("H100"):
+    (ran,) = pallas_gemm.explain(f, a, b, platform="cuda").products
+  assert ran.implementation == runs_on
 
 
 @pytest.mark.parametrize(
@@ -192,7 +202,7 @@ def test_without_being_asked_for_it_is_not_taken():
 )
 def test_other_precisions_are_xlas(precision):
   how = {"implementation": "sm90", "precision": precision}
-  words = "float32 is XLA's, but with .* at precision HIGHEST, .* got"
+  words = "float32 is XLA's, but at precision HIGHEST, .* got"
   with pytest.raises(NotImplementedError, match=words):
     pallas_gemm.matmul(normal(8, 8), normal(8, 8), **how)
 

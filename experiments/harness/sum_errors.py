@@ -24,6 +24,7 @@ SUITE = "errors"
 FAST = lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM
 X3 = lax.DotAlgorithmPreset.BF16_BF16_F32_X3
 X6 = lax.DotAlgorithmPreset.BF16_BF16_F32_X6
+X9 = lax.DotAlgorithmPreset.BF16_BF16_F32_X9
 _KERNEL = Claim("^sm90_dense", "it needs the Hopper kernel")
 # By the operands' dtype: who adds, whether it is this package, its precision.
 _ARMS: dict[str, dict[str, tuple[bool, Any]]] = {

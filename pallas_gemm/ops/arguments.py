@@ -317,8 +317,9 @@ def spec_of(
 
 
 def _planes(x: Operands, options: Options) -> int | None:
-  """The planes that float32 is multiplied in, if the kernel is asked for."""
-  if HOPPER not in (implementation(options.implementation, DENSE) or ()):
+  """The planes that float32 is multiplied in, unless it is left to XLA."""
+  names = implementation(options.implementation, DENSE)
+  if names is not None and HOPPER not in names:
     return None
   if jnp.float32 not in (x.a.dtype, x.b.dtype):
     return None

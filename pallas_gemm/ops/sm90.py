@@ -25,8 +25,8 @@ def refuses(spec: Spec, x: Operands) -> str | None:
   if "float32" in pair:
     if not spec.in_planes:
       return (
-        f"float32 is XLA's, but with implementation={HOPPER!r} at precision"
-        f" HIGHEST, BF16_BF16_F32_X3, _X6 or _X9, got precision {precision}"
+        "float32 is XLA's, but at precision HIGHEST, BF16_BF16_F32_X3, _X6 or"
+        f" _X9, got precision {precision}"
       )
     pair = ("bfloat16" if dtype == "float32" else dtype for dtype in pair)
     precision = None

@@ -203,20 +203,13 @@ def _are_too_many(
   return has_room and is_small and tiles > 8 * sms
 
 
-def _slab(problem: Problem) -> int:
-  """What of K most tiles have in a slab, 128 bytes; 64 of planes."""
-  if problem.planes > 1:
-    return 32
-  return 128 if problem.a.bits == 8 else 64
-
-
 def _slabs(problem: Problem) -> int:
-  return cdiv(problem.k, _slab(problem))
+  return cdiv(problem.k, fitted.slab_of(problem))
 
 
 def _is_deep(config: Config, problem: Problem) -> bool:
   """Whether slabs are twice as deep."""
-  return config.block_k > _slab(problem)
+  return config.block_k > fitted.slab_of(problem)
 
 
 def _straddles(problem: Problem) -> bool:

@@ -36,6 +36,10 @@ def faster(problem: Problem, time: float) -> Faster | None:
     time: what the kernel is predicted to take, in seconds.
   """
   p, gpu = problem, hardware.current()
+  if p.planes > 1:
+    theirs = of_float32(p, constants.of(gpu).xla, gpu)
+    is_slower = time > constants.of(gpu).xla.least_float32_gain * theirs
+    return _as_slow_as("it", time, "kernel", theirs) if is_slower else None
   if p.m == 1:  # a row in memory, however it is stored
     p = dataclasses.replace(p, a=dataclasses.replace(p.a, k_last=True))
   fit = constants.of(gpu).xla
@@ -120,6 +124,18 @@ def of_vector(
   rate = fit.vector_rate * gpu.dram_bytes_per_s
   read = p.matrices(p.b) * p.n * p.k * 2
   return fit.vector_launch + read / rate + epilogue(p, fit, gpu)
+
+
+def of_float32(
+  problem: Problem, fit: constants.Xla, gpu: hardware.Gpu
+) -> float:
+  """Seconds of its product of float32 at HIGHEST, which CUDA cores compute."""
+  p = problem
+  flops = 2.0 * p.results * p.k * p.products
+  rate = fit.float32_flops * gpu.fp32_flops
+  seconds = fit.float32_launch + flops / rate + epilogue(p, fit, gpu)
+  seconds += fit.float32_per_k * min(p.k, fit.float32_most_k)
+  return seconds + 4 * _elements(p) / fit.float32_rate / gpu.dram_bytes_per_s
 
 
 def with_whole_rows(problem: Problem) -> Problem | None:

@@ -211,6 +211,11 @@ class Xla:
     few_short_results: the same where rows are short as well, of A or B along a
       K below 64, or of a result of fewer than 64 columns: 8 to 45 % less for 13
       of 13 products of up to 3.3 million results.
+    least_float32_gain: as least_gain, of products in planes.
+    float32_launch, float32_per_k, float32_most_k, float32_flops, float32_rate:
+      its product at HIGHEST, on CUDA cores: a launch, what a step of K waits
+      for, up to which K, and parts of the peaks of float32 and of device
+      memory. Within 14 % (mean) of 34 products of an H100.
     vector_launch, vector_rate: its reduction for a vector times a matrix stored
       along K. Within 23 % of 18 products of 0.5 to 50 MB, 7 % in the mean.
   """
@@ -238,6 +243,12 @@ class Xla:
   epilogue_rate: float
   few_results: float
   few_short_results: float
+  least_float32_gain: float
+  float32_launch: float
+  float32_per_k: float
+  float32_most_k: float
+  float32_flops: float
+  float32_rate: float
   vector_launch: float
   vector_rate: float
 
