@@ -147,7 +147,7 @@ class Problem:
   def is_promoted(self) -> bool:
     """Whether a slab's sums are added to float32 totals: of 8-bit floats.
 
-    So are those of blocks, each by scales of its own, and of float32 in full.
+    So are those of blocks, each by scales of its own, and of float32.
     """
     is_float8 = self.a.dtype.startswith("float8")
     is_float8 &= not self.fast_accumulation
@@ -161,7 +161,7 @@ class Problem:
   @property
   def has_small_apart(self) -> bool:
     """Whether products of small planes have accumulators of their own."""
-    return self.planes == 3
+    return self.planes > 1
 
   @functools.cached_property
   def pairs(self) -> tuple[tuple[int, int], ...]:

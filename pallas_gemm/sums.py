@@ -18,14 +18,13 @@ adding up ceil(K / 128) laps in float32 adds as many roundings of 2^-24.
 **float32 in planes of bfloat16** (`kernels.sm90.planes`). Rounding to nearest
 leaves 2^-8 of a number after one plane, 2^-16 after two and nothing after
 three, if that is no smaller than 2^-126. What products of planes are left out
-is 3.1 * 2^-16 S of two planes, 2.1 * 2^-24 S of three. Two planes: 3 K products
-are summed by the tensor cores. Three planes: laps of at most 64 of K are, with
-|A0| |B0| <= (1 + 2^-8)^2 S. Each lap truncates the sum of its 64 large
-products, and so loses 64 * 2^-23 of their magnitudes, and apart from these the
-sum of at most 8 * 64 small ones, which are below 1.01 * 2^-7 S in all: 1.08 *
-64 * 2^-23 S together. A lap's two sums are added in float32, and so are the
-laps: one rounding more than there are laps. So the bound is below the gamma_K
-of float32 from K = 150 on.
+is 3.1 * 2^-16 S of two planes, 2.1 * 2^-24 S of three. Tensor cores sum laps of
+at most 64 of K, with |A0| |B0| <= (1 + 2^-8)^2 S. Each lap truncates the sum of
+its 64 large products, and so loses 64 * 2^-23 of their magnitudes, and apart
+from these the sum of at most 8 * 64 small ones, which are below 1.01 * 2^-7 S
+in all: 1.08 * 64 * 2^-23 S together. A lap's two sums are added in float32, and
+so are the laps: one rounding more than there are laps. So the bound of three
+planes is below the gamma_K of float32 from K = 150 on.
 
 **int8.** Products are at most 2^14 in size, so sums are exact in int32 while
 K < 2^17. Rounding one to float32 is one rounding of 2^-24.
@@ -115,12 +114,9 @@ def relative_error(
 def _of_planes(k: int, more: int, planes: int) -> float:
   """The same of operands in planes."""
   left = _LEFT_OUT[planes]
-  if planes == 2:
-    rounded = gamma(3 * k + more, _U_TRUNCATED)
-  else:
-    cut = gamma(min(k, _LAP_OF_PLANES), _U_TRUNCATED) * _CUT_OF_PLANES
-    added = gamma(1 + math.ceil(k / _LAP_OF_PLANES) + more, U_FLOAT32)
-    rounded = cut + added + cut * added
+  cut = gamma(min(k, _LAP_OF_PLANES), _U_TRUNCATED) * _CUT_OF_PLANES
+  added = gamma(1 + math.ceil(k / _LAP_OF_PLANES) + more, U_FLOAT32)
+  rounded = cut + added + cut * added
   return left + rounded + left * rounded
 
 

@@ -229,11 +229,11 @@ def _fitted(
   """
   problem, gpu = resources.problem, resources.gpu
   most = _MOST_STAGES[config.block_k]
-  if (slab := slab_of(problem)) != 64 or problem.planes > 1:
-    # As many bytes, or planes; of twice as many there are no slabs.
+  if problem.a.bits == 8 or problem.planes > 1:
+    # Of twice as many bytes, or planes, there are no slabs.
     if config.block_k == 128:
       return None
-    config = dataclasses.replace(config, block_k=slab)
+    config = dataclasses.replace(config, block_k=slab_of(problem))
   config = _with_subtiles(config, problem)
   if options is None:
     config, options = _with_options(config, resources)
@@ -248,13 +248,11 @@ def _fitted(
 
 
 def slab_of(problem: Problem) -> int:
-  """What of K most tiles have in a slab.
+  """What of K most tiles have in a slab, 128 bytes of each plane.
 
-  With planes that are added to totals 4096^3 takes 1089 us in slabs of 64 with
-  two stages, 1160 in slabs of 32 with four (H100).
+  In three planes 4096^3 takes 1089 us in slabs of 64 with two stages, 1160 in
+  slabs of 32 with four (H100).
   """
-  if problem.planes > 1:
-    return 64 if problem.is_promoted else 32
   return 128 if problem.a.bits == 8 else 64
 
 

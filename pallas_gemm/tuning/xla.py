@@ -129,10 +129,11 @@ def of_vector(
 def of_float32(
   problem: Problem, fit: constants.Xla, gpu: hardware.Gpu
 ) -> float:
-  """Seconds of its product of float32 at HIGHEST, which CUDA cores compute."""
+  """Seconds of its product of float32, at HIGHEST by CUDA cores."""
   p = problem
   flops = 2.0 * p.results * p.k * p.products
   rate = fit.float32_flops * gpu.fp32_flops
+  rate *= fit.float32_x3 if p.planes == 2 else 1
   seconds = fit.float32_launch + flops / rate + epilogue(p, fit, gpu)
   seconds += fit.float32_per_k * min(p.k, fit.float32_most_k)
   return seconds + 4 * _elements(p) / fit.float32_rate / gpu.dram_bytes_per_s

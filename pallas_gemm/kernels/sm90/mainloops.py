@@ -69,8 +69,7 @@ class FromShared:
   wgmma reads 16-bit operands along either dimension, so all of NN, NT, TN and
   TT are read as they are stored: a tile that is not stored the way wgmma names
   it is handed over through a transposed reference. 8-bit ones it reads along K
-  alone. Of operands in planes, pairs of these are multiplied one after the
-  other.
+  alone.
   """
 
   block: Block
@@ -88,10 +87,9 @@ class FromShared:
     """Starts its wgmmas; the slab before is released while they run on."""
     slot, before = slots
     self._issue(scope, slot)
-    of_slab = len(scope) * len(self.block.plan.problem.pairs)
 
     def release_before():
-      plgpu.wgmma_wait(of_slab)  # this slab runs on
+      plgpu.wgmma_wait(len(scope))  # this slab runs on
       self.block.release(before, predicate=step > 0)
 
     # Loads wait for the release: 16384 x 2048 x 512 with C 61.1 -> 57.0 us
@@ -260,7 +258,7 @@ class ScaledByLines(Scaled):
 
 @dataclasses.dataclass(frozen=True)
 class OfPlanes(Promoted):
-  """float32 in full: the sums of small products apart from the large one's.
+  """float32: the sums of small products apart from the large one's.
 
   What is not finite of the small ones, inf * 0 or inf - inf among parts of
   numbers that are, is dropped: the large product then says what the sum is.
