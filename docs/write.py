@@ -71,6 +71,8 @@ BLOCKS: dict[str, Callable[[str], str]] = {
   "targets-table": page_tables.targets,
   "ampere-table": page_tables.ampere,
   "eight-bits-table": page_tables.eight_bits,
+  "planes-table": page_tables.float32,
+  "planes-errors-table": page_tables.float32_errors,
 }
 _NUMBER = re.compile(r"<!--([a-z]+) ([^>]*?)-->[^<]*<!---->")
 _BLOCK = re.compile(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 import re
+from typing import Any
 
 from docs.extensions import lookup, results
 from experiments.harness import (
@@ -80,7 +81,8 @@ def ampere(gpu: str) -> str:
 def eight_bits(gpu: str) -> str:
   """Products of 8 bits beside ours of 16 and XLA's; then a layer's passes."""
   rows = [row for row in results.read(gpu, "eight_bits") if "suite" in row]
-  at = lambda row: tuple(row.get(x) for x in ("m", "n", "k", "groups", "pass"))  # noqa: E731
+  fields = "m", "n", "k", "groups", "pass", "layout"
+  at = lambda row: tuple(row.get(x) for x in fields)  # noqa: E731
   wide = {at(row): row for row in rows if row["dtype"] == "bfloat16"}
   cells = []
   for row in rows:
@@ -89,9 +91,7 @@ def eight_bits(gpu: str) -> str:
     kind = row["epilogue"] or "none"
     kind = f"int8, {kind}" if row["dtype"] == "int8" else kind
     ours = row["arms"]["pallas_gemm"]
-    name = f"{row['m']}x{row['n']}x{row['k']}"
-    if row.get("groups"):
-      name += f" in {row['groups']}, {row['pass']}"
+    name = _product(row)
     peers = [wide[at(row)]]
     peers += [x for arm, x in row["arms"].items() if arm.startswith("xla")]
     gains = [tables.factor(x["ms_median"] / ours["ms_median"]) for x in peers]
@@ -107,6 +107,52 @@ def eight_bits(gpu: str) -> str:
   ]
   header = ["gated MLP, forward and backward", "time", "of bfloat16"]
   return f"{products}\n\n{tables.markdown(header, cells, header[1:])}"
+
+
+def _product(row: dict[str, Any]) -> str:
+  """Sizes, groups, and how operands are stored if another way is usual."""
+  name = f"{row['m']}x{row['n']}x{row['k']}"
+  if row.get("groups"):
+    return f"{name} in {row['groups']}, {row['pass']}"
+  usual = "NN" if row["dtype"] == "float32" else "NT"
+  return name + (f" {row['layout']}" if row["layout"] != usual else "")
+
+
+def float32(gpu: str) -> str:
+  """Products of float32 beside XLA's."""
+  rows, cells = results.read(gpu, "float32"), []
+  for row in rows:
+    if row["suite"] not in ("dense", "grouped", "layer"):
+      continue
+    ours, *theirs = row["arms"].values()
+    cells.append([_product(row), row["epilogue"], f"{ours['tflops']:.0f}"])
+    gains = [tables.factor(x["ms_median"] / ours["ms_median"]) for x in theirs]
+    cells[-1] += [*gains, tables.EMPTY][:2]
+  header = ["product", "precision", "TFLOP/s", "of XLA", "of XLA's x6"]
+  drawn = [
+    row["arms"]["xla"]["ms_median"] / row["arms"]["pallas_gemm"]["ms_median"]
+    for row in rows
+    if row["suite"] == "unseen"
+  ]
+  figures = map(tables.factor, (tables.geomean(drawn), min(drawn), max(drawn)))
+  note = f"{len(drawn)} drawn products at HIGHEST have {{}} of XLA's speed in"
+  note = f"{note} the geometric mean, {{}} at worst, {{}} at best."
+  return (
+    f"{tables.markdown(header, cells, header[2:])}\n\n{note.format(*figures)}"
+  )
+
+
+def float32_errors(gpu: str) -> str:
+  """Errors of sums of float32, by length and who adds them up."""
+  arms = "pallas_gemm HIGHEST", "xla HIGHEST", "xla x6"
+  cells = [
+    [row["distribution"], str(row["k"])]
+    + [f"{row['arms'][arm]['frobenius']:.1e}" for arm in arms]
+    for row in results.read(gpu, "float32")
+    if row["suite"] == "errors"
+  ]
+  header = ["elements", "K", *arms]
+  return tables.markdown(header, cells, header[1:])
 
 
 def ops_overview(_: str) -> str:
