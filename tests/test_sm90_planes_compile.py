@@ -26,7 +26,7 @@ EXAMPLES = {
   "x6_tn": (X6 | {"transpose_a": True}, SQUARE | {"cluster_n": 2}, None, 128),
   "x6_deep": (X6, DEEP, None, 128),
   "x6_fused": (X6 | BF16 | FUSED, SQUARE | {"epilogue_n": 64}, "gelu", 128),
-  "x6_gated": (X6 | {"gated": True}, SQUARE | {"block_n": 64}, "silu", 64),
+  "x6_gated": (X6 | {"gated": True}, DEEP | {"block_n": 64}, "silu", 64),
   "x6_few_rows": (
     X6 | {"m": 16, "transpose_b": True},
     {"block_m": 64, "block_n": 16, "block_k": 32, "consumers": 1, "stages": 9,
@@ -34,12 +34,12 @@ EXAMPLES = {
     None,
     16,
   ),
-  "x9": (X9, SQUARE, None, 128),
+  "x9": (X9, DEEP, None, 128),
   "x3": (X3, DEEP | {"stages": 3}, None, 128),
   "by_bf16": (OF_A, SQUARE | {"stages": 4}, None, 128),
   "bf16_by": (OF_B, SQUARE | {"stages": 4}, None, 128),
-  "groups": (X6 | ROWS, SQUARE, None, 128),
-  "slabs": (X6 | SLABS, SQUARE, None, 128),
+  "groups": (X6 | ROWS, DEEP, None, 128),
+  "slabs": (X6 | SLABS, DEEP, None, 128),
 }  # fmt: skip
 
 
