@@ -35,6 +35,12 @@ def test_precisions(precision, planes):
   assert_product(pallas_gemm.matmul(a, b, **how), a, b, planes)
 
 
+def test_nine_products_on_a_cpu():
+  a, b = normal(37, 70), normal(70, 45)
+  found = pallas_gemm.matmul(a, b, precision="BF16_BF16_F32_X9")
+  assert_product(found, a, b)
+
+
 @pytest.mark.parametrize("seed", range(1000, 1012))
 def test_random_calls(seed):
   plane_calls.check(seed, most=7)

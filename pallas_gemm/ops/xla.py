@@ -59,6 +59,9 @@ def run(
   group reaches the rows of others.
   """
   narrow = jnp.dtype(spec.out_dtype)
+  if on_cpu.value and legal.multiplies_all_pairs(spec.precision):
+    # XLA has no such products on CPUs; this is as exact.
+    spec = dataclasses.replace(spec, precision=lax.Precision.HIGHEST)
   x, spec = _as_xla_multiplies(x, spec)
   # Whether `lax.dot_general` takes the results' dtype itself.
   alone = not (spec.has_epilogue or spec.words.has_scales) and (
