@@ -52,6 +52,7 @@ PRECISIONS = {
   "x9": (errors.X9, 3),
 }
 _XLA_X6, _DOTS = "xla x6", "a dot a group"
+_KEPT = f"{case_lib.OURS}, B split"
 CLAIMS = dict.fromkeys(("xla", _XLA_X6, _DOTS), case_lib.XLA)
 
 for _name in ("suites", "seed", "output_dir"):
@@ -91,7 +92,14 @@ class Product(case_lib.Case):
     a = a[::-1] if self.layout[0] == "T" else a
     b = b[::-1] if self.layout[1] == "T" else b
     a = inputs.normal(seed, 0, a, dtype="float32")
-    return {"a": a, "b": inputs.normal(seed, 1, b, dtype=self.dtype_b)}
+    b = inputs.normal(seed, 1, b, dtype=self.dtype_b)
+    split = {"w": pallas_gemm.split(b)} if self.has_more_arms else {}
+    return {"a": a, "b": b} | split
+
+  @property
+  def has_more_arms(self) -> bool:
+    """Large, at HIGHEST, stored as it is multiplied."""
+    return self == Product("dense", self.m, self.n, self.k)
 
   def op(self, a: Any, b: Any) -> jax.Array:
     """By this package."""
@@ -110,14 +118,22 @@ class Product(case_lib.Case):
     return jnp.dot(a, b, precision=precision)
 
   def arms(self, implementation: str | None = None) -> dict[str, Arm]:
-    """The op; XLA's at the same precision, and its preset of six products."""
+    """The op; XLA's at the same precision, and its preset of six products.
+
+    And the op with planes of B that are kept.
+    """
     del implementation
     how = PRECISIONS[self.precision][0]
     found = {case_lib.OURS: self.op}
     found["xla"] = functools.partial(self.dot, precision=how)
-    if self == Product("dense", self.m, self.n, self.k):
-      found[_XLA_X6] = functools.partial(self.dot, precision=errors.X6)
-    return {name: only(jax.jit(fn)) for name, fn in found.items()}
+    if not self.has_more_arms:
+      return {name: only(jax.jit(fn)) for name, fn in found.items()}
+    found[_XLA_X6] = functools.partial(self.dot, precision=errors.X6)
+    arms = {
+      name: only(jax.jit(lambda a, b, w, fn=fn: fn(a, b)))
+      for name, fn in found.items()
+    }
+    return arms | {_KEPT: only(jax.jit(lambda a, b, w: self.op(a, w)))}
 
   def flops(self, seed: int = 0) -> int:
     return 2 * self.m * self.n * self.k

@@ -4,6 +4,7 @@
 - `ragged_dot`, `gated_ragged_dot`: one for each group of rows (MoE).
 - `dot_general`, `ragged_dot_general`: drop-ins for those of `jax.lax`.
 - `quantize`, `Quantized`, `Recipe`: operands of 8 bits, with their scales.
+- `split`, `Split`: float32 weights in the parts that tensor cores multiply.
 - `batch_invariant`: a row's bits do not depend on the other rows.
 - `explain`: which kernel or XLA computes each product of a function, and why.
 - `autotune`: measures what is fastest; `tuning` has configs and their cache.
@@ -24,12 +25,14 @@ from pallas_gemm.ops.invariance import batch_invariant
 from pallas_gemm.ops.matmul import gated_matmul, matmul
 from pallas_gemm.quantization import Quantized, Recipe, quantize
 from pallas_gemm.serving import Buckets, export_buckets
+from pallas_gemm.splitting import Split, split
 from pallas_gemm.version import __version__ as __version__
 
 __all__ = [
   "Buckets",
   "Quantized",
   "Recipe",
+  "Split",
   "autotune",
   "batch_invariant",
   "dot_general",
@@ -41,6 +44,7 @@ __all__ = [
   "quantize",
   "ragged_dot",
   "ragged_dot_general",
+  "split",
 ]
 
 # Where users import `Tuned` and `Result` from.

@@ -12,8 +12,8 @@ import pallas_gemm
 ORDERS = {
   ".": """
     __init__ qwix autotuning serving explanation tracing ops tuning check ladder
-    kernels measure report numerics sums roofline sampling blas problem
-    quantization dtypes mosaic ptx hardware gpus compat jaxprs version
+    splitting kernels measure report numerics sums roofline sampling blas
+    problem quantization dtypes mosaic ptx hardware gpus compat jaxprs version
   """,
   "kernels": """
     activations sm90 triton_dense triton_kernel triton_config epilogues

@@ -87,6 +87,27 @@ def test_the_same_bits_twice():
   np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.parametrize("rows", (3, 300))
+def test_bits_of_kept_planes_are_those_of_the_array(rows):
+  """Of an odd number of columns planes are padded, as arrays are."""
+  x, sizes = products.normal(rows, 520), jnp.array([rows // 2, 0, rows // 3])
+  for columns in (257, 264):
+    w = products.normal(520, columns)
+    of_groups = jnp.stack([w, w + 1, w - 1])
+    for a in (x, x.astype(jnp.bfloat16)):
+      one, two = (
+        (
+          pallas_gemm.matmul(a, of_one, **ON_KERNEL),
+          pallas_gemm.ragged_dot(a, of_three, sizes, **ON_KERNEL),
+        )
+        for of_one, of_three in (
+          (w, of_groups),
+          (pallas_gemm.split(w), pallas_gemm.split(of_groups)),
+        )
+      )
+      jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
 def test_errors_are_below_those_of_sgemm():
   a, b = products.normal(512, 4096), products.normal(4096, 512)
   want = products.float64(a) @ products.float64(b)

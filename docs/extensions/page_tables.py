@@ -124,11 +124,15 @@ def float32(gpu: str) -> str:
   for row in rows:
     if row["suite"] not in ("dense", "grouped", "layer"):
       continue
-    ours, *theirs = row["arms"].values()
-    cells.append([_product(row), row["epilogue"], f"{ours['tflops']:.0f}"])
-    gains = [tables.factor(x["ms_median"] / ours["ms_median"]) for x in theirs]
-    cells[-1] += [*gains, tables.EMPTY][:2]
+    ours, theirs, *more = (x["ms_median"] for x in row["arms"].values())
+    tflops = row["arms"]["pallas_gemm"]["tflops"]
+    cells.append([_product(row), row["epilogue"], f"{tflops:.0f}"])
+    x6, kept = (*more, None, None)[:2]
+    for one, other in ((theirs, ours), (x6, ours), (theirs, kept)):
+      gain = tables.factor(one / other) if one and other else tables.EMPTY
+      cells[-1].append(gain)
   header = ["product", "precision", "TFLOP/s", "of XLA", "of XLA's x6"]
+  header.append("B split, of XLA")
   drawn = [
     row["arms"]["xla"]["ms_median"] / row["arms"]["pallas_gemm"]["ms_median"]
     for row in rows

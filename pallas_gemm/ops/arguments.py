@@ -30,7 +30,8 @@ DENSE, GROUPED = tuple(IMPLEMENTATIONS), DEFAULT[True]
 def _names(a: str, b: str, b_up: str | None = None) -> Operands:
   rest = "bias", "c", "alpha", "beta", None
   of_scales = [x and f"{x}.scale" for x in (a, b, b_up)]
-  return Operands(a, b, b_up, *rest, *of_scales)
+  of_planes = [x and f"{x}.planes" for x in (b, b, b_up, b_up)]
+  return Operands(a, b, b_up, *rest, *of_scales, *of_planes)
 
 
 # What users call the operands: of `matmul`, of what `jax.lax` has, and of gated
@@ -218,10 +219,12 @@ def promoted(names: Operands, x: Operands, options: Options) -> Operands:
   if x.b_up is not None:
     have, want = (f"{v.dtype.name}{list(v.shape)}" for v in (x.b_up, x.b))
     check(have == want, f"{names.b_up} must be {want} like {names.b}", have)
+  if x.has_planes:
+    return x
   if x.has_scales or {x.a.dtype.name, x.b.dtype.name} <= set(legal.FLOATS8):
     return x  # which JAX promotes to nothing, and a kernel takes in any mixture
   if {x.a.dtype.name, x.b.dtype.name} == {"float32", "bfloat16"}:
-    if _planes(x, options) == 3:
+    if planes(x, options) == 3:
       return x
   dtype, found = jnp.result_type(x.a, x.b), {}
   for field, name, v in zip(("a", "b", "b_up"), names, x):
@@ -307,7 +310,7 @@ def spec_of(
   return Spec(
     activation=options.activation,
     precision=precision(options.precision),
-    in_planes=_planes(x, options) is not None,
+    in_planes=planes(x, options) is not None,
     implementation=names,
     config=options.config,
     reduce_dtype=reduce_dtype(options.reduce_dtype, x, fields["out_dtype"]),
@@ -316,12 +319,12 @@ def spec_of(
   )
 
 
-def _planes(x: Operands, options: Options) -> int | None:
+def planes(x: Operands, options: Options) -> int | None:
   """The planes that float32 is multiplied in, unless it is left to XLA."""
   names = implementation(options.implementation, DENSE)
   if names is not None and HOPPER not in names:
     return None
-  if jnp.float32 not in (x.a.dtype, x.b.dtype):
+  if jnp.float32 not in (x.a.dtype, x.b.dtype) and not x.has_planes:
     return None
   return legal.planes_of(precision(options.precision))
 

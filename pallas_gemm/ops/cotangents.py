@@ -46,6 +46,7 @@ def transposed(spec: Spec, to_a: bool) -> Transposed:
   if not spec.ragged:
     last = target[-1:]
     ct_is_a = not last or last not in spec.out or last in other
+    ct_is_a |= w.has_planes  # which B alone has
     return Transposed(spec.out, other, target, ct_is_a, None, {})
   # The two kinds of grouped products are each other's derivatives.
   of = "a" if to_a else "b"

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from pallas_gemm.ops import scales
 from pallas_gemm.ops import spec as spec_lib
-from pallas_gemm.ops.spec import Operands, Spec, blocks_of
+from pallas_gemm.ops.spec import BESIDE, Operands, Spec, blocks_of
 
 Run = Callable[[Operands, Spec], Any]
 # Letters of a grouped product that are no batch dimension.
@@ -76,6 +76,8 @@ def grouped(run: Run, x: Operands, spec: Spec) -> list[jax.Array]:
     x, w = x._replace(scale_a=of_a[0]), w._replace(scale_a=of_a[1])
   words = w._replace(a=order_a, b=order_b, b_up=w.b_up and order_b)
   words = words._replace(bias=w.bias and "gn")
+  beside = [field for field in BESIDE if getattr(w, field)]
+  words = words._replace(**dict.fromkeys(beside, order_b))
   order = ["g", "m", "n", *map(blocks_of, "nk")]
   for field in scales.FIELDS.values():
     if (word := getattr(w, field)) is not None:
@@ -120,6 +122,11 @@ def dense(run: Run, x: Operands, spec: Spec) -> list[jax.Array]:
   b, b_up = _matrices(x.b, w.b, *of_b), None
   if x.b_up is not None:
     b_up = _matrices(x.b_up, w.b_up, *of_b)
+  beside = {
+    field: _matrices(v, w.b, *of_b)
+    for field in BESIDE
+    if (v := getattr(x, field)) is not None
+  }
   side, bias = _bias_side(w.bias, sides), None
   if side is not None:
     bias = x.bias.reshape(-1)
@@ -145,10 +152,10 @@ def dense(run: Run, x: Operands, spec: Spec) -> list[jax.Array]:
     None if c is None else "bmn",
     w.alpha,
     word_beta,
-  )._replace(**of_scales)
+  )._replace(**of_scales, **dict.fromkeys(beside, word_b))
   folded = dataclasses.replace(spec, words=words, out="bmn")
   operands = Operands(a, b, b_up, bias, c, x.alpha, beta)
-  outs = run(operands._replace(**folded_scales), folded)
+  outs = run(operands._replace(**folded_scales, **beside), folded)
   return [out.reshape(spec.shape(x)) for out in outs]
 
 

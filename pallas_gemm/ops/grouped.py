@@ -16,10 +16,10 @@ import numpy as np
 
 from pallas_gemm import dtypes, tuning
 from pallas_gemm.kernels import activations
-from pallas_gemm.ops import arguments, keywords, quantized, recipes
+from pallas_gemm.ops import arguments, keywords, planes, quantized, recipes
 from pallas_gemm.ops.arguments import Options, check
 from pallas_gemm.ops.product import product
-from pallas_gemm.ops.spec import Operands, Spec
+from pallas_gemm.ops.spec import BESIDE, Operands, Spec
 from pallas_gemm.ops.types import (
   ArrayLike,
   DTypeLike,
@@ -87,7 +87,7 @@ def ragged_dot(
 
   Args:
     lhs: [M, K]; or a `Quantized`, as for `matmul`.
-    rhs: [G, K, N]; or a `Quantized`.
+    rhs: [G, K, N]; or a `Quantized` or a `Split`.
     group_sizes: [G], integers; with `group_offset` [G or more].
     precision: as for `matmul`.
     preferred_element_type: the result's dtype, as of `jax.lax.ragged_dot`; by
@@ -159,7 +159,8 @@ def gated_ragged_dot(
 
   Args:
     x: [M, K]; or a `Quantized`.
-    w_gate, w_up: [G, K, N], of one shape and dtype; or each a `Quantized`.
+    w_gate, w_up: [G, K, N], of one shape and dtype; or each a `Quantized` or
+      a `Split`.
     group_sizes: [G], integers; with `group_offset` [G or more].
     activation: as for `matmul`.
     group_offset, precision, preferred_element_type: as for `ragged_dot`.
@@ -205,6 +206,7 @@ def _ragged_dot(
   x = Operands(*arguments.arrays(a, b, b_up, bias))
   group_sizes, group_offset = arguments.arrays(group_sizes, group_offset)
   names = arguments.OF_LAX if x.b_up is None else arguments.OF_GATED
+  x = planes.apart(names, x, planes.wanted(x, options))
   x = quantized.apart(names, x, options.quantize)
   stored = "[G, N, K]" if options.transpose_b else "[G, K, N]"
   arguments.check_numbers(names, x)
@@ -223,8 +225,9 @@ def _ragged_dot(
     bias = jnp.broadcast_to(bias.astype(wide), shape)
   x = x._replace(bias=bias)
   of_b = "gnk" if options.transpose_b else "gkn"
-  words = zip(("mk", of_b, of_b, "gn"), x)
-  words = Operands(*[None if v is None else word for word, v in words])
+  words = Operands("mk", of_b, of_b, "gn")
+  words = words._replace(**dict.fromkeys(BESIDE, of_b))
+  words = Operands(*[None if v is None else word for word, v in zip(words, x)])
   found, of_found = quantized.named(x, words._asdict(), "g")
   x, words = x._replace(**found), words._replace(**of_found)
   spec = arguments.spec_of(
@@ -244,7 +247,7 @@ def _ragged_dot(
 def _out_dtype(x: Operands, options: Options) -> Any:
   """What lax makes of the operands' dtype and the one that is wanted."""
   name, dtype = _OPTIONS["out_dtype"], x.a.dtype
-  if x.has_scales or x.a.dtype != x.b.dtype:
+  if x.has_scales or x.has_planes or x.a.dtype != x.b.dtype:
     return quantized.result_dtype(options.out_dtype, x, name)
   wanted = arguments.dtype_of(options.out_dtype, dtype, name)
   if wanted == dtype:

@@ -146,10 +146,12 @@ def _in_words(x: Operands, spec: Spec) -> str:
     "saved pre-activation": spec.save,
     "batch invariance": spec.batch_invariant,
     "scales": spec.words.has_scales,
+    "planes that are kept": x.has_planes,
   }
   extra = "".join(f" + {part}" for part, there in parts.items() if there)
   op, of = "matmul", f"batch {batch}"
-  of_both = " x ".join(dict.fromkeys((x.a.dtype.name, x.b.dtype.name)))
+  of_b = "float32" if x.has_planes else x.b.dtype.name
+  of_both = " x ".join(dict.fromkeys((x.a.dtype.name, of_b)))
   if spec.ragged:
     op, of = "ragged_dot", f"groups {groups} along {spec.ragged.upper()}"
   layout = "NT"[spec.transpose_a] + "NT"[spec.transpose_b]
@@ -162,7 +164,8 @@ def _in_words(x: Operands, spec: Spec) -> str:
 
 def _precision(x: Operands, spec: Spec) -> str:
   """In words; of float32 alone, which it changes the arithmetic of."""
-  if spec.precision is None or "float32" not in (x.a.dtype, x.b.dtype):
+  is_float32 = "float32" in (x.a.dtype, x.b.dtype) or x.has_planes
+  if spec.precision is None or not is_float32:
     return ""
   one = spec.precision
   pair = dict.fromkeys(one if type(one) is tuple else (one,))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from pallas_gemm import compat, tuning
 from pallas_gemm.kernels import activations
-from pallas_gemm.ops import arguments, keywords, quantized, recipes
+from pallas_gemm.ops import arguments, keywords, planes, quantized, recipes
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.arguments import Options
 from pallas_gemm.ops.factors import factor
@@ -77,7 +77,7 @@ def matmul(
     a: [..., M, K], or [K]: a row. Mixed dtypes are promoted, and batch
       dimensions broadcast, as by `jnp.matmul`. Or a `Quantized`: 8 bits and
       their scales; beside a wider operand it is multiplied out.
-    b: [..., K, N], or [K]: a column. Or a `Quantized`.
+    b: [..., K, N], or [K]: a column. Or a `Quantized` or a `Split`.
     bias: what broadcasts to the result: [N], [M, 1], a number; of a vector also
       [M, 1]. No wider than the accumulation. A kernel has [N] and [M, 1] for
       all of a batch; others cost what C costs.
@@ -191,7 +191,8 @@ def gated_matmul(
 
   Args:
     x: [..., M, K], or [K]; or a `Quantized`.
-    w_gate, w_up: [..., K, N], of one shape and dtype; or each a `Quantized`.
+    w_gate, w_up: [..., K, N], of one shape and dtype; or each a `Quantized`
+      or a `Split`.
     activation, out_dtype, precision, implementation: as for `matmul`.
     config, out_sharding, reduce_dtype, quantize: as for `matmul`.
 
@@ -221,6 +222,7 @@ def _matmul(options, generation, *operands):
   del generation  # a key: the config may be another one now
   x = Operands(*arguments.arrays(*operands))
   names = arguments.OF_MATMUL if x.b_up is None else arguments.OF_GATED
+  x = planes.apart(names, x, planes.wanted(x, options))
   x = quantized.apart(names, x, options.quantize)
   arguments.check_numbers(names, x)
   x = Operands(*arguments.in_one_memory(names, x))
@@ -287,7 +289,8 @@ def _named(names: Operands, x: Operands, options: Options, out_dtype: Any):
   x = x._replace(bias=bias, c=None if options.without_c else c)
   words, arrays = {"bias": of_bias, "alpha": "", "beta": ""}, x._asdict()
   whole = {}
-  for name, word in (("a", a), ("b", b), ("b_up", b)):
+  of_b = dict.fromkeys(("b", "b_up", *spec_lib.BESIDE), b)
+  for name, word in ({"a": a} | of_b).items():
     if (v := arrays[name]) is not None:
       whole[name] = letters[len(letters) - v.ndim + len(word) :] + word
       words[name], arrays[name] = _without_ones(v, word, letters, batch)

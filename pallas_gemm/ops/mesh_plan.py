@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from pallas_gemm.ops import scales
 from pallas_gemm.ops.scales import BLOCK
-from pallas_gemm.ops.spec import Operands, Spec, blocks_of, whole_of
+from pallas_gemm.ops.spec import BESIDE, Operands, Spec, blocks_of, whole_of
 
 Axes = tuple[str, ...]
 # The axes that each letter of an operand, or of the result, is sharded over.
@@ -109,7 +109,7 @@ def plan_of(
     if word is None:
       return None
     # What is applied to the sums has the parts that the result has.
-    of_product = name in scales.FIELDS or name in scales.FIELDS.values()
+    of_product = name in (*scales.FIELDS, *scales.FIELDS.values(), *BESIDE)
     parts = product if of_product else at
     return PartitionSpec(*[parts.get(c) or of_blocks(c) for c in word])
 

@@ -23,7 +23,7 @@ from pallas_gemm.ops import scales, sharding, sm90
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.cotangents import transposed
 from pallas_gemm.ops.implementations import HOPPER
-from pallas_gemm.ops.spec import Operands, Spec
+from pallas_gemm.ops.spec import BESIDE, Operands, Spec
 
 # One primitive under two objects: JAX tells the lowering of the second which
 # mesh its operands lie on, and then refuses meshes without devices, so it is
@@ -92,9 +92,8 @@ def _jvp(primals, tangents, *, spec: Spec):
   d_saved = [_d_preactivation(x, dx, saved[0], spec)]
   if spec.gated:
     w = spec.words
-    up = dataclasses.replace(spec, words=w._replace(b=w.b_up))
-    of_up = x._replace(b=x.b_up), dx._replace(b=dx.b_up)
-    d_saved.append(_d_preactivation(*of_up, saved[1], up))
+    up = dataclasses.replace(spec, words=w.of_up)
+    d_saved.append(_d_preactivation(x.of_up, dx.of_up, saved[1], up))
   _, d_out = jax.jvp(activation_of_saved(x, before), saved, d_saved)
   outs, d_outs = (
     [v.astype(out_dtype) for v in vs[: spec.outputs]]
@@ -106,6 +105,11 @@ def _jvp(primals, tangents, *, spec: Spec):
 def _check_differentiable(x: Operands, dx: Operands) -> None:
   """A cotangent of 8 bits would keep none of its digits, or be nothing."""
   operands = scales.FIELDS if x.a.dtype.itemsize == 1 else {}
+  if x.has_planes and any(getattr(dx, v) is not None for v in ("b", *BESIDE)):
+    raise TypeError(
+      "a product has no derivative by a Split; pass the array that it was made"
+      " of, or wrap it in jax.lax.stop_gradient"
+    )
   for name in (*operands, *scales.FIELDS.values()):
     if getattr(dx, name) is not None:
       raise TypeError(
@@ -118,11 +122,12 @@ def _check_differentiable(x: Operands, dx: Operands) -> None:
 def _d_preactivation(x: Operands, dx: Operands, out, spec: Spec) -> jax.Array:
   """The tangent of what the activation is applied to; `out` has its type."""
   w, wide, terms = spec.words, x.wide(spec.out_dtype), []
-  words = Operands(w.a, w.b, alpha=w.alpha, offsets=w.offsets)
+  words = Operands(w.a, w.b, alpha=w.alpha, offsets=w.offsets, **w.beside_b())
   alone = spec.product_alone(words)
+  rest = {"alpha": x.alpha, "offsets": x.offsets} | x.beside_b()
   for a, b in ((dx.a, x.b), (x.a, dx.b)):
     if a is not None and b is not None:
-      (z,) = product(Operands(a, b, alpha=x.alpha, offsets=x.offsets), alone)
+      (z,) = product(Operands(a, b, **rest), alone)
       if alone.out != spec.out:
         z = _spread(z, alone.out, out, spec, spec.out_dtype)
       terms.append(z)
@@ -257,7 +262,7 @@ def _transpose_by_vjp(cotangents, operands, spec: Spec):
 def _cotangent(ct, x: Operands, of_a: bool, aval, spec: Spec) -> jax.Array:
   """Of A (from B) or of B (from A)."""
   w, t = spec.words, transposed(spec, of_a)
-  other = x.b if of_a else x.a
+  other, beside = x.b if of_a else x.a, x.beside_b()
   alpha, word_alpha = x.alpha, w.alpha
   wide = Operands(other, other).wide(spec.out_dtype)
   if word_alpha:  # many factors, which may differ along what is summed over
@@ -266,14 +271,21 @@ def _cotangent(ct, x: Operands, of_a: bool, aval, spec: Spec) -> jax.Array:
   dtype = _dtype_of_factors(ct, aval, spec)
   names = spec.implementation
   spec = spec.product_alone(
-    Operands(*t.operands(t.ct, t.other), alpha=word_alpha),
+    Operands(*t.operands(t.ct, t.other), alpha=word_alpha)._replace(
+      **_words_of(beside, t.other)
+    ),
     implementation=names if dtype == aval.dtype else or_xla(names),
     out=t.out,
     out_dtype=aval.dtype,
     parts=aval.sharding.spec,
   )
   operands = t.operands(*_factors(ct, other, dtype, spec))
-  return product(Operands(*operands, alpha=alpha), spec)[0]
+  return product(Operands(*operands, alpha=alpha, **beside), spec)[0]
+
+
+def _words_of(planes: dict[str, Any], word: str) -> dict[str, str | None]:
+  """The letters of planes beside an operand, which has them too."""
+  return {field: None if v is None else word for field, v in planes.items()}
 
 
 def _dtype_of_factors(ct, aval, spec: Spec) -> Any:
@@ -305,7 +317,7 @@ def or_xla(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
 def _grouped_cotangent(ct, x: Operands, of_a: bool, aval, spec: Spec):
   """Of A (from B) or of B (from A), of a product with groups."""
   w, t = spec.words, transposed(spec, of_a)
-  other = x.b if of_a else x.a
+  other, beside = x.b if of_a else x.a, x.beside_b()
   dtype = _dtype_of_factors(ct, other, spec)
   tried = spec.implementation
   # Examples that share the target have a product each, and then a sum.
@@ -314,7 +326,9 @@ def _grouped_cotangent(ct, x: Operands, of_a: bool, aval, spec: Spec):
   of_out = spec.parts_of()
   wide = Operands(other, other).wide(aval.dtype)
   spec = spec.product_alone(
-    Operands(*t.operands(t.ct, t.other), offsets=w.offsets),
+    Operands(*t.operands(t.ct, t.other), offsets=w.offsets)._replace(
+      **_words_of(beside, t.other)
+    ),
     implementation=tried
     if dtype == aval.dtype or spec.in_planes
     else or_xla(tried),
@@ -324,7 +338,7 @@ def _grouped_cotangent(ct, x: Operands, of_a: bool, aval, spec: Spec):
     parts=PartitionSpec(*[of_out[c] for c in shared], *aval.sharding.spec),
   )
   operands = t.operands(*_factors(ct, other, dtype, spec))
-  (grad,) = product(Operands(*operands, offsets=x.offsets), spec)
+  (grad,) = product(Operands(*operands, offsets=x.offsets, **beside), spec)
   if not shared:
     return grad
   return jnp.sum(grad, range(len(shared))).astype(aval.dtype)
@@ -333,6 +347,8 @@ def _grouped_cotangent(ct, x: Operands, of_a: bool, aval, spec: Spec):
 def _jet(primals, series, *, spec: Spec):
   """Taylor series: of A @ B by Leibniz' rule, of the rest by JAX's rules."""
   x, terms = spec.named(primals), spec.named(series)
+  if x.has_planes:
+    raise TypeError("a Split has no Taylor series; pass the array")
   if not spec.has_epilogue:
     a, b = (x.a, *terms.a), (x.b, *terms.b)
     of = lambda a, b: product(x._replace(a=a, b=b), spec)[0]  # noqa: E731

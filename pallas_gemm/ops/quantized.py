@@ -1,5 +1,6 @@
 """Operands that know their scale, as users pass them to the ops."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -7,22 +8,25 @@ import jax.numpy as jnp
 
 from pallas_gemm import report
 from pallas_gemm.kernels.sm90 import legal
-from pallas_gemm.ops import arguments, scales
+from pallas_gemm.ops import arguments, planes, scales
 from pallas_gemm.ops.arguments import check
 from pallas_gemm.ops.scales import FIELDS
 from pallas_gemm.ops.spec import Operands
 from pallas_gemm.quantization import Quantized, Recipe, as_quantized
+from pallas_gemm.splitting import Split
 
 _BFLOAT16 = jax.ShapeDtypeStruct((), jnp.bfloat16)
 
 
 def operand(name: str, value: Any) -> Any:
-  """An array, or a `Quantized` of what is one; see `arguments.array`."""
+  """An array, a `Split`, or a `Quantized` of what is one."""
+  if isinstance(value, Split):
+    return value
   found = as_quantized(value, name)
   return arguments.array(name, value) if found is None else found
 
 
-def typed(a: Any, b: Any) -> tuple[Any, Any]:
+def typed(a: Any, b: Any) -> Sequence[Any]:
   """What the types of factors and activations follow from.
 
   Sums of `Quantized` are floating; JAX promotes no two 8-bit floats.
@@ -32,7 +36,10 @@ def typed(a: Any, b: Any) -> tuple[Any, Any]:
   )
   if is_mixed or isinstance(a, Quantized) or isinstance(b, Quantized):
     return _BFLOAT16, _BFLOAT16
-  return a, b
+  return [
+    jax.ShapeDtypeStruct((), v.dtype) if isinstance(v, Split) else v
+    for v in (a, b)
+  ]
 
 
 def apart(
@@ -46,6 +53,7 @@ def apart(
   Raises:
     TypeError: a `Quantized` beside 8 bits of another kind.
   """
+  x = planes.joined(names, x)
   found, there = {}, scales.multiplied(x)
   wide = [v.dtype for v in there.values() if v.dtype.itemsize > 1]
   of_recipe = {recipe.forward} if wide and isinstance(recipe, Recipe) else set()
@@ -102,6 +110,9 @@ def result_dtype(value: Any, x: Operands, name: str = "out_dtype") -> Any:
     x: the operands, values and scales apart, of promoted dtypes.
     name: of the argument.
   """
+  if x.has_planes:
+    float32 = jnp.dtype("float32")
+    return arguments.dtype_of(value, float32, name, like=float32)
   if not x.has_scales:
     dtype = max(x.a.dtype, x.b.dtype, key=lambda dtype: dtype.itemsize)
     return arguments.dtype_of(value, dtype, name, like=dtype)

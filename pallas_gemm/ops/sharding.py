@@ -147,6 +147,8 @@ def _scattered_first(
     return x, spec
   w, size, swapped = spec.words, spec.letters(x), x
   if first not in w.a:
+    if x.has_planes:  # which B alone has
+      return x, spec
     swapped, w = (
       v._replace(a=v.b, b=v.a, scale_a=v.scale_b, scale_b=v.scale_a)
       for v in (x, w)

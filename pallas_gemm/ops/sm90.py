@@ -22,7 +22,7 @@ SYMBOLIC = (
 def refuses(spec: Spec, x: Operands) -> str | None:
   """Why dtypes and precision alone keep it from ever taking the product."""
   pair, precision = (x.a.dtype.name, x.b.dtype.name), spec.precision
-  if "float32" in pair:
+  if "float32" in pair or x.has_planes:
     if not spec.in_planes:
       return (
         "float32 is XLA's, but at precision HIGHEST, BF16_BF16_F32_X3, _X6 or"
@@ -53,7 +53,9 @@ def chosen(x: Operands, spec: Spec) -> tuple[tuning.Config, str]:
       config=spec.config if isinstance(spec.config, tuning.Config) else None,
       batch_invariant=spec.batch_invariant,
       # XLA rounds what scales along K multiply, and see `xla` about int8.
-      xla_too=spec.implementation is None and not spec.words.has_scales,
+      # It would add planes up first.
+      xla_too=spec.implementation is None
+      and not (spec.words.has_scales or spec.words.has_planes),
     )
   )
   if first.how == "xla":
@@ -80,12 +82,14 @@ def run(x: Operands, spec: Spec) -> Sequence[jax.Array]:
     if _is_column(x, spec):
       x = _as_row(x, spec)
       numbers[:2] = numbers[1::-1]
-    how |= {"b_up": x.b_up, "bias": x.bias, "scales": Scales(*numbers)}
+    b = x.planes("b")
+    how["b_up"] = None if x.b_up is None else x.planes("b_up")
+    how |= {"bias": x.bias, "scales": Scales(*numbers)}
     if spec.ragged:
-      return launch.grouped(x.a, x.b, x.offsets, **how)
+      return launch.grouped(x.a, b, x.offsets, **how)
     for name, factor in (("alpha", x.alpha), ("beta", x.beta)):
       how[name] = 1.0 if factor is None else factor
-    outs = launch.dense(x.a, x.b, c=x.c, **how)
+    outs = launch.dense(x.a, b, c=x.c, **how)
   return [out.reshape(shape) for out in outs]
 
 
@@ -98,6 +102,7 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
   (dtype_a, planes_a), (dtype_b, planes_b) = (
     _in_planes(v.dtype.name, spec.precision) for v in (x.a, x.b)
   )
+  planes_b = max(planes_b, len(x.planes("b")))
   problem = tuning.Problem.flat(
     **sizes._asdict(),
     dtype=dtype_a,
@@ -196,7 +201,9 @@ def _is_column(x: Operands, spec: Spec) -> bool:
   """
   if spec.ragged or spec.gated or spec.batch_invariant:
     return False
-  if scales.has_blocks(spec.words):  # which A and B have of their own kinds
+  if x.has_planes or scales.has_blocks(
+    spec.words
+  ):  # which A and B have of their own kinds
     return False
   _, m, n, _, _ = spec.sizes(x)
   return n == 1 and m > 1

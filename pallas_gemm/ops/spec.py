@@ -25,6 +25,9 @@ LETTERS = "acdefhijlpqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" + "".join(
 )
 # From a letter to that of its blocks, of 128 indices each, that scales have.
 _TO_BLOCKS = 0x10000
+# The fields of a B, and of the smaller planes that it may have beside it.
+PLANES = {"b": ("b_2", "b_3"), "b_up": ("up_2", "up_3")}
+BESIDE = *PLANES["b"], *PLANES["b_up"]
 
 
 class Operands(NamedTuple):
@@ -41,6 +44,10 @@ class Operands(NamedTuple):
   scale_a: Any = None
   scale_b: Any = None
   scale_up: Any = None
+  b_2: Any = None
+  b_3: Any = None
+  up_2: Any = None
+  up_3: Any = None
 
   def present(self) -> list[Any]:
     """Those that are not None, in order."""
@@ -55,6 +62,25 @@ class Operands(NamedTuple):
   def has_scales(self) -> bool:
     """Whether an operand has one."""
     return any(scale is not None for scale in self.scales)
+
+  @property
+  def has_planes(self) -> bool:
+    """Whether each B is a sum of planes, of which it is the largest."""
+    return self.b_2 is not None
+
+  def planes(self, field: str) -> list[Any]:
+    """Those of a B, the largest first; or it alone."""
+    fields = field, *PLANES[field]
+    return [v for x in fields if (v := getattr(self, x)) is not None]
+
+  def beside_b(self) -> dict[str, Any]:
+    """The smaller planes of B, by field."""
+    return {x: getattr(self, x) for x in PLANES["b"]}
+
+  @property
+  def of_up(self) -> "Operands":
+    """With B_up in place of B."""
+    return self._replace(b=self.b_up, b_2=self.up_2, b_3=self.up_3)
 
   def wide(self, out_dtype: Any) -> Any:
     """The dtype of sums and epilogue."""
@@ -231,20 +257,19 @@ class Spec:
   ) -> Iterator[tuple[Operands, "Spec"]]:
     """A @ B alone and, if gated, A @ B_up."""
 
-    def one(v: Operands, b: Any, scale: Any) -> Operands:
-      return Operands(
-        v.a, b, offsets=v.offsets, scale_a=v.scale_a, scale_b=scale
-      )
+    def one(v: Operands, scale: Any) -> Operands:
+      found = Operands(v.a, v.b, offsets=v.offsets, **v.beside_b())
+      return found._replace(scale_a=v.scale_a, scale_b=scale)
 
     w = self.words
     yield (
-      one(x, x.b, x.scale_b),
-      self.product_alone(one(w, w.b, w.scale_b), **changes),
+      one(x, x.scale_b),
+      self.product_alone(one(w, w.scale_b), **changes),
     )
     if self.gated:
       yield (
-        one(x, x.b_up, x.scale_up),
-        self.product_alone(one(w, w.b_up, w.scale_up), **changes),
+        one(x.of_up, x.scale_up),
+        self.product_alone(one(w.of_up, w.scale_up), **changes),
       )
 
 

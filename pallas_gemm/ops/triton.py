@@ -20,6 +20,7 @@ def refuses(spec: Spec, x: Operands) -> str | None:
     {
       "no activation or gate": spec.activation is None,
       "no bias": spec.words.bias is None,
+      "no Split": not x.has_planes,
       "one dtype": dtypes == {jnp.dtype(spec.out_dtype)},
     }
   )

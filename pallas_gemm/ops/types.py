@@ -9,9 +9,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pallas_gemm import tuning
 from pallas_gemm.kernels import triton_config
 from pallas_gemm.quantization import Quantized
+from pallas_gemm.splitting import Split
 
 type ArrayLike = jax.typing.ArrayLike
-type Operand = ArrayLike | Quantized
+type Operand = ArrayLike | Quantized | Split
 type DTypeLike = jax.typing.DTypeLike
 type PrecisionLike = jax.lax.PrecisionLike
 type Sharding = NamedSharding | PartitionSpec

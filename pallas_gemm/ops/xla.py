@@ -13,7 +13,8 @@ from pallas_gemm import compat, dtypes, report
 from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.ops import scales, xla_groups
 from pallas_gemm.ops import spec as spec_lib
-from pallas_gemm.ops.spec import Operands, Spec, whole_of
+from pallas_gemm.ops.spec import BESIDE, PLANES, Operands, Spec, whole_of
+from pallas_gemm.splitting import Split
 
 _MOST_ROLLED = 2**31 - 1
 # Elements of a vector of 8 bits.
@@ -58,6 +59,7 @@ def run(
   zeros where the row is not in the group: a NaN or an infinity in B of one
   group reaches the rows of others.
   """
+  x, spec = _without_planes(x, spec)
   narrow = jnp.dtype(spec.out_dtype)
   if on_cpu.value and legal.multiplies_all_pairs(spec.precision):
     # XLA has no such products on CPUs; this is as exact.
@@ -81,6 +83,20 @@ def run(
   if alone and (not spec.ragged or isinstance(spec.config, xla_groups.Tiles)):
     return sums  # the loop leaves zeros outside of the groups
   return spec_lib.epilogue(sums, x, spec)
+
+
+def _without_planes(x: Operands, spec: Spec) -> tuple[Operands, Spec]:
+  """The product of float32 that the planes of each B add up to."""
+  if not x.has_planes:
+    return x, spec
+  none = dict.fromkeys(BESIDE)
+  joined = {
+    field: Split(tuple(x.planes(field))).joined()
+    for field in PLANES
+    if getattr(x, field) is not None
+  }
+  words = spec.words._replace(**none)
+  return x._replace(**joined, **none), dataclasses.replace(spec, words=words)
 
 
 def _as_xla_multiplies(x: Operands, spec: Spec) -> tuple[Operands, Spec]:

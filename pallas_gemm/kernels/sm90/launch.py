@@ -51,7 +51,6 @@ JAX's `hopper_matmul_mgpu` (idiom in Mosaic GPU).
 
 from collections.abc import Callable, Sequence
 import functools
-import itertools
 
 import jax
 from jax import lax
@@ -75,17 +74,19 @@ from pallas_gemm.kernels.sm90.scales import (
 )
 from pallas_gemm.problem import Problem
 
+# A matrix, or the planes of one.
+type Operand = jax.Array | Sequence[jax.Array]
 # A function of float32, elementwise.
 Activation = Callable[[jax.Array], jax.Array]
 
 
 def dense(
   a: jax.Array,
-  b: jax.Array,
+  b: Operand,
   *,
   problem: Problem,
   config: Config,
-  b_up: jax.Array | None = None,
+  b_up: Operand | None = None,
   bias: jax.Array | None = None,
   c: jax.Array | None = None,
   alpha: float | jax.Array = 1.0,
@@ -97,7 +98,8 @@ def dense(
 
   Args:
     a: [batch or 1, M, K], stored [.., K, M] unless `problem.a.k_last`.
-    b: [batch or 1, K, N], stored [.., N, K] if `problem.b.k_last`.
+    b: [batch or 1, K, N], stored [.., N, K] if `problem.b.k_last`; or its
+      planes.
     problem: what is computed; must describe the arguments.
     config: how; one that `legal.reason` does not refuse.
     b_up: the second B of a gated product.
@@ -131,8 +133,8 @@ def dense(
   stored = [x for x in (a, b, b_up) if x is not None]
   is_a, is_b = plan.tiling.transposed
   a, *b = (
-    jnp.swapaxes(x, 1, 2) if is_transposed else x
-    for x, is_transposed in zip(stored, (is_a, is_b, is_b))
+    [jnp.swapaxes(v, 1, 2) if swaps else v for v in planes.listed(x)]
+    for x, swaps in zip(stored, (is_a, is_b, is_b))
   )
   operands = Arguments(
     tables=(),
@@ -163,12 +165,12 @@ def dense(
 
 def grouped(
   a: jax.Array,
-  b: jax.Array,
+  b: Operand,
   offsets: jax.Array,
   *,
   problem: Problem,
   config: Config,
-  b_up: jax.Array | None = None,
+  b_up: Operand | None = None,
   bias: jax.Array | None = None,
   activation: Activation | None = None,
   scales: Scales = NO_SCALES,
@@ -178,7 +180,7 @@ def grouped(
   Args:
     a: [M, K]; of groups along K stored [K, M], of 8 bits [M, K].
     b: [groups, K, N], stored [groups, N, K] if `problem.b.k_last`; of groups
-      along K [K, N], of 8 bits stored [N, K].
+      along K [K, N], of 8 bits stored [N, K]; or its planes.
     offsets: int32 [groups + 1], nondecreasing, within the rows of `a`: group g
       is rows offsets[g] to offsets[g + 1]. Of groups along K of 8 bits, all
       are multiples of 128, and what a group has less rows than that is zeros.
@@ -196,12 +198,12 @@ def grouped(
   """
   plan = Plan.of(problem, config)
   p, (a_shape, b_shape) = plan.problem, plan.matrices.operand_paddings
-  b = [x for x in (b, b_up) if x is not None]
+  stored = [planes.listed(x) for x in (b, b_up) if x is not None]
   if plan.tiling.transposed[1]:
-    b = [jnp.swapaxes(x, 1, 2) for x in b]
+    stored = [[jnp.swapaxes(v, 1, 2) for v in x] for x in stored]
   a = planes.split(_padded(a, a_shape), p.a.planes)
-  padded = [planes.split(_padded(x, b_shape), p.b.planes) for x in b]
-  b = list(itertools.chain(*padded))
+  padded = [[_padded(v, b_shape) for v in x] for x in stored]
+  b = [v for x in padded for v in planes.made(x, p.b.planes)]
   made, k_tails = tables.make(plan, offsets, (*a, *b))
   b_last = [_last_slab(x, plan) for x in b if plan.matrices.b_last_apart]
   if plan.loader.operands[1]:
@@ -240,17 +242,17 @@ def _read_factor(factor: float | jax.Array) -> jax.Array | None:
 
 
 def _operand(
-  plan: Plan, x: jax.Array, shape: tuple[int, int], side: int
+  plan: Plan, x: list[jax.Array], shape: tuple[int, int], side: int
 ) -> list[jax.Array]:
   """The planes of A, or of a B, as the kernel reads them."""
   p, cfg = plan.problem, plan.config
   operand, block = ((p.a, cfg.block_m), (p.b, cfg.block_n))[side]
-  x = _matrices(x, shape, operand.batched)
+  x = [_matrices(v, shape, operand.batched) for v in x]
   if not plan.loader.operands[side]:
-    return planes.split(x, operand.planes)
+    return planes.made(x, operand.planes)
   k = plan.tiling.slabs * cfg.split_k * cfg.cluster_k * cfg.block_k - p.k
   rows, columns = (block, k) if operand.k_last else (k, block)
-  return [_read_past_rows(x, columns, rows)]
+  return [_read_past_rows(v, columns, rows) for v in x]
 
 
 def _read_past_rows(x: jax.Array, columns: int, rows: int = 0) -> jax.Array:

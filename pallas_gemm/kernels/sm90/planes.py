@@ -8,12 +8,24 @@ Source: G. Henry, P. T. P. Tang, A. Heinecke, *Leveraging the bfloat16
 Artificial Intelligence Datatype For Higher-Precision Computations*, 2019.
 """
 
+from collections.abc import Sequence
+
 import jax
 from jax import lax
 import jax.numpy as jnp
 
 # Bits of a float32 that its largest plane has, were it cut.
 _CUT = 0xFFFF0000
+
+
+def listed(x: jax.Array | Sequence[jax.Array]) -> list[jax.Array]:
+  """An operand, or its planes, which the user keeps."""
+  return [x] if isinstance(x, jax.Array) else [*x]
+
+
+def made(x: Sequence[jax.Array], count: int) -> list[jax.Array]:
+  """The planes of an operand; those that there are."""
+  return split(x[0], count) if len(x) == 1 else [*x]
 
 
 def split(x: jax.Array, count: int) -> list[jax.Array]:
