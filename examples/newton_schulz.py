@@ -1,11 +1,11 @@
 """The inverse square root of a matrix in float32, as Shampoo needs it.
 
   python -m examples.newton_schulz
-  python -m examples.newton_schulz --size=4096 --implementation=sm90
+  python -m examples.newton_schulz --size=4096 --implementation=xla
 
 Coupled Newton-Schulz steps are products alone. At `precision="highest"` they
-are as accurate as float32 is; on a Hopper GPU `--implementation=sm90` has them
-computed by tensor cores, in planes of bfloat16.
+are as accurate as float32 is. On a Hopper GPU tensor cores compute them, in
+planes of bfloat16; `--implementation=xla` has CUDA cores do it.
 
 The program prints how far z a z is off the identity after each step, which
 shrinks until float32 ends it, and fails if it ends above that.

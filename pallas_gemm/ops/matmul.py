@@ -57,9 +57,9 @@ def matmul(
 ) -> jax.Array:
   """activation(alpha * A @ B + beta * C + bias), in one kernel where possible.
 
-  Products of bfloat16, float16, 8-bit floats or int8 run on the Hopper kernel
-  on GPUs of compute capability 9.0, everything else is XLA's; `explain` tells
-  which, and why. It works under all of JAX's transformations and on meshes,
+  Products of bfloat16, float16, 8-bit floats or int8, and of float32 at
+  HIGHEST, run on the Hopper kernel on GPUs of compute capability 9.0,
+  everything else is XLA's; `explain` tells which, and why. It works under all of JAX's transformations and on meshes,
   where results and their shardings are those of `jnp.matmul`. The same inputs
   give the same bits. As in BLAS, nothing is read that has the number 0 as its
   factor (an array may hold any). See docs/ops for more.
@@ -91,7 +91,9 @@ def matmul(
       and read in place.
     out_dtype: of the result; by default the operands', of `Quantized` ones
       bfloat16.
-    precision: as of `jnp.matmul`; all `lax.Precision` are alike to 16 bits.
+    precision: as of `jnp.matmul`; all `lax.Precision` are alike to 16 bits. At
+      HIGHEST the kernel multiplies float32 in three bfloat16 planes, and is
+      more accurate than a float32 sum in order; see docs/ops/float32.
       `DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM` leaves sums of 8-bit
       floats to the tensor cores, which keep about 13 bits of them.
     implementation: "sm90", "triton", "xla" or a sequence of them, tried in this
@@ -114,7 +116,7 @@ def matmul(
 
   Raises:
     TypeError, ValueError: an argument is wrong; the message names it. Also of a
-      derivative by operands of 8 bits or their scales.
+      derivative by operands of 8 bits, their scales, or a `Split`.
     NotImplementedError: none of `implementation` takes the product; the
       message has the reason of each. Or `out_sharding` is unreduced.
 
