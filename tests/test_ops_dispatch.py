@@ -107,7 +107,7 @@ def test_sm90_refuses_other_dtypes_and_gpus():
   f = lambda a, b: pallas_gemm.matmul(a, b, implementation="sm90")  # noqa: E731
   for dtype, reason in (
     ("int16", "sm90: operands must be bfloat16 or float16"),
-    ("float32", "sm90: float32 is XLA's, but at precision HIGHEST"),
+    ("float32", "sm90: float32 is XLA's except at precision HIGHEST"),
   ):
     with pytest.raises(NotImplementedError, match=reason):
       f(A.astype(dtype), B.astype(dtype))

@@ -25,7 +25,7 @@ def refuses(spec: Spec, x: Operands) -> str | None:
   if "float32" in pair or x.has_planes:
     if not spec.in_planes:
       return (
-        "float32 is XLA's, but at precision HIGHEST, BF16_BF16_F32_X3, _X6 or"
+        "float32 is XLA's except at precision HIGHEST, BF16_BF16_F32_X3, _X6 or"
         f" _X9, got precision {precision}"
       )
     pair = ("bfloat16" if dtype == "float32" else dtype for dtype in pair)
