@@ -192,9 +192,10 @@ class Grouped(case_lib.Case):
     }[self.pass_]
     sizes = np.full(self.groups, self.m // self.groups, np.int32)
     a, b = (draw(i, shape) for i, shape in enumerate(shapes))
-    return {"a": a, "b": b, "sizes": jnp.asarray(sizes)}
+    split = {} if self.pass_ == "dw" else {"w": pallas_gemm.split(b)}
+    return {"a": a, "b": b, "sizes": jnp.asarray(sizes)} | split
 
-  def op(self, a: Any, b: Any, sizes: Any) -> jax.Array:
+  def op(self, a: Any, b: Any, sizes: Any, w: Any = None) -> jax.Array:
     """By this package."""
     how: dict[str, Any] = {"precision": "highest"}
     if self.pass_ == "dw":
@@ -202,7 +203,11 @@ class Grouped(case_lib.Case):
     how |= {"transpose_rhs": self.pass_ == "dx"}
     return pallas_gemm.ragged_dot(a, b, sizes, **how)
 
-  def dots(self, a: Any, b: Any, sizes: Any) -> jax.Array:
+  def kept(self, a: Any, b: Any, sizes: Any, w: Any) -> jax.Array:
+    """The same, with planes of B that are kept."""
+    return self.op(a, w, sizes)
+
+  def dots(self, a: Any, b: Any, sizes: Any, w: Any = None) -> jax.Array:
     """A product of XLA's for each group, of a size that it knows."""
     del sizes
     of_rows = a.reshape(self.groups, -1, a.shape[-1])
@@ -216,6 +221,7 @@ class Grouped(case_lib.Case):
   def arms(self, implementation: str | None = None) -> dict[str, Arm]:
     del implementation
     found = {case_lib.OURS: self.op, _DOTS: self.dots}
+    found |= {} if self.pass_ == "dw" else {_KEPT: self.kept}
     return {name: only(jax.jit(fn)) for name, fn in found.items()}
 
   def flops(self, seed: int = 0) -> int:

@@ -39,7 +39,7 @@ def test_every_arm_is_lowered_for_a_gpu():
       for name, arm in case.arms().items():
         traced = arm()[0].fn.trace(**operands)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
-        assert ("mosaic_gpu" in text) == (name == "pallas_gemm")
+        assert ("mosaic_gpu" in text) == name.startswith("pallas_gemm")
 
 
 def test_a_layers_derivatives_are_xlas():

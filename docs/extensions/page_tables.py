@@ -124,10 +124,11 @@ def float32(gpu: str) -> str:
   for row in rows:
     if row["suite"] not in ("dense", "grouped", "layer"):
       continue
-    ours, theirs, *more = (x["ms_median"] for x in row["arms"].values())
+    ms = {arm: x["ms_median"] for arm, x in row["arms"].items()}
+    ours, theirs, *_ = ms.values()
+    x6, kept = ms.get("xla x6"), ms.get("pallas_gemm, B split")
     tflops = row["arms"]["pallas_gemm"]["tflops"]
     cells.append([_product(row), row["epilogue"], f"{tflops:.0f}"])
-    x6, kept = (*more, None, None)[:2]
     for one, other in ((theirs, ours), (x6, ours), (theirs, kept)):
       gain = tables.factor(one / other) if one and other else tables.EMPTY
       cells[-1].append(gain)
