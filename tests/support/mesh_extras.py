@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pallas_gemm
+from pallas_gemm import split
 from tests.support import mesh_calls, mesh_checks, ops, ragged, stand_in
 from tests.support.mesh_calls import AUTO, EXPLICIT
 from tests.support.mesh_cases import SIZES
@@ -96,6 +97,28 @@ def _scan(arm, op, remat, mode):
   specs = P("x", None), P(*[None] * (2 + len(groups)), "y")
   both = layers(ours, arm.how), layers(plain, {})
   _compare(arm, mode, *both, args, specs, typed=not grouped)
+
+
+@register(
+  "planes of w, sharded along {along} | {mode}",
+  along=("n", "k", "g"),
+  mode=_MODES,
+)
+def _kept_planes(arm, along, mode):
+  """Planes of a weight are sharded, gathered and added up as it is."""
+  how = {"precision": "highest"}
+  ours, plain = ops.dense, ops.plain
+  args, specs = (normal(32, 16), normal(16, 24)), (P("x", None), P(None, "y"))
+  if along == "k":
+    specs = P("y", None), P("x", None)
+  if along == "g":
+    ours, plain = _ragged_dot, _plain_ragged_dot
+    args, specs = _GROUPED[:2], (P(), P("x", None, None))
+  both = (
+    lambda x, w: _gradients(lambda x: ours(x, split(w), **how), 1)(x),
+    lambda x, w: _gradients(lambda x: plain(x, w), 1)(x),
+  )
+  _compare(arm, mode, *both, args, specs, typed=along != "g")
 
 
 @register(
