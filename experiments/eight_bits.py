@@ -329,10 +329,8 @@ class Layer(case_lib.Case):
     return 0
 
   def check(self, results, operands, seed: int = 0) -> numerics.Check:
-    """Not judged: 8 bits are what is asked for; NaN fails."""
-    (found,) = results
-    finite = all(bool(jnp.isfinite(x).all()) for x in found.values())
-    return numerics.Check(finite, 0.0, 0.0, 0.0, len(found))
+    """Not judged: 8 bits are what is asked for."""
+    return suites.finite(results)
 
 
 def cases(chosen: Sequence[str], seed: int = 0) -> Iterator[case_lib.Case]:

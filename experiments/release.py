@@ -84,6 +84,7 @@ eight-bits-2 eight_bits 240 eight_bits --suites=stored,small
 eight-bits-3 eight_bits 200 eight_bits --suites=grouped,layer,errors
 float32-1 float32 300 float32 --suites=dense,layer,grouped,errors
 float32-2 float32 240 float32 --suites=unseen --seed={0}
+float32-3 float32 240 float32 --suites=sizes
 latency dense 60 dense --suite=latency
 """
 

@@ -334,3 +334,15 @@ def test_a_rung_that_was_never_run():
   assert rung_tables.traffic("13") == "Not counted yet."
   assert "Not measured yet" in rung_tables.counters("13")
   assert "Not measured yet" in rung_tables.steps("12 13")
+
+
+def test_a_layer_of_float32_has_a_row(monkeypatch):
+  """Though it has no layout, as products have."""
+  sizes, arms = {"m": 4, "n": 8, "k": 2}, {"pallas_gemm": 1.0, "xla": 3.0}
+  row = sizes | {"dtype": "float32", "epilogue": "HIGHEST"}
+  row["arms"] = {x: {"ms_median": ms, "tflops": 1} for x, ms in arms.items()}
+  rows = [row | {"suite": "layer"}, row | {"suite": "unseen"}]
+  monkeypatch.setattr(page_tables.results, "read", lambda *_: rows)
+  table = page_tables.float32("h100")
+  assert "MLP of 4x8x2, forward and backward | HIGHEST | 1 | 3.000x" in table
+  assert "1 drawn products at HIGHEST have 3.000x" in table

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from experiments.harness import compiled as compiled_lib
+from tests.support import machine_code
 from tests.support.eight_bit_cases import BLOCKS, FAST, LINES, SCALED, TENSORS
 
 pytestmark = pytest.mark.aot
@@ -202,16 +202,7 @@ def test_instructions(name):
   """No spills, and no wgmma that waits for the one before it."""
   fields, config, activation, sums = EXAMPLES[name]
   problem = dict.fromkeys("mnk", 4096) | {"transpose_b": True} | fields
-  support = "ragged_kernels" if "ragged" in problem else "dense"
-  compiled = compiled_lib.compile_example(
-    f"tests.support.{support}:named_example",
-    problem=problem,
-    config=config,
-    activation=activation,
-  )
-  assert (compiled.spill_bytes, compiled.stack_bytes) == (0, 0)
-  assert compiled.warnings == ()
-  sass = compiled.only("sm90").sass
+  sass = machine_code.of_example(problem, config, activation)
   of = {"float8_e4m3fn": "E4M3", "float8_e5m2": "E5M2", "int8": "S8"}
   kinds = f"{of[problem['dtype']]}.{of[problem['dtype_b']]}"
   kinds = kinds if kinds == "S8.S8" else f"F32.{kinds}"

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from experiments.harness import compiled as compiled_lib
+from tests.support import machine_code
 from tests.support.plane_cases import BF16, OF_A, OF_B, X3, X6, X9
 
 pytestmark = pytest.mark.aot
@@ -48,16 +48,7 @@ def test_instructions(name):
   """No spills, and no wgmma that waits for the one before it."""
   fields, config, activation, columns = EXAMPLES[name]
   problem = dict.fromkeys("mnk", 4096) | {"dtype": "bfloat16"} | fields
-  support = "ragged_kernels" if "ragged" in problem else "dense"
-  compiled = compiled_lib.compile_example(
-    f"tests.support.{support}:named_example",
-    problem=problem,
-    config=config,
-    activation=activation,
-  )
-  assert (compiled.spill_bytes, compiled.stack_bytes) == (0, 0)
-  assert compiled.warnings == ()
-  sass = compiled.only("sm90").sass
+  sass = machine_code.of_example(problem, config, activation)
   (found,) = set(re.findall(r"HGMMA\.(\S+)", sass))
   assert found == f"64x{columns}x16.F32.BF16"
   # What small products add up to is read while the large ones run.

@@ -114,6 +114,8 @@ def _product(row: dict[str, Any]) -> str:
   name = f"{row['m']}x{row['n']}x{row['k']}"
   if row.get("groups"):
     return f"{name} in {row['groups']}, {row['pass']}"
+  if row["suite"] == "layer":
+    return f"MLP of {name}, forward and backward"
   usual = "NN" if row["dtype"] == "float32" else "NT"
   return name + (f" {row['layout']}" if row["layout"] != usual else "")
 

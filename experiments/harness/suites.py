@@ -5,11 +5,13 @@ import functools
 import itertools
 from typing import Any
 
+import jax.numpy as jnp
+
 from experiments.harness import case as case_lib
 from experiments.harness import cli, sum_errors, tables
 from experiments.harness import run as run_lib
 from experiments.harness import session as session_lib
-from pallas_gemm import compat
+from pallas_gemm import compat, numerics
 
 # Are compiled together; an interrupted run has rows of those before.
 _AT_A_TIME = 4
@@ -50,6 +52,13 @@ def measure(
       row = functools.partial(sum_errors.row, bench, case)
       session.case(case.name, row, sum_errors.parts)
   return session.finish()
+
+
+def finite(results: Sequence[dict[str, Any]]) -> numerics.Check:
+  """Of a layer's derivatives, by name, which no bound is known of: no NaN."""
+  (found,) = results
+  passed = all(bool(jnp.isfinite(x).all()) for x in found.values())
+  return numerics.Check(passed, 0.0, 0.0, 0.0, len(found))
 
 
 def parts(row: dict[str, Any]) -> list[str]:

@@ -24,7 +24,8 @@ Constants are those of the GPU (`constants`), fitted to times measured there;
 one of which there are none is predicted with its own sizes and rates, and the
 efficiency of the nearest. None are fitted to operands of 8 bits: these have the
 constants of 16 bits, and additions to totals that nothing hides. So have those
-in planes, of which each pair is multiplied, and which a copy makes.
+in planes, of which each pair is multiplied, and which a copy makes, and two
+constants of their own.
 """
 
 from collections.abc import Callable, Iterable, Iterator
