@@ -262,7 +262,7 @@ def _transpose_by_vjp(cotangents, operands, spec: Spec):
 def _cotangent(ct, x: Operands, of_a: bool, aval, spec: Spec) -> jax.Array:
   """Of A (from B) or of B (from A)."""
   w, t = spec.words, transposed(spec, of_a)
-  other, beside = x.b if of_a else x.a, x.beside_b()
+  other, beside = (x.b, x.beside_b()) if of_a else (x.a, {})
   alpha, word_alpha = x.alpha, w.alpha
   wide = Operands(other, other).wide(spec.out_dtype)
   if word_alpha:  # many factors, which may differ along what is summed over
@@ -317,7 +317,7 @@ def or_xla(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
 def _grouped_cotangent(ct, x: Operands, of_a: bool, aval, spec: Spec):
   """Of A (from B) or of B (from A), of a product with groups."""
   w, t = spec.words, transposed(spec, of_a)
-  other, beside = x.b if of_a else x.a, x.beside_b()
+  other, beside = (x.b, x.beside_b()) if of_a else (x.a, {})
   dtype = _dtype_of_factors(ct, other, spec)
   tried = spec.implementation
   # Examples that share the target have a product each, and then a sum.

@@ -201,9 +201,8 @@ def _is_column(x: Operands, spec: Spec) -> bool:
   """
   if spec.ragged or spec.gated or spec.batch_invariant:
     return False
-  if x.has_planes or scales.has_blocks(
-    spec.words
-  ):  # which A and B have of their own kinds
+  # Which A and B have of their own kinds.
+  if x.has_planes or scales.has_blocks(spec.words):
     return False
   _, m, n, _, _ = spec.sizes(x)
   return n == 1 and m > 1
