@@ -301,7 +301,8 @@ class Layer(case_lib.Case):
   def arms(self, implementation: str | None = None) -> dict[str, Arm]:
     def grads(forward):
       def run(y, **x):
-        return jax.vjp(forward, x)[1](y)
+        out, transposed = jax.vjp(forward, x)
+        return out, transposed(y)
 
       return only(jax.jit(run))
 

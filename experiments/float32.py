@@ -9,7 +9,8 @@
   sizes    smaller and narrower ones, by the kernel where XLA is chosen, too:
            what tuning/constants knows of XLA's product is held to these
   grouped  products of groups of rows, and sums over the rows of each group
-  layer    forward and backward passes of an MLP of two layers
+  layer    forward and backward passes of an MLP of two layers; a step of
+           Newton and Schulz for an inverse square root
   errors   of the sums, relative to float64's
 
 What makes planes of the operands is counted, but in arms of which B is split
@@ -33,6 +34,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from examples import newton_schulz
 from experiments.harness import case as case_lib
 from experiments.harness import cli, inputs, suites
 from experiments.harness import sum_errors as errors
@@ -293,7 +295,11 @@ class Layer(case_lib.Case):
         hidden = matmul(x["x"], x["up"], activation=jax.nn.gelu)
         return matmul(hidden, x["down"], activation=None)
 
-      return only(jax.jit(lambda y, **x: jax.vjp(forward, x)[1](y)))
+      def run(y, **x):
+        out, transposed = jax.vjp(forward, x)
+        return out, transposed(y)
+
+      return only(jax.jit(run))
 
     def plain(a, b, activation):
       z = jnp.dot(a, b, precision="highest")
@@ -311,6 +317,31 @@ class Layer(case_lib.Case):
   def check(self, results, operands, seed: int = 0) -> numerics.Check:
     """Not judged, the products alone are."""
     return suites.finite(results)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step(Layer):
+  """A step of examples/newton_schulz.py: three products of square matrices."""
+
+  def fields(self) -> dict[str, Any]:
+    return super().fields() | {"kernel": "newton_schulz"}
+
+  def draw(self, seed: int) -> dict[str, Any]:
+    draw = functools.partial(inputs.normal, seed, dtype="float32")
+    return {x: draw(i, (self.n, self.n)) for i, x in enumerate("yz")}
+
+  def arms(self, implementation: str | None = None) -> dict[str, Arm]:
+    del implementation
+    arms = {case_lib.OURS: None, "jnp.dot": "xla"}
+    return {
+      name: only(
+        jax.jit(functools.partial(newton_schulz.step, implementation=x))
+      )
+      for name, x in arms.items()
+    }
+
+  def flops(self, seed: int = 0) -> int:
+    return 6 * self.m * self.n * self.k
 
 
 def drawn(seed: int, count: int) -> list[tuple[int, int, int]]:
@@ -365,6 +396,7 @@ def cases(chosen: Sequence[str], seed: int) -> Iterator[case_lib.Case]:
         yield Grouped(*shape, pass_)
   if "layer" in chosen:
     yield Layer(4096, 8192, 4096)
+    yield Step(*LARGE[1])
 
 
 def main(argv: Sequence[str]) -> int:

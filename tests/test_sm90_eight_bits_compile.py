@@ -121,15 +121,22 @@ EXAMPLES = {
   "groups": (ROWS | E4M3 | SCALED, SQUARE | {"stages": 5}, None, "64x128"),
   "groups_wide": (ROWS | E4M3 | SCALED, WIDE, None, "64x192"),
   "groups_tall": (ROWS | E4M3 | SCALED, TALL, None, "64x128"),
-  "blocks": (E4M3 | BLOCKS, SQUARE | {"cluster_n": 2}, None, "64x128"),
+  "blocks": (
+    E4M3 | BLOCKS, SQUARE | {"cluster_n": 2, "stages": 5}, None, "64x128"
+  ),
   "blocks_tall": (E4M3 | BLOCKS, TALL, None, "64x128"),
   "blocks_fused": (
-    E4M3 | BLOCKS | FUSED, SQUARE | {"stages": 5}, "gelu", "64x128"
+    E4M3 | BLOCKS | FUSED, SQUARE | {"stages": 4}, "gelu", "64x128"
   ),
   "blocks_gated": (
-    E4M3 | BLOCKS | {"gated": True}, SQUARE | {"block_n": 64}, "silu", "64x64"
+    E4M3 | BLOCKS | {"gated": True},
+    SQUARE | {"block_n": 64, "stages": 5},
+    "silu",
+    "64x64",
   ),
-  "blocks_of_int8": (INT8 | BLOCKS, SQUARE, None, "64x128"),
+  "blocks_of_int8": (
+    INT8 | BLOCKS, SQUARE | {"stages": 5}, None, "64x128"
+  ),
   "groups_blocks": (
     ROWS | E4M3 | BLOCKS, SQUARE | {"stages": 5}, None, "64x128"
   ),
@@ -208,9 +215,9 @@ def test_instructions(name):
   kinds = kinds if kinds == "S8.S8" else f"F32.{kinds}"
   (found,) = set(re.findall(r"[IQ]GMMA\.(\S+)", sass))
   assert found == f"{sums}x32.{kinds}"
-  # What threads load are scales and, of groups, which tiles there are.
+  # What threads load are scales, but of blocks, and which tiles groups have.
   loads = re.search(r"\sLDG\b", sass) is not None
-  in_kernel = "scale_a" in problem and name != "split_k"
+  in_kernel = problem.get("scale_a", "block") != "block" and name != "split_k"
   assert loads == (in_kernel or "ragged" in problem)
   # Nor is anything but a bias a bulk copy that starts at multiples of 16 bytes.
   assert "UBLKCP" not in sass or "bias" in problem

@@ -22,10 +22,10 @@ The first three overlap; the longest counts, blended where they are close.
 
 Constants are those of the GPU (`constants`), fitted to times measured there;
 one of which there are none is predicted with its own sizes and rates, and the
-efficiency of the nearest. None are fitted to operands of 8 bits: these have the
-constants of 16 bits, and additions to totals that nothing hides. So have those
-in planes, of which each pair is multiplied, and which a copy makes, and two
-constants of their own.
+efficiency of the nearest. Operands of 8 bits have the constants of 16 bits,
+and, where their sums are added to totals, five of their own, since blocks of a
+cluster then wait for each other as those without one. Those in planes, of which
+each pair is multiplied, and which a copy makes, have two of their own.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -43,8 +43,14 @@ from pallas_gemm.tuning.odd_sizes import largest
 # Of products in planes, fitted to 65 of an H100 that are predicted within 5.3 %
 # (mean): cycles from the end of a slab's products until the next ones start,
 # where no other consumer has any; and how much of shared memory's rate a slab
-# takes that is stored there. Not measured of 8 bits.
+# takes that is stored there.
 _ALONE, _STORED = 250, 1.0
+# Of 8 bits that are promoted, fitted to 64 of an H100 that are predicted within
+# 4.2 % (mean): the part of a tile's additions to totals that nothing hides;
+# cycles of a slab's scales; how much of both, and of the barriers, one, two and
+# three consumers let one see; and `_STORED` of these. Of swapped operands and
+# of one consumer none was timed.
+_ADDED, _SCALED, _SEEN, _STORED_8 = 0.5, 65, (2.0, 1.0, 0.5), 0.35
 
 
 def choose(problem: Problem, *, any_rows: bool = False) -> Config:
@@ -152,10 +158,12 @@ def _slab(
   bm, bn, bk = cfg.block_m, cfg.block_n * p.products, cfg.block_k
   narrow = _is_narrow(plan)
   multiply = bm * bn * bk * p.a.bits * len(p.pairs) / 2**15 * fit.mma
-  multiply += bm * bn / 128 * p.is_promoted
+  multiply += bm * bn / 128 * p.has_small_apart
   multiply += _ALONE * (p.has_small_apart and cfg.consumers == 1)
   multiply *= 1 + fit.small * (1 - bm * bn / 2**15)
-  multiply *= fit.mma_three_consumers if cfg.consumers == 3 else 1
+  is_added = p.is_promoted and not p.has_small_apart  # of 8 bits
+  if cfg.consumers == 3 and not is_added:
+    multiply *= fit.mma_three_consumers
   if cfg.split == "n":
     multiply *= fit.columns
   elif cfg.split == "m" and bm > 64 * cfg.consumers:
@@ -170,7 +178,10 @@ def _slab(
   writes = (rows + bn) * bk
   reads, writes = bytes_of(reads, p.a.dtype), bytes_of(writes, p.a.dtype)
   stored = _STORED if p.has_small_apart else fit.writes
-  shared = (reads + stored * writes) / 128 * fit.shared
+  shared = (reads + (_STORED_8 if is_added else stored) * writes) / 128
+  shared *= fit.shared
+  # Of lines, each warp reads eight columns' scales in two cycles.
+  shared += 2 * (bm // 16) * (bn // 8) * p.has_lines
   slow_a, slow_b = odd.loads
   load_a, load_b = rows * slow_a / cfg.cluster_n, bn * slow_b / cfg.cluster_m
   loads = load_a + load_b
@@ -182,6 +193,9 @@ def _slab(
   loads *= busy_sms / plan.gpu.sm_count
   loads *= fit.l2_cluster_k if cfg.cluster_k > 1 else 1
   slab = largest(multiply, shared, loads) + odd.short + odd.threads
+  if is_added:
+    idle = fit.barrier + _ADDED * bm * bn / 128 + _SCALED * p.has_blocks
+    return slab + idle * _SEEN[1 if cfg.swap_ab else cfg.consumers - 1]
   shared_m = fit.share_m if cfg.cluster_m > 1 else 0
   shared_n = fit.share_n if cfg.cluster_n > 1 else 0
   return slab + fit.barrier + shared_m + shared_n

@@ -18,7 +18,11 @@ import jax.numpy as jnp
 from pallas_gemm import mosaic
 from pallas_gemm.kernels.sm90 import groups, layout, schedule
 from pallas_gemm.kernels.sm90.plan import Plan
-from pallas_gemm.kernels.sm90.tiling import WGMMA_K_BYTES, WGMMA_ROWS
+from pallas_gemm.kernels.sm90.tiling import (
+  SCALES_AT_ONCE,
+  WGMMA_K_BYTES,
+  WGMMA_ROWS,
+)
 
 # wgmmas in an unrolled lap of the ring; the descriptors of more would spill.
 _UNROLLED_WGMMAS = 16
@@ -77,7 +81,8 @@ class Shared:
   Attributes:
     a_rings: slabs of A, [stages, ...], as they are stored; of each plane.
     b_rings: of each B, and of each plane of it.
-    lines: of each B, the scales of its columns in these slabs.
+    scales_a, scales_b: those of these slabs: of rows of A, and of columns of
+      each B or their blocks.
     full, empty: of each slot, what its loads and its readers arrive at.
     last_full: what the loads of a group's last slab arrive at instead.
     raw: chunks of rows of B that threads have copied but not shifted yet.
@@ -95,7 +100,8 @@ class Shared:
   a_rings: Any
   b_rings: Any
   full: Any
-  lines: Any = ()
+  scales_a: Any = None
+  scales_b: Any = ()
   last_full: Any = None
   empty: Any = None
   raw: Any = None
@@ -243,6 +249,19 @@ class Block:
       row += self.warpgroup * rows
     elif self.plan.config.split == "n":
       column += self.warpgroup * columns
+    return row, column
+
+  def scales_origin(self, work_tile: schedule.WorkTile):
+    """Row of A, and column of B or block of 128, of a tile's first scales.
+
+    TMA copies them from multiples of 16 bytes on; groups start at any row.
+    """
+    problem, row, column = self.plan.problem, work_tile.row, work_tile.column
+    step = jnp.int32(SCALES_AT_ONCE)
+    if problem.along == "m":
+      row = lax.div(jnp.int32(row), step) * step
+    if not problem.has_lines:
+      column = lax.div(jnp.int32(column), 128 * step) * step
     return row, column
 
   def stored_origin(self, work_tile: schedule.WorkTile):

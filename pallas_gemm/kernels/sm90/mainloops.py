@@ -12,6 +12,7 @@ which is one, is of `Tiling.operand_columns`.
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 import itertools
 from typing import Any, Protocol
 
@@ -21,15 +22,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import ptx
 from pallas_gemm.kernels.sm90.block import Block
 from pallas_gemm.kernels.sm90.schedule import WorkTile
 from pallas_gemm.problem import bits
-
-# Slabs before a slab's own at which its scales are asked for. One takes as long
-# as memory to answer if it is less: 64 x 14336 x 4096 of blocks in 64 x 32
-# tiles 45 us, of rows 27 (H100, one slab ahead; three were not timed).
-_AHEAD = 3
 
 
 class Mainloop(Protocol):
@@ -164,18 +159,15 @@ class Promoted(FromShared):
     """Multiplies it, and releases it itself: it has been read then."""
     return self._add(slots[0], carry, overlap)
 
-  def _add(self, slot, totals, overlap, factors=lambda: None):
-    """The totals with the sums of the slab in that slot, times factors."""
+  def _add(self, slot, totals, overlap, scaled=list):
+    """The totals, and what is made of the sums of the slab in that slot."""
 
     def add(*accumulators):
       self._issue(accumulators, slot)
       overlap()
-      found = factors()
       plgpu.wgmma_wait(0)
       self.block.release(slot)
-      sums = [x[...] for x in accumulators]
-      if found is not None:
-        sums = [x.astype(jnp.float32) * y for x, y in zip(sums, found)]
+      sums = scaled(x[...] for x in accumulators)
       return tuple(map(jnp.add, totals, sums))
 
     return pl.run_scoped(add, *FromShared.allocated(self))
@@ -186,27 +178,41 @@ class Promoted(FromShared):
 
 @dataclasses.dataclass(frozen=True)
 class Scaled(Promoted):
-  """The same, times the scales of the slab's blocks.
+  """The same, times the scales of the slab's blocks, which come with it.
 
-  Threads load what they multiply by from global memory, some slabs ahead: two
-  numbers of A for each 64 rows, and one of each B, of whose blocks a tile has
-  columns of one.
+  They are loaded before wgmmas are issued, since a warp that issues waits for
+  the tensor cores. Of the blocks of each B a consumer has columns of one.
   """
 
-  def start(self, work_tile):
-    ahead = [self._scales(work_tile, step) for step in range(_AHEAD)]
-    return super().start(work_tile), ahead
-
   def multiply(self, work_tile, scope, slots, step, carry, overlap):
-    totals, (scales, *ahead) = carry
-    ahead.append(self._scales(work_tile, step + _AHEAD))
-    factors = self._factors(slots[0], *scales)
-    return self._add(slots[0], totals, overlap, factors), ahead
+    scales = self._scales(work_tile, slots[0])
+    scaled = functools.partial(self._scaled, *scales)
+    return self._add(slots[0], carry, overlap, scaled)
 
-  def _factors(self, slot, of_rows, of_b):
-    """What gives the factors of the slab's sums, one of each B."""
-    found = [self._spread(of_rows * scale, 0) for scale in of_b]
-    return lambda: found
+  def _scales(self, work_tile, slot):
+    """Of the slab's rows of A, and of each B."""
+    shared = self.block.shared
+    of_rows = self._loaded(shared.scales_a, work_tile, slot, 0)
+    return of_rows, [self._of_b(x, work_tile, slot) for x in shared.scales_b]
+
+  def _loaded(self, ring, work_tile, slot, side: int):
+    """A consumer's scales of the slab's rows, or of its columns."""
+    size = self.block.plan.tiling.warpgroup_tile[side]
+    first = self.block.warpgroup_origin(work_tile)[side]
+    first -= self.block.scales_origin(work_tile)[side]
+    window = ring.at[slot, pl.ds(first, size)]
+    layout = plgpu.Layout.WGMMA.reduce(1 - side)
+    return plgpu.load(window, layout=layout, optimized=False)
+
+  def _of_b(self, ring, work_tile, slot):
+    _, first = self.block.scales_origin(work_tile)
+    _, column = self.block.warpgroup_origin(work_tile)
+    return ring[slot, lax.div(jnp.int32(column), jnp.int32(128)) - first]
+
+  def _scaled(self, of_rows, of_b, sums) -> list[jax.Array]:
+    """The sums of each product of the slab, times what they stand for."""
+    factors = [self._spread(of_rows * scale, 0) for scale in of_b]
+    return [x.astype(jnp.float32) * y for x, y in zip(sums, factors)]
 
   def _spread(self, values, side: int):
     """Numbers of rows, or of columns, as those of all accumulators."""
@@ -214,52 +220,16 @@ class Scaled(Promoted):
     spread = lax.broadcast_in_dim(values, shape, (side,))
     return plgpu.layout_cast(spread, plgpu.Layout.WGMMA)
 
-  def sums(self, scope, slot, carry) -> list[jax.Array]:
-    return list(carry[0])
 
-  def _scales(self, work_tile, step):
-    """Of each row, and of each B, in a slab; the last one for those after."""
-    block, operands = self.block, self.block.operands
-    row, column = block.warpgroup_origin(work_tile)
-    rows, _ = block.plan.tiling.warpgroup_tile
-    matrices, slabs, _ = operands.scale_a.shape
-    size = block.plan.config.block_k
-    slab = lax.div(jnp.int32(work_tile.start), jnp.int32(size)) + step
-    slab = jnp.minimum(slab, slabs - 1)
-    of_a = operands.scale_a.at[work_tile.a if matrices > 1 else 0, slab]
-    layout = plgpu.Layout.WGMMA.reduce(1)
-    of_rows = ptx.load_clamped(of_a, row, rows, layout)
-
-    def of_columns(ref):
-      matrices, _, blocks = ref.shape
-      which = work_tile.b if matrices > 1 else 0
-      nth = lax.div(jnp.int32(column), jnp.int32(size))
-      return ref[which, slab, jnp.minimum(nth, blocks - 1)]
-
-    if block.plan.problem.has_lines:
-      return of_rows, ()
-    return of_rows, tuple(map(of_columns, operands.scale_b))
-
-
-@dataclasses.dataclass(frozen=True)
 class ScaledByLines(Scaled):
-  """The same of lines of each B, whose scales come with its slabs.
+  """The same of lines of each B."""
 
-  What sums are multiplied by is worked out while the tensor cores have them.
-  """
+  def _of_b(self, ring, work_tile, slot):
+    return self._loaded(ring, work_tile, slot, 1)
 
-  def _factors(self, slot, of_rows, of_b):
-    plan, block = self.block.plan, self.block
-    _, columns = plan.tiling.warpgroup_tile
-    nth = block.warpgroup if plan.config.split == "n" else 0
-    window = pl.ds(nth * columns, columns)
-
-    def factor(ring):
-      layout = plgpu.Layout.WGMMA.reduce(0)
-      line = plgpu.load(ring.at[slot, window], layout=layout, optimized=False)
-      return self._spread(of_rows, 0) * self._spread(line, 1)
-
-    return lambda: list(map(factor, block.shared.lines))
+  def _scaled(self, of_rows, of_b, sums) -> list[jax.Array]:
+    by_rows = [x.astype(jnp.float32) * self._spread(of_rows, 0) for x in sums]
+    return [x * self._spread(y, 1) for x, y in zip(by_rows, of_b)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +242,7 @@ class OfPlanes(Promoted):
   with.
   """
 
-  def _add(self, slot, totals, overlap, factors=None):
+  def _add(self, slot, totals, overlap, scaled=list):
     *small_pairs, large_pair = self.block.plan.problem.pairs
 
     def add(*accumulators):

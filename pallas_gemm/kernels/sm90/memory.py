@@ -7,6 +7,7 @@ many of a consumer's results wait in registers is said here too.
 import dataclasses
 import functools
 import math
+import operator
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,10 +16,16 @@ from pallas_gemm.kernels.sm90 import layout
 from pallas_gemm.kernels.sm90.layout import ATOM_ROWS, round_up
 from pallas_gemm.kernels.sm90.loaders import Buffer
 from pallas_gemm.kernels.sm90.matrices import Matrices
-from pallas_gemm.kernels.sm90.tiling import THREADS, WGMMA_ROWS, Tiling
+from pallas_gemm.kernels.sm90.tiling import (
+  BLOCKS_COPIED,
+  SCALES_AT_ONCE,
+  THREADS,
+  WGMMA_ROWS,
+  Tiling,
+)
 
-# Barriers and the alignment of what lies in shared memory.
-_SHARED_SLACK = 1024
+# Barriers; what Mosaic GPU aligns each buffer to.
+_SHARED_SLACK, _SHARED_ALIGNMENT = 1024, 1024
 # Registers of a consumer that hold neither accumulators nor results.
 _OTHER_REGISTERS = 40
 # More, where sums are scaled before C is added; of groups of whole slabs.
@@ -43,13 +50,23 @@ class Memory:
     p, cfg = self.tiling.problem, self.tiling.config
     a = layout.bytes_of(cfg.block_m * cfg.block_k, p.a.dtype)
     b = layout.bytes_of(cfg.block_n * cfg.block_k, p.b.dtype)
-    lines = 4 * self._line if p.has_lines else 0
-    return a * p.a.planes + (b * p.b.planes + lines) * p.products
+    of_a, of_b = (4 * x * p.has_blocks for x in self._scales)
+    return a * p.a.planes + of_a + (b * p.b.planes + of_b) * p.products
 
   @property
-  def _line(self) -> int:
-    """Scales of the columns of a tile; TMA writes to multiples of 128 bytes."""
-    return round_up(self.tiling.config.block_n, 32)
+  def _scales(self) -> tuple[int, int]:
+    """Those of a slab's rows of A and columns of B, or of their few blocks.
+
+    TMA writes to multiples of 128 bytes.
+    """
+    return tuple(round_up(x, 32) for x in self.scales_copied)
+
+  @property
+  def scales_copied(self) -> tuple[int, int]:
+    """Scales of A, and of each B, that come with a slab."""
+    p, cfg = self.tiling.problem, self.tiling.config
+    of_a = cfg.block_m + SCALES_AT_ONCE * (p.along == "m")
+    return of_a, cfg.block_n if p.has_lines else BLOCKS_COPIED
 
   @functools.cached_property
   def buffers(self) -> int:
@@ -151,14 +168,16 @@ class Memory:
     a_ring = stages, *(a_tile if p.a.k_last else a_tile[::-1])
     b_ring = stages, *tiling.b_slab_shape
     matrices_b = p.products * p.b.planes
-    loads = p.a.planes + matrices_b + p.products * p.has_lines
+    loads = p.a.planes + matrices_b + (1 + p.products) * p.has_blocks
     found: dict[str, Any] = {
       "a_rings": _swizzled(a_ring, p.a.dtype, columns, p.a.planes),
       "b_rings": _swizzled(b_ring, p.b.dtype, columns, matrices_b),
       "full": _barriers(loads, stages),
     }
-    if p.has_lines:
-      found["lines"] = Buffer((stages, self._line), "float32", 0, p.products)
+    if p.has_blocks:
+      of_a, of_b = ((stages, x) for x in self._scales)
+      found["scales_a"] = Buffer(of_a, "float32")
+      found["scales_b"] = Buffer(of_b, "float32", count=p.products)
     if not tiling.by_elements:
       staged = consumers, self.buffers, rows, width
       found["staging"] = _swizzled(staged, dtype, width, tiling.outputs)
@@ -194,11 +213,11 @@ class Memory:
   @functools.cached_property
   def shared_bytes(self) -> int:
     """Shared memory of a block, in bytes; a little more than it takes."""
-    return _SHARED_SLACK + sum(
-      layout.bytes_of(math.prod(x.shape) * (x.count or 1), x.dtype)
-      for x in self.shared.values()
-      if isinstance(x, Buffer)
-    )
+    buffers = [x for x in self.shared.values() if isinstance(x, Buffer)]
+    sizes = [layout.bytes_of(math.prod(x.shape), x.dtype) for x in buffers]
+    counts = [x.count or 1 for x in buffers]
+    each = [round_up(x, _SHARED_ALIGNMENT) for x in sizes]
+    return _SHARED_SLACK + sum(map(operator.mul, each, counts))
 
   def scratch_types(self, bias_dtype=None) -> dict[str, Any]:
     """`shared` as Pallas wants it.

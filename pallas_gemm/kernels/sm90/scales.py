@@ -46,13 +46,14 @@ def with_scales(plan: Plan, operands: Arguments, scales: Scales) -> Arguments:
     beyond = [(0, 0)] * (x.ndim - 1) + [(0, tile)]
     return jnp.pad(x, beyond, constant_values=jnp.nan)
 
+  of_b = [x for x in (scales.b, scales.b_up) if x is not None]
+  if plan.problem.has_blocks:  # which TMA copies
+    found = {"scale_a": _addressable(scales.a)}
+    return operands._replace(**found, scale_b=[_addressable(x) for x in of_b])
   if scales.a is not None:
     tile = cfg.block_m * cfg.cluster_m
     operands = operands._replace(scale_a=read(scales.a, tile))
-  of_b = [x for x in (scales.b, scales.b_up) if x is not None]
-  if plan.problem.has_lines:  # which are copied by TMA
-    return operands._replace(scale_b=[_addressable(x) for x in of_b])
-  tile = 0 if plan.problem.has_blocks else cfg.block_n * cfg.cluster_n
+  tile = cfg.block_n * cfg.cluster_n
   return operands._replace(scale_b=[read(x, tile) for x in of_b])
 
 

@@ -20,6 +20,9 @@ from pallas_gemm.problem import Problem, bits
 # wgmma: 64 rows by at most 256 columns, a multiple of 8, and 32 bytes of K.
 WGMMA_ROWS, WGMMA_COLUMNS, WGMMA_K_BYTES = 64, 256, 32
 THREADS = 128
+# Scales that TMA copies start at multiples of 16 bytes. Blocks of 128 columns:
+# a tile's three at most, and those before them.
+SCALES_AT_ONCE, BLOCKS_COPIED = 4, 8
 # Results with fewer columns are not stored by rows; sums that are shorter take
 # less time than their results take to be written.
 _FEWEST_COLUMNS, _MOST_K = 128, 256
