@@ -11,7 +11,8 @@ import pytest
 import pallas_gemm
 from pallas_gemm import autotuning, hardware, tuning
 from pallas_gemm.ops import implementations, sm90
-from pallas_gemm.tuning import trial
+from pallas_gemm.problem import Problem
+from pallas_gemm.tuning import choose, trial
 from tests.support import plane_calls, products
 from tests.support.plane_calls import ON_KERNEL, X3
 
@@ -200,6 +201,20 @@ def test_the_kernel_is_chosen_where_it_is_faster(shape, runs_on):
   with hardware.assume("H100"):
     (ran,) = pallas_gemm.explain(f, a, b, platform="cuda").products
   assert ran.implementation == runs_on
+
+
+@pytest.mark.parametrize("words", [{}, {"c_dtype": "float32"}, {"bias": "n"}])
+@pytest.mark.parametrize("planes", [(3, 3), (2, 2), (3, 1)])
+@pytest.mark.parametrize("gated", [False, True])
+def test_large_products_have_a_config_whatever_follows(words, planes, gated):
+  """Beside slabs in three planes there is little room for C."""
+  words = words | dict(zip(("planes_a", "planes_b"), planes))
+  words |= {"gated": True, "activation": "silu"} if gated else {}
+  sizes = dict.fromkeys("mnk", 4096)
+  types = {"dtype": "bfloat16", "out_dtype": "float32"}
+  with hardware.assume("H100"):
+    found = next(choose.ranked(Problem.flat(**sizes, **types, **words)))
+  assert found.how.block_m * found.how.block_n * (1 + gated) == 128 * 128
 
 
 @pytest.mark.parametrize(

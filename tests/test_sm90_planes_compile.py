@@ -26,6 +26,12 @@ EXAMPLES = {
   "x6_tn": (X6 | {"transpose_a": True}, SQUARE | {"cluster_n": 2}, None, 128),
   "x6_deep": (X6, DEEP, None, 128),
   "x6_fused": (X6 | BF16 | FUSED, SQUARE | {"epilogue_n": 64}, "gelu", 128),
+  "x6_c": (
+    X6 | {"c_dtype": "float32"},
+    DEEP | {"epilogue_n": 16, "epilogue_buffers": 2},
+    None,
+    128,
+  ),
   "x6_gated": (X6 | {"gated": True}, DEEP | {"block_n": 64}, "silu", 64),
   "x6_few_rows": (
     X6 | {"m": 16, "transpose_b": True},

@@ -6,6 +6,7 @@ few of these configs and they are cached.
 
 import dataclasses
 import functools
+import itertools
 
 from pallas_gemm import hardware
 from pallas_gemm.kernels.sm90 import layout
@@ -239,8 +240,12 @@ def _fitted(
   config = _with_subtiles(config, problem)
   if options is None:
     config, options = _with_options(config, resources)
-  for buffers, fewest in options:
-    config = dataclasses.replace(config, stages=1, epilogue_buffers=buffers)
+  # Beside two slabs in three planes C has no room in wider subtiles.
+  widths = [config.epilogue_n, 16][: 1 + (problem.planes > 1)]
+  for width, (buffers, fewest) in itertools.product(widths, options):
+    config = dataclasses.replace(
+      config, epilogue_n=width, stages=1, epilogue_buffers=buffers
+    )
     memory = Plan.new(problem, config, gpu).memory
     left = gpu.shared_bytes_per_block - memory.shared_bytes
     count = min(most, 1 + left // memory.slab_bytes)

@@ -69,6 +69,9 @@ VALUES = {
     "nn", (10, 131, 72), changed(HALVES, block_n=128), X3, C_F32
   ),
   "two_consumers": _dense("nn", (200, 136, 200), changed(SMALL, **TWO), X6),
+  "narrow": _dense(
+    "nn", (72, 130, 200), changed(SMALL, epilogue_n=16, **TWO), X6, C_F32
+  ),
   "deep": _dense("nn", (72, 64, 200), changed(SMALL, block_k=64), X6),
   "x9": _dense("nn", _PLAIN, SMALL, X9),
   "x3": _dense("nt", _ODD, SMALL, X3, BF16, alpha=2.0),
