@@ -114,6 +114,8 @@ def _product(row: dict[str, Any]) -> str:
   name = f"{row['m']}x{row['n']}x{row['k']}"
   if row.get("groups"):
     return f"{name} in {row['groups']}, {row['pass']}"
+  if row["kernel"] == "newton_schulz":
+    return f"a step of Newton and Schulz, {row['m']}²"
   if row["suite"] == "layer":
     return f"MLP of {name}, forward and backward"
   usual = "NN" if row["dtype"] == "float32" else "NT"
@@ -152,6 +154,7 @@ def float32(gpu: str) -> str:
 def float32_errors(gpu: str) -> str:
   """Errors of sums of float32, by length and who adds them up."""
   arms = "pallas_gemm HIGHEST", "xla HIGHEST", "xla x6"
+  arms += "pallas_gemm x3", "xla x3"
   cells = [
     [row["distribution"], str(row["k"])]
     + [f"{row['arms'][arm]['frobenius']:.1e}" for arm in arms]
