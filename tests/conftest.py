@@ -48,6 +48,17 @@ def pytest_configure(config):
   settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+@pytest.fixture
+def own_cache(monkeypatch, tmp_path):
+  """A folder for what is measured, instead of the user's; it is empty."""
+  from pallas_gemm.tuning import cache
+
+  monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
+  cache.clear()
+  yield
+  cache.clear()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
   """Processes for `-n auto`: one more than cores.

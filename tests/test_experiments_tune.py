@@ -23,14 +23,10 @@ GROUPS = "--groups=24x40x4x8xodd"
 
 
 @pytest.fixture(autouse=True)
-def small_model(tmp_path, monkeypatch):
-  """A cache of its own, and a model of three small configs."""
-  monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
+def small_model(own_cache, monkeypatch):
+  """A model of three small configs."""
   monkeypatch.setattr(model, "candidates", lambda problem, **_: CONFIGS)
   monkeypatch.setattr(model, "choose", lambda problem: CHOSEN)
-  cache.clear()
-  yield
-  cache.clear()
 
 
 @pytest.fixture

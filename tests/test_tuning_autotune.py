@@ -28,14 +28,10 @@ SECONDS = dict(zip((*CONFIGS, "xla"), (2e-4, 1e-4, 3e-4, 5e-4)))
 
 
 @pytest.fixture(autouse=True)
-def fake_model(tmp_path, monkeypatch):
-  """A cache of its own for each test, and a model of three configs."""
-  monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
+def fake_model(own_cache, monkeypatch):
+  """A model of three configs."""
   monkeypatch.setattr(model, "candidates", lambda problem, **_: [*CONFIGS])
   monkeypatch.setattr(model, "choose", lambda problem: CONFIGS[0])
-  cache.clear()
-  yield
-  cache.clear()
 
 
 @pytest.fixture

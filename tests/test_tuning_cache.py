@@ -34,16 +34,13 @@ SECOND = Entry(Config(block_n=128, cluster_m=2), 2e-4)
 
 
 @pytest.fixture(autouse=True)
-def warnings_(tmp_path, monkeypatch):
-  """A cache of its own for each test; yields what was logged."""
+def warnings_(own_cache, monkeypatch):
+  """What was logged."""
   found = []
-  monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
   monkeypatch.setattr(
     cache.logging, "warning", lambda message, *args: found.append(args[0])
   )
-  cache.clear()
-  yield found
-  cache.clear()
+  return found
 
 
 @pytest.fixture

@@ -12,24 +12,17 @@ from pallas_gemm.kernels.sm90 import legal, loaders
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import cache, grouped, model, trial
+from pallas_gemm.tuning import grouped, model, trial
 from tests.support import products
 from tests.test_tuning_model import python_calls
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 DTYPES = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
 ROWS = Problem.flat(m=8192, n=14336, k=4096, ragged="m", groups=8, **DTYPES)
 SLABS = Problem.flat(
   m=4096, n=14336, k=8192, ragged="k", groups=8, transpose_a=True, **DTYPES
 )
 SMALL = Config(block_m=64, block_n=64, stages=2, consumers=1)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-  monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path))
-  cache.clear()
-  yield
-  cache.clear()
 
 
 PROBLEMS = {

@@ -9,9 +9,10 @@ import pytest
 import pallas_gemm
 from pallas_gemm import autotuning, tuning
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import cache, trial
+from pallas_gemm.tuning import trial
 from tests.support.products import normal
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 PROBLEM = Problem.flat(
   m=72,
   n=144,
@@ -36,14 +37,6 @@ TRIALS = KINDS | {
   "slabs": LINE | SLABS,
   "slabs without scales": SLABS,
 }
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-  monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path))
-  cache.clear()
-  yield
-  cache.clear()
 
 
 @pytest.mark.parametrize("name", TRIALS)
