@@ -80,7 +80,7 @@ def ampere(gpu: str) -> str:
 
 def eight_bits(gpu: str) -> str:
   """Products of 8 bits beside ours of 16 and XLA's; then a layer's passes."""
-  rows = [row for row in results.read(gpu, "eight_bits") if "suite" in row]
+  rows = results.read(gpu, "eight_bits")
   fields = "m", "n", "k", "groups", "pass", "layout"
   at = lambda row: tuple(row.get(x) for x in fields)  # noqa: E731
   wide = {at(row): row for row in rows if row["dtype"] == "bfloat16"}
