@@ -58,9 +58,13 @@ def test_special_values_are_those_of_float32(kind, precision):
   assert found.passed, found
 
 
-def test_everything_after_the_product():
-  a, b, c = products.normal(300, 500), products.normal(500, 264), 0.5
-  bias, added = products.normal(264), products.normal(300, 264)
+@pytest.mark.parametrize(
+  ("m", "n", "k"),
+  [(300, 264, 500), (1536, 1408, 1024)],  # the second in narrow subtiles
+)
+def test_everything_after_the_product(m, n, k):
+  a, b, c = products.normal(m, k), products.normal(k, n), 0.5
+  bias, added = products.normal(n), products.normal(m, n)
   out = pallas_gemm.matmul(
     a, b, c=added, alpha=c, beta=-2.0, bias=bias, activation=jax.nn.gelu,
     **ON_KERNEL,
