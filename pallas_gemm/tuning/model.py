@@ -23,7 +23,7 @@ The first three overlap; the longest counts, blended where they are close.
 Constants are those of the GPU (`constants`), fitted to times measured there;
 one of which there are none is predicted with its own sizes and rates, and the
 efficiency of the nearest. Operands of 8 bits have the constants of 16 bits,
-and, where their sums are added to totals, five of their own, since blocks of a
+and, where their sums are added to totals, some of their own, since blocks of a
 cluster then wait for each other as those without one. Those in planes, of which
 each pair is multiplied, and which a copy makes, have two of their own.
 """
@@ -46,11 +46,11 @@ from pallas_gemm.tuning.odd_sizes import largest
 # takes that is stored there.
 _ALONE, _STORED = 250, 1.0
 # Of 8 bits that are promoted, fitted to 64 of an H100 that are predicted within
-# 4.2 % (mean): the part of a tile's additions to totals that nothing hides;
-# cycles of a slab's scales; how much of both, and of the barriers, one, two and
-# three consumers let one see; and `_STORED` of these. Of swapped operands and
-# of one consumer none was timed.
-_ADDED, _SCALED, _SEEN, _STORED_8 = 0.5, 65, (2.0, 1.0, 0.5), 0.35
+# 3.8 % (mean): the part of a tile's additions to totals that nothing hides, and
+# what they are times that with scales of lines; cycles of a slab's scales; how
+# much of all, and of the barriers, one, two and three consumers let one see;
+# and `_STORED` of these. None was of swapped operands or of one consumer.
+_ADDED, _BY_LINES, _SCALED, _SEEN, _STORED_8 = 0.5, 3, 65, (2.0, 1.0, 0.5), 0.35
 
 
 def choose(problem: Problem, *, any_rows: bool = False) -> Config:
@@ -180,8 +180,8 @@ def _slab(
   stored = _STORED if p.has_small_apart else fit.writes
   shared = (reads + (_STORED_8 if is_added else stored) * writes) / 128
   shared *= fit.shared
-  # Of lines, each warp reads eight columns' scales in two cycles.
-  shared += 2 * (bm // 16) * (bn // 8) * p.has_lines
+  # Of lines, each warp reads eight columns' scales in a cycle.
+  shared += (bm // 16) * (bn // 8) * p.has_lines
   slow_a, slow_b = odd.loads
   load_a, load_b = rows * slow_a / cfg.cluster_n, bn * slow_b / cfg.cluster_m
   loads = load_a + load_b
@@ -194,7 +194,8 @@ def _slab(
   loads *= fit.l2_cluster_k if cfg.cluster_k > 1 else 1
   slab = largest(multiply, shared, loads) + odd.short + odd.threads
   if is_added:
-    idle = fit.barrier + _ADDED * bm * bn / 128 + _SCALED * p.has_blocks
+    added = _ADDED * bm * bn / 128 * (_BY_LINES if p.has_lines else 1)
+    idle = fit.barrier + added + _SCALED * p.has_blocks
     return slab + idle * _SEEN[1 if cfg.swap_ab else cfg.consumers - 1]
   shared_m = fit.share_m if cfg.cluster_m > 1 else 0
   shared_n = fit.share_n if cfg.cluster_n > 1 else 0
