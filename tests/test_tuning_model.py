@@ -410,6 +410,25 @@ def test_rows_of_a_swapped_tile_are_the_fewest_for_their_number_of_tiles():
 
 
 @pytest.mark.rows
+def test_the_model_agrees_with_what_was_measured_of_8_bits():
+  """By the least times: a median has an H100 at the limit of its power."""
+  rows = ROWS.parents[1] / "nvidia_h100_80gb_hbm3/eight_bits_tuning.jsonl"
+  errors, measured = [], collections.defaultdict(list)
+  with hardware.assume("NVIDIA H100 80GB HBM3"):
+    for row in map(json.loads, rows.read_text().splitlines()):
+      case, us = Problem.flat(**row["problem"]), row["least_us"]
+      plan = Plan.of(case, Config(**row["config"]))
+      predicted = 1e6 * tuning.model_of(case).predict(plan)
+      measured[case].append((predicted, us))
+      if not case.groups:
+        errors.append(abs(math.log(predicted / us)))
+  assert sum(errors) / len(errors) < 0.045
+  for found in measured.values():
+    _, picked = min(found)
+    assert picked < 1.1 * min(us for _, us in found)
+
+
+@pytest.mark.rows
 def test_the_model_agrees_with_what_was_measured():
   """Of the configs measured on a problem, it picks one near the fastest.
 
