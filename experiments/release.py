@@ -79,12 +79,13 @@ xla ragged_xla 90 ragged --implementation=xla --suite=mixtral
 xla-float32 ragged_xla 120 ragged --implementation=xla --suite=mixtral\
  --dtype=float32
 xla-unseen ragged_xla 120 ragged --implementation=xla --unseen=20 --seed={0}
-eight-bits-1 eight_bits 260 eight_bits --suites=dense
+eight-bits-1 eight_bits 340 eight_bits --suites=dense
 eight-bits-2 eight_bits 240 eight_bits --suites=stored,small
-eight-bits-3 eight_bits 200 eight_bits --suites=grouped,layer,errors
-float32-1 float32 300 float32 --suites=dense,layer,grouped,errors
-float32-2 float32 240 float32 --suites=unseen --seed={0}
-float32-3 float32 240 float32 --suites=sizes
+eight-bits-3 eight_bits 300 eight_bits --suites=grouped,layer,errors
+float32-1 float32 200 float32 --suites=dense
+float32-2 float32 240 float32 --suites=layer,grouped,errors
+float32-3 float32 330 float32 --suites=unseen --seed={0}
+float32-4 float32 330 float32 --suites=sizes
 latency dense 60 dense --suite=latency
 """
 
