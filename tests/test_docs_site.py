@@ -341,8 +341,11 @@ def test_a_layer_of_float32_has_a_row(monkeypatch):
   sizes, arms = {"m": 4, "n": 8, "k": 2}, {"pallas_gemm": 1.0, "xla": 3.0}
   row = sizes | {"dtype": "float32", "epilogue": "HIGHEST"}
   row["arms"] = {x: {"ms_median": ms, "tflops": 1} for x, ms in arms.items()}
-  rows = [row | {"suite": "layer"}, row | {"suite": "unseen"}]
+  layer = row | {"suite": "layer", "kernel": "mlp"}
+  step = layer | {"kernel": "newton_schulz"}
+  rows = [layer, step, row | {"suite": "unseen"}]
   monkeypatch.setattr(page_tables.results, "read", lambda *_: rows)
   table = page_tables.float32("h100")
   assert "MLP of 4x8x2, forward and backward | HIGHEST | 1 | 3.000x" in table
+  assert "a step of Newton and Schulz, 4² | HIGHEST | 1 | 3.000x" in table
   assert "1 drawn products at HIGHEST have 3.000x" in table
