@@ -14,10 +14,10 @@
   errors   of the sums, relative to float64's
 
 What makes planes of the operands is counted, but in arms of which B is split
-beforehand. The first result is checked
-against float64 on a sample of rows and columns, within the bound that correct
-arithmetic obeys. Then all arms are timed, interleaved (CUPTI, kernels of a
-call, cold L2). Rows go to experiments/results/<device>/float32.jsonl.
+beforehand. The first result is checked against float64 on a sample of rows and
+columns, within the bound that correct arithmetic obeys. Then all arms are
+timed, interleaved (CUPTI, kernels of a call, cold L2). Rows go to
+experiments/results/<device>/float32.jsonl.
 
 Exit status: 0; 1 if a case FAILED or could not run; 2 for a command that can't
 be carried out; 130 after Ctrl-C.

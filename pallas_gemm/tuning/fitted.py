@@ -51,7 +51,7 @@ TILES = (
   (256, 160, 2, "m"),
 )
 # With scales of lines, too: no consumer has registers for 128 columns.
-BY_LINES = ((192, 96, 3, "m"),)
+TILES_BY_LINES = ((192, 96, 3, "m"),)
 # With the operands swapped: columns of the result, consumers, the most rows,
 # block_k. wgmma takes any multiple of 8 rows if A is stored [M, K].
 SWAPPED = (
@@ -128,7 +128,7 @@ def _of_sums(resources: Resources) -> Resources:
 @functools.cache
 def tiles(resources: Resources) -> tuple[Config, ...]:
   """Every tile and cluster with as many stages as find room."""
-  found, more = [], BY_LINES * resources.problem.has_lines
+  found, more = [], TILES_BY_LINES * resources.problem.has_lines
   for block_m, block_n, consumers, split in TILES + more:
     shapes = [(*cluster, 64) for cluster in CLUSTERS]
     if block_m * block_n <= 2**13 and consumers == 1:

@@ -45,12 +45,13 @@ from pallas_gemm.tuning.odd_sizes import largest
 # where no other consumer has any; and how much of shared memory's rate a slab
 # takes that is stored there.
 _ALONE, _STORED = 250, 1.0
-# Of 8 bits that are promoted, fitted to 64 of an H100 that are predicted within
+# Of 8 bits that are promoted, fitted to 78 of an H100 that are predicted within
 # 3.8 % (mean): the part of a tile's additions to totals that nothing hides, and
 # what they are times that with scales of lines; cycles of a slab's scales; how
 # much of all, and of the barriers, one, two and three consumers let one see;
 # and `_STORED` of these. None was of swapped operands or of one consumer.
-_ADDED, _BY_LINES, _SCALED, _SEEN, _STORED_8 = 0.5, 3, 65, (2.0, 1.0, 0.5), 0.35
+_ADDED, _LINES_ADD, _SCALED = 0.5, 3, 65
+_SEEN, _STORED_8 = (2.0, 1.0, 0.5), 0.35
 
 
 def choose(problem: Problem, *, any_rows: bool = False) -> Config:
@@ -194,7 +195,7 @@ def _slab(
   loads *= fit.l2_cluster_k if cfg.cluster_k > 1 else 1
   slab = largest(multiply, shared, loads) + odd.short + odd.threads
   if is_added:
-    added = _ADDED * bm * bn / 128 * (_BY_LINES if p.has_lines else 1)
+    added = _ADDED * bm * bn / 128 * (_LINES_ADD if p.has_lines else 1)
     idle = fit.barrier + added + _SCALED * p.has_blocks
     return slab + idle * _SEEN[1 if cfg.swap_ab else cfg.consumers - 1]
   shared_m = fit.share_m if cfg.cluster_m > 1 else 0

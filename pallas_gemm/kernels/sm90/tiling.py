@@ -216,7 +216,8 @@ class Tiling:
   def sums(self) -> int:
     """Registers of a thread for each of its elements, of one product.
 
-    Accumulators; totals; factors, or accumulators of small products.
+    Accumulators; totals; scales of lines, which are fewer, or accumulators of
+    small products.
     """
     p = self.problem
     return 1 + p.is_promoted + p.has_lines + p.has_small_apart
