@@ -8,6 +8,7 @@ import pytest
 import pallas_gemm
 from pallas_gemm import Recipe, numerics, quantize
 from pallas_gemm.kernels.sm90 import quantizing
+from pallas_gemm.kernels.sm90.config import Config
 from tests.support.ops import SUMS
 
 pytestmark = pytest.mark.gpu
@@ -66,6 +67,30 @@ def test_random_products(seed):
     if rows.stop > rows.start:
       check(out[rows], x[rows], w[g], added[g], kinds)
   assert not np.any(np.asarray(out[ends[-1] :], np.float32))
+
+
+@pytest.mark.parametrize("block_m", (128, 192))
+@pytest.mark.parametrize("groups", (0, 5))
+def test_blocks_in_a_cluster(groups, block_m):
+  """Of large products, with tiles that hang over at both sides."""
+  rng, (m, n, k) = np.random.default_rng(0), (1000, 1100, 700)
+  config = Config(
+    block_m=block_m, block_n=128, block_k=128, stages=4, cluster_n=2,
+    consumers=block_m // 64, epilogue_buffers=1,
+  )  # fmt: skip
+  lead = (groups,) if groups else ()
+  a = quantize(normal(rng, m, k), block=(1, 128))
+  b = quantize(normal(rng, *lead, n, k), block=(1,) * len(lead) + (128, 128))
+  x, w, dtypes = exact(a), exact(b.mT), (jnp.dtype("float8_e4m3fn"),) * 2
+  if not groups:
+    out = pallas_gemm.matmul(a, b, transpose_b=True, config=config)
+    check(out, x, w, np.zeros(n), dtypes)
+    return
+  ends = np.array([0, 7, 300, 301, 990])
+  sizes = jnp.asarray(np.diff(ends, prepend=0))
+  out = pallas_gemm.ragged_dot(a, b, sizes, transpose_rhs=True, config=config)
+  for g, rows in enumerate(map(slice, np.append(0, ends), ends)):
+    check(out[rows], x[rows], w[g], np.zeros(n), dtypes)
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)

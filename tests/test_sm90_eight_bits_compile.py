@@ -124,7 +124,7 @@ EXAMPLES = {
   "blocks": (
     E4M3 | BLOCKS, SQUARE | {"cluster_n": 2, "stages": 5}, None, "64x128"
   ),
-  "blocks_tall": (E4M3 | BLOCKS, TALL, None, "64x128"),
+  "blocks_tall": (E4M3 | BLOCKS, TALL | {"cluster_n": 2}, None, "64x128"),
   "blocks_fused": (
     E4M3 | BLOCKS | FUSED, SQUARE | {"stages": 4}, "gelu", "64x128"
   ),
@@ -138,9 +138,14 @@ EXAMPLES = {
     INT8 | BLOCKS, SQUARE | {"stages": 5}, None, "64x128"
   ),
   "groups_blocks": (
-    ROWS | E4M3 | BLOCKS, SQUARE | {"stages": 5}, None, "64x128"
+    ROWS | E4M3 | BLOCKS,
+    SQUARE | {"stages": 5, "cluster_n": 2},
+    None,
+    "64x128",
   ),
-  "groups_blocks_tall": (ROWS | E4M3 | BLOCKS, TALL, None, "64x128"),
+  "groups_blocks_tall": (
+    ROWS | E4M3 | BLOCKS, TALL | {"cluster_n": 2}, None, "64x128"
+  ),
   "groups_fast": (
     ROWS | E4M3 | SCALED | FAST,
     LARGE | {"epilogue_buffers": 1},

@@ -263,6 +263,19 @@ def slab_of(problem: Problem) -> int:
   return 128 if problem.a.bits == 8 else 64
 
 
+def pairs_stay_together(problem: Problem, config: Config) -> bool:
+  """Whether thread blocks gain by pairs that share rows of A.
+
+  With scales of blocks: of three consumers 8192^3 870 -> 788 us, 8192 x 28672
+  x 4096 1537 -> 1428, 16 groups of 2048, 4096 x 4096 908 -> 823; of two 8
+  groups of 1024, 4096 x 14336 871 -> 794, but dense ones lose 2 % (H100).
+  """
+  is_pair = (config.cluster_m, config.cluster_n) == (1, 2)
+  by_blocks = problem.has_blocks and not problem.has_lines
+  gains = config.consumers == 3 or (problem.along and config.block_m > 64)
+  return bool(is_pair and by_blocks and gains)
+
+
 def _with_subtiles(config: Config, problem: Problem) -> Config:
   columns = config.block_n // config.cluster_k
   if config.split == "n":

@@ -24,7 +24,7 @@ from pallas_gemm.kernels.sm90.memory import Memory
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.tiling import Tiling
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import constants, model, tiles
+from pallas_gemm.tuning import constants, fitted, model, tiles
 
 # Groups that have exactly as many rows as the others in the mean, and the
 # standard deviation of these, more than by chance, in means. Best over chosen
@@ -34,10 +34,11 @@ _EVEN, _SPREAD = 0.3, 0.3
 
 
 def choose(problem: Problem) -> Config:
-  """The legal config with the least predicted time, in no cluster.
+  """The legal config with the least predicted time.
 
-  Of groups along K most configs are in clusters, and none is predicted to be
-  best (a test holds that). Measured, some are: `autotune` tries them.
+  In no cluster, but with scales of blocks (`fitted.pairs_stay_together`). Of
+  groups along K most configs are in clusters, and none is predicted to be best
+  (a test holds that). Measured, some are: `autotune` tries them.
 
   Args:
     problem: what is computed; has groups.
@@ -60,9 +61,10 @@ def choose(problem: Problem) -> Config:
 def candidates(problem: Problem) -> list[Config]:
   """Configs worth a try, the one with the least predicted time first.
 
-  Not all need be legal. Clusters slow groups of rows down: of 27 configs three
-  took up to 0.8 % less time in clusters than alone, the others up to 6 % more
-  with large groups and 20 to 72 % more with 128 to 205 rows a group (H200).
+  Not all need be legal. Clusters slow groups of 16 bits down: of 27 configs
+  three took up to 0.8 % less time in clusters than alone, the others up to 6 %
+  more with large groups and 20 to 72 % more with 128 to 205 rows a group
+  (H200).
   """
   return list(_ranked(problem, clusters=problem.along == "k"))
 
@@ -83,7 +85,11 @@ def _ranked(problem: Problem, clusters: bool) -> Iterator[Config]:
     _with_room_to_move(config, plan)
     for config in tiles.worth_a_try(batch, gpu)
     if config.split_k == config.cluster_k == 1
-    and (clusters or config.blocks == 1)
+    and (
+      clusters
+      or config.blocks == 1
+      or fitted.pairs_stay_together(problem, config)
+    )
   )
   plans = (plan(config) for config in some if config)
   for found in sorted(plans, key=lambda plan: predict(plan, known)):

@@ -45,13 +45,17 @@ from pallas_gemm.tuning.odd_sizes import largest
 # where no other consumer has any; and how much of shared memory's rate a slab
 # takes that is stored there.
 _ALONE, _STORED = 250, 1.0
-# Of 8 bits that are promoted, fitted to 78 of an H100 that are predicted within
-# 3.8 % (mean): the part of a tile's additions to totals that nothing hides, and
-# what they are times that with scales of lines; cycles of a slab's scales; how
-# much of all, and of the barriers, one, two and three consumers let one see;
-# and `_STORED` of these. None was of swapped operands or of one consumer.
+# Of 8 bits that are promoted, fitted to 150 of an H100, 3.0 % off in the mean:
+# the part of a tile's additions to totals that nothing hides, and what they are
+# times that with scales of lines; cycles of a slab's scales; how much of all,
+# and of the barriers, one, two and three consumers let one see; and `_STORED`
+# of these. None was of swapped operands or of one consumer.
 _ADDED, _LINES_ADD, _SCALED = 0.5, 3, 65
 _SEEN, _STORED_8 = (2.0, 1.0, 0.5), 0.35
+# Of these by blocks, with three consumers: the slabs after which a block that
+# is alone has fallen behind others that read the same, what that takes of each
+# slab, in cycles, and what a cluster does.
+_TOGETHER, _BEHIND, _PAIRED = 400, 100, 25
 
 
 def choose(problem: Problem, *, any_rows: bool = False) -> Config:
@@ -197,7 +201,11 @@ def _slab(
   if is_added:
     added = _ADDED * bm * bn / 128 * (_LINES_ADD if p.has_lines else 1)
     idle = fit.barrier + added + _SCALED * p.has_blocks
-    return slab + idle * _SEEN[1 if cfg.swap_ab else cfg.consumers - 1]
+    slab += idle * _SEEN[1 if cfg.swap_ab else cfg.consumers - 1]
+    if cfg.consumers < 3 or not p.has_blocks or p.has_lines:
+      return slab
+    falls_behind = cfg.blocks == 1 and rounds * plan.tiling.slabs > _TOGETHER
+    return slab + _BEHIND * falls_behind + _PAIRED * (cfg.blocks > 1)
   shared_m = fit.share_m if cfg.cluster_m > 1 else 0
   shared_n = fit.share_n if cfg.cluster_n > 1 else 0
   return slab + fit.barrier + shared_m + shared_n

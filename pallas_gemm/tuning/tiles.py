@@ -227,6 +227,8 @@ def _gains_by_sharing(
   128 bytes; at 32 where they straddle sectors (`odd_sizes`). What is loaded in
   atoms of 32 columns takes longer.
   """
+  if fitted.pairs_stay_together(problem, config):
+    return True
   rate = 32 if straddles else 59
   columns = config.block_n * problem.products
   if problem.along or (not problem.b.k_last and columns % 64):
@@ -252,6 +254,8 @@ def _suits_cluster(
     return slow and rows >= cfg.cluster_m and columns >= cfg.cluster_n
   if straddles and min(rows, columns) >= _STRIP:
     return True
+  if fitted.pairs_stay_together(p, cfg) and rows > 1:
+    return columns % 2 == 0 or columns >= _STRIP
   if cfg.cluster_m > 1:
     hangs_over = p.b.k_last and p.n % cfg.block_n
     return not hangs_over and rows % cfg.cluster_m == 0
