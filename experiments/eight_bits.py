@@ -314,11 +314,11 @@ class Layer(case_lib.Case):
       hidden = jax.nn.silu(x["x"] @ x["gate"]) * (x["x"] @ x["up"])
       return hidden @ x["down"]
 
+    recipes = {x: Recipe(scaling=x) for x in ("row", "block", "tensor")}
+    recipes["row fast"] = Recipe(scaling="row", fast_accumulation=True)
     found = {
-      f"{case_lib.OURS} {scaling}": functools.partial(
-        ours, quantize=Recipe(scaling=scaling)
-      )
-      for scaling in ("row", "block", "tensor")
+      f"{case_lib.OURS} {name}": functools.partial(ours, quantize=recipe)
+      for name, recipe in recipes.items()
     }
     found |= {f"{case_lib.OURS} bf16": ours, "jnp.dot": plain}
     return {name: grads(fn) for name, fn in found.items()}
@@ -358,7 +358,7 @@ def cases(chosen: Sequence[str], seed: int = 0) -> Iterator[case_lib.Case]:
   if "grouped" in chosen:
     for m, groups, k, n in GROUPED:
       for pass_, of in (("forward", "block"), ("dw", "line")):
-        for kind in ("row", of):
+        for kind in ("row", "row fast", of):
           yield Product("grouped", m, n, k, kind, F8, groups, pass_)
         yield In16Bits("grouped", m, n, k, "row", F8, groups, pass_)
   if "layer" in chosen:
