@@ -2,6 +2,7 @@
 
   python -m experiments.release                   what is not done yet
   python -m experiments.release --seconds=480     what fits into that
+  python -m experiments.release --gpus=4          a piece on each at a time
   python -m experiments.release --list            the pieces, and what is done
   python -m experiments.release --only=dense-1    a piece, once more
   python -m experiments.release --finish          puts what there is
@@ -21,6 +22,7 @@ Exit status: 0; 1 if a piece failed; 2 for a command that can't be carried out;
 """
 
 from collections.abc import Mapping, Sequence
+from concurrent import futures
 import hashlib
 import json
 import math
@@ -30,6 +32,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from typing import Any, NamedTuple
 
@@ -56,8 +59,9 @@ tests-calls gpu_tests 320 pytest tests/test_ops_gpu.py -k random_calls
 tests-ragged gpu_tests 320 pytest tests/test_ops_ragged_gpu.py
 tests-eight-bits gpu_tests 240 pytest tests/test_ops_eight_bits_gpu.py
 tests-float32 gpu_tests 240 pytest tests/test_ops_float32_gpu.py
-tests-others gpu_tests 200 pytest tests/test_ops_mesh_gpu.py\
- tests/test_triton_dense.py tests/test_tuning_autotune.py
+tests-mesh gpu_tests 100 pytest tests/test_ops_mesh_gpu.py
+tests-others gpu_tests 100 pytest tests/test_triton_dense.py\
+ tests/test_tuning_autotune.py
 ladder ladder 160 ladder --shapes=4096x4096x4096,4096x8192x4096,8192x8192x8192
 sweep sweep 260 ladder --sweep
 counters counters 160 counters
@@ -96,6 +100,9 @@ _SECONDS = flags.DEFINE_integer(
   "Start no piece that would end later, by what it took before or an estimate.",
   lower_bound=1,
   allow_override=True,  # experiments.tune has one of this name
+)
+_GPUS = flags.DEFINE_integer(
+  "gpus", 1, "GPUs that have a piece at a time; the first ones.", lower_bound=1
 )
 _LIST = flags.DEFINE_bool("list", False, "List the pieces; measure nothing.")
 _ONLY = flags.DEFINE_list("only", [], "Run these pieces, done or not.")
@@ -198,9 +205,14 @@ def versions() -> dict[str, str | None]:
   return found
 
 
-def execute(piece: Piece, folder: pathlib.Path) -> int:
-  """Runs a piece; what it prints goes to a file. Gives its exit status."""
+def execute(piece: Piece, folder: pathlib.Path, gpu: int | None = None) -> int:
+  """Runs a piece, on all GPUs or on one. Gives its exit status.
+
+  What it prints goes to a file.
+  """
   env = os.environ | {cache.FOLDER_VARIABLE: str(folder / "tuned")}
+  if gpu is not None:
+    env[provenance.GPU_VARIABLE] = str(gpu)
   if piece.file == TESTS:  # several processes share the GPU's memory
     env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
   command = [sys.executable, *piece.arguments(folder)]
@@ -209,27 +221,69 @@ def execute(piece: Piece, folder: pathlib.Path) -> int:
     return subprocess.run(command, stdout=output, **how).returncode
 
 
-def measure(state: State, taken: Sequence[Piece]) -> None:
-  """Runs pieces, those that fit into --seconds, and keeps how each ended."""
-  began = time.monotonic()
-  for piece in taken:
-    left = (_SECONDS.value or math.inf) - (time.monotonic() - began)
-    if state.seconds(piece) > left:
-      continue
+class Queue:
+  """Pieces that wait for a GPU.
+
+  Attributes:
+    state: of the release.
+    waiting: the pieces, in order.
+    began: when the first one started.
+  """
+
+  def __init__(self, state: State, taken: Sequence[Piece]) -> None:
+    self.state, self.waiting, self.began = state, list(taken), time.monotonic()
+    self._lock = threading.Lock()
+
+  def run(self, gpu: int | None = None) -> None:
+    """Runs pieces, those that fit into --seconds, until none is left."""
+    try:
+      while piece := self._next():
+        self._measure(piece, gpu)
+    finally:  # after an error no other GPU goes on either
+      self.waiting.clear()
+
+  def _next(self) -> Piece | None:
+    left = (_SECONDS.value or math.inf) - (time.monotonic() - self.began)
+    with self._lock:
+      fit = (x for x in self.waiting if self.state.seconds(x) <= left)
+      if piece := next(fit, None):
+        self.waiting.remove(piece)
+      return piece
+
+  def _measure(self, piece: Piece, gpu: int | None) -> None:
+    """Runs a piece, and keeps how it ended."""
+    state = self.state
     state.check(state.of | {"commit": clean_commit()}, *_GO_BACK)
-    about = {"command": piece.command, "start": provenance.utc()}
-    state.done[piece.name] = about
-    state.write()
+    about: dict[str, Any] = {"command": piece.command}
+    about["start"] = provenance.utc()
     folder = state.folder / piece.name
     shutil.rmtree(folder, ignore_errors=True)
+    with self._lock:
+      state.done[piece.name] = about
+      state.write()
     folder.mkdir()
     cli.say(f"{piece.name}: {piece.command}")
     start = time.monotonic()
-    about["status"] = status = execute(piece, folder)
-    about["seconds"] = took = round(time.monotonic() - start, 1)
-    state.write()
+    status = execute(piece, folder, gpu)
+    took = round(time.monotonic() - start, 1)
+    with self._lock:
+      about |= {"status": status, "seconds": took}
+      state.write()
     words = f"FAILED with {status}, see {folder / OUTPUT}" if status else "done"
     cli.say(f"{piece.name}: {words}, {took:.0f} s")
+
+
+def measure(state: State, taken: Sequence[Piece]) -> None:
+  """Runs pieces, on one GPU or on several, and keeps how each ended."""
+  queue, count = Queue(state, taken), _GPUS.value
+  if count == 1:
+    queue.run()
+    return
+  with futures.ThreadPoolExecutor(count) as pool:
+    try:
+      list(pool.map(queue.run, range(count)))
+    finally:  # nor after Ctrl-C
+      queue.waiting.clear()
 
 
 def finish(state: State) -> None:

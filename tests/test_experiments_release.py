@@ -4,6 +4,7 @@ from importlib import util
 import json
 import pathlib
 import re
+import threading
 
 import pytest
 
@@ -29,11 +30,12 @@ class Machine:
 
   def __init__(self):
     self.commit, self.versions = COMMIT, dict(GPU)
-    self.ran, self.ends, self.fields = [], {}, {}
+    self.ran, self.ends, self.fields, self.gpus = [], {}, {}, set()
 
-  def execute(self, piece, folder):
+  def execute(self, piece, folder, gpu=None):
     assert not [*folder.iterdir()]
     self.ran.append(piece.name)
+    self.gpus.add(gpu)
     (folder / release.OUTPUT).write_text(SUMMARY)
     status = self.ends.get(piece.name, lambda: 0)()
     if piece.file != release.TESTS and status != 2:
@@ -149,6 +151,7 @@ def test_all_pieces_pass(run, machine, names, results):
   assert "-m gpu" in first and "tests/test_ladder_gpu.py" in first
   assert first.endswith("- no\n\n1 failed, 2 passed in 9s")
   assert run()[0] == 0 and machine.ran == names  # nothing is left
+  assert machine.gpus == {None}  # each sees all
 
 
 def test_a_run_goes_on_where_it_was_ended(run, machine, names):
@@ -162,6 +165,30 @@ def test_a_run_goes_on_where_it_was_ended(run, machine, names):
   machine.ends = {}
   assert run()[0] == 0  # last what may never end
   assert machine.ran[4:] == [*names[4:], names[3]]
+
+
+def test_several_gpus_share_the_pieces(run, machine, names, results):
+  everywhere = threading.Barrier(3)
+
+  def together():
+    everywhere.wait(60)
+    return 0
+
+  machine.ends = dict.fromkeys(names[:3], together)
+  assert run("--gpus=3")[0] == 0
+  assert sorted(machine.ran) == sorted(names) and machine.gpus == {0, 1, 2}
+  assert len(rows.read(results / "dense.jsonl")) == 3
+
+
+def test_no_gpu_goes_on_after_an_error(run, machine, names):
+  def edited():
+    machine.commit = "another"
+    return 0
+
+  machine.ends = dict.fromkeys(names[:2], edited)
+  with pytest.raises(cli.FlagError, match="want commit"):
+    run("--gpus=2")
+  assert len(machine.ran) == 2
 
 
 def test_no_piece_is_started_that_would_not_fit(run, machine, pieces):

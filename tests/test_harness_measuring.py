@@ -115,7 +115,7 @@ def nvml(monkeypatch):
   }
 
   class Library:
-    refused = ()
+    refused, index = (), None
 
     def nvmlSystemGetDriverVersion(self, text, size):
       text.value = b"580.95.05"
@@ -123,6 +123,8 @@ def nvml(monkeypatch):
 
     def __getattr__(self, name):
       def call(*args):
+        if name == "nvmlDeviceGetHandleByIndex_v2":
+          self.index = args[0]
         if name in answers:
           args[-1]._obj.value = answers[name]
         return int(name in self.refused)
@@ -143,6 +145,15 @@ def test_nvml_is_asked(nvml):
   assert provenance._driver() == "580.95.05"
   nvml.refused = ("nvmlDeviceGetPowerUsage",)
   assert provenance.read_load() == provenance.Load(1980, None, 54)
+
+
+@pytest.mark.parametrize("visible, index", [("", 0), ("2,3", 2), ("GPU-a", 0)])
+def test_nvml_is_asked_of_the_gpu_that_cuda_sees(
+  nvml, monkeypatch, visible, index
+):
+  monkeypatch.setenv(provenance.GPU_VARIABLE, visible)
+  provenance.read_load()
+  assert nvml.index == index
 
 
 def test_without_nvml_nothing_is_known(nvml, monkeypatch):

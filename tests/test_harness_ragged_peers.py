@@ -93,6 +93,30 @@ def test_examples_get_six_configs_that_fit(gpu, examples):
       configs(pass_, n=1407)
 
 
+@pytest.mark.parametrize("pass_", ["forward", "dx", "dw"])
+def test_cublas_computes_every_pass(gpu, monkeypatch, pass_):
+  """By a stand-in that takes letters of operands as the library does."""
+
+  def indexed_linear(a, b, out, counts, *, subscripts, C, Z, **sizes):
+    del C, sizes
+    of_a, of_b, of_out = subscripts
+    group = jnp.repeat(jnp.arange(len(counts)), counts, total_repeat_length=Z)
+    if of_out == "uv":
+      one = jax.nn.one_hot(group, len(counts))
+      return jnp.einsum("zg,zu,zv->guv", one, a, b).astype(out.dtype)
+    found = jnp.einsum(f"z{of_a},z{of_b}->z{of_out}", a, b[group])
+    return found.astype(out.dtype)
+
+  with pytest.raises(NotImplementedError, match="is not installed"):
+    ragged_peers.cublas(case(pass_))
+  module = types.ModuleType("cuequivariance_ops_jax")
+  module.__version__, module.indexed_linear = "0.13", indexed_linear
+  monkeypatch.setitem(sys.modules, module.__name__, module)
+  [(fn, config)] = ragged_peers.cublas(case(pass_))
+  assert config == {"cuequivariance_ops_jax": "0.13"}
+  assert_computes(case(pass_), jax.jit(fn))
+
+
 # XLA's own, and its fusion.
 
 
@@ -264,6 +288,7 @@ def test_without_a_gpu_peers_say_so():
   assert reasons == {
     "lax.ragged_dot fused": "XLA has it for GPUs",
     "jax_ragged_dot_mgpu": needs,
+    "cublas grouped": needs,
     "tokamax mosaic": needs,
     "tokamax triton": needs,
   }

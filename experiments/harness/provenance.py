@@ -21,6 +21,8 @@ import jaxlib
 SAMPLE_EVERY_S = 0.05
 # Names the code's version where there is no git to ask (an unpacked archive).
 COMMIT_VARIABLE = "PALLAS_GEMM_COMMIT"
+# Numbers or names of the GPUs that CUDA sees; NVML sees all.
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Of NVML.
 _CLOCK_SM, _TEMPERATURE_GPU = 1, 0
@@ -95,14 +97,16 @@ def read_load() -> Load:
 
 @functools.cache
 def _nvml() -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
-  """NVML, which comes with the driver, and the first GPU's handle."""
+  """NVML, which comes with the driver, and the handle of the first GPU."""
   try:
     nvml = ctypes.CDLL("libnvidia-ml.so.1")
   except OSError:
     return None
   gpu = ctypes.c_void_p()
+  first, _, _ = os.environ.get(GPU_VARIABLE, "0").partition(",")
+  index = int(first) if first.isdigit() else 0
   failed = nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByIndex_v2(
-    0, ctypes.byref(gpu)
+    index, ctypes.byref(gpu)
   )
   return None if failed else (nvml, gpu)
 

@@ -39,6 +39,10 @@ FUSED = Claim(
 EXAMPLE = Claim(
   "^body_mosaic_gpu_kernel", "it needs the kernel that JAX calls body"
 )
+CUBLAS = Claim(
+  "(?i)cublas|cutlass|nvjet|gemm",
+  "it needs cuBLAS' kernels for groups",
+)
 TOKAMAX = {
   "mosaic": Claim(
     r"^ragged_(contracting_dim_)?dot_sm\d+\w*_mosaic_gpu_kernel",
@@ -186,6 +190,40 @@ def _blocks(case: Any, config: dict[str, int]) -> list[tuple[int, int]]:
     return [(case.k, config["block_m"]), (case.n, block_n)]
   summed, n = (case.n, case.k) if case.pass_ == "dx" else (case.k, case.n)
   return [(summed, config["block_k"]), (n, block_n * config["grid_block_n"])]
+
+
+def cublas(case: Any) -> list[Candidate]:
+  """cuBLAS' products of groups, as cuequivariance_ops_jax calls them.
+
+  Sizes of groups are read on the device, but the workspace is the library's.
+
+  Raises:
+    NotImplementedError: it is not installed, or there is no GPU for it.
+  """
+  needs_hopper()
+  try:
+    module = importlib.import_module("cuequivariance_ops_jax")
+  except ImportError as error:
+    raise NotImplementedError(f"it is not installed: {error}") from None
+  rows, weights = case.m, (case.groups, case.k, case.n)
+  # Operands; letters of these and the result; columns of A and of the result.
+  names, letters, u, v, shape = {
+    "forward": (
+      ("lhs", "rhs"), ("u", "uv", "v"), case.k, case.n, (rows, case.n)
+    ),
+    "dx": (("dout", "rhs"), ("u", "vu", "v"), case.n, case.k, (rows, case.k)),
+    "dw": (("lhs", "dout"), ("u", "v", "uv"), case.k, case.n, weights),
+  }[case.pass_]  # fmt: skip
+  out = jax.ShapeDtypeStruct(shape, jnp.dtype(case.dtype))
+
+  def call(**given):
+    a, b = (given[x] for x in names)
+    return module.indexed_linear(
+      a, b, out, given["group_sizes"],
+      u=u, v=v, C=case.groups, Z=rows, subscripts=letters, coefficient=1.0,
+    )  # fmt: skip
+
+  return [Candidate(call, {"cuequivariance_ops_jax": module.__version__})]
 
 
 def tokamax(
