@@ -62,6 +62,7 @@ tests-float32 gpu_tests 240 pytest tests/test_ops_float32_gpu.py
 tests-mesh gpu_tests 100 pytest tests/test_ops_mesh_gpu.py
 tests-others gpu_tests 100 pytest tests/test_triton_dense.py\
  tests/test_tuning_autotune.py
+sanitizer gpu_tests 300 make sanitize
 ladder ladder 160 ladder --shapes=4096x4096x4096,4096x8192x4096,8192x8192x8192
 sweep sweep 260 ladder --sweep
 counters counters 160 counters
@@ -117,12 +118,17 @@ class Piece(NamedTuple):
   seconds: int
   command: str
 
-  def arguments(self, folder: pathlib.Path) -> list[str]:
-    """What follows the interpreter's path."""
-    module, *given = shlex.split(self.command)
+  def arguments(
+    self, folder: pathlib.Path, python: str = sys.executable
+  ) -> list[str]:
+    """What is run."""
+    program, *given = shlex.split(self.command)
+    if program == "make":
+      return [program, *given, f"PYTHON={python}"]
     if self.file == TESTS:
-      return ["-m", module, *_PYTEST.split(), *given]
-    return ["-m", f"experiments.{module}", *given, f"--output_dir={folder}"]
+      return [python, "-m", program, *_PYTEST.split(), *given]
+    module = f"experiments.{program}"
+    return [python, "-m", module, *given, f"--output_dir={folder}"]
 
 
 def seeds(commit: str) -> list[int]:
@@ -215,7 +221,7 @@ def execute(piece: Piece, folder: pathlib.Path, gpu: int | None = None) -> int:
     env[provenance.GPU_VARIABLE] = str(gpu)
   if piece.file == TESTS:  # several processes share the GPU's memory
     env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-  command = [sys.executable, *piece.arguments(folder)]
+  command = piece.arguments(folder)
   how = {"cwd": _ROOT, "env": env, "stderr": subprocess.STDOUT}
   with (folder / OUTPUT).open("w") as output:
     return subprocess.run(command, stdout=output, **how).returncode
@@ -328,7 +334,7 @@ def _words(state: State, piece: Piece) -> str:
   """What gpu_tests.txt says of tests: what ran, what failed, how many."""
   lines = (state.folder / piece.name / OUTPUT).read_text().splitlines()
   failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-  command = shlex.join(["python3", *piece.arguments(state.folder)])
+  command = shlex.join(piece.arguments(state.folder, "python3"))
   where = "commit {commit}, {device}, driver {driver}, jax {jax}"
   count = lines[-1].strip("= ")
   return "\n".join([command, where.format(**state.of), *failed, "", count, ""])
