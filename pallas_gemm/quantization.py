@@ -302,6 +302,17 @@ def largest(dtype: str) -> float:
   return 127.0 if dtype == "int8" else float(jnp.finfo(dtype).max)
 
 
+def maxima(x: jax.Array, dtype: str, block: Block) -> jax.Array:
+  """The largest finite |x| of each block; of int8 NaN if any is not finite."""
+  is_finite = jnp.isfinite(x)
+  amax = _reduced(jnp.where(is_finite, jnp.abs(x), 0.0), block)
+  if dtype != "int8":
+    return amax
+  # Which has no NaN. A maximum of NaN is none in XLA's programs for CPUs.
+  lost = _reduced(jnp.where(is_finite, 0.0, 1.0), block)
+  return jnp.where(lost > 0, jnp.nan, amax)
+
+
 def scale_of(amax: jax.Array, dtype: str, power_of_two: bool) -> jax.Array:
   """The scales of blocks with these largest magnitudes; NaN of NaN."""
   most = np.float32(largest(dtype))
@@ -341,13 +352,7 @@ def rounded(scaled: jax.Array, dtype: str) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _quantize(x, dtype: str, block, power_of_two: bool) -> Quantized:
   x = x.astype(jnp.float32)
-  is_finite = jnp.isfinite(x)
-  amax = _reduced(jnp.where(is_finite, jnp.abs(x), 0.0), block)
-  if dtype == "int8":
-    # Which has no NaN. A maximum of NaN is none in XLA's programs for CPUs.
-    lost = _reduced(jnp.where(is_finite, 0.0, 1.0), block)
-    amax = jnp.where(lost > 0, jnp.nan, amax)
-  scale = scale_of(amax, dtype, power_of_two)
+  scale = scale_of(maxima(x, dtype, block), dtype, power_of_two)
   values = rounded(x * _spread(1 / scale, x.shape), dtype)
   return Quantized(values, scale)
 

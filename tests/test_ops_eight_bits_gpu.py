@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from pallas_gemm import Recipe, numerics, quantize
+from pallas_gemm import Recipe, numerics, quantization, quantize
 from pallas_gemm.kernels.sm90 import quantizing
 from pallas_gemm.kernels.sm90.config import Config
 from tests.support.ops import SUMS
@@ -127,14 +127,33 @@ def test_derivatives_are_those_of_xla(scaling, forward, kind):
     assert np.linalg.norm(np.asarray(ours - theirs, np.float64)) <= off
 
 
+def special(source):
+  """Of many exponents, some not finite."""
+  rng = np.random.default_rng(0)
+  exponents = np.exp2(rng.integers(-40, 14, (300, 264)))
+  x = jnp.asarray(rng.standard_normal((300, 264)) * exponents, source)
+  return x.at[0, :3].set(jnp.array([jnp.nan, jnp.inf, -jnp.inf], source))
+
+
+@pytest.mark.parametrize("dtype", (*FLOATS, "int8"))
+@pytest.mark.parametrize("source", ("bfloat16", "float32"))
+def test_bits_of_maxima(source, dtype):
+  x, rng = special(source), np.random.default_rng(1)
+  columns, rows = normal(rng, 1, 264).at[0, 7].set(3e38), normal(rng, 1, 300)
+  factors = quantizing.Factors(columns, rows)
+  got = quantizing.maxima_both(x, factors, dtype)
+  x = x.astype(jnp.float32)
+  of_rows = quantization.maxima(x * columns, dtype, (1, None))[:, 0]
+  of_columns = quantization.maxima(x * rows.T, dtype, (None, 1))[0]
+  for ours, theirs in zip(got, (of_rows, of_columns)):
+    assert np.array_equal(ours, theirs, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", (*FLOATS, "int8"))
 @pytest.mark.parametrize("source", ("bfloat16", "float32"))
 @pytest.mark.parametrize("scaling", ("rows", "blocks"))
 def test_bits_of_both_orders(scaling, source, dtype):
-  rng = np.random.default_rng(0)
-  exponents = np.exp2(rng.integers(-40, 14, (300, 264)))
-  x = jnp.asarray(rng.standard_normal((300, 264)) * exponents, source)
-  x = x.at[0, :3].set(jnp.array([jnp.nan, jnp.inf, -jnp.inf], source))
+  x = special(source)
   got = quantizing.quantize_both(x, dtype, scaling=scaling)
   block = (1, 128) if scaling == "rows" else (128, 128)
   q, t = (quantize(v, dtype, block=block) for v in (x, x.T))

@@ -10,6 +10,7 @@ import pytest
 from experiments.harness import compiled as compiled_lib
 from pallas_gemm import quantization
 from pallas_gemm.kernels.sm90 import quantized_tile, quantizing
+from pallas_gemm.ops import both_orders
 from tests.support import interpret, mutations
 
 E4M3, E5M2, INT8 = quantization.DTYPES
@@ -27,8 +28,8 @@ def matrix(shape, dtype, *, special=True):
     x = rng.standard_normal(shape) * np.exp2(rng.integers(-40, 14, shape))
     x = x.astype(dtype)
   if special:
-    x[-1] = 0
-    x[0, :3] = np.array([np.nan, np.inf, -np.inf])[: shape[1]]
+    x[..., -1, :] = 0
+    x[..., 0, :3] = np.array([np.nan, np.inf, -np.inf])[: shape[-1]]
   return jnp.asarray(x)
 
 
@@ -99,6 +100,46 @@ def test_bits(shape, source, dtype, power_of_two, scaling):
   assert not report.races_found and report.kernels == 1
 
 
+# Factors of columns and of rows: vectors, or one number.
+MAXIMA = (
+  ((1, 1), "bfloat16", E4M3, "vectors"),
+  ((130, 300), "bfloat16", INT8, "vectors"),
+  ((256, 128), "float16", E5M2, "number"),
+  ((130, 129), "float32", E4M3, "vectors"),
+  ((2, 3, 140), "float32", INT8, "number"),
+  ((2, 129, 64), "bfloat16", E5M2, "vectors"),
+)
+
+
+@pytest.mark.parametrize("shape, source, dtype, kind", MAXIMA)
+def test_maxima(shape, source, dtype, kind):
+  """Those of XLA, of products some of which are not finite."""
+  x = matrix(shape, source)
+  factors = [jnp.full((1, 1), 0.3)] * 2
+  if kind == "vectors":
+    lead = shape[0] if len(shape) == 3 else 1
+    sizes = [(lead, n) for n in (shape[-1], shape[-2])]
+    factors = [jnp.asarray(matrix(s, "float32", special=False)) for s in sizes]
+    factors[0] = factors[0].at[:, -1].set(3e38)
+  with interpret.interpreted(detect_races=True) as report:
+    how = quantizing.Factors(*factors), dtype
+    got = jax.block_until_ready(quantizing.maxima_both(x, *how))
+  assert not report.races_found and report.kernels == 1
+  want = both_orders.maxima(x.reshape(-1, *shape[-2:]), *factors, dtype)
+  lost = [bool(jnp.isnan(v).any()) for v in want]
+  assert lost == [dtype == "int8"] * 2
+  assert all(same(v, w.reshape(v.shape)) for v, w in zip(got, want))
+
+
+def test_maxima_of_mapped_matrices():
+  x = jnp.stack([matrix((2, 5, 7), "float32") * n for n in (1, 2, 3)])
+  columns, rows = jnp.linspace(1, 2, 42).reshape(3, 2, 7), jnp.ones((1, 1))
+  of_one = lambda *v: both_orders.maxima(*v, rows, INT8)  # noqa: E731
+  got = jax.vmap(of_one)(x, columns)
+  each = zip(*map(of_one, x, columns))
+  assert all(map(same, got, map(jnp.stack, each)))
+
+
 def test_matrices_are_quantised_one_by_one():
   x = jnp.stack(
     [matrix((130, 140), "bfloat16"), matrix((130, 140), "bfloat16")]
@@ -133,6 +174,8 @@ def example(shape, source, dtype, scaling):
   """See `compiled.compile_example`."""
 
   def both(x, *vectors):
+    if scaling == "maxima":
+      return quantizing.maxima_both(x, quantizing.Factors(*vectors), dtype)
     if vectors:
       of_x, of_transpose = vectors[:2], vectors[2:]
       factors = quantizing.Factors(*of_x), quantizing.Factors(*of_transpose)
@@ -140,7 +183,7 @@ def example(shape, source, dtype, scaling):
     return quantizing.quantize_both(x, dtype, scaling=scaling)
 
   r, c = (jax.ShapeDtypeStruct((1, n), "float32") for n in shape)
-  vectors = (c, r, r, c) if scaling == "given" else ()
+  vectors = {"given": (c, r, r, c), "maxima": (c, r)}.get(scaling, ())
   return both, [jax.ShapeDtypeStruct(tuple(shape), source), *vectors]
 
 
@@ -155,6 +198,10 @@ def example(shape, source, dtype, scaling):
     ((8192, 8192), "float32", E4M3, "rows", 2),
     ((8192, 8192), "float32", E5M2, "blocks", 2),
     ((8192, 8192), "bfloat16", E4M3, "given", 3),
+    ((8192, 8192), "bfloat16", E4M3, "maxima", 4),
+    ((8192, 8192), "bfloat16", INT8, "maxima", 4),
+    ((8192, 8192), "float32", E4M3, "maxima", 3),
+    ((4001, 1000), "float16", E5M2, "maxima", 4),
     ((4001, 1000), "bfloat16", E4M3, "rows", 3),
     ((33, 40), "float32", INT8, "blocks", 2),
   ),
@@ -175,6 +222,6 @@ def test_instructions(shape, source, dtype, scaling, blocks):
   # Columns of 16 bits are transposed on their way.
   assert kernel.has(r"LDSM\.16\.MT88\.4") == (source != "float32")
   cast = {E4M3: r"F2FP\.SATFINITE\.E4M3\S*", E5M2: r"F2FP\.SATFINITE\.E5M2\S*"}
-  if dtype in cast:
+  if dtype in cast and scaling != "maxima":
     count = len(re.findall(cast[dtype], kernel.sass))
     assert count == 2 * 128 * 128 // 128 // 2

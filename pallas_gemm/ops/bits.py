@@ -59,6 +59,16 @@ class View(NamedTuple):
     size = dict(zip(self.word, v.shape))
     return v.reshape([math.prod(size[c] for c in part) for part in self])
 
+  def vector(self, factor, letters: str, size: dict[str, int]) -> jax.Array:
+    """What has these letters is multiplied by: [matrices, .], or [1, 1]."""
+    value, word = factor
+    if not word:
+      return jnp.asarray(value, jnp.float32).reshape(1, 1)
+    letters = self.batch + letters
+    value = spec_lib.lifted(value, word, letters)
+    value = jnp.broadcast_to(value, [size[c] for c in letters])
+    return value.reshape(math.prod(size[c] for c in self.batch), -1)
+
 
 def view_of(v: jax.Array, word: str, free: str, along: str) -> View | None:
   """An operand as matrices, one of whose dimensions is what is summed over.
@@ -104,6 +114,33 @@ def scale_of(
   return bits.scale, bits.of_scale
 
 
+def scales_of_both(
+  recipe: Recipe,
+  dtype: str,
+  v: jax.Array,
+  view: View,
+  along: str,
+  inside: Sequence[tuple[Any, str]],
+) -> list[tuple[jax.Array, str]]:
+  """Those of rows along `along`, and along the other side, from one read.
+
+  Args:
+    inside: what is multiplied along each beforehand, with its letters.
+  """
+  size = dict(zip(view.word, v.shape))
+  order = 1 if view.columns == along else -1
+  sides = view.columns, view.rows
+  factors = (view.vector(*x, size) for x in zip(inside[::order], sides))
+  found = both_orders.maxima(view.matrices(v), *factors, dtype)
+  made = []
+  for amax, side in zip(found, sides[::-1]):
+    scale = quantization.scale_of(amax, dtype, recipe.power_of_two)
+    word = view.batch + side
+    shape = [size[c] for c in word]
+    made.append(scales.named(scale.reshape(shape), word, shape))
+  return made[::order]
+
+
 def in_blocks(
   recipe: Recipe, dtype: str, v: jax.Array, view: View, along: str, square: bool
 ) -> tuple[Bits, Bits]:
@@ -147,22 +184,11 @@ def by_scales(
   size = dict(zip(view.word, v.shape))
   views = [view, view.transposed]
   order = 1 if view.columns == along else -1
-  matrices = math.prod(size[c] for c in view.batch)
-
-  def vector(factor, letters):
-    value, word = factor
-    if not word:
-      return jnp.asarray(value, jnp.float32).reshape(1, 1)
-    letters = view.batch + letters
-    value = spec_lib.lifted(value, word, letters)
-    value = jnp.broadcast_to(value, [size[c] for c in letters])
-    return value.reshape(matrices, -1)
-
   values = both_orders.by_factors(
     view.matrices(v),
     *(
-      (vector(columns, of.columns), vector(rows, of.rows))
-      for (columns, rows), of in zip(factors[::order], views)
+      [view.vector(*x, size) for x in zip(of_one, (of.columns, of.rows))]
+      for of_one, of in zip(factors[::order], views)
     ),
     dtype,
   )

@@ -1,5 +1,7 @@
 """Arrays quantised along both of their dimensions, from one read on Hopper.
 
+Or the maxima of which scales along each are made.
+
 A primitive, since only its lowering knows whether the array lies on one device:
 there the kernel of `quantizing` runs, elsewhere XLA makes the same bits.
 """
@@ -53,6 +55,21 @@ def by_factors(
   return both_p.bind(x, *factors, *factors_t, scaling="given", **how)
 
 
+def maxima(
+  x: jax.Array, columns: jax.Array, rows: jax.Array, dtype: str
+) -> list[jax.Array]:
+  """The largest magnitudes of rows, [B, R], and of columns, [B, C].
+
+  Args:
+    x: [B, R, C].
+    columns: their factors for the maxima of rows, [B or 1, C or 1].
+    rows: their factors for the maxima of columns, [B or 1, R or 1].
+    dtype: of the values that scales are made for.
+  """
+  how = {"dtype": dtype, "power_of_two": False}
+  return both_p.bind(x, columns, rows, scaling="maxima", **how)
+
+
 def _by_xla(x, *given, scaling: str, dtype: str, power_of_two: bool):
   swap = functools.partial(jnp.swapaxes, axis1=-1, axis2=-2)
   if scaling == "given":
@@ -61,6 +78,11 @@ def _by_xla(x, *given, scaling: str, dtype: str, power_of_two: bool):
       v = v.astype(jnp.float32) * columns[..., None, :] * rows[..., None]
       found.append(quantization.rounded(v, dtype))
     return found
+  if scaling == "maxima":
+    (columns, rows), v = given, x.astype(jnp.float32)
+    v, t = v * columns[..., None, :], v * rows[..., None]
+    v = quantization.maxima(v, dtype, (1, 1, None))[..., 0]
+    return [v, quantization.maxima(t, dtype, (1, None, 1))[:, 0]]
   block = (1, BLOCK, BLOCK) if scaling == "blocks" else (1, 1, BLOCK)
   how = {"block": block, "power_of_two": power_of_two}
   q = quantization.quantize(x, dtype, **how)
@@ -78,6 +100,9 @@ def _by_kernel(x, *given, scaling: str, dtype: str, power_of_two: bool):
     if scaling == "given":
       factors = quantizing.Factors(*given[:2]), quantizing.Factors(*given[2:])
       return list(quantizing.cast_both(x, *factors, dtype))
+    if scaling == "maxima":
+      factors = quantizing.Factors(*given)
+      return list(quantizing.maxima_both(x, factors, dtype))
     how = {"scaling": scaling, "power_of_two": power_of_two}
     return list(quantizing.quantize_both(x, dtype, **how))
 
@@ -91,9 +116,12 @@ def _abstract_eval(*avals, scaling: str, dtype: str, power_of_two: bool):
     "blocks": [(rows_of, columns_of), (columns_of, rows_of)],
     "given": [None, None],
   }
-  shapes = [(rows, columns), scales[scaling][0]]
-  shapes += [(columns, rows), scales[scaling][1]]
-  dtypes = [dtype, jnp.float32] * 2
+  if scaling == "maxima":
+    shapes, dtypes = [(rows,), (columns,)], [jnp.float32] * 2
+  else:
+    shapes = [(rows, columns), scales[scaling][0]]
+    shapes += [(columns, rows), scales[scaling][1]]
+    dtypes = [dtype, jnp.float32] * 2
   return [
     compat.shaped_like(avals, (matrices, *shape), jnp.dtype(kind))
     for shape, kind in zip(shapes, dtypes)

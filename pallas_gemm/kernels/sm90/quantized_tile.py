@@ -35,7 +35,8 @@ class Tile:
   """A tile of x in shared memory, and what becomes of it.
 
   Attributes:
-    tile, out, out_t: x, its values, and those of its transpose, in pieces.
+    tile, out, out_t: x, its values, and those of its transpose, in pieces; the
+      latter two are None if the maxima of products are all that is wanted.
     maxima: the largest magnitude of each row.
     reduced: a barrier: the maxima are there.
     dtype, power_of_two: as of `quantize_both`.
@@ -43,8 +44,8 @@ class Tile:
   """
 
   tile: Any
-  out: Any
-  out_t: Any
+  out: Any = None
+  out_t: Any = None
   maxima: Any
   reduced: Any
   dtype: str
@@ -75,37 +76,62 @@ class Tile:
     pieces, _, width = self.tile.shape
     for start in range(0, BLOCK, _ROWS):
       at = pl.ds(start, _ROWS)
-      parts = [
-        (self.tile.at[i, at], self.out.at[i, at], corner[1] + i * width)
-        for i in range(pieces)
-      ]
+
+      def part(i, at=at):
+        return self.tile.at[i, at], (self.out, i, at), corner[1] + i * width
+
       own = pl.ds(corner[0] + start, _ROWS)
-      self._quantize(parts, self._row_layout, scale, refs, own)
+      self._quantize(part, pieces, self._row_layout, scale, refs, own)
 
   def quantize_columns(self, scale, refs, corner) -> None:
-    """The same of columns, which are rows of `out_t`."""
+    """The same of columns, which are the rows of the transpose."""
     pieces, _, width = self.tile.shape
     # What ldmatrix gives: lanes along a column with two elements each.
     layout = plgpu.Layout.WGMMA if width == 64 else _SINGLES
     for i in range(pieces):
-      parts, at = [], pl.ds(i * width, width)
-      for nth in range(self.out_t.shape[0]):
-        source = self.tile.at[i, pl.ds(nth * PART, PART)].transpose((1, 0))
-        parts.append((source, self.out_t.at[nth, at], corner[0] + nth * PART))
-      own = pl.ds(corner[1] + i * width, width)
-      self._quantize(parts, layout, scale, refs, own)
 
-  def _quantize(self, parts, layout, scale, refs, own) -> None:
+      def part(nth, i=i):
+        source = self.tile.at[i, pl.ds(nth * PART, PART)].transpose((1, 0))
+        to = self.out_t, nth, pl.ds(i * width, width)
+        return source, to, corner[0] + nth * PART
+
+      own = pl.ds(corner[1] + i * width, width)
+      self._quantize(part, BLOCK // PART, layout, scale, refs, own)
+
+  def _quantize(self, part, count, layout, scale, refs, own) -> None:
     """Some rows.
 
     Args:
-      parts: what is read, where values go, and the part's first column.
+      part: what is read of a part of them, where its values go, if anywhere,
+        and its first column.
+      count: of parts.
       layout: of what is read.
       scale: of all, or None.
-      refs: where scales go; or, given, factors of columns and of rows.
+      refs: of given factors those of columns, and then those of rows, or where
+        maxima go; if none are given, where scales go.
       own: the rows.
     """
     load = functools.partial(plgpu.load, optimized=False)
+
+    def of_columns(x, column):
+      """What it is multiplied by, from its first column on."""
+      columns = refs[0].at[pl.ds(column, x.shape[1])]
+      factor = load(columns, layout=layout.reduce(0))
+      return _spread(factor, x.shape, 1, layout)
+
+    def larger(i, found):
+      source, _, column = part(i)
+      factors = [of_columns(source, column)]
+      return jnp.maximum(found, self._largest([source], layout, factors))
+
+    if self.out is None:
+      # A loop: registers hold one part, which leaves room for four blocks.
+      found = jnp.zeros(own.size, jnp.float32)
+      found = plgpu.layout_cast(found, layout.reduce(1))
+      found = lax.fori_loop(0, count, larger, found)
+      compat.store(refs[1].at[own], found, optimized=False)
+      return
+    parts = list(map(part, range(count)))
     if self.is_given:
       factor = load(refs[1].at[own], layout=layout.reduce(1))
     else:
@@ -113,22 +139,20 @@ class Tile:
         scale = self._scale(self._largest([x for x, _, _ in parts], layout))
         compat.store(refs[0].at[own], scale, optimized=False)
       factor = 1 / scale
-    for source, out, column in parts:
-      x, factors = load(source, layout=layout), [(factor, 0)]
+    for source, (out, *at), column in parts:
+      x, factors = load(source, layout=layout), [factor]
+      if factor.ndim:
+        factors = [_spread(factor, x.shape, 0, layout)]
       if self.is_given:
-        columns = refs[0].at[pl.ds(column, x.shape[1])]
-        factors.insert(0, (load(columns, layout=layout.reduce(0)), 1))
-      spread = []
-      for values, axis in factors:
-        if values.ndim:
-          values = lax.broadcast_in_dim(values, x.shape, (axis,))
-          values = plgpu.layout_cast(values, layout)
-        spread.append(values)
-      compat.store(out, self._values(x, spread, layout), optimized=False)
+        factors.insert(0, of_columns(source, column))
+      values = self._values(x, factors, layout)
+      compat.store(out.at[*at], values, optimized=False)
 
-  def _largest(self, sources, layout) -> jax.Array:
+  def _largest(self, sources, layout, factors=()) -> jax.Array:
     """The largest magnitude of each row; of int8 NaN if any is not finite."""
     parts = [plgpu.load(x, layout=layout, optimized=False) for x in sources]
+    if factors:
+      parts = [x.astype(jnp.float32) * y for x, y in zip(parts, factors)]
     parts = list(map(_finite, parts))
     found = [ptx.largest(x, layout) for x in parts]
     found = functools.reduce(jnp.maximum, found)
@@ -165,6 +189,11 @@ class Tile:
     warp = 32 * vector // width, width
     tiles = (4 * warp[0], width), warp, (1, vector)
     return compat.tiled_layout(*tiles, warps=(-6,), lanes=(-4, -3), vector=-1)
+
+
+def _spread(x, shape, axis: int, layout) -> jax.Array:
+  """A vector along an axis of a matrix, over the other one."""
+  return plgpu.layout_cast(lax.broadcast_in_dim(x, shape, (axis,)), layout)
 
 
 def _finite(x: jax.Array) -> jax.Array:

@@ -10,6 +10,9 @@ other its columns, which it reads through a transposed reference (of 16 bits
 that is ldmatrix.trans). Each writes values to shared memory, from where TMA
 stores them. Blocks have one tile each: while one computes, others on the SM
 load.
+
+A scale of a whole row, or column, is known when all of its tiles have been
+read. `maxima_both` finds what scales are made of, `cast_both` reads x again.
 """
 
 import functools
@@ -21,7 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat, mosaic, ptx
+from pallas_gemm import compat, mosaic, ptx, quantization
 from pallas_gemm.kernels.sm90.layout import ATOM_BYTES, ATOM_ROWS, cdiv
 from pallas_gemm.kernels.sm90.quantized_tile import PART, WARPGROUPS, Tile
 from pallas_gemm.quantization import BLOCK
@@ -79,12 +82,8 @@ def quantize_both(
     no multiple of 16, or 128 or less; scales of "rows" where it is none of 128.
   """
   rows, columns = x.shape[-2:]
-  rows_of, columns_of = cdiv(rows, BLOCK), cdiv(columns, BLOCK)
-  made = [(rows_of, columns_of)]
-  if scaling == "rows":
-    made = [(columns_of, rows_of * BLOCK), (rows_of, columns_of * BLOCK)]
   values, values_t, scale, *scale_t = _launch(
-    x, scaling, made=made, dtype=dtype, power_of_two=power_of_two
+    x, scaling, dtype=dtype, power_of_two=power_of_two
   )
   if scaling == "blocks":
     return Both(values, scale, values_t, jnp.swapaxes(scale, -1, -2))
@@ -107,29 +106,47 @@ def cast_both(
   Returns:
     [.., R, C] and [.., C, R]. XLA slices them as those of `quantize_both`.
   """
-  *lead, rows, columns = x.shape
-  matrices = lead[0] if lead else 1
-
-  def padded(factor, size):
-    """Those of whole tiles."""
-    factor = jnp.broadcast_to(factor.astype(jnp.float32), (matrices, size))
-    return jnp.pad(factor, [(0, 0), (0, -size % BLOCK)], constant_values=1)
-
-  given = [
-    *map(padded, factors, (columns, rows)),
-    *map(padded, factors_t, (rows, columns)),
-  ]
-  values, values_t = _launch(x, "given", given=given, dtype=dtype)
+  values, values_t = _launch(x, "given", *factors, *factors_t, dtype=dtype)
   return values, values_t
 
 
+def maxima_both(
+  x: jax.Array, factors: Factors, dtype: str = "float8_e4m3fn"
+) -> tuple[jax.Array, jax.Array]:
+  """The largest magnitudes of rows and of columns, for scales of each.
+
+  Numerics: those of `quantization.maxima`, of products in float32.
+
+  Args:
+    x, dtype: as of `quantize_both`.
+    factors: of columns for the maxima of rows, of rows for those of columns.
+
+  Returns:
+    [.., R], of x times the factors of columns, and [.., C], of x times those of
+    rows, in float32. XLA takes them of those of tiles, which the kernel wrote.
+  """
+  block = (1, None, 1)[-x.ndim :]
+  of_rows, of_columns = (
+    quantization.maxima(of_tiles, dtype, block)[..., 0, :]
+    for of_tiles in _launch(x, "maxima", *factors, dtype=dtype)
+  )
+  return of_rows[..., : x.shape[-2]], of_columns[..., : x.shape[-1]]
+
+
 def _launch(
-  x, name: str, *, dtype, given=(), made=(), power_of_two=False
+  x, name: str, *given: jax.Array, dtype: str, power_of_two: bool = False
 ) -> list[jax.Array]:
-  """Values, those of the transposes, and scales of the shapes that are made."""
+  """Values and those of the transposes, but of "maxima", and scales, or these.
+
+  Of each matrix there is one scale a tile, or one of each row of the tiles and
+  one of each of their columns; none if factors of values are given.
+  """
   *lead, rows, columns = x.shape
   x = x.reshape(-1, rows, columns)
   matrices, size = x.shape[0], x.dtype.itemsize
+  of_rows, of_columns = grid = cdiv(rows, BLOCK), cdiv(columns, BLOCK)
+  made = [(of_columns, of_rows * BLOCK), (of_rows, of_columns * BLOCK)]
+  made = {"given": [], "blocks": [grid]}.get(name, made)
   pieces, parts = BLOCK * size // ATOM_BYTES, BLOCK // PART
   if width := _width(columns, size, pieces) - columns:
     x = jnp.pad(x, [(0, 0), (0, 0), (0, width)])
@@ -137,16 +154,24 @@ def _launch(
   def shape(rows, columns, dtype):
     return jax.ShapeDtypeStruct((matrices, rows, columns), jnp.dtype(dtype))
 
+  def padded(factor, size):
+    """Those of whole tiles."""
+    factor = jnp.broadcast_to(factor.astype(jnp.float32), (matrices, size))
+    return jnp.pad(factor, [(0, 0), (0, -size % BLOCK)], constant_values=1)
+
   how = {"dtype": dtype, "power_of_two": power_of_two}
-  values, values_t, *scales = compat.kernel(
-    functools.partial(_body, is_given=bool(given), **how),
-    name=f"sm90_quantize_{name}",
-    out_type=[
+  values, shared = [], {}
+  if name != "maxima":
+    values = [
       shape(rows, _width(columns, 1, pieces), dtype),
       shape(columns, _width(rows, 1, parts), dtype),
-      *(shape(*x, jnp.float32) for x in made),
-    ],
-    grid=(cdiv(rows, BLOCK), cdiv(columns, BLOCK), matrices),
+    ]
+    shared = {"out": _shared(pieces, dtype), "out_t": _shared(parts, dtype)}
+  found = compat.kernel(
+    functools.partial(_body, count=len(given), **how),
+    name=f"sm90_quantize_{name}",
+    out_type=[*values, *(shape(*x, jnp.float32) for x in made)],
+    grid=(*grid, matrices),
     grid_names=("i", "j", "matrix"),
     num_threads=WARPGROUPS,
     compiler_params=mosaic.CompilerParams(
@@ -154,15 +179,15 @@ def _launch(
     ),
     scratch_types={
       "tile": _shared(pieces, x.dtype),
-      "out": _shared(pieces, dtype),
-      "out_t": _shared(parts, dtype),
+      **shared,
       "maxima": plgpu.SMEM((BLOCK,), jnp.float32),
       "loaded": plgpu.Barrier(num_arrivals=pieces),
       "reduced": ptx.block_barrier(WARPGROUPS),
     },
-  )(x, *given)
-  outs = values[..., :columns], values_t[..., :rows], *scales
-  return [v.reshape(*lead, *v.shape[1:]) for v in outs]
+  )(x, *map(padded, given, (columns, rows, rows, columns)))
+  if values:
+    found[:2] = found[0][..., :columns], found[1][..., :rows]
+  return [v.reshape(*lead, *v.shape[1:]) for v in found]
 
 
 def _width(columns: int, size: int, pieces: int) -> int:
@@ -184,13 +209,15 @@ def _shared(pieces: int, dtype: Any) -> Any:
   return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
 
 
-def _body(*refs, is_given, loaded, **shared):
-  """What a block does."""
+def _body(*refs, count, loaded, **shared):
+  """What a block does; `count` factors are given."""
   i, j = lax.axis_index("i"), lax.axis_index("j")
   corner, warpgroup = (i * BLOCK, j * BLOCK), lax.axis_index("warpgroup")
   x, *refs = (ref.at[lax.axis_index("matrix")] for ref in refs)
-  given, (values, values_t, *made) = refs[: 4 * is_given], refs[4 * is_given :]
-  tile = Tile(**shared, is_given=is_given)
+  given, made, values = refs[:count], refs[count:], [None, None]
+  tile = Tile(**shared, is_given=bool(given))
+  if tile.out is not None:
+    values, made = made[:2], made[2:]
 
   @pl.when(warpgroup == 0)
   def _():
@@ -200,7 +227,9 @@ def _body(*refs, is_given, loaded, **shared):
   plgpu.barrier_wait(loaded)
   scale, of_rows, of_columns = None, given[:2], given[2:]
   if len(made) == 2:
-    of_rows, of_columns = [made[0].at[j]], [made[1].at[i]]
+    of_rows, of_columns = given[:1], given[1:]
+    of_rows.append(made[0].at[j])
+    of_columns.append(made[1].at[i])
   elif made:
     scale = tile.scale_of_all(warpgroup)
 
@@ -209,12 +238,12 @@ def _body(*refs, is_given, loaded, **shared):
     if scale is not None:
       made[0][i, j] = scale
     tile.quantize_rows(scale, of_rows, corner)
-    _store(tile.out, values, corner)
+    _store(tile.out, values[0], corner)
 
   @pl.when(warpgroup == 1)
   def _():
     tile.quantize_columns(scale, of_columns, corner)
-    _store(tile.out_t, values_t, corner[::-1])
+    _store(tile.out_t, values[1], corner[::-1])
 
 
 def _windows(tile, corner):
@@ -226,7 +255,9 @@ def _windows(tile, corner):
 
 
 def _store(tile, matrix, corner) -> None:
-  """Stores a tile; nothing of it is left on its way."""
+  """Stores a tile, if there is one; nothing of it is left on its way."""
+  if tile is None:
+    return
   plgpu.commit_smem()
   for piece, window in _windows(tile, corner):
     plgpu.copy_smem_to_gmem(piece, matrix.at[window])
