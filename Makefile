@@ -88,7 +88,7 @@ test-gpu: ## set up; tests that need a GPU
 sanitize: EXTRAS = test$(GPU_EXTRAS)
 sanitize: ## set up; some GPU tests under compute-sanitizer (TOOL=initcheck)
 	$(SETUP)
-	$(SANITIZER) $(PYTHON) -m pytest -m gpu $(SANITIZED)
+	$(SANITIZER) $(PYTHON) -m pytest -v -m gpu $(SANITIZED)
 
 .PHONY: test-oldest
 test-oldest: ## set up .venv-oldest; lower, and call each op, on the oldest JAX

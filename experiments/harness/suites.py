@@ -15,7 +15,7 @@ from experiments.harness import session as session_lib
 from pallas_gemm import compat, numerics
 
 # Are compiled together; an interrupted run has rows of those before.
-_AT_A_TIME = 4
+_AT_A_TIME = 8
 
 
 def measure(
