@@ -15,9 +15,10 @@ from docs.extensions import (
   rung_tables,
   sources,
 )
+from experiments.harness import ragged_cases, tables
 import pallas_gemm
 from pallas_gemm import ladder
-from tests.support import pages
+from tests.support import pages, result_rows
 
 RUNGS = {f"{rung.module.rsplit('.k', 1)[1]}.md": rung for rung in ladder.LADDER}
 RUNG_PAGES = sorted(pages.DOCS.glob("rungs/[01]*.md"))
@@ -243,7 +244,8 @@ def test_what_roles_print(role, text, printed):
     (sources.rung_code, "6 kernels", "no name in k06_vectorized.py"),
     (sources.rung_code, "14 kernel", "13 tensor_memory"),
     (rung_tables.problems, "1x1x1", "4096x4096x4096 float32"),
-    (page_tables.ops, "sparse", "dense, ragged"),
+    (page_tables.ops, "sparse h100", "dense, ragged"),
+    (page_tables.ops, "dense", "want ops and a GPU"),
     (page_tables.random, "a100", "h200, h100"),
   ],
 )
@@ -334,6 +336,42 @@ def test_a_rung_that_was_never_run():
   assert rung_tables.traffic("13") == "Not counted yet."
   assert "Not measured yet" in rung_tables.counters("13")
   assert "Not measured yet" in rung_tables.steps("12 13")
+
+
+def test_what_has_no_rows_is_left_out(monkeypatch):
+  there = {}
+  read = lambda gpu, name: there.get(name, [])  # noqa: E731
+  monkeypatch.setattr(page_tables.results, "read", read)
+  monkeypatch.setattr(page_tables.results, "measured", lambda *_: [])
+  heads = page_tables.ops_overview(""), page_tables.ops("dense h100")
+  assert all("| cases |" in x and "x |" not in x for x in heads)
+  assert page_tables.ops("ragged h100")
+  case = {"implementation": "xla", "commit": "abc"}
+  there["dense"] = [result_rows.dense(2.0, **case)]
+  older = result_rows.dense(8.0, implementation="sm90", commit="older")
+  there["dense_unseen"] = [older, result_rows.dense(0.5, **case)]
+  there["ragged"] = [result_rows.ragged(1.0)]
+  text = page_tables.ops_overview("")
+  *lines, notes = text.splitlines()
+  assert [x.split(" | ")[2:4] for x in lines[2:4]] == [
+    ["1", "2.000x"], ["1", "0.500x"],
+  ]  # fmt: skip
+  assert "1 of 1 random ones are below" in notes and "; commit abc;" in notes
+  assert "2 of all 2 are left to XLA" in notes
+  assert not {"Llama", "Mixtral", "wall", "`lax"} & {*re.findall(r"\S+", text)}
+  there["ragged"][0]["arms"][ragged_cases.CUBLAS] = {"ms_median": 3.0}
+  assert "| cuBLAS | 1 | 3.000x |" in page_tables.ops_overview("")
+  assert "| mixtral | `cublas grouped` |" in page_tables.ops("ragged h100")
+
+
+@pytest.mark.parametrize(
+  "columns, widths", [(8, [7]), (9, [4, 4]), (10, [3, 3, 3]), (14, [7, 6])]
+)
+def test_wide_tables_are_cut(columns, widths):
+  header = ["suite", *map(str, range(columns - 1))]
+  text = page_tables.narrow(tables.markdown(header, [["x"] * columns]))
+  rules = re.findall(r"^\| -.*", text, re.M)
+  assert [rule.count("|") - 2 for rule in rules] == widths
 
 
 def test_a_layer_of_float32_has_a_row(monkeypatch):

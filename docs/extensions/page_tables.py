@@ -1,6 +1,7 @@
 """Tables of the ops' results and of published ladders, none of them wide."""
 
 from collections.abc import Iterable, Iterator, Sequence
+import functools
 import re
 from typing import Any
 
@@ -25,10 +26,11 @@ def random(gpu: str) -> str:
   return narrow(dense_tables.by_seed(results.read(gpu, "dense_unseen")))
 
 
-def ops(name: str) -> str:
-  """The ops against XLA on an H200: "dense" or "ragged"."""
+def ops(text: str) -> str:
+  """The ops against XLA on a GPU: "dense h100" or "ragged h100"."""
+  name, gpu = lookup.words(text, 2, "ops and a GPU")
   markdown = lookup.pick(_OPS, name, "ops")
-  return narrow(markdown(rows_lib.latest(results.read("h200", name))))
+  return narrow(markdown(rows_lib.latest(results.read(gpu, name))))
 
 
 def published_ladders(_: str) -> str:
@@ -166,13 +168,18 @@ def float32_errors(gpu: str) -> str:
 
 
 def ops_overview(_: str) -> str:
-  """What an op computes, its baseline, and how much faster; then the losses."""
-  dense = dense_tables.compared(rows_lib.latest(results.read("h200", "dense")))
-  ragged = ragged_tables.timed(rows_lib.latest(results.read("h200", "ragged")))
+  """What an op computes, its baseline, and how much faster; then the losses.
+
+  Lines and sentences of what has no rows are left out.
+  """
+  read = functools.partial(results.read, results.FIRST)
+  dense = dense_tables.compared(rows_lib.latest(read("dense")))
+  ragged = ragged_tables.timed(rows_lib.latest(read("ragged")))
   mixtral = [row for row in ragged if row["suite"] == "mixtral"]
   fused = [row for row in dense if row["epilogue"] != "none"]
-  drawn = dense_tables.compared(results.read("h200", "dense_unseen"))
-  drawn = [row for row in drawn if row["seed"] == drawn[-1]["seed"]]
+  drawn = dense_tables.compared(read("dense_unseen"))
+  drawn = [row for row in drawn if row["commit"] == drawn[-1]["commit"]]
+  rungs = ladder_tables.own(results.measured(results.FIRST, "ladder"))
 
   def over(arm: str) -> list[float]:
     found = (ragged_tables.speed_over(row, arm) for row in mixtral)
@@ -190,32 +197,39 @@ def ops_overview(_: str) -> str:
      over(ragged_cases.LAX)),
     ("`ragged_dot`, Mixtral", "JAX's `ragged_dot_mgpu`",
      over(ragged_cases.EXAMPLE)),
+    ("`ragged_dot`, Mixtral", "cuBLAS", over(ragged_cases.CUBLAS)),
   ):  # fmt: skip
-    speeds = list(speeds)
-    figures = tables.geomean(speeds), min(speeds), max(speeds)
-    cells.append([op, baseline, str(len(speeds)), *map(tables.factor, figures)])
-  slow = sum(dense_tables.ratio(row) < 0.95 for row in drawn)
+    if speeds := list(speeds):
+      figures = tables.geomean(speeds), min(speeds), max(speeds)
+      figures = map(tables.factor, figures)
+      cells.append([op, baseline, str(len(speeds)), *figures])
   header = ["op", "beside", "cases", "geomean", "worst", "best"]
-  note = "`lax.ragged_dot` multiplies all rows with every group."
-  losses = dense_tables.losses(dense)
-  walls = [
+  notes = [f"`matmul`: {dense_tables.losses(dense)}"] if dense else []
+  if drawn:
+    slow = sum(dense_tables.ratio(row) < 0.95 for row in drawn)
+    notes.append(f"{slow} of {len(drawn)} random ones are below 0.95x.")
+  if both := dense + drawn:
+    left = sum(row["implementation"] == "xla" for row in both)
+    notes.append(f"{left} of all {len(both)} are left to XLA.")
+  if walls := [
     row["baseline_wall_ms_median"] / row["wall_ms_median"]
     for row in dense
     if row.get("wall_ms_median")
-  ]
-  wall = tables.factor(tables.geomean(walls))
-  return (
-    f"{tables.markdown(header, cells)}\n\n`matmul`: {losses} {slow} of"
-    f" {len(drawn)} random ones are below 0.95x. Calls below 20 µs: {wall} by"
-    f" wall time. {note}"
-  )
+  ]:
+    wall = tables.factor(tables.geomean(walls))
+    notes.append(f"Calls below 20 µs: {wall} by wall time.")
+  if over(ragged_cases.LAX):
+    notes.append("`lax.ragged_dot` multiplies all rows with every group.")
+  notes.append(tables.made_on([*rungs, *both, *mixtral]))
+  return f"{tables.markdown(header, cells)}\n\n{' '.join(notes)}"
 
 
 def narrow(text: str) -> str:
-  """Markdown whose wide tables are cut in equal parts, one below the other.
+  """Markdown whose wide tables are cut in parts, one below the other.
 
-  Each part begins with the columns that say what a line is of. Columns that
-  are empty, or all zero, are left out, and lines that have nothing.
+  Parts are equal, if at most one more than needed makes them so. Each begins
+  with the columns that say what a line is of. Columns that are empty, or all
+  zero, are left out, and lines that have nothing.
   """
   return _TABLE.sub(lambda match: "\n\n".join(_parts(match[0])) + "\n", text)
 
@@ -236,10 +250,9 @@ def _parts(table: str) -> Iterator[str]:
 
   every = range(first, len(header))
   kept = [i for i in every if any(says([i], row) for row in cells)]
-  parts = 2
-  while len(kept) % parts or len(kept) // parts > COLUMNS - first:
-    parts += 1
-  size = len(kept) // parts
+  least = -(-len(kept) // (COLUMNS - first)) or 1
+  fit = (n for n in (least, least + 1) if len(kept) % n == 0)
+  size = -(-len(kept) // next(fit, least)) or 1
   for start in range(0, len(kept), size):
     part = kept[start : start + size]
     lines = [row for row in (header, *cells) if says(part, row)]

@@ -18,6 +18,8 @@ GPUS = {
   "a100": "NVIDIA A100-SXM4-80GB",
 }
 MEASURED = ("h200", "h100")
+# The one that pages speak of where they name none.
+FIRST = "h100"
 RowDict = dict[str, Any]
 
 

@@ -46,7 +46,7 @@ def roadmap(folder: str) -> str:
             "x jnp.dot"]  # fmt: skip
   cells = []
   for one in ladder.LADDER:
-    row = results.timed(one, "h200")
+    row = results.timed(one, results.FIRST)
     page = f"{folder}{one.number:02}_{one.name}.md"
     before = results.relative(row, "x before") if one.number > 1 else ""
     words = title(one.number), one.idea, BOUND_BY[one.number]
@@ -81,8 +81,9 @@ def box(text: str) -> str:
 def problems(text: str) -> str:
   """The ladder on each GPU, all problems or one: "'4096x4096x4096 float32'"."""
   parts = []
-  for gpu in results.MEASURED:
+  for gpu in sorted(results.MEASURED, key=lambda x: x != results.FIRST):
     rows = ladder_tables.own(results.measured(gpu, "ladder"))
+    parts.append(tables.made_on(rows))
     found = tables.grouped(rows, lambda x: f"{tables.shape(x)} {x['dtype']}")
     for name in shlex.split(text) or found:
       group = lookup.pick(found, name, "problem")

@@ -1,4 +1,4 @@
-"""The twelve rungs in TFLOP/s on an H200, at 4096 x 4096 x 4096.
+"""The twelve rungs in TFLOP/s on an H100, at 4096 x 4096 x 4096.
 
 Above, float32 on CUDA cores; below, 16 bits on tensor cores, on a scale of
 its own. The dashed line is what jnp.dot does in the same precision.
@@ -18,8 +18,8 @@ def speeds() -> list[tuple[str, list[tuple[ladder.Rung, float]], float]]:
     ("bfloat16", "tensor cores", "jnp.dot"),
   ):
     rungs = [rung for rung in ladder.LADDER if dtype in rung.dtypes]
-    speed = [(x, results.timed(x, "h200")["tflops"]) for x in rungs]
-    of_dot = results.kernel(dot, "h200", dtype=dtype)["tflops"]
+    speed = [(x, results.timed(x, results.FIRST)["tflops"]) for x in rungs]
+    of_dot = results.kernel(dot, results.FIRST, dtype=dtype)["tflops"]
     found.append((f"{dtype}, {where}", speed, of_dot))
   return found
 
@@ -45,5 +45,5 @@ def draw(style: Style) -> Figure:
     ax.set_title(name, loc="left", weight="bold")
     ax.spines["left"].set_visible(False)
     ax.grid(axis="x")
-  panels[-1].set_xlabel("TFLOP/s on an H200")
+  panels[-1].set_xlabel(f"TFLOP/s on an {results.FIRST.upper()}")
   return figure

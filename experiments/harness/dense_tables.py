@@ -96,7 +96,7 @@ def by_seed(rows: Iterable[RowDict]) -> str:
 
   columns = {
     "seed": lambda draw: str(draw[0]["seed"]),
-    "commit": lambda draw: draw[0]["commit"],
+    "commit": lambda draw: draw[0]["commit"][:10],
     "cases": lambda draw: str(len(draw)),
     "geomean": tables.summarized(tables.geomean, ratio),
     "below 0.95x": below(0.95, ratio),
@@ -173,8 +173,9 @@ def markdown(rows: Sequence[RowDict]) -> str:
 
 
 def losses(rows: Sequence[RowDict]) -> str:
-  """What a mean over compared cases hides, in two sentences."""
-  ratios = [*map(ratio, rows)]
+  """What a mean over compared cases hides, in two sentences; "" of none."""
+  if not (ratios := [*map(ratio, rows)]):
+    return ""
   slower = sum(x < 1 for x in ratios)
   median = f"median {tables.factor(statistics.median(ratios))}"
   others = [ratio(row) for row in rows if row["suite"] != UNALIGNED]

@@ -1,6 +1,7 @@
 """Rows as tables: numbers in words, and the pivot."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import functools
 import statistics
 from typing import Any
 
@@ -204,16 +205,27 @@ def of_bound(row: RowDict) -> str:
 
 
 def provenance_line(rows: Sequence[RowDict]) -> str:
-  """Where the rows come from, in a sentence; several values as a list."""
+  """Where the rows come from, in two sentences; several values as a list."""
+  values = functools.partial(_values, rows)
+  return (
+    f"{made_on(rows)} Inputs {values('distribution')}, seed {values('seed')};"
+    f" median of {values('repeats')} calls after {values('warmup')}, L2"
+    " flushed."
+  )
 
-  def values(name: str, length: int | None = None) -> str:
-    found = {str(row[name])[:length] for row in rows if row[name] is not None}
-    return ", ".join(sorted(found)) or "unknown"
 
+def made_on(rows: Sequence[RowDict]) -> str:
+  """Device, versions, commit and days of rows, in a sentence."""
+  values = functools.partial(_values, rows)
   return (
     f"{values('device')}; driver {values('driver')}, CUDA {values('cuda')},"
     f" jax {values('jax')}, jaxlib {values('jaxlib')}; commit"
     f" {values('commit', 10)}; {values('utc', 10)}."
-    f" Inputs {values('distribution')}, seed {values('seed')}; median of"
-    f" {values('repeats')} calls after {values('warmup')}, L2 flushed."
   )
+
+
+def _values(
+  rows: Sequence[RowDict], name: str, length: int | None = None
+) -> str:
+  found = {str(row[name])[:length] for row in rows if row[name] is not None}
+  return ", ".join(sorted(found)) or "unknown"
