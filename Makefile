@@ -12,6 +12,7 @@ VENV := .venv
 OLDEST_JAX ?= 0.11.2
 # Flags of experiments.ladder: make bench ARGS="--kernels=7,8 --sizes=4096"
 # or of experiments.release: make release ARGS=--seconds=480
+# or of tools/check_dist.py: make dist ARGS=--python=python3.13
 ARGS ?=
 # Test processes, and their cap on a large machine.
 JOBS ?= auto
@@ -103,6 +104,14 @@ docs: ## set up; run and check the pages; build docs/_build/html; check its link
 	$(PYTHON) -m sphinx -b html -W --keep-going docs docs/_build/html
 	$(PYTHON) -m docs.extensions.links docs/_build/html
 
+.PHONY: dist
+dist: EXTRAS = dist
+dist: ## set up; build wheel and sdist, and try the wheel (ARGS=...)
+	$(SETUP)
+	rm -rf dist
+	$(PYTHON) -m build
+	$(PYTHON) tools/check_dist.py $(ARGS)
+
 .PHONY: lint
 lint: EXTRAS = dev
 lint: ## set up; ruff
@@ -120,5 +129,5 @@ format: ## set up; rewrite the sources in the project's format
 .PHONY: clean
 clean: ## remove environments and caches
 	rm -rf .venv .venv-oldest .pytest_cache .ruff_cache .hypothesis
-	rm -rf docs/_build docs/_generated
+	rm -rf docs/_build docs/_generated build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
