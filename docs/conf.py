@@ -28,7 +28,7 @@ CONTENTS = {
   "The ops": "ops/index ops/results ops/grouped ops/eight_bits ops/float32"
   " ops/precision ops/invariance ops/tuning ops/xla meshes serving recipes",
   "Reference": "api/ops api/ladder api/tuning glossary architecture"
-  " contributing changelog",
+  " contributing stability changelog",
 }
 
 
