@@ -189,7 +189,10 @@ def test_several_gpus_share_the_pieces(run, machine, names, results):
 
 
 def test_no_gpu_goes_on_after_an_error(run, machine, names):
+  both_run = threading.Barrier(2)
+
   def edited():
+    both_run.wait(60)
     machine.commit = "another"
     return 0
 
