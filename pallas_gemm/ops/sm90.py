@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 
 from pallas_gemm import compat, tuning
@@ -189,9 +188,7 @@ def _in_slabs(x: Operands, spec: Spec) -> Operands:
   """A [M, K], B [N, K], of groups of whole slabs."""
   if not spec.whole_slabs:
     to = slabs.places(x.offsets, x.a.shape[0])
-    moved = slabs.moved(x.a, to), slabs.moved(x.b, to)
-    # XLA would gather and transpose in one kernel, byte by byte across rows.
-    a, b = lax.optimization_barrier(moved)
+    a, b = slabs.moved(x.a, to), slabs.moved(x.b, to)
     x = x._replace(a=a, b=b, offsets=to.offsets)
   return x._replace(a=x.a.T, b=x.b.T)
 
