@@ -47,7 +47,7 @@ def places(offsets: jax.Array, rows: int) -> Places:
   ends = jnp.cumsum(-(-sizes // BLOCK) * BLOCK).astype(offsets.dtype)
   starts = jnp.concatenate([jnp.zeros_like(offsets[:1]), ends])
   place = lax.iota(offsets.dtype, length(rows, first.shape[0]))
-  group = jnp.searchsorted(ends, place, side="right")
+  group = _first_above(ends, place)
   within = place - starts[group]
   is_there = within < jnp.append(sizes, 0)[group]
   row = jnp.append(first, 0)[group] + within
@@ -57,10 +57,15 @@ def places(offsets: jax.Array, rows: int) -> Places:
 def _of_rows(offsets: jax.Array, starts: jax.Array, rows: int) -> jax.Array:
   """The place of each row."""
   row = lax.iota(offsets.dtype, rows)
-  group = jnp.searchsorted(offsets[1:], row, side="right")
+  group = _first_above(offsets[1:], row)
   place = starts[group] + row - offsets[group]
   inside = (offsets[0] <= row) & (row < offsets[-1])
   return jnp.where(inside, place, length(rows, offsets.shape[0] - 1))
+
+
+def _first_above(ends: jax.Array, x: jax.Array) -> jax.Array:
+  """How many of the ends, in order, are no larger: in one kernel, no loop."""
+  return jnp.searchsorted(ends, x, side="right", method="compare_all")
 
 
 def moved(v: jax.Array, to: Places) -> jax.Array:
