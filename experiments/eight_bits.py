@@ -7,7 +7,8 @@
   stored   the same with B stored [K, N], which is transposed first
   small    1 to 128 rows
   grouped  products of groups of rows, and sums over the rows of each group
-  layer    forward and backward passes of a gated MLP, quantising counted
+  layer    forward and backward passes of a gated MLP and of a layer of experts,
+           quantising counted
   errors   of float32 sums, promoted, fast and XLA's, relative to float64's
 
 Kinds of scales: none; tensor: one of each operand; row: of each row of A and
@@ -35,6 +36,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from examples import moe
 from experiments.harness import case as case_lib
 from experiments.harness import cli, inputs, suites
 from experiments.harness import eight_bit_peers as peers
@@ -61,6 +63,7 @@ SMALL = [
 ]
 # Rows, groups, K, N.
 GROUPED = (8192, 8, 4096, 14336), (32768, 64, 7168, 2048)
+TOP_K = 2
 SAMPLE = 128
 _NAMED = "kernel", "m", "n", "k", "pass", "layout", "dtype", "epilogue"
 
@@ -298,6 +301,16 @@ class Layer(case_lib.Case):
     }
     return found
 
+  def ours(self, x: dict[str, Any], **how: Any) -> jax.Array:
+    """By this package."""
+    hidden = pallas_gemm.gated_matmul(x["x"], x["gate"], x["up"], **how)
+    return pallas_gemm.matmul(hidden, x["down"], **how)
+
+  def plain(self, x: dict[str, Any]) -> jax.Array:
+    """By XLA alone."""
+    hidden = jax.nn.silu(x["x"] @ x["gate"]) * (x["x"] @ x["up"])
+    return hidden @ x["down"]
+
   def arms(self, implementation: str | None = None) -> dict[str, Arm]:
     def grads(forward):
       def run(y, **x):
@@ -306,21 +319,13 @@ class Layer(case_lib.Case):
 
       return only(jax.jit(run))
 
-    def ours(x, **how):
-      hidden = pallas_gemm.gated_matmul(x["x"], x["gate"], x["up"], **how)
-      return pallas_gemm.matmul(hidden, x["down"], **how)
-
-    def plain(x):
-      hidden = jax.nn.silu(x["x"] @ x["gate"]) * (x["x"] @ x["up"])
-      return hidden @ x["down"]
-
     recipes = {x: Recipe(scaling=x) for x in ("row", "block", "tensor")}
     recipes["row fast"] = Recipe(scaling="row", fast_accumulation=True)
     found = {
-      f"{case_lib.OURS} {name}": functools.partial(ours, quantize=recipe)
+      f"{case_lib.OURS} {name}": functools.partial(self.ours, quantize=recipe)
       for name, recipe in recipes.items()
     }
-    found |= {f"{case_lib.OURS} bf16": ours, "jnp.dot": plain}
+    found |= {f"{case_lib.OURS} bf16": self.ours, self.baseline: self.plain}
     return {name: grads(fn) for name, fn in found.items()}
 
   def flops(self, seed: int = 0) -> int:
@@ -332,6 +337,39 @@ class Layer(case_lib.Case):
   def check(self, results, operands, seed: int = 0) -> numerics.Check:
     """Not judged: 8 bits are what is asked for."""
     return suites.finite(results)
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts(Layer):
+  """A layer of experts, each a gated MLP; m counts a token `TOP_K` times."""
+
+  groups: int
+
+  baseline = "lax.ragged_dot"
+
+  def fields(self) -> dict[str, Any]:
+    return super().fields() | {"kernel": "moe", "groups": self.groups}
+
+  def draw(self, seed: int) -> dict[str, Any]:
+    params = moe.init(
+      jax.random.key(seed),
+      features=self.k, hidden=self.n, experts=self.groups,
+      dtype=jnp.bfloat16,
+    )  # fmt: skip
+    shape = self.m // TOP_K, self.k
+    x, y = (inputs.normal(seed, i, shape, dtype="bfloat16") for i in (3, 4))
+    return {"params": params, "x": x, "y": y}
+
+  def ours(self, x: dict[str, Any], **how: Any) -> jax.Array:
+    ops = pallas_gemm.ragged_dot, pallas_gemm.gated_ragged_dot
+    return self._layer(x, *(functools.partial(op, **how) for op in ops))
+
+  def plain(self, x: dict[str, Any]) -> jax.Array:
+    return self._layer(x, lax.ragged_dot, moe.gated(lax.ragged_dot))
+
+  def _layer(self, x: dict[str, Any], dot: Any, gated_dot: Any) -> jax.Array:
+    how = {"top_k": TOP_K, "dot": dot, "gated_dot": gated_dot}
+    return moe.layer(x["params"], x["x"], **how)
 
 
 def cases(chosen: Sequence[str], seed: int = 0) -> Iterator[case_lib.Case]:
@@ -363,6 +401,7 @@ def cases(chosen: Sequence[str], seed: int = 0) -> Iterator[case_lib.Case]:
         yield In16Bits("grouped", m, n, k, "row", F8, groups, pass_)
   if "layer" in chosen:
     yield Layer(4096, 14336, 4096)
+    yield Experts(8192, 14336, 4096, groups=8)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -81,7 +81,7 @@ def ampere(gpu: str) -> str:
 
 
 def eight_bits(gpu: str) -> str:
-  """Products of 8 bits beside ours of 16 and XLA's; then a layer's passes."""
+  """Products of 8 bits beside ours of 16 and XLA's; then layers' passes."""
   rows = results.read(gpu, "eight_bits")
   fields = "m", "n", "k", "groups", "pass", "layout"
   at = lambda row: tuple(row.get(x) for x in fields)  # noqa: E731
@@ -100,15 +100,18 @@ def eight_bits(gpu: str) -> str:
     gains = [*gains, tables.EMPTY][:2]
     cells.append([name, kind, f"{ours['tflops']:.0f}", *gains])
   header = ["product", "scales", "TFLOP/s", "of bfloat16", "of XLA"]
-  products = tables.markdown(header, cells, header[2:])
-  [layer] = [row for row in rows if row["suite"] == "layer"]
-  best = layer["arms"]["pallas_gemm bf16"]["ms_median"]
-  cells = [
-    [arm, tables.duration(x["ms_median"]), tables.factor(best / x["ms_median"])]
-    for arm, x in layer["arms"].items()
-  ]
-  header = ["gated MLP, forward and backward", "time", "of bfloat16"]
-  return f"{products}\n\n{tables.markdown(header, cells, header[1:])}"
+  found = [tables.markdown(header, cells, header[2:])]
+  for layer in (row for row in rows if row["suite"] == "layer"):
+    best = layer["arms"]["pallas_gemm bf16"]["ms_median"]
+    times = {arm: x["ms_median"] for arm, x in layer["arms"].items()}
+    cells = [
+      [arm, tables.duration(ms), tables.factor(best / ms)]
+      for arm, ms in times.items()
+    ]
+    name = "experts" if layer["kernel"] == "moe" else "gated MLP"
+    header = [f"{name}, forward and backward", "time", "of bfloat16"]
+    found.append(tables.markdown(header, cells, header[1:]))
+  return "\n\n".join(found)
 
 
 def _product(row: dict[str, Any]) -> str:
