@@ -89,7 +89,7 @@ def test_a_run_without_a_gpu_checks_all(run, tmp_path):
     (dw, "jax_transposed_ragged_dot_mgpu"),
   ):
     assert skipped.pop("lax.ragged_dot fused") == "XLA has it for GPUs"
-    missing = example, "cublas grouped", "tokamax mosaic", "tokamax triton"
+    missing = example, "indexed_linear", "tokamax mosaic", "tokamax triton"
     assert skipped == dict.fromkeys(missing, "it needs a Hopper GPU")
   assert out.count("PASSED") == 3 and "checked, not timed" in out
 

@@ -94,7 +94,7 @@ def test_examples_get_six_configs_that_fit(gpu, examples):
 
 
 @pytest.mark.parametrize("pass_", ["forward", "dx", "dw"])
-def test_cublas_computes_every_pass(gpu, monkeypatch, pass_):
+def test_indexed_linear_computes_every_pass(gpu, monkeypatch, pass_):
   """By a stand-in that takes letters of operands as the library does."""
 
   def indexed_linear(a, b, out, counts, *, subscripts, C, Z, **sizes):
@@ -108,11 +108,11 @@ def test_cublas_computes_every_pass(gpu, monkeypatch, pass_):
     return found.astype(out.dtype)
 
   with pytest.raises(NotImplementedError, match="is not installed"):
-    ragged_peers.cublas(case(pass_))
+    ragged_peers.indexed_linear(case(pass_))
   module = types.ModuleType("cuequivariance_ops_jax")
   module.__version__, module.indexed_linear = "0.13", indexed_linear
   monkeypatch.setitem(sys.modules, module.__name__, module)
-  [(fn, config)] = ragged_peers.cublas(case(pass_))
+  [(fn, config)] = ragged_peers.indexed_linear(case(pass_))
   assert config == {"cuequivariance_ops_jax": "0.13"}
   assert_computes(case(pass_), jax.jit(fn))
 
@@ -288,7 +288,7 @@ def test_without_a_gpu_peers_say_so():
   assert reasons == {
     "lax.ragged_dot fused": "XLA has it for GPUs",
     "jax_ragged_dot_mgpu": needs,
-    "cublas grouped": needs,
+    "indexed_linear": needs,
     "tokamax mosaic": needs,
     "tokamax triton": needs,
   }

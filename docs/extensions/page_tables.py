@@ -200,7 +200,7 @@ def ops_overview(_: str) -> str:
      over(ragged_cases.LAX)),
     ("`ragged_dot`, Mixtral", "JAX's `ragged_dot_mgpu`",
      over(ragged_cases.EXAMPLE)),
-    ("`ragged_dot`, Mixtral", "cuBLAS", over(ragged_cases.CUBLAS)),
+    ("`ragged_dot`, Mixtral", "cuequivariance", over(ragged_cases.INDEXED)),
   ):  # fmt: skip
     if speeds := list(speeds):
       figures = tables.geomean(speeds), min(speeds), max(speeds)

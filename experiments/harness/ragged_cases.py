@@ -33,8 +33,8 @@ LAX, DENSE, TWO = "lax.ragged_dot", "jnp.dot", "two ragged_dot"
 FUSED = "lax.ragged_dot fused"
 EXAMPLE = "jax_ragged_dot_mgpu"
 EXAMPLE_DW = "jax_transposed_ragged_dot_mgpu"
-# By cuequivariance_ops_jax.
-CUBLAS = "cublas grouped"
+# Of cuequivariance_ops_jax.
+INDEXED = "indexed_linear"
 TOKAMAX = {f"tokamax {how}": how for how in ("mosaic", "triton")}
 # The same, each after its own tuner.
 TUNED = {name: f"{name} tuned" for name in TOKAMAX}
@@ -42,14 +42,14 @@ CLAIMS = {
   **dict.fromkeys((LAX, DENSE), case_lib.XLA),
   FUSED: ragged_peers.FUSED,
   **dict.fromkeys((EXAMPLE, EXAMPLE_DW), ragged_peers.EXAMPLE),
-  CUBLAS: ragged_peers.CUBLAS,
+  INDEXED: ragged_peers.INDEXED,
   **{x: ragged_peers.TOKAMAX[how] for x, how in TOKAMAX.items()},
   **{TUNED[x]: ragged_peers.TOKAMAX[how] for x, how in TOKAMAX.items()},
 }
 # What others have for grouped products.
-PEERS = (LAX, FUSED, EXAMPLE, EXAMPLE_DW, CUBLAS, *TOKAMAX, *TUNED.values())
+PEERS = (LAX, FUSED, EXAMPLE, EXAMPLE_DW, INDEXED, *TOKAMAX, *TUNED.values())
 # What can be measured next to an op; what is tuned, as an option.
-BESIDE = (DENSE, TWO, LAX, FUSED, EXAMPLE, EXAMPLE_DW, CUBLAS, *TOKAMAX)
+BESIDE = (DENSE, TWO, LAX, FUSED, EXAMPLE, EXAMPLE_DW, INDEXED, *TOKAMAX)
 
 # 2*M*K*N FLOP, so many times.
 _PRODUCTS = {"gated": 2, "layer": 3, "layer_grad": 9}
@@ -197,7 +197,7 @@ class Case(case_lib.Case):
     if self.pass_ in TRAINING:
       example = EXAMPLE_DW if self.pass_ == "dw" else EXAMPLE
       found[example] = functools.partial(ragged_peers.jax_example, self)
-      found[CUBLAS] = functools.partial(ragged_peers.cublas, self)
+      found[INDEXED] = functools.partial(ragged_peers.indexed_linear, self)
       for name, how in TOKAMAX.items():
         written = functools.partial(_written, self)
         arm = functools.partial(ragged_peers.tokamax, how, written)

@@ -39,9 +39,10 @@ FUSED = Claim(
 EXAMPLE = Claim(
   "^body_mosaic_gpu_kernel", "it needs the kernel that JAX calls body"
 )
-CUBLAS = Claim(
-  "(?i)cublas|cutlass|nvjet|gemm",
-  "it needs cuBLAS' kernels for groups",
+# Prepares the products of groups, which CUTLASS or cuBLAS then has.
+INDEXED = Claim(
+  "indexed_linear",
+  "it needs the kernel of cuequivariance_ops_jax that says indexed_linear",
 )
 TOKAMAX = {
   "mosaic": Claim(
@@ -192,10 +193,8 @@ def _blocks(case: Any, config: dict[str, int]) -> list[tuple[int, int]]:
   return [(summed, config["block_k"]), (n, block_n * config["grid_block_n"])]
 
 
-def cublas(case: Any) -> list[Candidate]:
-  """cuBLAS' products of groups, as cuequivariance_ops_jax calls them.
-
-  Sizes of groups are read on the device, but the workspace is the library's.
+def indexed_linear(case: Any) -> list[Candidate]:
+  """A case with `cuequivariance_ops_jax.indexed_linear`.
 
   Raises:
     NotImplementedError: it is not installed, or there is no GPU for it.
