@@ -343,7 +343,7 @@ def test_what_has_no_rows_is_left_out(monkeypatch):
   read = lambda gpu, name: there.get(name, [])  # noqa: E731
   monkeypatch.setattr(page_tables.results, "read", read)
   monkeypatch.setattr(page_tables.results, "measured", lambda *_: [])
-  heads = page_tables.ops_overview(""), page_tables.ops("dense h100")
+  heads = page_tables.ops_overview("h100"), page_tables.ops("dense h100")
   assert all("| cases |" in x and "x |" not in x for x in heads)
   assert page_tables.ops("ragged h100")
   case = {"implementation": "xla", "commit": "abc"}
@@ -351,7 +351,7 @@ def test_what_has_no_rows_is_left_out(monkeypatch):
   older = result_rows.dense(8.0, implementation="sm90", commit="older")
   there["dense_unseen"] = [older, result_rows.dense(0.5, **case)]
   there["ragged"] = [result_rows.ragged(1.0)]
-  text = page_tables.ops_overview("")
+  text = page_tables.ops_overview("h100")
   *lines, notes = text.splitlines()
   assert [x.split(" | ")[2:4] for x in lines[2:4]] == [
     ["1", "2.000x"], ["1", "0.500x"],
@@ -359,9 +359,9 @@ def test_what_has_no_rows_is_left_out(monkeypatch):
   assert "1 of 1 random ones are below" in notes and "; commit abc;" in notes
   assert "2 of all 2 are left to XLA" in notes
   assert not {"Llama", "Mixtral", "wall", "`lax"} & {*re.findall(r"\S+", text)}
-  there["ragged"][0]["arms"][ragged_cases.CUBLAS] = {"ms_median": 3.0}
-  assert "| cuBLAS | 1 | 3.000x |" in page_tables.ops_overview("")
-  assert "| mixtral | `cublas grouped` |" in page_tables.ops("ragged h100")
+  there["ragged"][0]["arms"][ragged_cases.INDEXED] = {"ms_median": 3.0}
+  assert "| cuequivariance | 1 | 3.000x |" in page_tables.ops_overview("h100")
+  assert "| mixtral | `indexed_linear` |" in page_tables.ops("ragged h100")
 
 
 @pytest.mark.parametrize(

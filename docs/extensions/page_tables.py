@@ -170,19 +170,19 @@ def float32_errors(gpu: str) -> str:
   return tables.markdown(header, cells, header[1:])
 
 
-def ops_overview(_: str) -> str:
+def ops_overview(gpu: str) -> str:
   """What an op computes, its baseline, and how much faster; then the losses.
 
   Lines and sentences of what has no rows are left out.
   """
-  read = functools.partial(results.read, results.FIRST)
+  read = functools.partial(results.read, gpu)
   dense = dense_tables.compared(rows_lib.latest(read("dense")))
   ragged = ragged_tables.timed(rows_lib.latest(read("ragged")))
   mixtral = [row for row in ragged if row["suite"] == "mixtral"]
   fused = [row for row in dense if row["epilogue"] != "none"]
   drawn = dense_tables.compared(read("dense_unseen"))
   drawn = [row for row in drawn if row["commit"] == drawn[-1]["commit"]]
-  rungs = ladder_tables.own(results.measured(results.FIRST, "ladder"))
+  rungs = ladder_tables.own(results.measured(gpu, "ladder"))
 
   def over(arm: str) -> list[float]:
     found = (ragged_tables.speed_over(row, arm) for row in mixtral)
