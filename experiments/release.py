@@ -84,14 +84,14 @@ xla ragged_xla 90 ragged --implementation=xla --suite=mixtral
 xla-float32 ragged_xla 120 ragged --implementation=xla --suite=mixtral\
  --dtype=float32
 xla-unseen ragged_xla 120 ragged --implementation=xla --unseen=20 --seed={0}
-eight-bits-1 eight_bits 340 eight_bits --suites=dense
+eight-bits-1 eight_bits 410 eight_bits --suites=dense
 eight-bits-2 eight_bits 240 eight_bits --suites=stored,small
-eight-bits-3 eight_bits 300 eight_bits --suites=grouped,layer,errors
+eight-bits-3 eight_bits 360 eight_bits --suites=grouped,layer,errors
 float32-1 float32 200 float32 --suites=dense
 float32-2 float32 240 float32 --suites=layer,grouped,errors
 float32-3 float32 330 float32 --suites=unseen --seed={0}
 float32-4 float32 330 float32 --suites=sizes
-latency dense 60 dense --suite=latency
+latency dense 20 dense --suite=latency
 """
 
 flags.declare_key_flag("output_dir")
