@@ -45,11 +45,11 @@ from pallas_gemm.tuning.odd_sizes import largest
 # where no other consumer has any; and how much of shared memory's rate a slab
 # takes that is stored there.
 _ALONE, _STORED = 250, 1.0
-# Of 8 bits that are promoted, fitted to 150 of an H100, 3.0 % off in the mean:
-# the part of a tile's additions to totals that nothing hides, and what they are
-# times that with scales of lines; cycles of a slab's scales; how much of all,
-# and of the barriers, one, two and three consumers let one see; and `_STORED`
-# of these. None was of swapped operands or of one consumer.
+# Of 8 bits that are promoted, fitted to 78 of an H100, and 3.0 % off 150 in the
+# mean: the part of a tile's additions to totals that nothing hides, and
+# what they are times that with scales of lines; cycles of a slab's scales; how
+# much of all, and of the barriers, one, two and three consumers let one see;
+# and `_STORED` of these. None was of swapped operands or of one consumer.
 _ADDED, _LINES_ADD, _SCALED = 0.5, 3, 65
 _SEEN, _STORED_8 = (2.0, 1.0, 0.5), 0.35
 # Of these by blocks, with three consumers: the slabs after which a block that
