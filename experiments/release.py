@@ -43,6 +43,8 @@ from experiments.harness import rows as rows_lib
 from pallas_gemm.tuning import cache
 
 TESTS, STATE, OUTPUT = "gpu_tests", "state.json", "output.txt"
+# The tests that need several GPUs.
+MESH = "tests-mesh"
 # What all rows have in common.
 SAME = "commit", "jax", "jaxlib", "device"
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -233,11 +235,13 @@ class Queue:
   Attributes:
     state: of the release.
     waiting: the pieces, in order.
-    began: when the first one started.
+    began: when the release did, on the monotonic clock.
   """
 
-  def __init__(self, state: State, taken: Sequence[Piece]) -> None:
-    self.state, self.waiting, self.began = state, list(taken), time.monotonic()
+  def __init__(
+    self, state: State, taken: Sequence[Piece], began: float
+  ) -> None:
+    self.state, self.waiting, self.began = state, list(taken), began
     self._lock = threading.Lock()
 
   def run(self, gpu: int | None = None) -> None:
@@ -280,11 +284,16 @@ class Queue:
 
 
 def measure(state: State, taken: Sequence[Piece]) -> None:
-  """Runs pieces, on one GPU or on several, and keeps how each ended."""
-  queue, count = Queue(state, taken), _GPUS.value
+  """Runs pieces, on one GPU or on several, and keeps how each ended.
+
+  Those of several GPUs have all of them, before the others have one each.
+  """
+  began, count = time.monotonic(), _GPUS.value
   if count == 1:
-    queue.run()
+    Queue(state, taken, began).run()
     return
+  Queue(state, [x for x in taken if x.name == MESH], began).run()
+  queue = Queue(state, [x for x in taken if x.name != MESH], began)
   with futures.ThreadPoolExecutor(count) as pool:
     try:
       list(pool.map(queue.run, range(count)))
