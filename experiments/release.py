@@ -15,7 +15,8 @@ hash draws the seeds of random problems. What is tuned here is left aside.
 Once all have passed, their files replace those of experiments/results/<device>.
 gpu_tests.txt says how the tests ended, release.json what the rows have in
 common. --finish does so though pieces failed or are missing, on any machine; a
-file that would lack rows stays as it is.
+file that would lack rows stays as it is. Another machine goes on where the
+files of the commit end: copy release.json to runs/release/state.json there.
 
 Exit status: 0; 1 if a piece failed; 2 for a command that can't be carried out;
 130 after Ctrl-C.
@@ -172,6 +173,10 @@ class State:
     """What a piece took, or its estimate."""
     return self.done.get(piece.name, {}).get("seconds", piece.seconds)
 
+  def same(self, row: Mapping[str, Any]) -> bool:
+    """Whether a row is of this commit, JAX and device."""
+    return all(row.get(name) == self.of[name] for name in SAME)
+
   def check(self, got: Mapping[str, Any], where: str, what_to_do: str) -> None:
     """Raises FlagError of what is not of this commit, JAX and device."""
     for name, want in ((name, self.of[name]) for name in SAME):
@@ -303,7 +308,7 @@ def measure(state: State, taken: Sequence[Piece]) -> None:
 
 def finish(state: State) -> None:
   """Puts the files of which all pieces ended; FlagError if there are none."""
-  texts, found = {}, []
+  texts: dict[str, str] = {}
   for file, of in tables.grouped(state.pieces, lambda x: x.file).items():
     made = {x.name: _made(state, x) for x in of}
     if lacking := [name for name, rows in made.items() if not rows]:
@@ -313,27 +318,43 @@ def finish(state: State) -> None:
     else:
       rows = [row for rows in made.values() for row in rows]
       texts[f"{file}.jsonl"] = "".join(json.dumps(x) + "\n" for x in rows)
-      found += rows
   if not texts:
     raise cli.FlagError(f"--output_dir: {state.folder} has no whole file")
-  about = dict(state.of)
-  for name in ("driver", "utc", "sm_clock_mhz", "power_w"):
-    there = sorted({x[name] for x in found if x.get(name) is not None})
-    about[name] = [there[0], there[-1]] if there else None
-  texts["release.json"] = _text(about, state.done)
   place = rows_lib.RESULTS / rows_lib.slug(state.of["device"])
   for name, text in texts.items():
     _replace(place / name, text)
+  _replace(place / "release.json", _about(state, place))
   cli.say(f"rows: {place}; pages: python -m docs.write --pictures")
+
+
+def _about(state: State, place: pathlib.Path) -> str:
+  """What release.json says: what the files in `place` of this commit share."""
+  found, there = [], set()
+  for file in {x.file for x in state.pieces}:
+    rows = rows_lib.read(place / f"{file}.jsonl")
+    if file == TESTS:
+      text = place / f"{file}.txt"
+      of_it = text.exists() and state.of["commit"] in text.read_text()
+    else:
+      of_it = rows and all(state.same(row) for row in rows)
+    if of_it:
+      found, there = found + rows, there | {file}
+  about = dict(state.of)
+  for name in ("driver", "utc", "sm_clock_mhz", "power_w"):
+    values = sorted({x[name] for x in found if x.get(name) is not None})
+    about[name] = [values[0], values[-1]] if values else None
+  pieces = [x.name for x in state.pieces if x.file in there]
+  return _text(about, {x: state.done[x] for x in pieces if x in state.done})
 
 
 def _made(state: State, piece: Piece) -> list[dict[str, Any]]:
   """The rows of a piece that ended, or words; FlagError of rows of others."""
-  if state.status(piece) not in (0, 1):
+  folder = state.folder / piece.name
+  if state.status(piece) not in (0, 1) or not folder.exists():
     return []
   if piece.file == TESTS:
     return [{"words": _words(state, piece)}]
-  path = state.folder / piece.name / f"{piece.file}.jsonl"
+  path = folder / f"{piece.file}.jsonl"
   for row in (rows := rows_lib.read(path)):
     state.check(row, str(path), f"run it again, --only={piece.name}")
   return rows

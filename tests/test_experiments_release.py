@@ -4,6 +4,7 @@ from importlib import util
 import json
 import pathlib
 import re
+import shutil
 import sys
 import threading
 
@@ -230,9 +231,32 @@ def test_a_piece_that_fails_ends_no_run(run, machine, names, results):
   assert rows.read(results / "dense.jsonl") == [OLD]
   there = {x.stem for x in results.iterdir()}
   assert "sweep" in there and "counters" not in there
+  done = json.loads((results / "release.json").read_text())["pieces"]
+  assert "sweep" in done and not {"dense-1", "counters"} & {*done}
   machine.ends = {}
   assert run("--only=counters,sweep,dense-2")[0] == 0
   assert len(rows.read(results / "dense.jsonl")) == 3
+
+
+def test_another_machine_goes_on(
+  run, machine, names, results, pieces, tmp_path
+):
+  first = [x.name for x in pieces if x.file in ("ladder", release.TESTS)]
+  run(f"--only={','.join(first)}")
+  run("--finish")
+  there = (results / "release.json").read_text()
+  staged = tmp_path / "staged"
+  shutil.rmtree(staged)
+  staged.mkdir()
+  (staged / release.STATE).write_text(there)
+  ladder = (results / "ladder.jsonl").read_text()
+  machine.ran.clear()
+  status, out = run()
+  assert status == 0 and machine.ran == [x for x in names if x not in first]
+  assert "ladder: left as it is" in out
+  assert (results / "ladder.jsonl").read_text() == ladder
+  about = json.loads((results / "release.json").read_text())
+  assert {*about["pieces"]} == {*names}
 
 
 @pytest.mark.parametrize("name", release.SAME)
