@@ -333,8 +333,10 @@ def _about(state: State, place: pathlib.Path) -> str:
   for file in {x.file for x in state.pieces}:
     rows = rows_lib.read(place / f"{file}.jsonl")
     if file == TESTS:
-      text = place / f"{file}.txt"
-      of_it = text.exists() and state.of["commit"] in text.read_text()
+      path = place / f"{file}.txt"
+      text = path.read_text() if path.exists() else ""
+      count = text.count(f"\ncommit {state.of['commit']}, ")
+      of_it = 0 < count == text.count("\ncommit ")
     else:
       of_it = rows and all(state.same(row) for row in rows)
     if of_it:
@@ -365,7 +367,7 @@ def _words(state: State, piece: Piece) -> str:
   lines = (state.folder / piece.name / OUTPUT).read_text().splitlines()
   failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
   command = shlex.join(piece.arguments(state.folder, "python3"))
-  where = "commit {commit}, {device}, driver {driver}, jax {jax}"
+  where = "commit {commit}, {device}, jax {jax}"
   count = lines[-1].strip("= ")
   return "\n".join([command, where.format(**state.of), *failed, "", count, ""])
 
