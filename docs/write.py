@@ -70,6 +70,7 @@ BLOCKS: dict[str, Callable[[str], str]] = {
   "random-table": page_tables.random,
   "targets-table": page_tables.targets,
   "ampere-table": page_tables.ampere,
+  "second-run-table": page_tables.second_run,
   "eight-bits-table": page_tables.eight_bits,
   "planes-table": page_tables.float32,
   "planes-errors-table": page_tables.float32_errors,

@@ -6,6 +6,8 @@
   python -m experiments.release --list            the pieces, and what is done
   python -m experiments.release --only=dense-1    a piece, once more
   python -m experiments.release --finish          puts what there is
+  python -m experiments.release --compare --output_dir=runs/again
+                                                  that run beside what was put
 
 A piece is a command of another program; the GPU's tests come first. What is
 done is in state.json of --output_dir, by default runs/release: a run that was
@@ -39,7 +41,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from experiments.harness import cli, provenance, tables
+from experiments.harness import apart, cli, provenance, tables
 from experiments.harness import rows as rows_lib
 from pallas_gemm.tuning import cache
 
@@ -111,6 +113,9 @@ _GPUS = flags.DEFINE_integer(
 _LIST = flags.DEFINE_bool("list", False, "List the pieces; measure nothing.")
 _ONLY = flags.DEFINE_list("only", [], "Run these pieces, done or not.")
 _FINISH = flags.DEFINE_bool("finish", False, "Put what there is.")
+_COMPARE = flags.DEFINE_bool(
+  "compare", False, "Say how far times lie from those that were put."
+)
 
 
 class Piece(NamedTuple):
@@ -349,6 +354,30 @@ def _about(state: State, place: pathlib.Path) -> str:
   return _text(about, {x: state.done[x] for x in pieces if x in state.done})
 
 
+def compare(state: State) -> None:
+  """Puts how far times lie from those that were put, in apart.jsonl.
+
+  Raises:
+    FlagError: none were put of this commit, JAX and device.
+  """
+  place, found = rows_lib.RESULTS / rows_lib.slug(state.of["device"]), []
+  for file, pieces in tables.grouped(state.pieces, lambda x: x.file).items():
+    put = [x for x in rows_lib.read(place / f"{file}.jsonl") if state.same(x)]
+    rows = (_made(state, x) for x in pieces if file != TESTS)
+    again = [row for of in rows for row in of]
+    if of_both := apart.apart(put, again):
+      row = {"experiment": "apart", "file": file} | of_both
+      row |= {name: state.of[name] for name in SAME}
+      found.append(row | {"utc": put[0]["utc"], "again_utc": again[0]["utc"]})
+  if not found:
+    raise cli.FlagError(f"--output_dir: {state.folder} has no times put too")
+  header, cells = apart.table(found)
+  title = "The longer of two times over the shorter"
+  cli.table(title, header, cells, tables.numeric(header))
+  text = "".join(json.dumps(x) + "\n" for x in found)
+  _replace(place / "apart.jsonl", text)
+
+
 def _made(state: State, piece: Piece) -> list[dict[str, Any]]:
   """The rows of a piece that ended, or words; FlagError of rows of others."""
   folder = state.folder / piece.name
@@ -399,12 +428,13 @@ def main(argv: Sequence[str]) -> int:
   folder = pathlib.Path(cli.OUTPUT_DIR.value or _ROOT / "runs" / "release")
   cli.check_folder(folder)
   state = State(folder.resolve())
-  if _FINISH.value and not state.of:
+  if (_FINISH.value or _COMPARE.value) and not state.of:
     raise cli.FlagError(f"--output_dir: no release was begun in {folder}")
-  if _LIST.value or _FINISH.value:
-    state.of = state.of or {"commit": provenance.commit() or ""}
-    (show if _LIST.value else finish)(state)
-    return 0
+  for flag, do in ((_LIST, show), (_FINISH, finish), (_COMPARE, compare)):
+    if flag.value:
+      state.of = state.of or {"commit": provenance.commit() or ""}
+      do(state)
+      return 0
   here = {"commit": clean_commit(), "dirty": False} | versions()
   state.of = state.of or here
   state.check(here, *_GO_BACK)

@@ -259,6 +259,33 @@ def test_another_machine_goes_on(
   assert {*about["pieces"]} == {*names}
 
 
+def test_a_second_run_is_compared(run, machine, results):
+  fields = {"sweep": {"ms_median": 2.0}, "ladder": {"arms": {"xla": {}}}}
+  arms = {"ours": {"ms_median": 1.0}, "xla": {"ms_median": 2.0}}
+  fields["float32-1"] = {"arms": arms}
+  machine.fields = fields
+  run()
+  with pytest.raises(cli.FlagError, match="no release was begun in"):
+    run("--compare", f"--output_dir={results / 'again'}")
+  fields["sweep"], arms["xla"] = {"ms_median": 1.6}, {"ms_median": 2.02}
+  again = f"--output_dir={results.parent / 'again'}"
+  run("--only=sweep,float32-1,tests-ops", again)
+  status, out = run("--compare", again)
+  assert status == 0 and re.search(r"sweep +1 +1.250x +1.250x +sweep", out)
+  found = {x["file"]: x for x in rows.read(results / "apart.jsonl")}
+  assert [*found] == ["sweep", "float32"]
+  of = found["float32"]
+  assert (of["times"], of["worst"]) == (2, pytest.approx(1.01))
+  assert of["geomean"] == pytest.approx(1.01**0.5)
+  assert of["commit"] == COMMIT and of["worst_case"].startswith("xla ")
+  machine.commit = machine.versions["commit"] = "b" * 10
+  machine.fields = {"sweep": {"commit": "b" * 10}}
+  other = f"--output_dir={results.parent / 'other'}"
+  run("--only=sweep", other)
+  with pytest.raises(cli.FlagError, match="other has no times put too"):
+    run("--compare", other)
+
+
 @pytest.mark.parametrize("name", release.SAME)
 def test_another_commit_jax_or_device_is_refused(run, machine, results, name):
   machine.fields = {"sweep": {name: "foreign"}}

@@ -7,6 +7,7 @@ from typing import Any
 
 from docs.extensions import lookup, results
 from experiments.harness import (
+  apart,
   dense_tables,
   ladder_tables,
   ragged_cases,
@@ -78,6 +79,14 @@ def ampere(gpu: str) -> str:
       cells.append([name, *map(tables.rate, times)])
   header = ["rung, ms", "own code", "lowered for 8.0", "PTX of sm_80"]
   return tables.markdown(header, cells, header[1:])
+
+
+def second_run(gpu: str) -> str:
+  """How far a release's second run on a GPU lies from the first."""
+  if rows := results.read(gpu, "apart"):
+    header, cells = apart.table(rows)
+    return tables.markdown(header, cells, tables.numeric(header))
+  return "There is no second run of this release yet."
 
 
 def eight_bits(gpu: str) -> str:

@@ -18,7 +18,7 @@ EMPTY = "-"
 WORDS = (
     "kernel", "MxNxK", "dtype", "check", "suite", "pass", "worst case",
     "best case", "host time", "speed over even groups", "few rows a group",
-    "limit", "rung", "what it adds", "op", "beside",
+    "limit", "rung", "what it adds", "op", "beside", "file",
 )  # fmt: skip
 
 
