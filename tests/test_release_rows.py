@@ -7,8 +7,7 @@ import subprocess
 
 import pytest
 
-from experiments import release
-from experiments.harness import rows
+from experiments.harness import release_state, rows
 from tests.support import pages, result_rows
 
 DEVICES = ["nvidia_h200", "nvidia_h100_80gb_hbm3"]
@@ -25,12 +24,12 @@ def about(folder):
 def wrong(folder):
   """What the files of a release have that is not of it, a line each."""
   of = about(folder)
-  state = release.State(folder)  # which has no state of its own
+  state = release_state.State(folder)  # which has no state of its own
   state.of, done = of, of["pieces"]
   found = [] if of["dirty"] is False else [f"dirty is {of['dirty']}"]
-  seeds, drawn = {*release.seeds(of["commit"])}, set()
+  seeds, drawn = {*release_state.seeds(of["commit"])}, set()
   for file in dict.fromkeys(x.file for x in state.pieces if x.name in done):
-    if file == release.TESTS:
+    if file == release_state.TESTS:
       text = (folder / f"{file}.txt").read_text()
       same = f"\ncommit {of['commit']}, {of['device']}, "
       if text.count(same) != text.count("\ncommit ") or same not in text:
@@ -38,7 +37,7 @@ def wrong(folder):
       continue
     if not (there := rows.read(folder / f"{file}.jsonl")):
       found.append(f"{file}: no rows")
-    for name in release.SAME:
+    for name in release_state.SAME:
       others = {str(row.get(name)) for row in there} - {of[name]}
       found += [f"{file}: {name} {x}" for x in sorted(others)]
     random = {
@@ -112,16 +111,21 @@ def test_the_package_is_what_a_release_measured(device):
 @pytest.fixture
 def folder(tmp_path):
   """A release's files, made up."""
-  of = dict.fromkeys(release.SAME, "x") | {"commit": "abcdef0", "dirty": False}
-  state = release.State(tmp_path)
+  of = dict.fromkeys(release_state.SAME, "x") | {
+    "commit": "abcdef0",
+    "dirty": False,
+  }
+  state = release_state.State(tmp_path)
   state.of = of
   done = {piece.name: {"status": 0} for piece in state.pieces}
   (tmp_path / "release.json").write_text(json.dumps(of | {"pieces": done}))
-  same = {name: of[name] for name in release.SAME}
+  same = {name: of[name] for name in release_state.SAME}
   for file in dict.fromkeys(piece.file for piece in state.pieces):
-    if file == release.TESTS:
+    if file == release_state.TESTS:
       (tmp_path / f"{file}.txt").write_text("pytest\ncommit abcdef0, x, y\n")
-    for seed in release.seeds("abcdef0") if file == "dense_unseen" else [0]:
+    for seed in (
+      release_state.seeds("abcdef0") if file == "dense_unseen" else [0]
+    ):
       row = result_rows.row(**same, seed=seed)
       rows.append(tmp_path / f"{file}.jsonl", row)
   return tmp_path
@@ -146,10 +150,12 @@ def test_a_row_of_another_release_is_found(folder, file, fields, said):
 
 def test_what_else_is_no_release_is_found(folder):
   (folder / "dense_unseen.jsonl").unlink()
-  (folder / f"{release.TESTS}.txt").write_text("\ncommit 1234567, x, y\n")
+  (folder / f"{release_state.TESTS}.txt").write_text("\ncommit 1234567, x, y\n")
   path = folder / "release.json"
   path.write_text(path.read_text().replace("false", "true"))
-  seeds = [f"no rows of seed {x}" for x in sorted(release.seeds("abcdef0"))]
+  seeds = [
+    f"no rows of seed {x}" for x in sorted(release_state.seeds("abcdef0"))
+  ]
   assert wrong(folder) == [
     "dirty is True", "gpu_tests: another commit or device",
     "dense_unseen: no rows", *seeds,
