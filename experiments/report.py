@@ -22,6 +22,7 @@ from experiments.harness import (
   dense_tables,
   ladder_tables,
   ragged_tables,
+  suite_tables,
   tables,
 )
 from experiments.harness import rows as rows_lib
@@ -63,6 +64,12 @@ def _ragged(rows: Rows) -> Tables:
   yield ragged_tables.against(found)
 
 
+def _float32(rows: Rows) -> Tables:
+  newest = rows_lib.latest(rows)
+  yield suite_tables.float32(newest)
+  yield suite_tables.float32_errors(newest)
+
+
 # By the name of a file of rows, its tables.
 TABLES: dict[str, Callable[[Rows], Tables]] = {
   "ladder": _ladder,
@@ -71,6 +78,8 @@ TABLES: dict[str, Callable[[Rows], Tables]] = {
   "dense": _dense,
   "dense_unseen": _dense,
   "ragged": _ragged,
+  "eight_bits": lambda rows: suite_tables.eight_bits(rows_lib.latest(rows)),
+  "float32": _float32,
 }
 
 

@@ -42,6 +42,41 @@ def test_tables_of_a_folder(run, tmp_path):
     assert re.search(text, out), text
 
 
+def test_suites_of_other_dtypes(run, tmp_path):
+  def arms(**ms):
+    return {
+      name.replace("_", " ").replace("ours", "pallas_gemm"): {
+        "ms_median": x, "tflops": 100 / x, "frobenius": 1e-7 * x
+      }
+      for name, x in ms.items()
+    }  # fmt: skip
+
+  f8 = {"experiment": "eight_bits", "suite": "dense", "layout": "NT"}
+  f32 = f8 | {"experiment": "float32", "layout": "TN", "dtype": "float32"}
+  errors = {"suite": "errors", "k": 9} | {
+    "arms": arms(ours_HIGHEST=1, xla_HIGHEST=2, xla_x6=1, ours_x3=1, xla_x3=4)
+  }
+  layer = {"suite": "layer", "kernel": "moe", "epilogue": "row", "groups": 8}
+  for fields in (
+    f8 | {"dtype": "float8_e4m3fn", "epilogue": "row"}
+    | {"arms": arms(ours=2, xla=5)},
+    f8 | {"dtype": "bfloat16", "ms_median": 3, "arms": arms(ours=3)},
+    f8 | layer | {"dtype": "bfloat16"}
+    | {"arms": arms(ours_row=4, ours_bf16=2)},
+    f32 | {"epilogue": "HIGHEST", "arms": arms(ours=1, xla=2.5)},
+    f32 | errors,
+  ):  # fmt: skip
+    row = result_rows.row(**fields)
+    rows.append(tmp_path / f"{row['experiment']}.jsonl", row)
+  status, out = run(f"--rows={tmp_path}")
+  assert status == 0
+  for text in (
+      r" row +50 +1.500x +2.500x\n", r"pallas_gemm row +4.00 ms +0.500x\n",
+      r" TN +HIGHEST +100 +2.500x +- +-\n", r" 9 +1.0e-07 +2.0e-07 ",
+  ):  # fmt: skip
+    assert re.search(text, out), text
+
+
 def test_all_devices_are_printed(run, monkeypatch, tmp_path):
   monkeypatch.setattr(rows, "RESULTS", tmp_path)
   for device in ("nvidia_a", "nvidia_b"):

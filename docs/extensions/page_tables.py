@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 import functools
 import re
-from typing import Any
 
 from docs.extensions import lookup, results
 from experiments.harness import (
@@ -12,6 +11,7 @@ from experiments.harness import (
   ladder_tables,
   ragged_cases,
   ragged_tables,
+  suite_tables,
   tables,
 )  # fmt: skip
 from experiments.harness import rows as rows_lib
@@ -84,99 +84,32 @@ def ampere(gpu: str) -> str:
 def second_run(gpu: str) -> str:
   """How far a release's second run on a GPU lies from the first."""
   if rows := results.read(gpu, "apart"):
-    header, cells = apart.table(rows)
-    return tables.markdown(header, cells, tables.numeric(header))
+    return _markdown(apart.table(rows))
   return "There is no second run of this release yet."
 
 
 def eight_bits(gpu: str) -> str:
   """Products of 8 bits beside ours of 16 and XLA's; then layers' passes."""
-  rows = results.read(gpu, "eight_bits")
-  fields = "m", "n", "k", "groups", "pass", "layout"
-  at = lambda row: tuple(row.get(x) for x in fields)  # noqa: E731
-  wide = {at(row): row for row in rows if row["dtype"] == "bfloat16"}
-  cells = []
-  for row in rows:
-    if row["dtype"] == "bfloat16" or at(row) not in wide:
-      continue
-    kind = row["epilogue"] or "none"
-    kind = f"int8, {kind}" if row["dtype"] == "int8" else kind
-    ours = row["arms"]["pallas_gemm"]
-    name = _product(row)
-    peers = [wide[at(row)]]
-    peers += [x for arm, x in row["arms"].items() if arm.startswith("xla")]
-    gains = [tables.factor(x["ms_median"] / ours["ms_median"]) for x in peers]
-    gains = [*gains, tables.EMPTY][:2]
-    cells.append([name, kind, f"{ours['tflops']:.0f}", *gains])
-  header = ["product", "scales", "TFLOP/s", "of bfloat16", "of XLA"]
-  found = [tables.markdown(header, cells, header[2:])]
-  for layer in (row for row in rows if row["suite"] == "layer"):
-    best = layer["arms"]["pallas_gemm bf16"]["ms_median"]
-    times = {arm: x["ms_median"] for arm, x in layer["arms"].items()}
-    cells = [
-      [arm, tables.duration(ms), tables.factor(best / ms)]
-      for arm, ms in times.items()
-    ]
-    name = "experts" if layer["kernel"] == "moe" else "gated MLP"
-    header = [f"{name}, forward and backward", "time", "of bfloat16"]
-    found.append(tables.markdown(header, cells, header[1:]))
-  return "\n\n".join(found)
-
-
-def _product(row: dict[str, Any]) -> str:
-  """Sizes, groups, and how operands are stored if another way is usual."""
-  name = f"{row['m']}x{row['n']}x{row['k']}"
-  if row.get("groups"):
-    return f"{name} in {row['groups']}, {row['pass']}"
-  if row["kernel"] == "newton_schulz":
-    return f"a step of Newton and Schulz, {row['m']}²"
-  if row["suite"] == "layer":
-    return f"MLP of {name}, forward and backward"
-  usual = "NN" if row["dtype"] == "float32" else "NT"
-  return name + (f" {row['layout']}" if row["layout"] != usual else "")
+  found = suite_tables.eight_bits(results.read(gpu, "eight_bits"))
+  return "\n\n".join(_markdown(table) for table in found)
 
 
 def float32(gpu: str) -> str:
   """Products of float32 beside XLA's."""
-  rows, cells = results.read(gpu, "float32"), []
-  for row in rows:
-    if row["suite"] not in ("dense", "grouped", "layer"):
-      continue
-    ms = {arm: x["ms_median"] for arm, x in row["arms"].items()}
-    ours, theirs, *_ = ms.values()
-    x6, kept = ms.get("xla x6"), ms.get("pallas_gemm, B split")
-    tflops = row["arms"]["pallas_gemm"]["tflops"]
-    cells.append([_product(row), row["epilogue"], f"{tflops:.0f}"])
-    for one, other in ((theirs, ours), (x6, ours), (theirs, kept)):
-      gain = tables.factor(one / other) if one and other else tables.EMPTY
-      cells[-1].append(gain)
-  header = ["product", "precision", "TFLOP/s", "of XLA", "of XLA's x6"]
-  header.append("B split, of XLA")
-  drawn = [
-    row["arms"]["xla"]["ms_median"] / row["arms"]["pallas_gemm"]["ms_median"]
-    for row in rows
-    if row["suite"] == "unseen"
-  ]
-  figures = map(tables.factor, (tables.geomean(drawn), min(drawn), max(drawn)))
-  note = f"{len(drawn)} drawn products at HIGHEST have {{}} of XLA's speed in"
-  note = f"{note} the geometric mean, {{}} at worst, {{}} at best."
-  return (
-    f"{tables.markdown(header, cells, header[2:])}\n\n{note.format(*figures)}"
-  )
+  rows = results.read(gpu, "float32")
+  table = _markdown(suite_tables.float32(rows))
+  return f"{table}\n\n{suite_tables.drawn(rows)}"
 
 
 def float32_errors(gpu: str) -> str:
   """Errors of sums of float32, by length and who adds them up."""
-  arms = "pallas_gemm HIGHEST", "xla HIGHEST", "xla x6"
-  arms += "pallas_gemm x3", "xla x3"
-  cells = [
-    [row["distribution"], str(row["k"])]
-    + [f"{row['arms'][arm]['frobenius']:.1e}" for arm in arms]
-    for row in results.read(gpu, "float32")
-    if row["suite"] == "errors"
-  ]
-  header = ["elements", "K", *arms]
-  return tables.markdown(header, cells, header[1:])
+  rows = results.read(gpu, "float32")
+  return _markdown(suite_tables.float32_errors(rows))
+
+
+def _markdown(table: tables.Table) -> str:
+  header, cells = table
+  return tables.markdown(header, cells, tables.numeric(header))
 
 
 def ops_overview(gpu: str) -> str:

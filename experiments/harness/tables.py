@@ -19,6 +19,8 @@ WORDS = (
     "kernel", "MxNxK", "dtype", "check", "suite", "pass", "worst case",
     "best case", "host time", "speed over even groups", "few rows a group",
     "limit", "rung", "what it adds", "op", "beside", "file",
+    "product", "scales", "precision", "elements",
+    "gated MLP, forward and backward", "experts, forward and backward",
 )  # fmt: skip
 
 
