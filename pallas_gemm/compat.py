@@ -25,12 +25,15 @@ from jax._src import dispatch as _dispatch
 from jax._src import dtypes as _dtypes
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.lax.lax import _convert_element_type
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 from jax.sharding import NamedSharding, PartitionSpec
 
 # Whether this package calls JAX; Qwix puts its functions in place of JAX's.
 is_alone = contextvars.ContextVar("is_alone", default=False)
+# Whether what is lowered is exported, so that it may name no layout.
+_is_exported = contextvars.ContextVar("is_exported", default=False)
 
 CUDA_PLATFORMS = ("gpu", "cuda")
 # What a lowered program calls by custom_partitioning.
@@ -346,11 +349,23 @@ def lowered(
   if not typed:
     plain = [jax.core.ShapedArray(x.shape, x.dtype) for x in ctx.avals_in]
     inner = ctx.replace(avals_in=plain)
-  outs = alone(mlir.lower_fun(run), inner, *operands)
+  for_export = ctx.module_context.lowering_parameters.for_export
+
+  def lower(*args):
+    _is_exported.set(for_export)
+    return mlir.lower_fun(run)(*args)
+
+  outs = alone(lower, inner, *operands)
   # Of an interpreted kernel's effects.
   if inner is not ctx and inner.tokens_out is not None:
     ctx.set_tokens_out(inner.tokens_out)
   return outs
+
+
+def in_rows(x: jax.Array) -> jax.Array:
+  """A matrix that XLA is to lay out in rows, where it may be told so."""
+  rows = Layout((0, 1))
+  return x if _is_exported.get() else with_layout_constraint(x, rows)
 
 
 def require_devices(primitive: Any) -> None:

@@ -26,6 +26,7 @@ values are zeros.
 from collections.abc import Sequence
 import dataclasses
 import functools
+import math
 from typing import Any, Literal
 
 import jax
@@ -138,8 +139,13 @@ class Quantized:
 
   def dequantized(self, dtype: Any = jnp.float32) -> jax.Array:
     """values * scale, multiplied in float32 and rounded to a dtype."""
-    scale = _spread(self.scale.astype(jnp.float32), self.shape)
-    return (self.values.astype(jnp.float32) * scale).astype(dtype)
+
+    def times(values, scale):
+      scale = _spread(scale.astype(jnp.float32), values.shape)
+      return (values.astype(jnp.float32) * scale).astype(dtype)
+
+    sharding = jax.typeof(self.values).sharding
+    return _laid_out(times, sharding, self.values, self.scale)
 
   def checked(self, name: str) -> "Quantized":
     """The same, if an op can take it.
@@ -198,7 +204,9 @@ def as_quantized(value: Any, name: str = "x") -> Quantized | None:
     if have not in (0, 1, size) and size % have == 0:
       # As scales of 128, if they are of a multiple of it; else of each.
       of = size // have
-      scale = jnp.repeat(scale, of if of % BLOCK else of // BLOCK, axis=i)
+      repeats = of if of % BLOCK else of // BLOCK
+      repeat = functools.partial(jnp.repeat, repeats=repeats, axis=i)
+      scale = _laid_out(repeat, jax.typeof(scale).sharding, scale)
   return Quantized(values, scale).checked(name)
 
 
@@ -247,7 +255,12 @@ def quantize(
   fits = [size is None or _is_number(size, (1, BLOCK)) for size in block]
   wanted = f"block must have 1, 128 or None for each dimension of x {x.shape}"
   _check(len(block) == x.ndim and all(fits), wanted, repr(block))
-  return _quantize(x, name, tuple(block), power_of_two)
+  how = name, tuple(block), power_of_two
+  sharding = jax.typeof(x).sharding
+  of_scale = _sharding_of_scale(sharding, x.shape, block)
+  return _laid_out(
+    lambda x: _quantize(x, *how), Quantized(sharding, of_scale), x
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -355,6 +368,33 @@ def _quantize(x, dtype: str, block, power_of_two: bool) -> Quantized:
   scale = scale_of(maxima(x, dtype, block), dtype, power_of_two)
   values = rounded(x * _spread(1 / scale, x.shape), dtype)
   return Quantized(values, scale)
+
+
+def _laid_out(f: Any, sharding: Any, *args: jax.Array) -> Any:
+  """f(*args); on Explicit mesh axes XLA lays out all but the result.
+
+  Args:
+    f: of arrays.
+    sharding: of what it gives.
+    args: what it is given.
+  """
+  meshes = [jax.typeof(x).sharding.mesh for x in args]
+  explicit = jax.sharding.AxisType.Explicit
+  if not any(explicit in mesh.axis_types for mesh in meshes):
+    return f(*args)
+  return jax.sharding.auto_axes(f, out_sharding=sharding)(*args)
+
+
+def _sharding_of_scale(sharding: Any, shape: Sequence[int], block) -> Any:
+  """That of the array, along each dimension that its shares divide."""
+  parts = []
+  for part, size, of in zip(sharding.spec, shape, block):
+    names = part if isinstance(part, tuple) else (part,) if part else ()
+    shares = math.prod(sharding.mesh.shape[name] for name in names)
+    size = {1: size, BLOCK: _blocks(size), None: 1}[of]
+    parts.append(None if size % shares else part)
+  spec = jax.sharding.PartitionSpec(*parts)
+  return jax.sharding.NamedSharding(sharding.mesh, spec)
 
 
 def _reduced(x: jax.Array, block) -> jax.Array:

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from pallas_gemm.quantization import Quantized
+from pallas_gemm.quantization import Quantized, quantize
 from tests.support import eight_bit_calls
 from tests.support.eight_bit_calls import EVERY, ON_KERNEL, Draw
 from tests.support.ops import ROWS, SUMS
 
 SMOKE = range(2)
+E4M3, E5M2 = eight_bit_calls.FLOATS
 
 
 def seeds(count):
@@ -39,9 +40,19 @@ def test_sm90(op, seed):
   assert_right(run())
 
 
-# Values alone.
+@pytest.mark.parametrize("implementation", (None, "sm90"))
+@pytest.mark.parametrize("block", ((1, 128), (1, 1), (1, None)))
+def test_nothing_to_sum(implementation, block):
+  """Of K = 0, where a scale has nothing, whatever it is one for."""
+  a, b = quantize(jnp.ones((130, 0)), block=block), jnp.ones((0, 7), E4M3)
+  b = Quantized(b, jnp.ones((0, 7) if block[1] == 1 else (0, 1)))
+  bias = jnp.arange(7.0)
+  out = pallas_gemm.matmul(a, b, bias=bias, implementation=implementation)
+  assert out.dtype == "bfloat16"
+  np.testing.assert_array_equal(out, jnp.broadcast_to(bias, (130, 7)))
 
-E4M3, E5M2 = eight_bit_calls.FLOATS
+
+# Values alone.
 
 
 @pytest.mark.parametrize("types", ((E4M3, E4M3), (E5M2, E5M2), (E4M3, E5M2)))

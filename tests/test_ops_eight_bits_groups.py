@@ -3,12 +3,13 @@
 import functools
 
 import jax
+from jax import export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pallas_gemm
-from pallas_gemm import numerics
+from pallas_gemm import hardware, numerics
 from pallas_gemm.quantization import Quantized, Recipe, quantize
 from tests.support.eight_bit_calls import assert_right
 from tests.support.eight_bit_recipes import (
@@ -130,6 +131,20 @@ def numbers_of(recipe: Recipe, ct, other, along: int) -> np.ndarray:
   return np.stack(
     [exact(of(recipe, v, along - 1, dtype=recipe.gradient)) for v in ct]
   )
+
+
+def test_sums_over_rows_are_exported():
+  """Without the layout that XLA is told else, which `jax.export` refuses."""
+  a, b = (quantize(normal(266, n), block=(None, 1)) for n in (70, 140))
+  f = jax.jit(
+    lambda a, b: pallas_gemm.ragged_dot_general(a, b, jnp.asarray(SIZES), SUMS)
+  )
+  platforms = ("cuda",)
+  with hardware.assume(hardware.DEFAULT_NAME):
+    lowered = f.trace(a, b).lower(lowering_platforms=platforms).as_text()
+    exported = export.export(f, platforms=platforms)(a, b).mlir_module()
+  assert "LayoutConstraint" in lowered and "LayoutConstraint" not in exported
+  assert "mosaic_gpu" in lowered and "mosaic_gpu" in exported
 
 
 @each(FEW)

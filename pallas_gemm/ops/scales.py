@@ -32,6 +32,8 @@ def named(scale: jax.Array, word: str, shape: Sequence[int]) -> tuple[Any, str]:
   """
   if scale.ndim == 0:
     return scale, ""
+  if not scale.size:  # no element is multiplied, along no kind of blocks
+    return jnp.ones((), scale.dtype), ""
   same = [i for i, n in enumerate(scale.shape) if n == 1]
   letters = "".join(
     c if have == size else blocks_of(c)

