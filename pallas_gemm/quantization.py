@@ -34,6 +34,8 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_gemm import meshes
+
 # Elements of a block, along a dimension that has blocks.
 BLOCK = 128
 DTYPES = ("float8_e4m3fn", "float8_e5m2", "int8")
@@ -144,8 +146,8 @@ class Quantized:
       scale = _spread(scale.astype(jnp.float32), values.shape)
       return (values.astype(jnp.float32) * scale).astype(dtype)
 
-    sharding = jax.typeof(self.values).sharding
-    return _laid_out(times, sharding, self.values, self.scale)
+    parts = jax.typeof(self.values).sharding.spec
+    return _laid_out(times, parts, self.values, self.scale)
 
   def checked(self, name: str) -> "Quantized":
     """The same, if an op can take it.
@@ -206,7 +208,7 @@ def as_quantized(value: Any, name: str = "x") -> Quantized | None:
       of = size // have
       repeats = of if of % BLOCK else of // BLOCK
       repeat = functools.partial(jnp.repeat, repeats=repeats, axis=i)
-      scale = _laid_out(repeat, jax.typeof(scale).sharding, scale)
+      scale = _laid_out(repeat, jax.typeof(scale).sharding.spec, scale)
   return Quantized(values, scale).checked(name)
 
 
@@ -257,10 +259,8 @@ def quantize(
   _check(len(block) == x.ndim and all(fits), wanted, repr(block))
   how = name, tuple(block), power_of_two
   sharding = jax.typeof(x).sharding
-  of_scale = _sharding_of_scale(sharding, x.shape, block)
-  return _laid_out(
-    lambda x: _quantize(x, *how), Quantized(sharding, of_scale), x
-  )
+  parts = Quantized(sharding.spec, _parts_of_scale(sharding, x.shape, block))
+  return _laid_out(lambda x: _quantize(x, *how), parts, x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,31 +370,23 @@ def _quantize(x, dtype: str, block, power_of_two: bool) -> Quantized:
   return Quantized(values, scale)
 
 
-def _laid_out(f: Any, sharding: Any, *args: jax.Array) -> Any:
-  """f(*args); on Explicit mesh axes XLA lays out all but the result.
-
-  Args:
-    f: of arrays.
-    sharding: of what it gives.
-    args: what it is given.
-  """
-  meshes = [jax.typeof(x).sharding.mesh for x in args]
-  explicit = jax.sharding.AxisType.Explicit
-  if not any(explicit in mesh.axis_types for mesh in meshes):
+def _laid_out(f: Any, parts: Any, *args: jax.Array) -> Any:
+  """f(*args), sharded by a PartitionSpec, or several, on Explicit mesh axes."""
+  if (mesh := meshes.explicit(args)) is None:
     return f(*args)
-  return jax.sharding.auto_axes(f, out_sharding=sharding)(*args)
+  on_mesh = functools.partial(jax.sharding.NamedSharding, mesh)
+  return meshes.on_auto_axes(f, mesh, jax.tree.map(on_mesh, parts))(*args)
 
 
-def _sharding_of_scale(sharding: Any, shape: Sequence[int], block) -> Any:
-  """That of the array, along each dimension that its shares divide."""
+def _parts_of_scale(sharding: Any, shape: Sequence[int], block) -> Any:
+  """Those of the array, along each dimension that its shares divide."""
   parts = []
   for part, size, of in zip(sharding.spec, shape, block):
     names = part if isinstance(part, tuple) else (part,) if part else ()
     shares = math.prod(sharding.mesh.shape[name] for name in names)
     size = {1: size, BLOCK: _blocks(size), None: 1}[of]
     parts.append(None if size % shares else part)
-  spec = jax.sharding.PartitionSpec(*parts)
-  return jax.sharding.NamedSharding(sharding.mesh, spec)
+  return jax.sharding.PartitionSpec(*parts)
 
 
 def _reduced(x: jax.Array, block) -> jax.Array:

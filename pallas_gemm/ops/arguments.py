@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
-from pallas_gemm import dtypes, report
+from pallas_gemm import dtypes, meshes, report
 from pallas_gemm.kernels import activations
 from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.ops.implementations import DEFAULT, HOPPER, IMPLEMENTATIONS
 from pallas_gemm.ops.invariance import is_batch_invariant
-from pallas_gemm.ops.spec import Operands, Spec, explicit_mesh
+from pallas_gemm.ops.spec import Operands, Spec
 
 _PRECISIONS = lax.Precision | lax.DotAlgorithmPreset | lax.DotAlgorithm
 # Names of implementations: all, and those that take grouped products.
@@ -418,7 +418,7 @@ def parts_of(
     out_sharding: as the user passed it.
   """
   check_out_sharding(out_sharding)
-  if out_sharding is None and explicit_mesh(x.present()) is None:
+  if out_sharding is None and meshes.explicit(x.present()) is None:
     return PartitionSpec()
   wanted = getattr(out_sharding, "spec", out_sharding)
   if wanted is not None and wanted.unreduced:

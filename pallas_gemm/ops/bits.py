@@ -10,7 +10,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from pallas_gemm import quantization
+from pallas_gemm import meshes, quantization
 from pallas_gemm.ops import both_orders, scales
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.scales import BLOCK, FIELDS
@@ -76,7 +76,7 @@ def view_of(v: jax.Array, word: str, free: str, along: str) -> View | None:
   None if it is none, or `both_orders` does not take it, whose types say nothing
   of meshes.
   """
-  if not v.size or spec_lib.explicit_mesh([v]) is not None:
+  if not v.size or meshes.explicit([v]) is not None:
     return None
   for rows, columns in ((free, along), (along, free)):
     if rows and columns and word.endswith(rows + columns):

@@ -18,7 +18,7 @@ from jax.interpreters import ad, batching, mlir
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from pallas_gemm import compat, dtypes, jaxprs
+from pallas_gemm import compat, dtypes, jaxprs, meshes
 from pallas_gemm.ops import scales, sharding, sm90
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.cotangents import transposed
@@ -41,7 +41,7 @@ def product(x: Operands, spec: Spec) -> list[jax.Array]:
     spec: what is computed.
   """
   operands = x.present()
-  known = spec_lib.is_mesh_known(operands)
+  known = meshes.is_known(operands)
   primitive = product_p if known else product_on_unknown_mesh_p
   return primitive.bind(*compat.join_varying(*operands), spec=spec)
 
@@ -153,7 +153,7 @@ def _d_preactivation(x: Operands, dx: Operands, out, spec: Spec) -> jax.Array:
 def _spread(v, word: str, like: jax.Array, spec: Spec, dtype: Any) -> jax.Array:
   """An operand of the epilogue, as large as the result and sharded like it."""
   to, typed = jax.typeof(like), None
-  if spec_lib.explicit_mesh([like]) is not None:
+  if meshes.explicit([like]) is not None:
     typed = to.sharding
   v = spec_lib.in_order(v, word, spec.out)
   at = sorted(map(spec.out.index, word))

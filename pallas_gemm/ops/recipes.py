@@ -27,6 +27,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from pallas_gemm import meshes
 from pallas_gemm.ops import arguments, scales, slabs
 from pallas_gemm.ops import product as product_lib
 from pallas_gemm.ops import spec as spec_lib
@@ -79,14 +80,15 @@ def product(recipe: Recipe, x: Operands, spec: Spec) -> list[jax.Array]:
     recipe: how operands without scales are quantised.
     x, spec: as of `product.product`.
   """
-  mesh = spec_lib.explicit_mesh(x.present())
+  mesh = meshes.explicit(x.present())
   if mesh is not None:  # XLA lays blocks and groups out
     alone = dataclasses.replace(spec, parts=PartitionSpec())
-    of_auto = jax.sharding.auto_axes(
-      lambda x: product(recipe, x, alone)[0],
-      out_sharding=NamedSharding(mesh, spec.parts),
+    of_auto = meshes.on_auto_axes(
+      lambda x: product(recipe, x, alone),
+      mesh,
+      NamedSharding(mesh, spec.parts),
     )
-    return [of_auto(x)]
+    return of_auto(x)
   given = spec.shape(x)
   if spec.ragged:
     x, spec = _with_rows_first(x, spec)

@@ -13,7 +13,7 @@ from jax import lax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pallas_gemm import dtypes
+from pallas_gemm import dtypes, meshes
 from pallas_gemm.problem import Side
 
 _UNSHARDED = PartitionSpec()
@@ -294,7 +294,7 @@ def lifted(v: jax.Array, word: str, out: str) -> jax.Array:
   """Dimensions in the order of `out`, with 1 for those that are not there."""
   v = in_order(v, word, out)
   missing = [i for i, c in enumerate(out) if c not in word]
-  if explicit_mesh([v]) is not None:
+  if meshes.explicit([v]) is not None:
     return jnp.expand_dims(v, missing)  # a reshape may not keep the sharding
   shape = iter(v.shape)
   return v.reshape([next(shape) if c in word else 1 for c in out])
@@ -338,7 +338,7 @@ def of_rows(of_groups: jax.Array, offsets: jax.Array, rows: int) -> jax.Array:
 def without_product(x: Operands, spec: Spec) -> list[jax.Array]:
   """As in BLAS: what K or alpha of zero leave, activation(beta * C + bias)."""
   shape, wide = spec.shape(x), x.wide(spec.out_dtype)
-  mesh = explicit_mesh(x.present())
+  mesh = meshes.explicit(x.present())
   to = mesh and NamedSharding(mesh, spec.parts)
   no_groups = spec.ragged and x.offsets.shape == (1,)
   is_result = 0 in shape or spec.ragged == "k" or no_groups
@@ -366,19 +366,3 @@ def zero_outside(
   number = lax.broadcasted_iota(offsets.dtype, shape, at)
   inside = (first <= number) & (number < last)
   return jnp.where(inside, rows, jnp.zeros_like(rows))
-
-
-def explicit_mesh(arrays: Sequence[Any]) -> Any:
-  """The mesh with Explicit axes that arrays have, or that is set; or None."""
-  explicit = jax.sharding.AxisType.Explicit
-  return next((m for m in _meshes(arrays) if explicit in m.axis_types), None)
-
-
-def is_mesh_known(arrays: Sequence[Any]) -> bool:
-  """Whether types or `jax.set_mesh` tell the mesh of a product traced now."""
-  return not all(mesh.empty for mesh in _meshes(arrays))
-
-
-def _meshes(arrays: Sequence[Any]) -> list[Any]:
-  meshes = [jax.typeof(x).sharding.mesh for x in arrays]
-  return [*meshes, jax.sharding.get_abstract_mesh()]
