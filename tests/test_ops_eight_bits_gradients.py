@@ -264,12 +264,21 @@ def test_in_flax():
   assert all(np.isfinite(v).all() for v in jax.tree.leaves(slopes))
 
 
-@pytest.mark.parametrize("words", ("mlk,knl", "mkl,knl", "klm,nkl"))
+@pytest.mark.parametrize(
+  "words",
+  ("mlk,knl", "mkl,knl", "klm,nkl", "mkbp,bkn", "kbmp,nbk", "bmckp,kcnb"),
+)
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_sums_over_two_dimensions(scaling, words):
+def test_several_dimensions(scaling, words):
   """Wherever they lie; of positive numbers, so that 2^-4 of each adds up."""
-  size, words = {"m": 20, "n": 12, "k": 140, "l": 2}, words.split(",")
-  numbers = tuple(tuple(map(w.index, "kl")) for w in words), ((), ())
+  size = {"m": 20, "n": 12, "k": 140, "l": 2, "b": 2, "c": 3, "p": 7}
+  words = words.split(",")
+  batch = "".join(c for c in "bc" if c in words[1])
+  summed = "".join(c for c in "kl" if c in words[0])
+  numbers = [
+    tuple(tuple(map(w.index, letters)) for w in words)
+    for letters in (summed, batch)
+  ]
   a, b = (0.5 + jnp.abs(jnp.sin(normal(*[size[c] for c in w]))) for w in words)
 
   def pull(*x, **how):

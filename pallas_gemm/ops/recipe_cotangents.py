@@ -98,11 +98,13 @@ class Backward:
       return self._quantized(rows, word, n), in_slabs
     view, gradient = view_of(ct, word, m, n), self.recipe.gradient
     are_blocks = self.recipe.scaling == "block"
-    # B has no blocks of several dimensions.
-    if not gradient or view is None or (are_blocks and len(n) > 1):
+    # B has no blocks of several dimensions, nor has A where they lie apart.
+    rows_are_one = m[1:2] not in self.pairs["a"][1].word
+    is_one = len(n) < 2 and (len(m) < 2 or rows_are_one)
+    if not gradient or view is None or (are_blocks and not is_one):
       by_b, by_a, of_a = self._times(ct, by_b), self._times(ct, by_a), word
-      if are_blocks:
-        by_a, of_a, m = self._as_a_lies(by_a, m)
+      if are_blocks and len(m) > 1 and rows_are_one:
+        (by_a, of_a), m = merged(by_a, word, m), m[0]
       return self._quantized(by_b, word, n), self._quantized(by_a, of_a, m)
     if are_blocks:
       return in_blocks(self.recipe, gradient, ct, view, n, False)
@@ -131,13 +133,6 @@ class Backward:
       if pair := in_both(self.recipe, gradient, ct, word, "n", "m", False):
         return pair[0]
     return self._quantized(ct, word, "m")
-
-  def _as_a_lies(self, ct: jax.Array, m: str) -> tuple[jax.Array, str, str]:
-    """A cotangent whose rows are one dimension, if those of A are."""
-    word, of_a = self.spec.out, self.pairs["a"][1].word
-    if len(m) > 1 and m in word and m not in of_a and m[0] in of_a:
-      return *merged(ct, word, m), m[0]
-    return ct, word, m
 
   def _quantized(self, ct: jax.Array, word: str, along: str) -> Bits:
     """A cotangent by XLA alone, or in its own bits."""
