@@ -235,7 +235,9 @@ def quantize(
 
   Returns:
     Values of the shape of x. The scale is float32 of the rank of x: of a
-    dimension of size n it has n, ceil(n / 128) or 1.
+    dimension of size n it has n, ceil(n / 128) or 1. On Explicit mesh axes
+    values are sharded as x is, and the scale along those dimensions of which
+    each share has as many.
 
   Raises:
     TypeError: x is not of those three dtypes, or `dtype` is another one.
@@ -378,7 +380,7 @@ def _laid_out(f: Any, parts: Any, *args: jax.Array) -> Any:
   return meshes.on_auto_axes(f, mesh, jax.tree.map(on_mesh, parts))(*args)
 
 
-def _parts_of_scale(sharding: Any, shape: Sequence[int], block) -> Any:
+def _parts_of_scale(sharding: Any, shape: Sequence[int], block: Block) -> Any:
   """Those of the array, along each dimension that its shares divide."""
   parts = []
   for part, size, of in zip(sharding.spec, shape, block):
