@@ -13,7 +13,8 @@ ORDERS = {
   ".": """
     __init__ qwix autotuning serving explanation tracing ops tuning check ladder
     splitting kernels measure report numerics sums roofline sampling blas
-    problem quantization dtypes mosaic ptx hardware gpus compat jaxprs version
+    problem quantization meshes dtypes mosaic ptx hardware gpus compat jaxprs
+    version
   """,
   "kernels": """
     activations sm90 triton_dense triton_kernel triton_config epilogues

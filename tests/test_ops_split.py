@@ -9,7 +9,7 @@ import pytest
 
 import pallas_gemm
 from pallas_gemm import hardware, report, split
-from tests.support import products
+from tests.support import interpret, products
 from tests.support.plane_calls import ON_KERNEL, X3
 
 normal = products.normal
@@ -52,7 +52,8 @@ PRODUCTS = {
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_bits_are_those_of_the_array(name):
   product, x, w = PRODUCTS[name]
-  want, got = product(x, w), product(x, split(w))
+  with interpret.interpreted():  # where sums do not depend on the machine
+    want, got = map(np.asarray, (product(x, w), product(x, split(w))))
   assert (got.dtype, got.shape) == (want.dtype, want.shape)
   assert np.array_equal(got, want)
 

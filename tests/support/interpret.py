@@ -248,7 +248,11 @@ def _wgmma(
   b = operand(b_allocation_key_as_array, b_transforms)
   key, access = locate(acc_allocation_key_as_array, acc_transforms)
   acc = content(key, access)
-  product = np.matmul(a.astype(acc.dtype), b.astype(acc.dtype))
+  # Floats in float64, where sums of one slab are exact or nearly so. In float32
+  # BLAS adds in an order of its machine's and of where in a tile a row lies.
+  wide = np.float64 if acc.dtype == np.float32 else acc.dtype
+  with np.errstate(over="ignore", invalid="ignore"):
+    product = np.matmul(a.astype(wide), b.astype(wide)).astype(acc.dtype)
   shared.store_buffer_content(
     key,
     access,
