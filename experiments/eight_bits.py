@@ -44,8 +44,9 @@ from experiments.harness import sum_errors as errors
 from experiments.harness.case import Arm, only
 import pallas_gemm
 from pallas_gemm import Quantized, Recipe, numerics, quantize
+from pallas_gemm.ops import scales
 from pallas_gemm.ops.product import product
-from pallas_gemm.ops.spec import Operands, Spec, blocks_of
+from pallas_gemm.ops.spec import Operands, Spec
 
 EXPERIMENT = "eight_bits"
 SUITES = "dense", "stored", "small", "grouped", "layer", errors.SUITE
@@ -63,6 +64,7 @@ SMALL = [
 ]
 # Rows, groups, K, N.
 GROUPED = (8192, 8, 4096, 14336), (32768, 64, 7168, 2048)
+IN_SLABS = "in slabs"
 TOP_K = 2
 SAMPLE = 128
 _NAMED = "kernel", "m", "n", "k", "pass", "layout", "dtype", "epilogue"
@@ -89,7 +91,8 @@ class Product(case_lib.Case):
   Attributes:
     suite: the list that it is of.
     m, n, k: rows of A, columns of B, and what is summed over.
-    kind: of scales, and "fast".
+    kind: of scales, and "fast"; or "in slabs", of sums over rows whose operands
+      lie as a `Recipe`'s derivative has them: transposed, in whole slabs.
     dtype: of the values.
     groups: 0 of a dense product.
     pass_: "dw": the sums over the rows of each group, [K, N] each.
@@ -110,7 +113,11 @@ class Product(case_lib.Case):
 
   @property
   def scales(self) -> str:
-    return self.kind.removesuffix("fast").strip()
+    return self.kind.removesuffix("fast").removesuffix(IN_SLABS).strip()
+
+  @property
+  def in_slabs(self) -> bool:
+    return self.kind.endswith(IN_SLABS)
 
   def fields(self) -> dict[str, Any]:
     found = {"kernel": "matmul", "suite": self.suite, "dtype": self.dtype}
@@ -137,6 +144,8 @@ class Product(case_lib.Case):
       b = make(b, self.dtype, block=(1,) * len(lead) + of_b)
     if not self.k_last:
       b = jax.jit(lambda b: b.T)(b)
+    if self.in_slabs:
+      a, b = jax.jit(lambda *x: [v.T for v in x])(a, b)
     found = {"a": a, "b": b}
     if self.groups:
       sizes = np.full(self.groups, self.m // self.groups, np.int32)
@@ -156,15 +165,19 @@ class Product(case_lib.Case):
 
   def sums_of_groups(self, a: Any, b: Any, sizes: Any, **how) -> jax.Array:
     """A.T @ B of the rows of each group."""
-    if self.scales == "line":  # as a `Recipe`'s derivative computes it
-      names = {"scale_a": blocks_of("k") + "m", "scale_b": blocks_of("k") + "n"}
-      words = Operands("km", "kn", offsets="o", **names)
+    if self.in_slabs:
+      a, b = a.T, b.T
+      (scale_a, of_a), (scale_b, of_b) = (
+        scales.named(x.scale, word, x.shape)
+        for x, word in ((a, "km"), (b, "kn"))
+      )
       of_groups = Spec(
-        words=words, out="gmn", out_dtype=jnp.dtype("bfloat16"), ragged="k",
+        words=Operands("km", "kn", offsets="o", scale_a=of_a, scale_b=of_b),
+        out="gmn", out_dtype=jnp.dtype("bfloat16"), ragged="k",
         leading_rows=False, whole_slabs=True,
       )  # fmt: skip
       offsets = jnp.append(0, jnp.cumsum(sizes)).astype(jnp.int32)
-      numbers = {"scale_a": a.scale, "scale_b": b.scale}
+      numbers = {"scale_a": scale_a, "scale_b": scale_b}
       x = Operands(a.values, b.values, offsets=offsets, **numbers)
       return product(x, of_groups)[0]
     how |= {"preferred_element_type": jnp.bfloat16}
@@ -211,6 +224,7 @@ class Product(case_lib.Case):
     rng = np.random.default_rng(seed)
     pick = lambda n: np.sort(rng.permutation(n)[:SAMPLE])  # noqa: E731
     a, b, out = operands["a"], operands["b"], results
+    a, b = (a.T, b.T) if self.in_slabs else (a, b)
     group = self.groups // 2
     size = self.m // max(1, self.groups)
     rows = np.arange(group * size, group * size + size)
@@ -395,8 +409,9 @@ def cases(chosen: Sequence[str], seed: int = 0) -> Iterator[case_lib.Case]:
       yield In16Bits(suite, *shape, "row", **how)
   if "grouped" in chosen:
     for m, groups, k, n in GROUPED:
-      for pass_, of in (("forward", "block"), ("dw", "line")):
-        for kind in ("row", "row fast", of):
+      slabs = f"row {IN_SLABS}", f"line {IN_SLABS}"
+      for pass_, of in (("forward", ("block",)), ("dw", slabs)):
+        for kind in ("row", "row fast", *of):
           yield Product("grouped", m, n, k, kind, F8, groups, pass_)
         yield In16Bits("grouped", m, n, k, "row", F8, groups, pass_)
   if "layer" in chosen:

@@ -23,7 +23,12 @@ SMALL += [
   eight_bits.Product("stored", 64, 32, 96, "row", k_last=False),
   eight_bits.Product("grouped", 512, 72, 200, "block", groups=2),
   eight_bits.Product("grouped", 512, 72, 200, "row", groups=2, pass_="dw"),
-  eight_bits.Product("grouped", 512, 72, 200, "line", groups=2, pass_="dw"),
+  eight_bits.Product(
+    "grouped", 512, 72, 200, "row in slabs", groups=2, pass_="dw"
+  ),
+  eight_bits.Product(
+    "grouped", 512, 72, 200, "line in slabs", groups=2, pass_="dw"
+  ),
   eight_bits.In16Bits("dense", 64, 32, 96, "row"),
 ]
 
