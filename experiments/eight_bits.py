@@ -14,7 +14,9 @@
 Kinds of scales: none; tensor: one of each operand; row: of each row of A and
 column of B; block: of each 128 of a row of A, and of 128 x 128 of B; line: of
 each 128 of a row of A and of a column of B. Sums of floats are promoted; those
-of kinds that end in "fast" are not.
+of kinds that end in "fast" are not. "in slabs" are sums over rows whose
+operands lie as the derivative by a recipe has them, transposed and in whole
+slabs; those of other sums over rows XLA brings into that order.
 
 The first result is checked against float64 on a sample of rows and columns,
 within the bound that correct arithmetic obeys; a layer's must be finite. Then
