@@ -13,6 +13,7 @@ SQUARE = {
   "block_m": 128, "block_n": 128, "block_k": 32, "stages": 3, "epilogue_n": 32
 }  # fmt: skip
 DEEP = SQUARE | {"block_k": 64, "stages": 2, "epilogue_buffers": 1}
+MOVED = SQUARE | {"moves": True, "epilogue_buffers": 1}
 FUSED = {"c_dtype": "bfloat16", "bias": "n"}
 ROWS = {"m": 8192, "ragged": "m", "groups": 8, "transpose_b": False}
 SLABS = {
@@ -46,6 +47,16 @@ EXAMPLES = {
   "bf16_by": (OF_B, SQUARE | {"stages": 4}, None, 128),
   "groups": (X6 | ROWS, DEEP, None, 128),
   "slabs": (X6 | SLABS, DEEP, None, 128),
+  "moved": (X6 | ROWS, MOVED, None, 128),
+  "moved_nt": (
+    X6 | ROWS | {"transpose_b": True, "bias": "n"}, MOVED, "gelu", 128
+  ),
+  "moved_gated": (
+    X6 | BF16 | {"m": 128, "gated": True},
+    MOVED | {"block_n": 64},
+    "silu",
+    64,
+  ),
 }  # fmt: skip
 
 

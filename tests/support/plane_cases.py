@@ -25,6 +25,8 @@ BATCHED = {"batch": 2, "batched_a": True, "batched_b": True}
 
 SMALL = Config(block_m=64, block_n=64, block_k=32, stages=2, consumers=1)
 HALVES = changed(SMALL, epilogue_n=32)
+# Threads make the planes of B.
+MOVED = changed(HALVES, moves=True)
 _SWAPPED = changed(
   SMALL, block_n=48, epilogue_n=16, epilogue_buffers=1, swap_ab=True
 )
@@ -55,6 +57,7 @@ RACES = {
   "x6_groups": _groups("m", _OF_ROWS, _ENDS, HALVES, X6, BIAS_N),
   "x6_slabs": _groups("k", _OF_SLABS, _CUTS, HALVES, X6),
   "x3": _dense("tn", _PLAIN, changed(HALVES, cluster_n=2), X3),
+  "moved_groups": _groups("m", _OF_ROWS, _ENDS, MOVED, X6, BIAS_N),
 }
 
 VALUES = {
@@ -84,5 +87,14 @@ VALUES = {
   ),
   "cluster_m": _dense("nt", (136, 64, 80), changed(HALVES, cluster_m=2), X6),
   "groups_of_bf16_weights": _groups("m", _OF_ROWS, _ENDS, HALVES, OF_A),
+  "moved": _dense("nn", (72, 96, 200), MOVED, X6),
+  "moved_nt": _dense("nt", (70, 77, 200), changed(MOVED, **TWO), OF_B, GELU),
+  "moved_x3": _dense("nt", (72, 64, 96), changed(MOVED, block_k=64), X3),
+  "moved_gated": _dense(
+    "nt", (130, 64, 80), changed(MOVED, **TWO), X6, BF16, GATED
+  ),
+  "moved_cluster_k": _dense(
+    "nn", (72, 64, 304), changed(MOVED, cluster_k=2), X6, BIAS_N
+  ),
   "slabs_x3": _groups("k", _OF_SLABS, _CUTS, HALVES, X3),
 }

@@ -86,7 +86,9 @@ class Shared:
     full, empty: of each slot, what its loads and its readers arrive at.
     last_full: what the loads of a group's last slab arrive at instead.
     raw: chunks of rows of B that threads have copied but not shifted yet.
-    raw_a, raw_b: slabs of A, and of each B, of dense products, likewise.
+    raw_a, raw_b: slabs of A, and of each B, of dense products, likewise; or in
+      float32, not split yet.
+    raw_full: of those, what their loads arrive at.
     staging: of each result, subtiles on their way to global memory; none of
       what is stored by elements.
     partial_staging: a subtile for groups that end inside a tile.
@@ -107,6 +109,7 @@ class Shared:
   raw: Any = None
   raw_a: Any = ()
   raw_b: Any = ()
+  raw_full: Any = None
   staging: Any = ()
   partial_staging: Any = None
   zeros: Any = None

@@ -24,6 +24,8 @@ with what in shared memory, their loader says (`loaders`).
   2.72, but 513 x 1025 x 517 7.97 -> 10.6. Behind the end of a matrix zeros are
   found. Where K lies along rows, what is behind a row's end is the next row's,
   and is left out of the last slab.
+* **`Splitter`**: float32 that TMA loads is split into the planes that are
+  multiplied, on its way. So they are neither written to memory nor read there.
 
 **Weights of groups** that are no whole number of swizzle atoms, 8 rows of 128
 bytes, are not padded: that reads and writes the weights of all groups once
@@ -43,6 +45,7 @@ and 495 with 128 x 256, and stored [N, K], where rows are shifted, 572 and 739
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -51,9 +54,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import ptx
-from pallas_gemm.kernels.sm90 import layout, loaders
-from pallas_gemm.kernels.sm90.block import Block
+from pallas_gemm import compat, ptx
+from pallas_gemm.kernels.sm90 import layout, loaders, planes
+from pallas_gemm.kernels.sm90.block import Block, on_one_warp, window
 from pallas_gemm.kernels.sm90.loaders import ShiftedTile
 from pallas_gemm.kernels.sm90.schedule import WorkTile
 from pallas_gemm.kernels.sm90.tiling import Extent
@@ -77,7 +80,8 @@ class Loaded(NamedTuple):
     begin: the first row or column of the tile.
     extent: how many there are.
     peers: the axis of the cluster whose blocks share the copy.
-    raws: where rows are copied that threads shift; none of what TMA loads.
+    raws: where rows are copied that threads shift, or split; none of what TMA
+      loads to its place.
   """
 
   refs: Sequence[Any]
@@ -338,6 +342,66 @@ class SlabShifter(_ByThreads):
       shift(None)
 
 
+@dataclasses.dataclass(frozen=True)
+class Splitter(_ByThreads):
+  """float32, which TMA loads some slabs ahead, as planes of each B."""
+
+  def load(self, slot, begin: _Begin, begin_last: _Begin) -> jax.Array:
+    """As `load`."""
+    del begin_last
+    held, steps = self.block.plan.loader.slabs_by_tma, self.work_tile.steps
+
+    def load(step, state):
+      slot, place = state
+      begin(step, slot)
+      plgpu.barrier_wait(self.block.shared.raw_full.at[place])
+      self._split(place, slot)
+      self._announce(slot)  # all threads have read what lies there
+      self._copy(step + held, place)
+      following = lax.select(place == held - 1, jnp.int32(0), place + 1)
+      return self.block.next_slot(slot), following
+
+    for place in range(held):
+      self._copy(jnp.int32(place), place)
+    slot, _ = lax.fori_loop(0, steps, load, (slot, jnp.int32(0)))
+    return slot
+
+  def _copy(self, step, place) -> None:
+    """Asks TMA for a slab in float32, if there is one."""
+    (b,), tiling = self.operands, self.block.plan.tiling
+    origin = b.origin(self._start(step))
+    at = tuple(map(pl.ds, origin, tiling.b_slab_shape))
+
+    def copy():
+      for ref, raw in zip(b.refs, b.raws):
+        plgpu.copy_gmem_to_smem(
+          window(ref, b.which, at),
+          raw.at[place],
+          self.block.shared.raw_full.at[place],
+        )
+
+    pl.when(step < self.work_tile.steps)(lambda: on_one_warp(copy))
+
+  def _split(self, place, slot) -> None:
+    """A slab of each B, 8 elements a thread at a time."""
+    (b,), tiling = self.operands, self.block.plan.tiling
+    count, (rows, columns) = tiling.problem.b.planes, tiling.b_slab_shape
+    # Of a row of an atom, lanes side by side have vectors of 16 bytes.
+    atom = layout.elements_in(layout.ATOM_BYTES, "float32")
+    of_rows = compat.tiled_layout(
+      (16, atom), (4, atom), (1, 4), warps=(-6,), lanes=(-4, -3), vector=-1
+    )
+    width = min(columns, 2 * atom)
+    height = 32 * atom // width
+    pieces = itertools.product(range(0, rows, height), range(0, columns, width))
+    at = [(pl.ds(i, height), pl.ds(j, width)) for i, j in pieces]
+    for raw, rings in zip(b.raws, itertools.batched(b.rings, count)):
+      for piece in at:
+        x = plgpu.load(raw.at[place, *piece], layout=of_rows, optimized=False)
+        for ring, plane in zip(rings, planes.split_in_kernel(x, count)):
+          compat.store(ring.at[slot, *piece], plane, optimized=False)
+
+
 def _for_each_chunk(tile: ShiftedTile, visit: Callable[[Any], None]) -> None:
   """visit(first row) for what is shifted at a time."""
   if tile.chunks == 1:
@@ -352,4 +416,5 @@ _KINDS = {
   loaders.Copies: Copier,
   loaders.Shifts: Shifter,
   loaders.SlabShifts: SlabShifter,
+  loaders.Splits: Splitter,
 }

@@ -37,7 +37,7 @@ class Config:
       rows lie along N and its columns along M, so that `block_m` counts
       columns of the result, `block_n` rows, and likewise the other fields.
     moves: threads load the operands whose rows TMA can't address, which are
-      copied before the kernel otherwise.
+      copied before the kernel otherwise; of float32 B they make the planes.
   """
 
   block_m: int = 128

@@ -203,10 +203,11 @@ def grouped(
     stored = [[jnp.swapaxes(v, 1, 2) for v in x] for x in stored]
   a = planes.split(_padded(a, a_shape), p.a.planes)
   padded = [[_padded(v, b_shape) for v in x] for x in stored]
-  b = [v for x in padded for v in planes.made(x, p.b.planes)]
+  count = 1 if plan.loader.slabs_by_tma else p.b.planes
+  b = [v for x in padded for v in planes.made(x, count)]
   made, k_tails = tables.make(plan, offsets, (*a, *b))
   b_last = [_last_slab(x, plan) for x in b if plan.matrices.b_last_apart]
-  if plan.loader.operands[1]:
+  if plan.loader.reads_past_rows:
     b = [_read_past_rows(x, config.block_n) for x in b]
   operands = Arguments(made, a, b, k_tails, b_last)
   if bias is not None:
@@ -250,6 +251,8 @@ def _operand(
   x = [_matrices(v, shape, operand.batched) for v in x]
   if not plan.loader.operands[side]:
     return planes.made(x, operand.planes)
+  if not plan.loader.reads_past_rows:
+    return x
   k = plan.tiling.slabs * cfg.split_k * cfg.cluster_k * cfg.block_k - p.k
   rows, columns = (block, k) if operand.k_last else (k, block)
   return [_read_past_rows(v, columns, rows) for v in x]

@@ -2,7 +2,8 @@
 
 TMA addresses rows that start at multiples of 16 bytes. Other operands XLA
 copies into padded ones before the kernel (`layout`), or threads of the producer
-load them, by cp.async. A loader says which operands threads load, their
+load them, by cp.async. Likewise XLA makes planes of float32, or these threads
+do, of slabs that TMA loads. A loader says which operands threads load, their
 registers, the shared memory that is theirs and why it can't load what a config
 asks it to; `by_threads` has how they fill a slot. Another way to load is a
 class here, one there, and what chooses it: `of`.
@@ -22,6 +23,9 @@ from pallas_gemm.problem import Operand
 # one comes. 60 groups of 136 rows, 4096 x 1407, take 331 us with two and 329
 # with three, which take room from the ring (H100).
 _CHUNKS_HELD = 2
+
+# Slabs in float32 that are there to be split, or on their way.
+SPLIT_AHEAD = 2
 
 # Registers of a thread of the producer and of one of one, two or three
 # consumers, of the 65536 of an SM.
@@ -86,6 +90,16 @@ class Loader:
   def buffers(self) -> dict[str, Buffer]:
     """What else lies in shared memory than the ring, by name."""
     return {}
+
+  @property
+  def slabs_by_tma(self) -> int:
+    """Slabs that TMA loads for threads, all that have room in `buffers`."""
+    return 0
+
+  @property
+  def reads_past_rows(self) -> bool:
+    """Whether threads read what lies behind the end of a row."""
+    return any(self.operands) and not self.slabs_by_tma
 
   @property
   def why_not(self) -> str | None:
@@ -189,17 +203,54 @@ class SlabShifts(Loader):
       return "moves has no groups, no cluster of several tiles and no pingpong"
     if self.tiling.problem.a.bits == 8:
       return "moves shifts 16-bit elements, got 8-bit operands"
-    if self.tiling.problem.planes > 1:
-      return "moves takes no planes, which are made with rows of any length"
     if not any(self.operands):
       return "moves is for operands whose rows TMA can't address, got none"
+    return None
+
+
+class Splits(Loader):
+  """Makes planes of B's slabs in float32, which TMA loads."""
+
+  # 128 * (40 + 2 * 232) = 64512. Sums of planes take 192.
+  registers: ClassVar[Registers] = {1: (80, 240), 2: (40, 232), 3: (32, 160)}
+
+  @property
+  def operands(self) -> tuple[bool, bool]:
+    return False, True
+
+  @property
+  def slabs_by_tma(self) -> int:
+    return SPLIT_AHEAD
+
+  @property
+  def buffers(self) -> dict[str, Buffer]:
+    t = self.tiling
+    shape = self.slabs_by_tma, *t.b_slab_shape
+    raw = Buffer(shape, "float32", layout.ATOM_BYTES, t.problem.products)
+    return {"raw_b": raw}
+
+  @property
+  def why_not(self) -> str | None:
+    t, cfg = self.tiling, self.tiling.config
+    if t.problem.along == "k" or cfg.swap_ab or t.pingpong > 1:
+      return "moves makes no planes of groups along K, swap_ab and pingpong"
+    if t.problem.b.planes == 1 or cfg.cluster_m * cfg.cluster_n > 1:
+      return "moves makes planes of float32 B, in no cluster of several tiles"
+    _, shape = layout.operand_shapes(t.problem)
+    columns = layout.elements_in(layout.ATOM_BYTES, "float32")
+    box = t.b_slab_shape[1]
+    is_whole = layout.padding(shape, columns, box, "float32") == shape
+    if t.transposed[1] or t.tiles_overlap or not is_whole:
+      return (
+        f"moves makes planes of what TMA can address, got rows of {shape[1]}"
+      )
     return None
 
 
 def of(tiling: Tiling) -> Loader:
   """The loader of a kernel."""
   if tiling.config.moves:
-    return SlabShifts(tiling)
+    return (Splits if tiling.problem.planes > 1 else SlabShifts)(tiling)
   return _of_weights(tiling) if tiling.problem.along == "m" else Loader(tiling)
 
 

@@ -190,6 +190,8 @@ class Memory:
       found["parts"] = Buffer(parts, "float32")
       found["parts_sent"] = _barriers(1, consumers, "cluster_k")
     found |= matrices.loader.buffers
+    if slabs := matrices.loader.slabs_by_tma:
+      found["raw_full"] = _barriers(p.products, slabs)
     if p.along == "m" and not tiling.by_rows:
       # Not swizzled, so that rows are stored in any number.
       found["partial_staging"] = Buffer((consumers, rows, width), dtype)

@@ -14,8 +14,9 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-# Bits of a float32 that its largest plane has, were it cut.
-_CUT = 0xFFFF0000
+# Bits of a float32 that its largest plane has, were it cut; the largest number
+# that has no others.
+_CUT, _LARGEST = 0xFFFF0000, float.fromhex("0x1.fep127")
 
 
 def listed(x: jax.Array | Sequence[jax.Array]) -> list[jax.Array]:
@@ -53,4 +54,21 @@ def split(x: jax.Array, count: int) -> list[jax.Array]:
       plane = jnp.where(jnp.isnan(x), jnp.nan, plane)
     planes.append(plane.astype(jnp.bfloat16))
     x = jnp.where(is_finite, x - plane, 0.0)
+  return planes
+
+
+def split_in_kernel(x: jax.Array, count: int) -> list[jax.Array]:
+  """The same bits of what a kernel has in registers."""
+  is_finite = jnp.abs(x) < jnp.inf
+  cut = jnp.maximum(jnp.minimum(x, _LARGEST), -_LARGEST)
+  planes, rest = [], jnp.where(is_finite, cut, x)
+  for nth in range(count):
+    plane = rest.astype(jnp.bfloat16)
+    planes.append(plane)
+    if nth == 0:
+      rest = x
+    # Not at once, which the interpreter takes for what it was.
+    rest -= lax.optimization_barrier(plane).astype(jnp.float32)
+    if nth == 0:
+      rest = jnp.where(is_finite, rest, 0.0)
   return planes
