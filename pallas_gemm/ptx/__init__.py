@@ -4,7 +4,7 @@ Each function is called by a whole warpgroup. Where there is no GPU the same is
 done by operations that Pallas' interpreter knows.
 """
 
-from pallas_gemm.ptx.casts import in_pairs, to_e5m2
+from pallas_gemm.ptx.casts import in_pairs, split_off, to_e5m2
 from pallas_gemm.ptx.clusters import add_sent, fence_cluster, send
 from pallas_gemm.ptx.copies import (
   commit_async,
@@ -37,6 +37,7 @@ __all__ = [
   "prefetch",
   "send",
   "shift_rows",
+  "split_off",
   "store_elements",
   "store_rows",
   "to_e5m2",

@@ -42,7 +42,7 @@ and 495 with 128 x 256, and stored [N, K], where rows are shifted, 572 and 739
 (H100).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 import itertools
@@ -63,6 +63,9 @@ from pallas_gemm.kernels.sm90.tiling import Extent
 
 # Slabs that `Copier` has on their way, if the ring has room for two more.
 _COPIES = 3
+
+# Of bfloat16.
+_LARGEST = float(jnp.finfo(jnp.bfloat16).max)
 
 # Given a slab's number and its slot, waits until that is empty, and asks TMA
 # for what it loads of the slab.
@@ -395,11 +398,31 @@ class Splitter(_ByThreads):
     height = 32 * atom // width
     pieces = itertools.product(range(0, rows, height), range(0, columns, width))
     at = [(pl.ds(i, height), pl.ds(j, width)) for i, j in pieces]
-    for raw, rings in zip(b.raws, itertools.batched(b.rings, count)):
-      for piece in at:
-        x = plgpu.load(raw.at[place, *piece], layout=of_rows, optimized=False)
-        for ring, plane in zip(rings, planes.split_in_kernel(x, count)):
-          compat.store(ring.at[slot, *piece], plane, optimized=False)
+    load = functools.partial(plgpu.load, layout=of_rows, optimized=False)
+    of_each = list(zip(b.raws, itertools.batched(b.rings, count)))
+    work = [(*x, piece) for x in of_each for piece in at]
+    x = load(work[0][0].at[place, *work[0][2]])
+    for (_, rings, piece), following in itertools.zip_longest(work, work[1:]):
+      if following:  # memory answers in the meantime
+        later = load(following[0].at[place, *following[2]])
+      for ring, plane in zip(rings, _planes(x, count, of_rows)):
+        compat.store(ring.at[slot, *piece], plane, optimized=False)
+      x = later
+
+
+def _planes(x: jax.Array, count: int, layout: Any) -> Iterator[jax.Array]:
+  """The planes of a part of a slab: the bits of `planes.split`.
+
+  But of what is not finite the others are NaN: of sums of small products what
+  is not finite is dropped (`mainloops.OfPlanes`).
+  """
+  bits = lax.bitcast_convert_type(x, jnp.int32) & jnp.int32(planes.CUT - 2**32)
+  cut = lax.bitcast_convert_type(bits, jnp.float32)
+  near = jnp.where(jnp.abs(x) > _LARGEST, cut, x)
+  for _ in range(count):
+    plane, x = ptx.split_off(x, near, layout)
+    yield plane
+    near = x
 
 
 def _for_each_chunk(tile: ShiftedTile, visit: Callable[[Any], None]) -> None:

@@ -211,8 +211,8 @@ class SlabShifts(Loader):
 class Splits(Loader):
   """Makes planes of B's slabs in float32, which TMA loads."""
 
-  # 128 * (40 + 2 * 232) = 64512. Sums of planes take 192.
-  registers: ClassVar[Registers] = {1: (80, 240), 2: (40, 232), 3: (32, 160)}
+  # 128 * (56 + 2 * 224) = 64512. Sums of planes take 192.
+  registers: ClassVar[Registers] = {1: (80, 240), 2: (56, 224), 3: (32, 160)}
 
   @property
   def operands(self) -> tuple[bool, bool]:

@@ -14,9 +14,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-# Bits of a float32 that its largest plane has, were it cut; the largest number
-# that has no others.
-_CUT, _LARGEST = 0xFFFF0000, float.fromhex("0x1.fep127")
+# Bits of a float32 that its largest plane has, were it cut.
+CUT = 0xFFFF0000
 
 
 def listed(x: jax.Array | Sequence[jax.Array]) -> list[jax.Array]:
@@ -47,28 +46,11 @@ def split(x: jax.Array, count: int) -> list[jax.Array]:
     # Not x.astype(bfloat16) and back, which XLA takes for x.
     plane = lax.reduce_precision(x, 8, 7)
     if not planes:
-      word = lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(_CUT)
+      word = lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(CUT)
       cut = lax.bitcast_convert_type(word, jnp.float32)
       overflows = is_finite & jnp.isinf(plane)
       plane = jnp.where(overflows, cut, plane)
       plane = jnp.where(jnp.isnan(x), jnp.nan, plane)
     planes.append(plane.astype(jnp.bfloat16))
     x = jnp.where(is_finite, x - plane, 0.0)
-  return planes
-
-
-def split_in_kernel(x: jax.Array, count: int) -> list[jax.Array]:
-  """The same bits of what a kernel has in registers."""
-  is_finite = jnp.abs(x) < jnp.inf
-  cut = jnp.maximum(jnp.minimum(x, _LARGEST), -_LARGEST)
-  planes, rest = [], jnp.where(is_finite, cut, x)
-  for nth in range(count):
-    plane = rest.astype(jnp.bfloat16)
-    planes.append(plane)
-    if nth == 0:
-      rest = x
-    # Not at once, which the interpreter takes for what it was.
-    rest -= lax.optimization_barrier(plane).astype(jnp.float32)
-    if nth == 0:
-      rest = jnp.where(is_finite, rest, 0.0)
   return planes
