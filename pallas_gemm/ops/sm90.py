@@ -109,6 +109,7 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
     dtype_b=dtype_b,
     planes_a=planes_a,
     planes_b=planes_b,
+    kept_b=x.has_planes,
     all_pairs=legal.multiplies_all_pairs(spec.precision),
     out_dtype=jnp.dtype(spec.out_dtype).name,
     batched_a=not spec.ragged and x.a.shape[0] > 1,

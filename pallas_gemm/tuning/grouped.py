@@ -24,7 +24,7 @@ from pallas_gemm.kernels.sm90.memory import Memory
 from pallas_gemm.kernels.sm90.plan import Plan
 from pallas_gemm.kernels.sm90.tiling import Tiling
 from pallas_gemm.problem import Problem
-from pallas_gemm.tuning import constants, fitted, model, tiles
+from pallas_gemm.tuning import constants, fitted, model, odd_sizes, tiles
 
 # Groups that have exactly as many rows as the others in the mean, and the
 # standard deviation of these, more than by chance, in means. Best over chosen
@@ -81,9 +81,10 @@ def _ranked(problem: Problem, clusters: bool) -> Iterator[Config]:
   def plan(config: Config) -> Plan:
     return Plan.new(problem, config, gpu)
 
+  of_batch = tiles.worth_a_try(batch, gpu)
   some = (
     _with_room_to_move(config, plan)
-    for config in tiles.worth_a_try(batch, gpu)
+    for config in odd_sizes.split_by_threads(of_batch, problem, gpu)
     if config.split_k == config.cluster_k == 1
     and (
       clusters

@@ -107,6 +107,7 @@ def candidates(
   known = constants.of(gpu)
   some = tiles.worth_a_try(layout.with_rows_along_k(problem), gpu)
   some = odd_sizes.loaded_by_threads(some, problem, gpu)
+  some = odd_sizes.split_by_threads(some, problem, gpu)
   plans = [Plan.new(problem, config, gpu) for config in some]
   # Those that tie stay in order.
   yield from map(fit, sorted(plans, key=lambda plan: predict(plan, known)))
@@ -161,7 +162,7 @@ def _slab(
   """
   p, cfg = plan.problem, plan.config
   bm, bn, bk = cfg.block_m, cfg.block_n * p.products, cfg.block_k
-  narrow = _is_narrow(plan)
+  narrow, splits = _is_narrow(plan), plan.loader.slabs_by_tma > 0
   multiply = bm * bn * bk * p.a.bits * len(p.pairs) / 2**15 * fit.mma
   multiply += bm * bn / 128 * p.has_small_apart
   multiply += _ALONE * (p.has_small_apart and cfg.consumers == 1)
@@ -179,8 +180,11 @@ def _slab(
   shares = cfg.consumers if cfg.split == "n" else 1
   reads = bm // 64 * (64 * shares * p.products + bn) * bk * len(p.pairs)
   rows = min(bm, round_up(p.m, 8))  # those that are loaded
-  rows, bn = rows * p.a.planes, bn * p.b.planes
-  writes = (rows + bn) * bk
+  rows *= p.a.planes
+  # float32 is loaded, and read, for planes that threads make.
+  written = p.b.planes + 4 * splits
+  writes = (rows + bn * written) * bk
+  bn *= 2 if splits else p.b.planes
   reads, writes = bytes_of(reads, p.a.dtype), bytes_of(writes, p.a.dtype)
   stored = _STORED if p.has_small_apart else fit.writes
   shared = (reads + (_STORED_8 if is_added else stored) * writes) / 128
@@ -327,6 +331,9 @@ def _memory(
   bn, bk = cfg.block_n * p.products, cfg.block_k
   size = bytes_of(1, plan.matrices.stored_dtype)
   moved = p.operand_bytes
+  if plan.loader.slabs_by_tma:  # float32
+    planes = 2 * p.b.planes - 4
+    moved -= planes * p.n * p.k * p.matrices(p.b) * p.products
   if cfg.split_k == 1:
     added = size if p.epilogue.c_dtype else 0
     moved += p.results * (_stored_bytes(plan) + added) * odd.results

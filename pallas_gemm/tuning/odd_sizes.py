@@ -22,6 +22,9 @@ from pallas_gemm.tuning import constants
 # Slabs of all work tiles of a block, up to which threads may load operands, and
 # rows and columns of a tile; the addresses of more would spill.
 _MOST_SLABS, _MOST_ROWS = 12, 320
+# Row tiles up to which threads may make planes, each of which makes them anew;
+# stages; and cycles that a slab takes longer, for each of its elements.
+_MOST_SPLIT, _SPLIT_STAGES, _SPLIT = 4, 4, 0.11
 
 
 class Costs(NamedTuple):
@@ -120,7 +123,9 @@ def copied_bytes(plan: Plan) -> tuple[list[int], list[int]]:
   of_b = _copied(b, b_pad, p.matrices(p.b), p.b.dtype, is_b and p.n > 1)
   if p.a.planes > 1:
     into = [_split(a, a_pad, p.matrices(p.a), p.a.planes)]
-  if p.b.planes > 1:
+  if p.b.kept or plan.loader.slabs_by_tma:
+    of_b = 0
+  elif p.b.planes > 1:
     of_b = _split(b, b_pad, p.matrices(p.b), p.b.planes)
   if last := matrices.last_slab_shape:
     of_b = 2 * layout.bytes_of(p.matrices(p.b) * math.prod(last), p.b.dtype)
@@ -159,6 +164,8 @@ def _split(
 def _cycles_of_threads(plan: Plan, fit: constants.OddSizes) -> float:
   """Cycles that a slab takes longer where threads load A, each B, or all."""
   p, cfg = plan.problem, plan.config
+  if plan.loader.slabs_by_tma:
+    return _SPLIT * cfg.block_n * p.products * cfg.block_k
   sides = (p.m, cfg.block_m, 1), (p.n, cfg.block_n, p.products)
   total = 0.0
   for (size, block, count), by_threads in zip(sides, plan.loader.operands):
@@ -193,6 +200,29 @@ def loaded_by_threads(
     slabs = plan.tiling.slabs * plan.tiling.work_tiles_of_a_block
     if slabs <= _MOST_SLABS and stages > 1:
       yield _moving(c, min(max(slabs, 2), stages))
+
+
+def split_by_threads(
+  configs: Iterable[Config], problem: Problem, gpu: hardware.Gpu
+) -> Iterator[Config]:
+  """The configs, and those of few row tiles with threads that make planes."""
+  p, rows = problem, problem.m
+  if p.along == "m":
+    rows /= p.groups.count
+  for config in configs:
+    yield config
+    c = config
+    if p.b.planes == 1 or p.b.kept or p.along == "k" or c.swap_ab:
+      continue
+    is_shared = c.cluster_m * c.cluster_n > 1 or c.split == "pingpong"
+    if is_shared or rows > _MOST_SPLIT * c.block_m:
+      continue
+    config = dataclasses.replace(_moving(c, 1), block_k=32, epilogue_buffers=1)
+    memory = Plan.new(p, config, gpu).memory
+    left = gpu.shared_bytes_per_block - memory.shared_bytes
+    stages = min(_SPLIT_STAGES, 1 + left // memory.slab_bytes)
+    if stages > 1:
+      yield _moving(config, stages)
 
 
 @functools.cache

@@ -234,7 +234,8 @@ class Splits(Loader):
     t, cfg = self.tiling, self.tiling.config
     if t.problem.along == "k" or cfg.swap_ab or t.pingpong > 1:
       return "moves makes no planes of groups along K, swap_ab and pingpong"
-    if t.problem.b.planes == 1 or cfg.cluster_m * cfg.cluster_n > 1:
+    b, is_shared = t.problem.b, cfg.cluster_m * cfg.cluster_n > 1
+    if b.planes == 1 or b.kept or is_shared:
       return "moves makes planes of float32 B, in no cluster of several tiles"
     _, shape = layout.operand_shapes(t.problem)
     columns = layout.elements_in(layout.ATOM_BYTES, "float32")
