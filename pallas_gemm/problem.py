@@ -40,7 +40,6 @@ class Operand:
       that have one column are lines.
     planes: matrices of that dtype whose sum it is: three bfloat16 ones of
       float32, two where half of its digits will do; else 1.
-    kept: whether these are there; else they are made at each call.
   """
 
   dtype: str
@@ -48,7 +47,6 @@ class Operand:
   batched: bool = False
   scale: Scale | None = None
   planes: int = 1
-  kept: bool = False
 
   @property
   def bits(self) -> int:
@@ -267,7 +265,6 @@ class Problem:
       "planes_a": self.a.planes if self.a.planes > 1 else 0,
       "planes_b": self.b.planes if self.b.planes > 1 else 0,
       "all_pairs": self.all_pairs,
-      "kept_b": self.b.kept,
     }
     return found | {name: value for name, value in newer.items() if value}
 
@@ -308,7 +305,6 @@ class Problem:
     planes_a: int = 1,
     planes_b: int = 1,
     all_pairs: bool = False,
-    kept_b: bool = False,
   ) -> "Problem":
     """The problem with the fields of a `row`.
 
@@ -332,7 +328,6 @@ class Problem:
         batched=batched_b,
         scale=scale_b,
         planes=planes_b,
-        kept=kept_b,
       ),
       out_dtype=out_dtype,
       batch=batch,

@@ -236,7 +236,10 @@ def test_other_precisions_are_xlas(precision):
       {"block_n": 256},
       r"at most 256 columns and 8192 accumulators, got 64x256",
     ),
-    ({"block_k": 32, "moves": True}, "moves takes no planes"),
+    (
+      {"block_k": 32, "moves": True},
+      "moves makes planes of what TMA can address, got rows of 200",
+    ),
   ],
 )
 def test_a_config_that_is_not_for_planes(fields, words):

@@ -1,5 +1,6 @@
 """float32 in planes of bfloat16 on a GPU, held to the bound of its sums."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,12 +9,17 @@ import numpy as np
 import pytest
 
 import pallas_gemm
-from pallas_gemm import numerics
+from pallas_gemm import numerics, tuning
 from pallas_gemm.problem import Problem
 from tests.support import plane_calls, products, special
 from tests.support.plane_calls import ON_KERNEL
 
 pytestmark = pytest.mark.gpu
+# Threads make the planes of B.
+MOVED = tuning.Config(
+  block_n=128, block_k=32, stages=3, epilogue_n=32, epilogue_buffers=1,
+  moves=True,
+)  # fmt: skip
 
 
 def check(out, a, b):
@@ -47,12 +53,65 @@ def test_random_groups(seed):
       assert not dw[g].any()
 
 
+@pytest.mark.parametrize(
+  "changes",
+  (
+    {},
+    {"block_m": 64, "consumers": 1, "stages": 4},
+    {"block_m": 64, "block_n": 256, "stages": 2, "split": "n"},
+    {"block_m": 64, "consumers": 1, "cluster_k": 4},
+    {"block_n": 64, "stages": 4, "split_k": 3},
+    {"block_n": 96},
+  ),
+  ids=str,
+)
+@pytest.mark.parametrize("transpose_b", (False, True))
+def test_bits_are_those_of_planes_that_xla_makes(changes, transpose_b):
+  a, b = products.normal(300, 2080), products.normal(2080, 1120, seed=1)
+  config = dataclasses.replace(MOVED, **changes)
+  how = ON_KERNEL | {"transpose_b": transpose_b}
+  out, want = (
+    pallas_gemm.matmul(a, b.T if transpose_b else b, config=x, **how)
+    for x in (config, dataclasses.replace(config, moves=False))
+  )
+  np.testing.assert_array_equal(out, want)
+  check(out, a, b)
+
+
+@pytest.mark.parametrize("transpose", (False, True))
+def test_bits_of_groups_are_those_of_planes_that_xla_makes(transpose):
+  sizes = np.array([0, 1, 127, 130, 0, 300, 64, 5])
+  a = products.normal(sizes.sum() + 9, 512)
+  w, up = (products.normal(8, 512, 384, seed=i) for i in (1, 2))
+  w, up = (x.mT if transpose else x for x in (w, up))
+  how = ON_KERNEL | {"transpose_rhs": transpose}
+  narrow = dataclasses.replace(MOVED, block_n=64)
+  for op, config in (
+    (lambda **x: pallas_gemm.ragged_dot(a, w, sizes, **x), MOVED),
+    (lambda **x: pallas_gemm.gated_ragged_dot(a, w, up, sizes, **x), narrow),
+  ):
+    out, want = (
+      op(config=x, **how)
+      for x in (config, dataclasses.replace(config, moves=False))
+    )
+    np.testing.assert_array_equal(out, want)
+
+
 @pytest.mark.parametrize("kind", special.KINDS)
-@pytest.mark.parametrize("precision", ("highest", "BF16_BF16_F32_X9"))
-def test_special_values_are_those_of_float32(kind, precision):
+@pytest.mark.parametrize(
+  "how",
+  (
+    {"precision": "highest"},
+    {"precision": "BF16_BF16_F32_X9"},
+    {"precision": "highest", "config": MOVED},
+  ),
+  ids=("x6", "x9", "moved"),
+)
+def test_special_values_are_those_of_float32(kind, how):
   flat = {"dtype": "bfloat16", "out_dtype": "float32"}
-  a, b = special.KINDS[kind](Problem.flat(m=200, n=136, k=300, **flat))
-  how = ON_KERNEL | {"precision": precision}
+  n, k = (160, 304) if "config" in how else (136, 300)
+  a, b = special.KINDS[kind](Problem.flat(m=200, n=n, k=k, **flat))
+  how = ON_KERNEL | how
   out = pallas_gemm.matmul(jnp.asarray(a), jnp.asarray(b), **how)
   found = numerics.check(np.asarray(out), a, b, planes=3)
   assert found.passed, found

@@ -108,7 +108,7 @@ def test_there_are_calls_to_break():
 EXAMPLES = (
   "c_of_another_dtype", "plain", "row_wise", "groups", "c_in_place",
   "a_group_of_zeros", "weights_by_threads", "groups_in_pairs", "cluster_k",
-  "threads", "promoted", "x6",
+  "threads", "promoted", "x6", "moved_groups",
 )  # fmt: skip
 # Calls that few examples come to, and one that does.
 COMES_TO = {
@@ -120,6 +120,7 @@ COMES_TO = {
   (producer, "plgpu.barrier_wait", 3): "weights_by_threads",
   (by_threads, "plgpu.barrier_arrive", 0): "threads",
   (by_threads, "plgpu.commit_smem", 0): "threads",
+  (by_threads, "plgpu.barrier_wait", 0): "moved_groups",
   (reduction, "plgpu.barrier_arrive", 0): "cluster_k",
   (reduction, "plgpu.barrier_wait", 0): "cluster_k",
   (mainloops, "plgpu.wgmma_wait", 2): "promoted",

@@ -3,6 +3,8 @@
 The cases of test_sm90_dense_races are checked there.
 """
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from pallas_gemm import numerics
 from pallas_gemm.kernels.sm90 import legal, mainloops, planes
 from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.problem import Problem
 from tests.support import dense, mutations, plane_cases, problems, special
 
 
@@ -26,15 +29,49 @@ def test_values(name, monkeypatch):
 @pytest.mark.filterwarnings(
   "ignore:.*value encountered in", "ignore:overflow encountered in"
 )
+@pytest.mark.parametrize("name", ("edges_nn", "moved"))
 @pytest.mark.parametrize("kind", special.KINDS)
-def test_special_values_are_those_of_float32(kind, monkeypatch):
+def test_special_values_are_those_of_float32(kind, name, monkeypatch):
   problems.assume_sms(monkeypatch, 2)
-  case = plane_cases.VALUES["edges_nn"]
+  case = plane_cases.VALUES[name]
   a, b = special.KINDS[kind](case.problem)
   x = {"a": jnp.asarray(a[None]), "b": jnp.asarray(b[None])}
   (out,) = dense.run(case.problem, case.config, x)
   found = numerics.check(np.asarray(out[0]), a, b, planes=3)
   assert found.passed, found
+
+
+@pytest.mark.parametrize("name", ("moved", "moved_gated", "moved_groups"))
+def test_bits_are_those_of_planes_that_xla_makes(name, monkeypatch):
+  problems.assume_sms(monkeypatch, 2)
+  case = (plane_cases.VALUES | plane_cases.RACES)[name]
+  by_xla = dataclasses.replace(
+    case, config=dataclasses.replace(case.config, moves=False)
+  )
+  found, wanted = (x.prepare()[0]() for x in (case, by_xla))
+  for got, want in zip(found, wanted, strict=True):
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+  ("fields", "changes", "words"),
+  [
+    ({}, {"swap_ab": True}, "no planes of groups along K, swap_ab and"),
+    ({}, {"cluster_m": 2}, "in no cluster of several tiles"),
+    ({"planes_b": 1}, {}, "of float32 B, in no cluster"),
+    ({"n": 100}, {}, "of what TMA can address, got rows of 100"),
+    (
+      {"transpose_b": True},
+      {"block_n": 72},
+      "splits a multiple of 16 columns, got 72",
+    ),
+  ],
+)
+def test_what_threads_make_no_planes_of(fields, changes, words):
+  of = plane_cases.X6 | {"m": 200, "n": 256, "k": 256} | fields
+  config = dataclasses.replace(plane_cases.MOVED, **changes)
+  found = Plan.of(Problem.flat(dtype="bfloat16", **of), config)
+  assert words in found.loader.why_not
 
 
 @pytest.mark.parametrize("count", (2, 3))

@@ -123,7 +123,7 @@ def copied_bytes(plan: Plan) -> tuple[list[int], list[int]]:
   of_b = _copied(b, b_pad, p.matrices(p.b), p.b.dtype, is_b and p.n > 1)
   if p.a.planes > 1:
     into = [_split(a, a_pad, p.matrices(p.a), p.a.planes)]
-  if p.b.kept or plan.loader.slabs_by_tma:
+  if plan.loader.slabs_by_tma:
     of_b = 0
   elif p.b.planes > 1:
     of_b = _split(b, b_pad, p.matrices(p.b), p.b.planes)
@@ -212,7 +212,7 @@ def split_by_threads(
   for config in configs:
     yield config
     c = config
-    if p.b.planes == 1 or p.b.kept or p.along == "k" or c.swap_ab:
+    if p.b.planes == 1 or p.along == "k" or c.swap_ab:
       continue
     is_shared = c.cluster_m * c.cluster_n > 1 or c.split == "pingpong"
     if is_shared or rows > _MOST_SPLIT * c.block_m:

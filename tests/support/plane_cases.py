@@ -89,6 +89,13 @@ VALUES = {
   "groups_of_bf16_weights": _groups("m", _OF_ROWS, _ENDS, HALVES, OF_A),
   "moved": _dense("nn", (72, 96, 200), MOVED, X6),
   "moved_nt": _dense("nt", (70, 77, 200), changed(MOVED, **TWO), OF_B, GELU),
+  # No whole swizzle atoms of 64 columns.
+  "moved_narrow": _dense(
+    "nn", (72, 192, 104), changed(MOVED, block_n=96), X6, BATCHED
+  ),
+  "moved_short": _dense(
+    "nt", (72, 112, 104), changed(MOVED, block_n=112, epilogue_n=16), X6
+  ),
   "moved_x3": _dense("nt", (72, 64, 96), changed(MOVED, block_k=64), X3),
   "moved_gated": _dense(
     "nt", (130, 64, 80), changed(MOVED, **TWO), X6, BF16, GATED

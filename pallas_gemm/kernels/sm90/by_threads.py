@@ -46,6 +46,7 @@ from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -386,27 +387,34 @@ class Splitter(_ByThreads):
     pl.when(step < self.work_tile.steps)(lambda: on_one_warp(copy))
 
   def _split(self, place, slot) -> None:
-    """A slab of each B, 8 elements a thread at a time."""
+    """A slab of each B, up to 8 elements a thread at a time."""
     (b,), tiling = self.operands, self.block.plan.tiling
-    count, (rows, columns) = tiling.problem.b.planes, tiling.b_slab_shape
-    # Of a row of an atom, lanes side by side have vectors of 16 bytes.
+    rows, columns = tiling.b_slab_shape
+    # Lanes side by side have vectors of 16 bytes of a row of an atom.
     atom = layout.elements_in(layout.ATOM_BYTES, "float32")
     of_rows = compat.tiled_layout(
-      (16, atom), (4, atom), (1, 4), warps=(-6,), lanes=(-4, -3), vector=-1
-    )
-    width = min(columns, 2 * atom)
-    height = 32 * atom // width
-    pieces = itertools.product(range(0, rows, height), range(0, columns, width))
-    at = [(pl.ds(i, height), pl.ds(j, width)) for i, j in pieces]
+      (loaders.SPLIT_ROWS, atom), (4, atom), (1, 4),
+      warps=(-6,), lanes=(-4, -3), vector=-1,
+    )  # fmt: skip
     load = functools.partial(plgpu.load, layout=of_rows, optimized=False)
-    of_each = list(zip(b.raws, itertools.batched(b.rings, count)))
-    work = [(*x, piece) for x in of_each for piece in at]
-    x = load(work[0][0].at[place, *work[0][2]])
-    for (_, rings, piece), following in itertools.zip_longest(work, work[1:]):
-      if following:  # memory answers in the meantime
-        later = load(following[0].at[place, *following[2]])
-      for ring, plane in zip(rings, _planes(x, count, of_rows)):
-        compat.store(ring.at[slot, *piece], plane, optimized=False)
+    width = math.gcd(columns, 2 * atom)
+    height = math.gcd(rows, 2 * loaders.SPLIT_ROWS * atom // width)
+    corners = itertools.product(
+      range(0, rows, height), range(0, columns, width)
+    )
+    pieces = [(pl.ds(i, height), pl.ds(j, width)) for i, j in corners]
+    of_each = zip(b.raws, itertools.batched(b.rings, tiling.problem.b.planes))
+    work = [(*x, at) for x, at in itertools.product(of_each, pieces)]
+
+    def read(raw, rings, at):
+      return load(raw.at[place, *at])
+
+    x = read(*work[0])
+    for (_, rings, at), following in itertools.zip_longest(work, work[1:]):
+      # Shared memory answers while this piece is split.
+      later = read(*following) if following else None
+      for ring, plane in zip(rings, _planes(x, len(rings), of_rows)):
+        compat.store(ring.at[slot, *at], plane, optimized=False)
       x = later
 
 
