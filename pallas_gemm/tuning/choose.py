@@ -6,7 +6,6 @@ measured and modelled seconds are never compared.
 """
 
 from collections.abc import Iterator
-import dataclasses
 from types import ModuleType
 from typing import Literal, NamedTuple
 
@@ -96,8 +95,7 @@ def _for_any_rows(problem: Problem) -> Config:
     m=INVARIANT_M * groups, batch=1, batched_a=False, batched_b=False
   )
   if problem.groups:
-    # With the same bits, and as fast for groups of many rows.
-    config = dataclasses.replace(grouped.choose(nominal), moves=False)
+    config = grouped.choose(nominal, any_rows=True)
   else:
     config = model.choose(nominal, any_rows=True)
   if reason := legal.reason(Plan.of(problem, config)):

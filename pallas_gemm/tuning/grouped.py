@@ -33,7 +33,7 @@ from pallas_gemm.tuning import constants, fitted, model, odd_sizes, tiles
 _EVEN, _SPREAD = 0.3, 0.3
 
 
-def choose(problem: Problem) -> Config:
+def choose(problem: Problem, *, any_rows: bool = False) -> Config:
   """The legal config with the least predicted time.
 
   In no cluster, but with scales of blocks (`fitted.pairs_stay_together`). Of
@@ -42,6 +42,7 @@ def choose(problem: Problem) -> Config:
 
   Args:
     problem: what is computed; has groups.
+    any_rows: it is to be used for any other M too.
 
   Raises:
     NotImplementedError: no config is legal; the reason of the last refusal.
@@ -55,7 +56,8 @@ def choose(problem: Problem) -> Config:
     >>> config.split_k, config.cluster_m
     (1, 1)
   """
-  return model.first_legal(problem, _ranked(problem, clusters=False))
+  configs = _ranked(problem, clusters=False, any_rows=any_rows)
+  return model.first_legal(problem, configs)
 
 
 def candidates(problem: Problem) -> list[Config]:
@@ -69,7 +71,9 @@ def candidates(problem: Problem) -> list[Config]:
   return list(_ranked(problem, clusters=problem.along == "k"))
 
 
-def _ranked(problem: Problem, clusters: bool) -> Iterator[Config]:
+def _ranked(
+  problem: Problem, clusters: bool, any_rows: bool = False
+) -> Iterator[Config]:
   """`candidates`, with those in clusters or without."""
   gpu = hardware.current()
   batch = _as_batch(problem, max(1, round(_rows(problem))))
@@ -82,9 +86,11 @@ def _ranked(problem: Problem, clusters: bool) -> Iterator[Config]:
     return Plan.new(problem, config, gpu)
 
   of_batch = tiles.worth_a_try(batch, gpu)
+  if not any_rows:
+    of_batch = odd_sizes.split_by_threads(of_batch, problem, gpu)
   some = (
     _with_room_to_move(config, plan)
-    for config in odd_sizes.split_by_threads(of_batch, problem, gpu)
+    for config in of_batch
     if config.split_k == config.cluster_k == 1
     and (
       clusters

@@ -107,7 +107,8 @@ def candidates(
   known = constants.of(gpu)
   some = tiles.worth_a_try(layout.with_rows_along_k(problem), gpu)
   some = odd_sizes.loaded_by_threads(some, problem, gpu)
-  some = odd_sizes.split_by_threads(some, problem, gpu)
+  if fit is stages.suited:  # for these rows alone
+    some = odd_sizes.split_by_threads(some, problem, gpu)
   plans = [Plan.new(problem, config, gpu) for config in some]
   # Those that tie stay in order.
   yield from map(fit, sorted(plans, key=lambda plan: predict(plan, known)))
