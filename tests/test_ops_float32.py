@@ -191,7 +191,8 @@ def test_groups_by_bfloat16():
     ((1024, 1024, 1024), "sm90"),
     ((4096, 2049, 777), "sm90"),
     ((64, 64, 64), "xla"),  # three launches
-    ((4, 8192, 8192), "xla"),  # B is split, and read once
+    ((64, 4096, 4096), "sm90"),
+    ((4, 8192, 8192), "xla"),  # memory binds
   ],
 )
 def test_the_kernel_is_chosen_where_it_is_faster(shape, runs_on):
@@ -201,6 +202,36 @@ def test_the_kernel_is_chosen_where_it_is_faster(shape, runs_on):
   with hardware.assume("H100"):
     (ran,) = pallas_gemm.explain(f, a, b, platform="cuda").products
   assert ran.implementation == runs_on
+
+
+@pytest.mark.parametrize("gpu", ("H100", "H200"))
+@pytest.mark.parametrize(
+  ("words", "moves"),
+  [
+    ({"m": 64}, True),
+    ({"m": 256, "transpose_b": True}, True),
+    ({"m": 128, "gated": True, "activation": "silu"}, True),
+    ({"m": 8192, "ragged": "m", "groups": 64}, True),
+    ({"m": 4096}, False),
+    ({"m": 8192, "ragged": "m", "groups": 8}, False),
+    ({"m": 8192, "ragged": "k", "groups": 64, "transpose_a": True}, False),
+    ({"m": 128, "n": 2050}, False),  # TMA can't address it
+    ({"m": 128, "planes_b": 1}, False),
+  ],
+  ids=str,
+)
+def test_threads_make_planes_of_what_few_rows_are_multiplied_with(
+  words, moves, gpu
+):
+  sizes = {"n": 2048, "k": 4096, "planes_a": 3, "planes_b": 3}
+  types = {"dtype": "bfloat16", "out_dtype": "float32"}
+  with hardware.assume(gpu):
+    problem = Problem.flat(**sizes | types | words)
+    found = next(choose.ranked(problem, xla_too=False))
+    assert found.how.moves == moves
+    if problem.along != "k":
+      same = next(choose.ranked(problem, batch_invariant=True))
+      assert not same.how.moves
 
 
 @pytest.mark.parametrize("words", [{}, {"c_dtype": "float32"}, {"bias": "n"}])
