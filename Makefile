@@ -37,7 +37,7 @@ SANITIZER = XLA_PYTHON_CLIENT_ALLOCATOR=platform \
 # Every rung at an odd size, with C, and the ops: dense, grouped with empty groups
 # and rows of no group, gradients by weights. Of 8 bits small products, dense and
 # grouped, with blocks and without, a recipe's derivatives, and quantising. Of
-# float32 in planes a product, kept planes, and groups.
+# float32 in planes a product, kept planes, and groups, by threads too.
 SANITIZED = tests/test_ladder_gpu.py tests/test_ops_gpu.py \
   tests/test_ops_ragged_gpu.py tests/test_ops_eight_bits_gpu.py \
   tests/test_ops_float32_gpu.py \
@@ -45,7 +45,7 @@ SANITIZED = tests/test_ladder_gpu.py tests/test_ops_gpu.py \
   or products[9] or products[14] or products[19] \
   or those_of_xla[sums-float8_e4m3fn-block] \
   or orders[rows-bfloat16-int8] or orders[blocks-float32-float8_e4m3fn] \
-  or kept_planes or random_groups[3]"
+  or kept_planes or random_groups[3] or groups_are_those_of_planes"
 
 .DEFAULT_GOAL := help
 
