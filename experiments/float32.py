@@ -3,8 +3,8 @@
   python -m experiments.float32                        all suites
   python -m experiments.float32 --suites=dense,errors
 
-  dense    large products at HIGHEST, in each layout; of another precision, or
-           by bfloat16
+  dense    large products at HIGHEST, in each layout; of few rows, of another
+           precision, or by bfloat16
   unseen   drawn sizes, a third of them odd, a third with few rows
   sizes    smaller and narrower ones, by the kernel where XLA is chosen, too:
            what tuning/constants knows of XLA's product is held to these
@@ -46,6 +46,7 @@ EXPERIMENT = "float32"
 SUITES = "dense", "unseen", "sizes", "grouped", "layer", errors.SUITE
 LARGE = (2048, 2048, 2048), (4096, 4096, 4096), (4096, 14336, 4096)
 LARGEST = (8192, 8192, 8192)
+FEW_ROWS = (64, 14336, 4096), (128, 8192, 8192)
 # Rows, groups, K, N.
 GROUPED = (8192, 8, 4096, 4096), (8192, 64, 2048, 4096)
 DRAWN, SMALLER, SAMPLE = 30, 32, 128
@@ -382,6 +383,8 @@ def cases(chosen: Sequence[str], seed: int) -> Iterator[case_lib.Case]:
       for layout in ("NN", "NT", "TN") if shape != LARGEST else ("NN",):
         yield Product("dense", *shape, layout)
       yield Product("dense", *shape, precision="x3")
+    for shape in FEW_ROWS:
+      yield Product("dense", *shape)
     yield Product("dense", *LARGE[1], dtype_b="bfloat16")
     yield Product("dense", *LARGE[1], precision="x9")
   if "unseen" in chosen:

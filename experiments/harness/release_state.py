@@ -53,7 +53,7 @@ xla-unseen ragged_xla 120 ragged --implementation=xla --unseen=20 --seed={0}
 eight-bits-1 eight_bits 360 eight_bits --suites=dense
 eight-bits-2 eight_bits 170 eight_bits --suites=stored,small
 eight-bits-3 eight_bits 350 eight_bits --suites=grouped,layer,errors
-float32-1 float32 120 float32 --suites=dense
+float32-1 float32 140 float32 --suites=dense
 float32-2 float32 150 float32 --suites=layer,grouped,errors
 float32-3 float32 330 float32 --suites=unseen --seed={0}
 float32-4 float32 330 float32 --suites=sizes
