@@ -66,8 +66,8 @@ def _splat(kind: Any, value: float) -> Any:
 def split_off(x: jax.Array, near: jax.Array, layout: Any) -> list[jax.Array]:
   """A number rounded to bfloat16, and what x is more than that.
 
-  Two are rounded at a time. Of `astype` the compiler makes instructions for one
-  each, of which an SM has an eighth as many.
+  Two are rounded by an instruction. Of `astype` there and back the compiler
+  makes one for each.
 
   Args:
     x: of float32.
