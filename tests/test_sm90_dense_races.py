@@ -108,7 +108,7 @@ def test_there_are_calls_to_break():
 EXAMPLES = (
   "c_of_another_dtype", "plain", "row_wise", "groups", "c_in_place",
   "a_group_of_zeros", "weights_by_threads", "groups_in_pairs", "cluster_k",
-  "threads", "promoted", "x6", "moved_groups",
+  "threads", "promoted", "x6", "moved_groups", "pairs",
 )  # fmt: skip
 # Calls that few examples come to, and one that does.
 COMES_TO = {
@@ -124,7 +124,8 @@ COMES_TO = {
   (reduction, "plgpu.barrier_arrive", 0): "cluster_k",
   (reduction, "plgpu.barrier_wait", 0): "cluster_k",
   (mainloops, "plgpu.wgmma_wait", 2): "promoted",
-  (mainloops, "plgpu.wgmma_wait", 3): "x6",
+  (mainloops, "plgpu.wgmma_wait", 3): "pairs",
+  (mainloops, "plgpu.wgmma_wait", 4): "x6",
   (stores, "plgpu.wait_smem_to_gmem", 0): "c_in_place",
   (stores, "plgpu.wait_smem_to_gmem", 3): "groups",
   (stores, "plgpu.commit_smem", 1): "groups",

@@ -29,7 +29,7 @@ def test_values(name, monkeypatch):
 @pytest.mark.filterwarnings(
   "ignore:.*value encountered in", "ignore:overflow encountered in"
 )
-@pytest.mark.parametrize("name", ("edges_nn", "moved"))
+@pytest.mark.parametrize("name", ("edges_nn", "pairs_moved"))
 @pytest.mark.parametrize("kind", special.KINDS)
 def test_special_values_are_those_of_float32(kind, name, monkeypatch):
   problems.assume_sms(monkeypatch, 2)
@@ -41,7 +41,7 @@ def test_special_values_are_those_of_float32(kind, name, monkeypatch):
   assert found.passed, found
 
 
-@pytest.mark.parametrize("name", ("moved", "moved_gated", "moved_groups"))
+@pytest.mark.parametrize("name", ("moved_gated", "moved_groups", "pairs_moved"))
 def test_bits_are_those_of_planes_that_xla_makes(name, monkeypatch):
   problems.assume_sms(monkeypatch, 2)
   case = (plane_cases.VALUES | plane_cases.RACES)[name]

@@ -165,7 +165,7 @@ def _slab(
   bm, bn, bk = cfg.block_m, cfg.block_n * p.products, cfg.block_k
   narrow, splits = _is_narrow(plan), plan.loader.slabs_by_tma > 0
   multiply = bm * bn * bk * p.a.bits * len(p.pairs) / 2**15 * fit.mma
-  multiply += bm * bn / 128 * p.has_small_apart
+  multiply += bm * bn / 128 * p.has_small_apart / plan.tiling.slabs_at_once
   multiply += _ALONE * (p.has_small_apart and cfg.consumers == 1)
   multiply *= 1 + fit.small * (1 - bm * bn / 2**15)
   is_added = p.is_promoted and not p.has_small_apart  # of 8 bits

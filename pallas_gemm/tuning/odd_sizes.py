@@ -23,9 +23,9 @@ from pallas_gemm.tuning import constants
 # rows and columns of a tile; the addresses of more would spill.
 _MOST_SLABS, _MOST_ROWS = 12, 320
 # Row tiles up to which threads may make planes, each of which makes them anew;
-# stages; and cycles that a slab takes longer, for each of its elements: 64
-# groups of 128 rows, 4096 x 2048, 1338 -> 1628 us (H200).
-_MOST_SPLIT, _SPLIT_STAGES, _SPLIT = 4, 4, 0.11
+# stages; and cycles that a slab takes longer, for each of its elements: with it
+# dense products are predicted as much too slow as with planes by XLA (H200).
+_MOST_SPLIT, _SPLIT_STAGES, _SPLIT = 4, 4, 0.05
 
 
 class Costs(NamedTuple):

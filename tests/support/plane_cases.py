@@ -27,6 +27,8 @@ SMALL = Config(block_m=64, block_n=64, block_k=32, stages=2, consumers=1)
 HALVES = changed(SMALL, epilogue_n=32)
 # Threads make the planes of B.
 MOVED = changed(HALVES, moves=True)
+# Totals after every other slab, if there is an even number of them.
+IN_PAIRS = {"stages": 3}
 _SWAPPED = changed(
   SMALL, block_n=48, epilogue_n=16, epilogue_buffers=1, swap_ab=True
 )
@@ -58,6 +60,10 @@ RACES = {
   "x6_slabs": _groups("k", _OF_SLABS, _CUTS, HALVES, X6),
   "x3": _dense("tn", _PLAIN, changed(HALVES, cluster_n=2), X3),
   "moved_groups": _groups("m", _OF_ROWS, _ENDS, MOVED, X6, BIAS_N),
+  "pairs": _dense("nn", (72, 64, 250), changed(HALVES, **IN_PAIRS), X6, C_F32),
+  "pairs_groups": _groups(
+    "m", (140, 64, 120), _ENDS, changed(HALVES, **IN_PAIRS), X6, BIAS_N
+  ),
 }
 
 VALUES = {
@@ -102,6 +108,25 @@ VALUES = {
   ),
   "moved_cluster_k": _dense(
     "nn", (72, 64, 304), changed(MOVED, cluster_k=2), X6, BIAS_N
+  ),
+  "pairs_odd": _dense("nt", _ODD, changed(HALVES, **IN_PAIRS), X6),
+  "pairs_edges": _dense(
+    "tn", (70, 77, 241), changed(HALVES, stages=4), X6, BIAS_M, SAVED
+  ),
+  "pairs_gated": _dense(
+    "nt", (130, 64, 120), changed(HALVES, **TWO | IN_PAIRS), X6, BF16, GATED
+  ),
+  "pairs_split_k": _dense(
+    "nn", (72, 64, 250), changed(SMALL, split_k=2, **IN_PAIRS), X6, C_F32
+  ),
+  "pairs_cluster": _dense(
+    "nt", (72, 130, 128), changed(HALVES, cluster_n=2, **IN_PAIRS), OF_A, C_F32
+  ),
+  "pairs_moved": _dense(
+    "nn", (72, 96, 256), changed(MOVED, **IN_PAIRS), X6, BATCHED
+  ),
+  "pairs_moved_groups": _groups(
+    "m", (140, 64, 128), _ENDS, changed(MOVED, **IN_PAIRS), X6, BIAS_N
   ),
   "slabs_x3": _groups("k", _OF_SLABS, _CUTS, HALVES, X3),
 }

@@ -173,7 +173,7 @@ class Block:
     lap *= len(p.pairs)
     return tiling.slabs % cfg.stages == 0 and lap <= _UNROLLED_WGMMAS
 
-  def for_each_slab(self, visit, slot, steps, carry=None):
+  def for_each_slab(self, visit, slot, steps, carry=None, at_once: int = 1):
     """carry = visit(step, slot, slot before, carry) for a work tile's slabs.
 
     Where a work tile is whole laps of the ring, slots are Python numbers and
@@ -185,6 +185,8 @@ class Block:
       slot: of the first slab.
       steps: slabs.
       carry: what the first is given.
+      at_once: slabs that are visited at a time, of which `step` and `slot` are
+        the first's; they divide the work tile's.
 
     Returns:
       The slot of the last slab, and that of the next tile's first; None if it
@@ -193,7 +195,7 @@ class Block:
       carry.
     """
     stages = self.plan.config.stages
-    if self._has_whole_laps:
+    if self._has_whole_laps and at_once == 1:
 
       def lap(i, carry):
         for s in range(stages):
@@ -204,11 +206,14 @@ class Block:
       laps = steps // stages if is_known else lax.div(steps, stages)
       return (stages - 1, None), lax.fori_loop(0, laps, lap, carry)
 
-    def iteration(step, state):
+    def iteration(nth, state):
       (before, slot), carry = state
-      carry = visit(step, slot, before, carry)
+      carry = visit(nth * at_once, slot, before, carry)
+      for _ in range(at_once - 1):
+        slot = self.next_slot(slot)
       return (slot, self.next_slot(slot)), carry
 
+    steps = steps if at_once == 1 else lax.div(steps, jnp.int32(at_once))
     return lax.fori_loop(0, steps, iteration, ((slot, slot), carry))
 
   def next_slot(self, slot):

@@ -87,15 +87,19 @@ class Consumer:
     def multiply(step, slot, before, carry):
       block.wait_for(work_tile, step, slot)
 
-      def overlap_slab():
+      def overlap_slab(nth=0):
         for slab in range(slabs):
-          pl.when(step == slab)(functools.partial(overlap, slab))
+          pl.when(step + nth == slab)(functools.partial(overlap, slab))
 
       slots = slot, before
       return loop.multiply(work_tile, scope, slots, step, carry, overlap_slab)
 
     (last, following), carry = block.for_each_slab(
-      multiply, slot, work_tile.steps, loop.start(work_tile)
+      multiply,
+      slot,
+      work_tile.steps,
+      loop.start(work_tile),
+      block.plan.tiling.slabs_at_once,
     )
     for slab in range(1, slabs):
       pl.when(work_tile.steps <= slab)(functools.partial(overlap, slab))

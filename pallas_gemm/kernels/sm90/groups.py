@@ -75,7 +75,8 @@ def _schedule_of_rows(plan: Plan, tiles_ref, ends_ref) -> Schedule:
   _, columns = plan.tiling.grid
   # What is summed for rows of no group is not stored. Whole laps of the ring,
   # if those of groups are.
-  least = min(plan.tiling.slabs, cfg.stages)
+  at_once = plan.tiling.slabs_at_once
+  least = min(plan.tiling.slabs, cfg.stages // at_once * at_once)
 
   def read(i: Index):
     return tuple(tiles_ref[lax.div(i, columns), field] for field in range(4))

@@ -47,6 +47,8 @@ class Mainloop(Protocol):
   ) -> Any:
     """Multiplies the slab of number `step`, which has arrived; the next carry.
 
+    Of `Tiling.slabs_at_once` the first; it waits for the others itself.
+
     Args:
       work_tile: whose.
       scope: what is allocated.
@@ -242,21 +244,29 @@ class OfPlanes(Promoted):
   with.
   """
 
-  def _add(self, slot, totals, overlap, scaled=list):
-    *small_pairs, large_pair = self.block.plan.problem.pairs
+  def multiply(self, work_tile, scope, slots, step, carry, overlap):
+    block, plan, count = self.block, self.block.plan, len(carry)
+    *small_pairs, large_pair = plan.problem.pairs
 
     def add(*accumulators):
-      count = len(totals)
       small, large = accumulators[:count], accumulators[count:]
-      self._issue(small, slot, small_pairs)
-      self._issue(large, slot, [large_pair])
-      overlap()
+      slot = slots[0]
+      for nth in range(plan.tiling.slabs_at_once):
+        if nth:
+          before, slot = slot, block.next_slot(slot)
+          block.wait_for(work_tile, step + nth, slot)
+        self._issue(small, slot, small_pairs)
+        self._issue(large, slot, [large_pair])
+        overlap(nth)
+        if nth:
+          plgpu.wgmma_wait(count * len(plan.problem.pairs))
+          block.release(before)
       rest = [plgpu.wgmma_accumulator_load(x, wait_n=count) for x in small]
       rest = [jnp.where(jnp.abs(x) < jnp.inf, x, 0.0) for x in rest]
       plgpu.wgmma_wait(0)
-      self.block.release(slot)
+      block.release(slot)
       sums = [x[...] + y for x, y in zip(large, rest)]
-      return tuple(map(jnp.add, totals, sums))
+      return tuple(map(jnp.add, carry, sums))
 
     return pl.run_scoped(add, *FromShared.allocated(self) * 2)
 

@@ -159,6 +159,17 @@ class Tiling:
     return cdiv(cdiv(self.problem.k, self.config.block_k), parts)
 
   @functools.cached_property
+  def slabs_at_once(self) -> int:
+    """Slabs whose sums are added to totals together.
+
+    Two of planes of 32 of K: totals are then added up as often as with slabs of
+    64, of which a ring holds two. Groups along K may have any number of slabs.
+    """
+    p, cfg = self.problem, self.config
+    is_short = p.has_small_apart and cfg.block_k == 32 and p.along != "k"
+    return 1 + (is_short and self.slabs % 2 == 0 and cfg.stages > 2)
+
+  @functools.cached_property
   def row_tiles(self) -> int:
     """The most tiles that M rows can make up in groups of any sizes.
 
