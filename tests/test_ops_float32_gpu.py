@@ -68,7 +68,7 @@ def test_random_groups(seed):
 )
 @pytest.mark.parametrize("transpose_b", (False, True))
 def test_bits_are_those_of_planes_that_xla_makes(changes, transpose_b):
-  a, b = products.normal(300, 2080), products.normal(2080, 1120, seed=1)
+  a, b = products.normal(300, 2112), products.normal(2112, 1120, seed=1)
   config = dataclasses.replace(MOVED, **changes)
   how = ON_KERNEL | {"transpose_b": transpose_b}
   out, want = (
