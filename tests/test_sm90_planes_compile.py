@@ -47,6 +47,7 @@ EXAMPLES = {
   "bf16_by": (OF_B, SQUARE | {"stages": 4}, None, 128),
   "groups": (X6 | ROWS, DEEP, None, 128),
   "slabs": (X6 | SLABS, DEEP, None, 128),
+  "slabs_narrow": (X6 | SLABS, DEEP | {"block_n": 96}, None, 96),
   "moved": (X6 | ROWS, MOVED, None, 128),
   "moved_nt": (
     X6 | ROWS | {"transpose_b": True, "bias": "n"}, MOVED, "gelu", 128

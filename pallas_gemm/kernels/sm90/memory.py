@@ -28,7 +28,8 @@ from pallas_gemm.kernels.sm90.tiling import (
 _SHARED_SLACK, _SHARED_ALIGNMENT = 1024, 1024
 # Registers of a consumer that hold neither accumulators nor results.
 _OTHER_REGISTERS = 40
-# More, where sums are scaled before C is added; of groups of whole slabs.
+# More, where sums are scaled before C is added; of groups along K of other than
+# 16-bit products, of which a 128 x 96 tile in planes spilled 100 bytes.
 _SCALE_REGISTERS, _SLAB_REGISTERS = 44, 16
 
 
@@ -102,7 +103,7 @@ class Memory:
     room = self.registers[1] - _OTHER_REGISTERS - accumulators
     if p.epilogue.c_dtype and (p.a.scale or p.b.scale):
       room -= _SCALE_REGISTERS
-    if p.has_whole_slabs:
+    if p.has_whole_slabs or (p.along == "k" and p.has_small_apart):
       room -= _SLAB_REGISTERS
     elements = WGMMA_ROWS * cfg.epilogue_n * tiling.outputs
     size = layout.bytes_of(elements, p.out_dtype)
