@@ -24,9 +24,9 @@ ORDERS = {
     __init__ casts clusters maxima stores shifts copies loads threads mlir
   """,
   "kernels/sm90": """
-    launch quantizing quantized_tile scales tables legal producer by_threads
-    consumer reduction stores epilogue mainloops block groups schedule plan
-    memory matrices loaders tiling layout config planes
+    launch quantizing quantized_tile scales tables legal producer splitter
+    by_threads consumer reduction stores epilogue mainloops block groups
+    schedule plan memory matrices loaders tiling layout config planes
   """,
 }
 

@@ -20,6 +20,7 @@ from pallas_gemm.kernels.sm90 import (
   mainloops,
   producer,
   reduction,
+  splitter,
   stores,
 )
 from tests.support import (
@@ -33,7 +34,8 @@ from tests.support import (
 )
 
 MODULES = (
-  block, producer, consumer, mainloops, stores, epilogue, reduction, by_threads
+  block, producer, consumer, mainloops, stores, epilogue, reduction, by_threads,
+  splitter,
 )  # fmt: skip
 BUGS = [bug for module in MODULES for bug in mutations.bugs_of(module.__name__)]
 
@@ -120,7 +122,7 @@ COMES_TO = {
   (producer, "plgpu.barrier_wait", 3): "weights_by_threads",
   (by_threads, "plgpu.barrier_arrive", 0): "threads",
   (by_threads, "plgpu.commit_smem", 0): "threads",
-  (by_threads, "plgpu.barrier_wait", 0): "moved_groups",
+  (splitter, "plgpu.barrier_wait", 0): "moved_groups",
   (reduction, "plgpu.barrier_arrive", 0): "cluster_k",
   (reduction, "plgpu.barrier_wait", 0): "cluster_k",
   (mainloops, "plgpu.wgmma_wait", 2): "promoted",

@@ -1,7 +1,8 @@
 """How threads of the producer fill slots of the ring, with cp.async.
 
 They put what they load where TMA would put it, swizzled. Which operands, and
-with what in shared memory, their loader says (`loaders`).
+with what in shared memory, their loader says (`loaders`). Planes of float32 are
+made likewise (`splitter`).
 
 * **`Copies`**: pieces of 8 bytes go straight to their place. cp.async takes 4
   or 8 bytes so: 16 groups of 512 rows, 4096 x 4100, take 456 us with 8, and 519
@@ -24,8 +25,6 @@ with what in shared memory, their loader says (`loaders`).
   2.72, but 513 x 1025 x 517 7.97 -> 10.6. Behind the end of a matrix zeros are
   found. Where K lies along rows, what is behind a row's end is the next row's,
   and is left out of the last slab.
-* **`Splitter`**: float32 that TMA loads is split into the planes that are
-  multiplied, on its way. So they are neither written to memory nor read there.
 
 **Weights of groups** that are no whole number of swizzle atoms, 8 rows of 128
 bytes, are not padded: that reads and writes the weights of all groups once
@@ -42,11 +41,10 @@ and 495 with 128 x 256, and stored [N, K], where rows are shifted, 572 and 739
 (H100).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import abc
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
-import itertools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -55,9 +53,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_gemm import compat, ptx
-from pallas_gemm.kernels.sm90 import layout, loaders, planes
-from pallas_gemm.kernels.sm90.block import Block, on_one_warp, window
+from pallas_gemm import ptx
+from pallas_gemm.kernels.sm90 import layout
+from pallas_gemm.kernels.sm90.block import Block
 from pallas_gemm.kernels.sm90.loaders import ShiftedTile
 from pallas_gemm.kernels.sm90.schedule import WorkTile
 from pallas_gemm.kernels.sm90.tiling import Extent
@@ -65,12 +63,9 @@ from pallas_gemm.kernels.sm90.tiling import Extent
 # Slabs that `Copier` has on their way, if the ring has room for two more.
 _COPIES = 3
 
-# Of bfloat16.
-_LARGEST = float(jnp.finfo(jnp.bfloat16).max)
-
 # Given a slab's number and its slot, waits until that is empty, and asks TMA
 # for what it loads of the slab.
-_Begin = Callable[[jax.Array, jax.Array], None]
+Begin = Callable[[jax.Array, jax.Array], None]
 
 
 class Loaded(NamedTuple):
@@ -109,37 +104,28 @@ class Loaded(NamedTuple):
     return [x if len(x.shape) == 2 else x.at[self.which] for x in self.refs]
 
 
-def load(
-  block: Block,
-  work_tile: WorkTile,
-  operands: Sequence[Loaded],
-  slot: jax.Array,
-  *,
-  begin: _Begin,
-  begin_last: _Begin,
-) -> jax.Array:
-  """Loads a work tile's slabs; the slot after the last one's.
+@dataclasses.dataclass(frozen=True)
+class ByThreads(abc.ABC):
+  """The slabs of a work tile, for a whole warpgroup.
 
-  To be called by a whole warpgroup.
-
-  Args:
+  Attributes:
     block, work_tile: of whose plan threads load operands.
     operands: these.
-    slot: of the first slab.
-    begin: for all slabs, but for the last one of weights.
-    begin_last: for that, of which TMA loads all.
   """
-  kind = _KINDS[type(block.plan.loader)](block, work_tile, operands)
-  return kind.load(slot, begin, begin_last)
-
-
-@dataclasses.dataclass(frozen=True)
-class _ByThreads:
-  """The slabs of a work tile, for a whole warpgroup."""
 
   block: Block
   work_tile: WorkTile
   operands: Sequence[Loaded]
+
+  @abc.abstractmethod
+  def load(self, slot: jax.Array, begin: Begin, begin_last: Begin) -> jax.Array:
+    """Loads them; the slot after the last one's.
+
+    Args:
+      slot: of the first slab.
+      begin: for all slabs, but for the last one of weights.
+      begin_last: for that, of which TMA loads all.
+    """
 
   def _start(self, step):
     """The row of K where a slab starts."""
@@ -154,11 +140,10 @@ class _ByThreads:
 
 
 @dataclasses.dataclass(frozen=True)
-class Copier(_ByThreads):
+class Copier(ByThreads):
   """Pieces of 8 bytes: whole slabs are on their way."""
 
-  def load(self, slot, begin: _Begin, begin_last: _Begin) -> jax.Array:
-    """As `load`."""
+  def load(self, slot, begin: Begin, begin_last: Begin) -> jax.Array:
     block, (b,), count = self.block, self.operands, self.work_tile.steps - 1
     plan = block.plan
     ahead = min(_COPIES, plan.config.stages - 2)
@@ -196,11 +181,10 @@ class Copier(_ByThreads):
 
 
 @dataclasses.dataclass(frozen=True)
-class Shifter(_ByThreads):
+class Shifter(ByThreads):
   """Vectors of 16 bytes, shifted: some chunks are on their way."""
 
-  def load(self, slot, begin: _Begin, begin_last: _Begin) -> jax.Array:
-    """As `load`."""
+  def load(self, slot, begin: Begin, begin_last: Begin) -> jax.Array:
     block, (b,) = self.block, self.operands
     tile, rings, raw = block.plan.loader.tile, b.rings, block.shared.raw
     count, chunks, buffers = self._count, tile.chunks, raw.shape[0]
@@ -266,11 +250,10 @@ class Shifter(_ByThreads):
 
 
 @dataclasses.dataclass(frozen=True)
-class SlabShifter(_ByThreads):
+class SlabShifter(ByThreads):
   """The same of A, each B or all: some slabs are on their way."""
 
-  def load(self, slot, begin: _Begin, begin_last: _Begin) -> jax.Array:
-    """As `load`."""
+  def load(self, slot, begin: Begin, begin_last: Begin) -> jax.Array:
     del begin_last
     held = self.block.plan.loader.slabs_held
     steps = ptx.unknown(self.work_tile.steps)
@@ -346,93 +329,6 @@ class SlabShifter(_ByThreads):
       shift(None)
 
 
-@dataclasses.dataclass(frozen=True)
-class Splitter(_ByThreads):
-  """float32, which TMA loads some slabs ahead, as planes of each B."""
-
-  def load(self, slot, begin: _Begin, begin_last: _Begin) -> jax.Array:
-    """As `load`."""
-    del begin_last
-    held, steps = self.block.plan.loader.slabs_by_tma, self.work_tile.steps
-
-    def load(step, state):
-      slot, place = state
-      begin(step, slot)
-      plgpu.barrier_wait(self.block.shared.raw_full.at[place])
-      self._split(place, slot)
-      self._announce(slot)  # all threads have read what lies there
-      self._copy(step + held, place)
-      following = lax.select(place == held - 1, jnp.int32(0), place + 1)
-      return self.block.next_slot(slot), following
-
-    for place in range(held):
-      self._copy(jnp.int32(place), place)
-    slot, _ = lax.fori_loop(0, steps, load, (slot, jnp.int32(0)))
-    return slot
-
-  def _copy(self, step, place) -> None:
-    """Asks TMA for a slab in float32, if there is one."""
-    (b,), tiling = self.operands, self.block.plan.tiling
-    origin = b.origin(self._start(step))
-    at = tuple(map(pl.ds, origin, tiling.b_slab_shape))
-
-    def copy():
-      for ref, raw in zip(b.refs, b.raws):
-        plgpu.copy_gmem_to_smem(
-          window(ref, b.which, at),
-          raw.at[place],
-          self.block.shared.raw_full.at[place],
-        )
-
-    pl.when(step < self.work_tile.steps)(lambda: on_one_warp(copy))
-
-  def _split(self, place, slot) -> None:
-    """A slab of each B, up to 8 elements a thread at a time."""
-    (b,), tiling = self.operands, self.block.plan.tiling
-    rows, columns = tiling.b_slab_shape
-    # Lanes side by side have vectors of 16 bytes of a row of an atom.
-    atom = layout.elements_in(layout.ATOM_BYTES, "float32")
-    of_rows = compat.tiled_layout(
-      (loaders.SPLIT_ROWS, atom), (4, atom), (1, 4),
-      warps=(-6,), lanes=(-4, -3), vector=-1,
-    )  # fmt: skip
-    load = functools.partial(plgpu.load, layout=of_rows, optimized=False)
-    width = math.gcd(columns, 2 * atom)
-    height = math.gcd(rows, 2 * loaders.SPLIT_ROWS * atom // width)
-    corners = itertools.product(
-      range(0, rows, height), range(0, columns, width)
-    )
-    pieces = [(pl.ds(i, height), pl.ds(j, width)) for i, j in corners]
-    of_each = zip(b.raws, itertools.batched(b.rings, tiling.problem.b.planes))
-    work = [(*x, at) for x, at in itertools.product(of_each, pieces)]
-
-    def read(raw, rings, at):
-      return load(raw.at[place, *at])
-
-    x = read(*work[0])
-    for (_, rings, at), following in itertools.zip_longest(work, work[1:]):
-      # Shared memory answers while this piece is split.
-      later = read(*following) if following else None
-      for ring, plane in zip(rings, _planes(x, len(rings), of_rows)):
-        compat.store(ring.at[slot, *at], plane, optimized=False)
-      x = later
-
-
-def _planes(x: jax.Array, count: int, layout: Any) -> Iterator[jax.Array]:
-  """The planes of a part of a slab: the bits of `planes.split`.
-
-  But of what is not finite the others are NaN: of sums of small products what
-  is not finite is dropped (`mainloops.OfPlanes`).
-  """
-  bits = lax.bitcast_convert_type(x, jnp.int32) & jnp.int32(planes.CUT - 2**32)
-  cut = lax.bitcast_convert_type(bits, jnp.float32)
-  near = jnp.where(jnp.abs(x) > _LARGEST, cut, x)
-  for _ in range(count):
-    plane, x = ptx.split_off(x, near, layout)
-    yield plane
-    near = x
-
-
 def _for_each_chunk(tile: ShiftedTile, visit: Callable[[Any], None]) -> None:
   """visit(first row) for what is shifted at a time."""
   if tile.chunks == 1:
@@ -441,11 +337,3 @@ def _for_each_chunk(tile: ShiftedTile, visit: Callable[[Any], None]) -> None:
   lax.fori_loop(
     0, ptx.unknown(tile.chunks), lambda i, _: visit(i * tile.chunk), None
   )
-
-
-_KINDS = {
-  loaders.Copies: Copier,
-  loaders.Shifts: Shifter,
-  loaders.SlabShifts: SlabShifter,
-  loaders.Splits: Splitter,
-}

@@ -11,7 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_gemm import ptx
-from pallas_gemm.kernels.sm90 import by_threads, groups, layout
+from pallas_gemm.kernels.sm90 import by_threads, groups, layout, loaders
 from pallas_gemm.kernels.sm90.block import Block, on_one_warp, window
 from pallas_gemm.kernels.sm90.by_threads import Loaded
 from pallas_gemm.kernels.sm90.layout import (
@@ -21,11 +21,20 @@ from pallas_gemm.kernels.sm90.layout import (
   round_up,
 )
 from pallas_gemm.kernels.sm90.plan import Plan
+from pallas_gemm.kernels.sm90.splitter import Splitter
 
 # Slabs are asked for in pairs where reading weights takes so many times as long
 # as multiplying by them, up to 147 rows a group on an H100; and where a group's
 # rows are so many times a tile's at most, so that most groups have one tile.
 _TO_LOAD_PAIRS, _ROWS_OF_ONE_TILE = 2.0, 1.25
+
+# What threads do for a loader that has some.
+_BY_THREADS = {
+  loaders.Copies: by_threads.Copier,
+  loaders.Shifts: by_threads.Shifter,
+  loaders.SlabShifts: by_threads.SlabShifter,
+  loaders.Splits: Splitter,
+}
 
 
 def produce(block: Block) -> None:
@@ -142,10 +151,8 @@ class Producer:
         self._load(operand, start, slot)
 
     load_last = functools.partial(self._load_copied_slab, work_tile)
-    return by_threads.load(
-      block,
-      work_tile,
-      theirs,
+    kind = _BY_THREADS[type(block.plan.loader)]
+    return kind(block, work_tile, theirs).load(
       slot,
       begin=functools.partial(begin, load),
       begin_last=functools.partial(begin, load_last),
