@@ -189,7 +189,7 @@ class Block:
         the first's; they divide the work tile's.
 
     Returns:
-      The slot of the last slab, and that of the next tile's first; None if it
+      The slot of the last visit, and that of the next tile's first; None if it
       is the slot that this tile's first had. (With one work tile a block that
       is a constant, which Mosaic GPU does not let out of a scope.) And the last
       carry.

@@ -74,7 +74,7 @@ def _schedule_of_rows(plan: Plan, tiles_ref, ends_ref) -> Schedule:
   cfg, row_tiles = plan.config, ends_ref[plan.problem.groups.count + 1]
   _, columns = plan.tiling.grid
   # What is summed for rows of no group is not stored. Whole laps of the ring,
-  # if those of groups are.
+  # if those of groups are, and as many slabs as are visited at once.
   at_once = plan.tiling.slabs_at_once
   least = min(plan.tiling.slabs, cfg.stages // at_once * at_once)
 

@@ -55,7 +55,8 @@ class Mainloop(Protocol):
       slots: where the slab lies, and where the one before it lay.
       step: its number.
       carry: what it was given by the slab before.
-      overlap: is called once while the tensor cores have the slab.
+      overlap: is called while the tensor cores have the slab; of several with
+        the number of each among them.
     """
 
   def sums(

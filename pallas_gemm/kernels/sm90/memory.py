@@ -28,8 +28,8 @@ from pallas_gemm.kernels.sm90.tiling import (
 _SHARED_SLACK, _SHARED_ALIGNMENT = 1024, 1024
 # Registers of a consumer that hold neither accumulators nor results.
 _OTHER_REGISTERS = 40
-# More, where sums are scaled before C is added; of groups along K of other than
-# 16-bit products, of which a 128 x 96 tile in planes spilled 100 bytes.
+# More, where sums are scaled before C is added; of groups along K in 8 bits or
+# in planes, of which tiles of 128 x 96 would spill.
 _SCALE_REGISTERS, _SLAB_REGISTERS = 44, 16
 
 
