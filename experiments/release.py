@@ -163,14 +163,15 @@ class Queue:
 def measure(state: State, taken: Sequence[Piece]) -> None:
   """Runs pieces, on one GPU or on several, and keeps how each ended.
 
-  Those of several GPUs have all of them, before the others have one each.
+  Some have all GPUs to themselves, before the others have one each.
   """
   began, count = time.monotonic(), _GPUS.value
   if count == 1:
     Queue(state, taken, began).run()
     return
-  Queue(state, [x for x in taken if x.name == state_lib.MESH], began).run()
-  queue = Queue(state, [x for x in taken if x.name != state_lib.MESH], began)
+  alone = [x for x in taken if x.name in state_lib.ALONE]
+  Queue(state, alone, began).run()
+  queue = Queue(state, [x for x in taken if x not in alone], began)
   with futures.ThreadPoolExecutor(count) as pool:
     try:
       list(pool.map(queue.run, range(count)))

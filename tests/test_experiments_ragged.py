@@ -158,6 +158,20 @@ def test_another_arm_than_the_op_may_fail(run, gpu, monkeypatch, tmp_path):
   assert row["ratio_to_jnp_dot"] is None
 
 
+def test_an_arm_that_ends_all_use_of_the_gpu_is_named(run, gpu, monkeypatch):
+  def illegal(*args):
+    raise jax.errors.JaxRuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+
+  def checked(*args):
+    monkeypatch.setattr(jnp, "negative", illegal)  # the check's
+    illegal()
+
+  monkeypatch.setattr(run_lib.Bench, "_checked", checked)
+  status, out = run("--suite=decode")
+  assert status == 1
+  assert "lax.ragged_dot leaves a GPU that runs nothing: JaxRuntimeError" in out
+
+
 @pytest.mark.parametrize(
   "args, message",
   [

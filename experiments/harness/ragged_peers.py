@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import math
 import random
 import sys
 import time
@@ -197,7 +198,8 @@ def indexed_linear(case: Any) -> list[Candidate]:
   """A case with `cuequivariance_ops_jax.indexed_linear`.
 
   Raises:
-    NotImplementedError: it is not installed, or there is no GPU for it.
+    NotImplementedError: it is not installed, there is no GPU for it, or the
+      weights are too large for it.
   """
   needs_hopper()
   try:
@@ -205,6 +207,11 @@ def indexed_linear(case: Any) -> list[Candidate]:
   except ImportError as error:
     raise NotImplementedError(f"it is not installed: {error}") from None
   rows, weights = case.m, (case.groups, case.k, case.n)
+  if (elements := math.prod(weights)) >= 2**31:
+    # Beyond, 0.13.0 reads memory that is not its own; nothing runs afterwards.
+    raise NotImplementedError(
+      f"it finds weights by a number of 32 bits, and {elements:.2g} are more"
+    )
   # Operands; letters of these and the result; columns of A and of the result.
   names, letters, u, v, shape = {
     "forward": (

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from experiments.harness import cli
 
 TESTS, STATE, OUTPUT = "gpu_tests", "state.json", "output.txt"
-# The tests that need several GPUs.
-MESH = "tests-mesh"
+# Tests that need several GPUs; times of the host, which others would take.
+ALONE = "tests-mesh", "latency"
 # What all rows have in common.
 SAME = "commit", "jax", "jaxlib", "device"
 _PYTEST = "-q -m gpu -n 12 --dist worksteal -p no:cacheprovider"

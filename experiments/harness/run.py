@@ -246,6 +246,7 @@ class Bench:
           if not case.may_skip:
             raise
           reasons[name] = reason(error)  # most likely no memory
+          _check_that_gpu_answers(name, error)
       if self.timed:
         with provenance.Monitor() as monitor:
           fns = {name: arm.fn for name, arm in arms.items()}
@@ -388,6 +389,15 @@ class Bench:
       fields = {"suite": "bandwidth", "kernel": name, "dtype": "float32"}
       fields |= {"m": m, "n": n, "k": 1, "gbytes_per_s": rate}
       yield self.row(mine=times[name], **fields)
+
+
+def _check_that_gpu_answers(name: str, error: Exception) -> None:
+  """Raises RuntimeError if an arm's error has ended all use of the GPU."""
+  try:
+    jax.block_until_ready(jnp.negative(1.0))
+  except jax.errors.JaxRuntimeError:
+    text = f"{name} leaves a GPU that runs nothing: {reason(error)}"
+    raise RuntimeError(text) from error
 
 
 def _refuted(case: Case, times: dict[str, timing.Timing]) -> dict[str, str]:
