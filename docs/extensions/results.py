@@ -19,7 +19,7 @@ GPUS = {
 }
 MEASURED = ("h200", "h100")
 # The one that pages speak of where they name none.
-FIRST = "h100"
+FIRST = "h200"
 RowDict = dict[str, Any]
 
 

@@ -1,4 +1,4 @@
-"""Counters of the twelve rungs on an H100, a panel each, at 4096 cubed.
+"""Counters of the twelve rungs on an H200, a panel each, at 4096 cubed.
 
 Float32 above in each panel, 16 bits below in another colour. What binds shows
 as a bar near its end: L1 and L2 in the first rungs, issue slots and the FMA

@@ -1,4 +1,4 @@
-"""The twelve rungs in TFLOP/s on an H100, at 4096 x 4096 x 4096.
+"""The twelve rungs in TFLOP/s on an H200, at 4096 x 4096 x 4096.
 
 Above, float32 on CUDA cores; below, 16 bits on tensor cores, on a scale of
 its own. The dashed line is what jnp.dot does in the same precision.

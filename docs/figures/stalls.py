@@ -1,4 +1,4 @@
-"""What the warps of each rung wait for on an H100, in shares of all stalls.
+"""What the warps of each rung wait for on an H200, in shares of all stalls.
 
 The number on the right is the cycles that warps wait for each instruction:
 hundreds in rung 1, two in rung 8. From rung 9 on no thread loads from global
