@@ -360,7 +360,14 @@ def test_what_has_no_rows_is_left_out(monkeypatch):
   assert "2 of all 2 are left to XLA" in notes
   assert not {"Llama", "Mixtral", "wall", "`lax"} & {*re.findall(r"\S+", text)}
   there["ragged"][0]["arms"][ragged_cases.INDEXED] = {"ms_median": 3.0}
-  assert "| cuequivariance | 1 | 3.000x |" in page_tables.ops_overview("h100")
+  of_float32 = {"suite": "unseen", "commit": "abc"} | {
+    "arms": {"xla": {"ms_median": 3.0}, "pallas_gemm": {"ms_median": 2.0}}
+  }
+  other = of_float32 | {"commit": "another"}
+  there["float32"] = [of_float32, other]
+  text = page_tables.ops_overview("h100")
+  assert "| cuequivariance | 1 | 3.000x |" in text
+  assert "random | `jnp` | 1 | 1.500x |" in text
   assert "| mixtral | `indexed_linear` |" in page_tables.ops("ragged h100")
 
 

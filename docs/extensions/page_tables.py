@@ -115,7 +115,8 @@ def _markdown(table: tables.Table) -> str:
 def ops_overview(gpu: str) -> str:
   """What an op computes, its baseline, and how much faster; then the losses.
 
-  Lines and sentences of what has no rows are left out.
+  Lines and sentences of what has no rows are left out; 8 bits and float32, if
+  theirs are of another commit than 16 bits.
   """
   read = functools.partial(results.read, gpu)
   dense = dense_tables.compared(rows_lib.latest(read("dense")))
@@ -125,6 +126,11 @@ def ops_overview(gpu: str) -> str:
   drawn = dense_tables.compared(read("dense_unseen"))
   drawn = [row for row in drawn if row["commit"] == drawn[-1]["commit"]]
   rungs = ladder_tables.own(results.measured(gpu, "ladder"))
+  commits = {row["commit"] for row in dense}
+  eight_bits, float32 = (
+    [row for row in read(name) if {row["commit"]} == commits]
+    for name in ("eight_bits", "float32")
+  )
 
   def over(arm: str) -> list[float]:
     found = (ragged_tables.speed_over(row, arm) for row in mixtral)
@@ -138,10 +144,15 @@ def ops_overview(gpu: str) -> str:
     ("`matmul`, 1 to 128 rows (Llama)", "`jnp`",
      map(dense_tables.ratio, dense_tables.small_m(dense))),
     ("`matmul`, random problems", "`jnp`", map(dense_tables.ratio, drawn)),
+    ("`matmul` in float32, `\"highest\"`, random", "`jnp`",
+     suite_tables.float32_gains(float32)),
+    ("`matmul` in 8 bits, scales by rows", "`matmul`, 16 bits",
+     suite_tables.eight_bits_gains(eight_bits)),
     ("`ragged_dot`, Mixtral, and gradients", "`lax.ragged_dot`",
      over(ragged_cases.LAX)),
     ("`ragged_dot`, Mixtral", "JAX's `ragged_dot_mgpu`",
      over(ragged_cases.EXAMPLE)),
+    ("`ragged_dot`, Mixtral", "tokamax's Mosaic GPU", over("tokamax mosaic")),
     ("`ragged_dot`, Mixtral", "cuequivariance", over(ragged_cases.INDEXED)),
   ):  # fmt: skip
     if speeds := list(speeds):
