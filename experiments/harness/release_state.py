@@ -16,8 +16,8 @@ ALONE = "tests-mesh", "latency"
 # What all rows have in common.
 SAME = "commit", "jax", "jaxlib", "device"
 _PYTEST = "-q -m gpu -n 12 --dist worksteal -p no:cacheprovider"
-# Name, file of its rows, seconds on an H100, command, of which {0} to {2} are
-# seeds. None takes longer than eight minutes.
+# Name, file of its rows, seconds on an H100 or H200, command, of which {0} to
+# {2} are seeds. None takes longer than eight minutes.
 _PIECES = """
 tests-ladder gpu_tests 200 pytest tests/test_ladder_gpu.py
 tests-ops gpu_tests 280 pytest tests/test_ops_gpu.py -k 'not random_calls'
@@ -25,28 +25,28 @@ tests-calls gpu_tests 320 pytest tests/test_ops_gpu.py -k random_calls
 tests-ragged gpu_tests 320 pytest tests/test_ops_ragged_gpu.py
 tests-eight-bits gpu_tests 240 pytest tests/test_ops_eight_bits_gpu.py
 tests-float32 gpu_tests 70 pytest tests/test_ops_float32_gpu.py
-tests-mesh gpu_tests 100 pytest tests/test_ops_mesh_gpu.py
+tests-mesh gpu_tests 50 pytest tests/test_ops_mesh_gpu.py
 tests-others gpu_tests 30 pytest tests/test_triton_dense.py\
  tests/test_tuning_autotune.py
 sanitizer gpu_tests 300 make sanitize
-ladder ladder 270 ladder --shapes=4096x4096x4096,4096x8192x4096,8192x8192x8192
+ladder ladder 300 ladder --shapes=4096x4096x4096,4096x8192x4096,8192x8192x8192
 sweep sweep 260 ladder --sweep
 counters counters 40 counters
 memory memory 40 memory
-dense-1 dense 300 dense --suite=square,llama_8b,llama_70b,unaligned,\
+dense-1 dense 260 dense --suite=square,llama_8b,llama_70b,unaligned,\
 tall_skinny,lora,narrow,models
-dense-2 dense 220 dense --suite=short,float32,vocabulary,layouts,epilogues,\
+dense-2 dense 140 dense --suite=short,float32,vocabulary,layouts,epilogues,\
 gated,training,batched
-dense-unseen-1 dense_unseen 280 dense --unseen=60 --seed={0}
-dense-unseen-2 dense_unseen 280 dense --unseen=60 --seed={1}
-dense-unseen-3 dense_unseen 280 dense --unseen=60 --seed={2}
-ragged-1 ragged 260 ragged --suite=mixtral,deepseek,qwen,decode
-ragged-2 ragged 200 ragged --suite=distributions,gated,moe
+dense-unseen-1 dense_unseen 180 dense --unseen=60 --seed={0}
+dense-unseen-2 dense_unseen 180 dense --unseen=60 --seed={1}
+dense-unseen-3 dense_unseen 180 dense --unseen=60 --seed={2}
+ragged-1 ragged 460 ragged --suite=mixtral,deepseek,qwen,decode
+ragged-2 ragged 240 ragged --suite=distributions,gated,moe
 ragged-forward ragged 240 ragged --suite=sizes --passes=forward
 ragged-backward ragged 400 ragged --suite=sizes --passes=dx,dw
 ragged-others ragged 280 ragged --suite=odd,experts
 ragged-unseen ragged 240 ragged --unseen=40 --seed={0}
-xla ragged_xla 90 ragged --implementation=xla --suite=mixtral
+xla ragged_xla 70 ragged --implementation=xla --suite=mixtral
 xla-float32 ragged_xla 120 ragged --implementation=xla --suite=mixtral\
  --dtype=float32
 xla-unseen ragged_xla 120 ragged --implementation=xla --unseen=20 --seed={0}
