@@ -365,9 +365,13 @@ def test_what_has_no_rows_is_left_out(monkeypatch):
   }
   other = of_float32 | {"commit": "another"}
   there["float32"] = [of_float32, other]
+  wide = of_float32 | {"dtype": "bfloat16", "ms_median": 5.0}
+  of_eight = of_float32 | {"dtype": "int8", "suite": "dense", "epilogue": "row"}
+  there["eight_bits"] = [wide, of_eight]
   text = page_tables.ops_overview("h100")
   assert "| best of JAX, tokamax, cuequivariance | 1 | 3.000x |" in text
   assert "random | `jnp` | 1 | 1.500x |" in text
+  assert "by rows | `matmul`, 16 bits | 1 | 2.500x |" in text
   assert "| mixtral | `indexed_linear` |" in page_tables.ops("ragged h100")
 
 

@@ -198,8 +198,8 @@ def indexed_linear(case: Any) -> list[Candidate]:
   """A case with `cuequivariance_ops_jax.indexed_linear`.
 
   Raises:
-    NotImplementedError: it is not installed, there is no GPU for it, or the
-      weights are too large for it.
+    NotImplementedError: it is not installed, there is no GPU for it, or an
+      array is too large for it.
   """
   needs_hopper()
   try:
@@ -207,10 +207,12 @@ def indexed_linear(case: Any) -> list[Candidate]:
   except ImportError as error:
     raise NotImplementedError(f"it is not installed: {error}") from None
   rows, weights = case.m, (case.groups, case.k, case.n)
-  if (elements := math.prod(weights)) >= 2**31:
-    # Beyond, 0.13.0 reads memory that is not its own; nothing runs afterwards.
+  elements = max(math.prod(weights), rows * max(case.k, case.n))
+  if elements >= 2**31:
+    # 0.13.0 multiplies numbers of elements in 32 bits, and so would read memory
+    # that is not its own, after which nothing runs.
     raise NotImplementedError(
-      f"it finds weights by a number of 32 bits, and {elements:.2g} are more"
+      f"it counts elements in 32 bits, and an array has {elements:.2g}"
     )
   # Operands; letters of these and the result; columns of A and of the result.
   names, letters, u, v, shape = {
