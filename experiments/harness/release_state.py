@@ -42,21 +42,22 @@ dense-unseen-2 dense_unseen 180 dense --unseen=60 --seed={1}
 dense-unseen-3 dense_unseen 180 dense --unseen=60 --seed={2}
 ragged-1 ragged 460 ragged --suite=mixtral,deepseek,qwen,decode
 ragged-2 ragged 240 ragged --suite=distributions,gated,moe
-ragged-forward ragged 240 ragged --suite=sizes --passes=forward
-ragged-backward ragged 400 ragged --suite=sizes --passes=dx,dw
+ragged-forward ragged 290 ragged --suite=sizes --passes=forward
+ragged-dx ragged 290 ragged --suite=sizes --passes=dx
+ragged-dw ragged 290 ragged --suite=sizes --passes=dw
 ragged-others ragged 280 ragged --suite=odd,experts
 ragged-unseen ragged 240 ragged --unseen=40 --seed={0}
 xla ragged_xla 70 ragged --implementation=xla --suite=mixtral
 xla-float32 ragged_xla 120 ragged --implementation=xla --suite=mixtral\
  --dtype=float32
 xla-unseen ragged_xla 120 ragged --implementation=xla --unseen=20 --seed={0}
-eight-bits-1 eight_bits 360 eight_bits --suites=dense
-eight-bits-2 eight_bits 170 eight_bits --suites=stored,small
-eight-bits-3 eight_bits 350 eight_bits --suites=grouped,layer,errors
-float32-1 float32 140 float32 --suites=dense
-float32-2 float32 150 float32 --suites=layer,grouped,errors
+eight-bits-1 eight_bits 420 eight_bits --suites=dense
+eight-bits-2 eight_bits 200 eight_bits --suites=stored,small
+eight-bits-3 eight_bits 460 eight_bits --suites=grouped,layer,errors
+float32-1 float32 180 float32 --suites=dense
+float32-2 float32 200 float32 --suites=layer,grouped,errors
 float32-3 float32 330 float32 --suites=unseen --seed={0}
-float32-4 float32 330 float32 --suites=sizes
+float32-4 float32 190 float32 --suites=sizes
 latency dense 20 dense --suite=latency
 """
 
