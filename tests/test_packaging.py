@@ -75,7 +75,7 @@ def test_the_sdist_holds_what_a_checkout_does_but_rows(built, repository):
     files = [Path(x.name) for x in archive.getmembers() if x.isfile()]
   names = {file.relative_to(file.parts[0]).as_posix() for file in files}
   results = {name for name in names if name.startswith("experiments/results/")}
-  # With a device's folder, of whatever, the tests would look for its rows.
+  # A device's folder, whatever is in it, tells the tests that rows are there.
   assert results == {"experiments/results/published.json"}
   assert "CHANGELOG.md" in names
   for folder in ("docs", "examples", "experiments", "tests", "tools", ".ci"):
