@@ -19,11 +19,11 @@ _PYTEST = "-q -m gpu -n 12 --dist worksteal -p no:cacheprovider"
 # Name, file of its rows, seconds on an H100 or H200, command, of which {0} to
 # {2} are seeds. None takes longer than eight minutes.
 _PIECES = """
-tests-ladder gpu_tests 200 pytest tests/test_ladder_gpu.py
-tests-ops gpu_tests 280 pytest tests/test_ops_gpu.py -k 'not random_calls'
+tests-ladder gpu_tests 140 pytest tests/test_ladder_gpu.py
+tests-ops gpu_tests 130 pytest tests/test_ops_gpu.py -k 'not random_calls'
 tests-calls gpu_tests 320 pytest tests/test_ops_gpu.py -k random_calls
 tests-ragged gpu_tests 320 pytest tests/test_ops_ragged_gpu.py
-tests-eight-bits gpu_tests 240 pytest tests/test_ops_eight_bits_gpu.py
+tests-eight-bits gpu_tests 140 pytest tests/test_ops_eight_bits_gpu.py
 tests-float32 gpu_tests 70 pytest tests/test_ops_float32_gpu.py
 tests-mesh gpu_tests 50 pytest tests/test_ops_mesh_gpu.py
 tests-others gpu_tests 30 pytest tests/test_triton_dense.py\
@@ -42,21 +42,21 @@ dense-unseen-2 dense_unseen 180 dense --unseen=60 --seed={1}
 dense-unseen-3 dense_unseen 180 dense --unseen=60 --seed={2}
 ragged-1 ragged 460 ragged --suite=mixtral,deepseek,qwen,decode
 ragged-2 ragged 240 ragged --suite=distributions,gated,moe
-ragged-forward ragged 290 ragged --suite=sizes --passes=forward
+ragged-forward ragged 240 ragged --suite=sizes --passes=forward
 ragged-dx ragged 290 ragged --suite=sizes --passes=dx
 ragged-dw ragged 290 ragged --suite=sizes --passes=dw
-ragged-others ragged 280 ragged --suite=odd,experts
+ragged-others ragged 420 ragged --suite=odd,experts
 ragged-unseen ragged 240 ragged --unseen=40 --seed={0}
 xla ragged_xla 70 ragged --implementation=xla --suite=mixtral
-xla-float32 ragged_xla 120 ragged --implementation=xla --suite=mixtral\
+xla-float32 ragged_xla 100 ragged --implementation=xla --suite=mixtral\
  --dtype=float32
-xla-unseen ragged_xla 120 ragged --implementation=xla --unseen=20 --seed={0}
+xla-unseen ragged_xla 130 ragged --implementation=xla --unseen=20 --seed={0}
 eight-bits-1 eight_bits 420 eight_bits --suites=dense
 eight-bits-2 eight_bits 200 eight_bits --suites=stored,small
 eight-bits-3 eight_bits 460 eight_bits --suites=grouped,layer,errors
-float32-1 float32 180 float32 --suites=dense
+float32-1 float32 200 float32 --suites=dense
 float32-2 float32 200 float32 --suites=layer,grouped,errors
-float32-3 float32 330 float32 --suites=unseen --seed={0}
+float32-3 float32 300 float32 --suites=unseen --seed={0}
 float32-4 float32 190 float32 --suites=sizes
 latency dense 20 dense --suite=latency
 """
