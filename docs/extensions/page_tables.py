@@ -178,6 +178,11 @@ def ops_overview(gpu: str) -> str:
     notes.append(f"Calls below 20 µs: {wall} by wall time.")
   if over(ragged_cases.LAX):
     notes.append("`lax.ragged_dot` multiplies all rows with every group.")
+  absent = _LIBRARIES - {arm for row in mixtral for arm in row["arms"]}
+  if over(*_LIBRARIES):
+    notes += [
+      f"The best is without `{x}`." for x in sorted(absent) if "tuned" not in x
+    ]
   notes.append(tables.made_on([*rungs, *both, *mixtral]))
   return f"{tables.markdown(header, cells)}\n\n{' '.join(notes)}"
 
