@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pallas_gemm
 from tests.support import gradients, products, ragged
 from tests.support.cases import pairs
 from tests.support.ops import (
@@ -127,6 +128,20 @@ def test_gradients_of_nested_vmap_and_vmap_of_gradients(op):
   mapped = [jax.vmap(slopes(f), (0, None)) for f in op[:2]]
   got, want = jax.jit(lambda *args: [f(*args) for f in mapped])(a, b[0])
   products.assert_same(got, want)
+
+
+@pytest.mark.xfail(
+  raises=ValueError, strict=True, reason="a known fault of 0.1.0"
+)
+def test_gradients_under_vmap_over_alpha_alone():
+  def both(matmul):
+    of_one = lambda a, b, x: matmul(a, b, alpha=x)  # noqa: E731
+    mapped = jax.vmap(of_one, (None, None, 0))
+    return lambda a, b: mapped(a, b, jnp.array([1.0, -2.0]))
+
+  plain = lambda a, b, alpha: alpha * (a @ b)  # noqa: E731
+  args = MATMUL.args()[:2]
+  assert_same_gradients(both(pallas_gemm.matmul), both(plain), args)
 
 
 @pytest.mark.parametrize(
