@@ -133,7 +133,7 @@ def test_gradients_of_nested_vmap_and_vmap_of_gradients(op):
 @pytest.mark.xfail(
   raises=ValueError, strict=True, reason="a known fault of 0.1.0"
 )
-def test_gradients_under_vmap_over_alpha_alone():
+def test_gradients_of_what_a_vmap_over_alpha_shares():
   def both(matmul):
     of_one = lambda a, b, x: matmul(a, b, alpha=x)  # noqa: E731
     mapped = jax.vmap(of_one, (None, None, 0))

@@ -181,7 +181,7 @@ def ops_overview(gpu: str) -> str:
   absent = _LIBRARIES - {arm for row in mixtral for arm in row["arms"]}
   if over(*_LIBRARIES):
     notes += [
-      f"The best is without `{x}`." for x in sorted(absent) if "tuned" not in x
+      f"The last line lacks `{x}`." for x in sorted(absent) if "tuned" not in x
     ]
   notes.append(tables.made_on([*rungs, *both, *mixtral]))
   return f"{tables.markdown(header, cells)}\n\n{' '.join(notes)}"
