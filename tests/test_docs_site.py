@@ -370,11 +370,18 @@ def test_what_has_no_rows_is_left_out(monkeypatch):
   there["eight_bits"] = [wide, of_eight]
   text = page_tables.ops_overview("h100")
   assert "| best of JAX, tokamax, cuequivariance | 1 | 3.000x |" in text
-  assert "The last line lacks `tokamax triton`." in text
+  assert "Mixtral's rows lack `tokamax triton`." in text
   assert "`indexed" not in text and "tuned" not in text
+  assert "random (" not in text and "roofline" not in text
   assert "random | `jnp` | 1 | 1.500x |" in text
   assert "by rows | `matmul`, 16 bits | 1 | 2.500x |" in text
   assert "| mixtral | `indexed_linear` |" in page_tables.ops("ragged h100")
+  drawn = result_rows.ragged(2.0, suite="unseen", implementation="xla")
+  drawn["arms"][ragged_cases.INDEXED] = {"ms_median": 1.0}
+  there["ragged"] += [drawn, *result_rows.sizes()]
+  text = page_tables.ops_overview("h100")
+  assert "| `ragged_dot`, random (1 by XLA) | the same | 1 | 0.500x |" in text
+  assert "Groups of 64 to 384 rows: at least 20% of the roofline." in text
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,10 @@ def ops_overview(gpu: str) -> str:
   read = functools.partial(results.read, gpu)
   dense = dense_tables.compared(rows_lib.latest(read("dense")))
   ragged = ragged_tables.timed(rows_lib.latest(read("ragged")))
-  mixtral = [row for row in ragged if row["suite"] == "mixtral"]
+  mixtral, sizes, groups = (
+    [row for row in ragged if row["suite"] == x]
+    for x in ("mixtral", "sizes", "unseen")
+  )
   fused = [row for row in dense if row["epilogue"] != "none"]
   drawn = dense_tables.compared(read("dense_unseen"))
   drawn = [row for row in drawn if row["commit"] == drawn[-1]["commit"]]
@@ -132,15 +135,7 @@ def ops_overview(gpu: str) -> str:
     [row for row in read(name) if {row["commit"]} == commits]
     for name in ("eight_bits", "float32")
   )
-
-  def over(*arms: str) -> list[float]:
-    """The least speed over arms that have a time, of each case."""
-    of_cases = (
-      [ragged_tables.speed_over(row, arm) for arm in arms] for row in mixtral
-    )
-    found = (min(filter(None, speeds), default=None) for speeds in of_cases)
-    return [speed for speed in found if speed is not None]
-
+  by_xla = sum(row["implementation"] == "xla" for row in groups)
   cells = []
   for op, baseline, speeds in (
     ("`matmul`, all suites", "`jnp`", map(dense_tables.ratio, dense)),
@@ -154,14 +149,31 @@ def ops_overview(gpu: str) -> str:
     ("`matmul` in 8 bits, scales by rows", "`matmul`, 16 bits",
      suite_tables.eight_bits_gains(eight_bits)),
     ("`ragged_dot`, Mixtral, and gradients", "`lax.ragged_dot`",
-     over(ragged_cases.LAX)),
-    ("the same", "best of JAX, tokamax, cuequivariance", over(*_LIBRARIES)),
+     _over(mixtral, ragged_cases.LAX)),
+    ("the same", "best of JAX, tokamax, cuequivariance",
+     _over(mixtral, *_LIBRARIES)),
+    (f"`ragged_dot`, random ({by_xla} by XLA)", "the same",
+     _over(groups, *_LIBRARIES)),
   ):  # fmt: skip
     if speeds := list(speeds):
       figures = tables.geomean(speeds), min(speeds), max(speeds)
       figures = map(tables.factor, figures)
       cells.append([op, baseline, str(len(speeds)), *figures])
   header = ["op", "beside", "cases", "geomean", "worst", "best"]
+  notes = _losses(dense, drawn, mixtral, sizes)
+  notes.append(
+    tables.made_on([*rungs, *dense, *drawn, *mixtral, *sizes, *groups])
+  )
+  return f"{tables.markdown(header, cells)}\n\n{' '.join(notes)}"
+
+
+def _losses(
+  dense: Sequence[results.RowDict],
+  drawn: Sequence[results.RowDict],
+  mixtral: Sequence[results.RowDict],
+  sizes: Sequence[results.RowDict],
+) -> list[str]:
+  """Sentences on what the overview's lines don't say, none without rows."""
   notes = [f"`matmul`: {dense_tables.losses(dense)}"] if dense else []
   if drawn:
     slow = sum(dense_tables.ratio(row) < 0.95 for row in drawn)
@@ -176,15 +188,31 @@ def ops_overview(gpu: str) -> str:
   ]:
     wall = tables.factor(tables.geomean(walls))
     notes.append(f"Calls below 20 µs: {wall} by wall time.")
-  if over(ragged_cases.LAX):
+  if _over(mixtral, ragged_cases.LAX):
     notes.append("`lax.ragged_dot` multiplies all rows with every group.")
   absent = _LIBRARIES - {arm for row in mixtral for arm in row["arms"]}
-  if over(*_LIBRARIES):
-    notes += [
-      f"The last line lacks `{x}`." for x in sorted(absent) if "tuned" not in x
-    ]
-  notes.append(tables.made_on([*rungs, *both, *mixtral]))
-  return f"{tables.markdown(header, cells)}\n\n{' '.join(notes)}"
+  if _over(mixtral, *_LIBRARIES):
+    absent = [x for x in sorted(absent) if "tuned" not in x]
+    notes += [f"Mixtral's rows lack `{x}`." for x in absent]
+  shares = [
+    ragged_tables.share(row)
+    for row in sizes
+    if row["group_sizes"] in ("even", "random")
+    and 64 <= ragged_tables.rows_a_group(row) <= 384
+  ]
+  if known := [share for share in shares if share is not None]:
+    least = f"at least {min(known):.0%} of the roofline"
+    notes.append(f"Groups of 64 to 384 rows: {least}.")
+  return notes
+
+
+def _over(rows: Iterable[results.RowDict], *arms: str) -> list[float]:
+  """The least speed over arms that have a time, of each case."""
+  of_cases = (
+    [ragged_tables.speed_over(row, arm) for arm in arms] for row in rows
+  )
+  found = (min(filter(None, speeds), default=None) for speeds in of_cases)
+  return [speed for speed in found if speed is not None]
 
 
 def narrow(text: str) -> str:

@@ -22,7 +22,7 @@ _PIECES = """
 tests-ladder gpu_tests 140 pytest tests/test_ladder_gpu.py
 tests-ops gpu_tests 130 pytest tests/test_ops_gpu.py -k 'not random_calls'
 tests-calls gpu_tests 320 pytest tests/test_ops_gpu.py -k random_calls
-tests-ragged gpu_tests 320 pytest tests/test_ops_ragged_gpu.py
+tests-ragged gpu_tests 260 pytest tests/test_ops_ragged_gpu.py
 tests-eight-bits gpu_tests 140 pytest tests/test_ops_eight_bits_gpu.py
 tests-float32 gpu_tests 70 pytest tests/test_ops_float32_gpu.py
 tests-mesh gpu_tests 50 pytest tests/test_ops_mesh_gpu.py
@@ -30,7 +30,7 @@ tests-others gpu_tests 30 pytest tests/test_triton_dense.py\
  tests/test_tuning_autotune.py
 sanitizer gpu_tests 300 make sanitize
 ladder ladder 300 ladder --shapes=4096x4096x4096,4096x8192x4096,8192x8192x8192
-sweep sweep 260 ladder --sweep
+sweep sweep 330 ladder --sweep
 counters counters 40 counters
 memory memory 40 memory
 dense-1 dense 260 dense --suite=square,llama_8b,llama_70b,unaligned,\
@@ -40,13 +40,15 @@ gated,training,batched
 dense-unseen-1 dense_unseen 180 dense --unseen=60 --seed={0}
 dense-unseen-2 dense_unseen 180 dense --unseen=60 --seed={1}
 dense-unseen-3 dense_unseen 180 dense --unseen=60 --seed={2}
-ragged-1 ragged 460 ragged --suite=mixtral,deepseek,qwen,decode
-ragged-2 ragged 240 ragged --suite=distributions,gated,moe
+ragged-1 ragged 330 ragged --suite=mixtral,deepseek
+ragged-2 ragged 220 ragged --suite=qwen,decode
+ragged-3 ragged 250 ragged --suite=distributions,gated,moe
 ragged-forward ragged 240 ragged --suite=sizes --passes=forward
-ragged-dx ragged 290 ragged --suite=sizes --passes=dx
-ragged-dw ragged 290 ragged --suite=sizes --passes=dw
-ragged-others ragged 420 ragged --suite=odd,experts
-ragged-unseen ragged 240 ragged --unseen=40 --seed={0}
+ragged-dx ragged 230 ragged --suite=sizes --passes=dx
+ragged-dw ragged 190 ragged --suite=sizes --passes=dw
+ragged-odd ragged 260 ragged --suite=odd
+ragged-experts ragged 320 ragged --suite=experts
+ragged-unseen ragged 290 ragged --unseen=40 --seed={0}
 xla ragged_xla 70 ragged --implementation=xla --suite=mixtral
 xla-float32 ragged_xla 100 ragged --implementation=xla --suite=mixtral\
  --dtype=float32
