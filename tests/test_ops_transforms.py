@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import pallas_gemm
 from tests.support import gradients, products, ragged
 from tests.support.cases import pairs
 from tests.support.ops import (
@@ -130,18 +129,35 @@ def test_gradients_of_nested_vmap_and_vmap_of_gradients(op):
   products.assert_same(got, want)
 
 
-@pytest.mark.xfail(
+_KNOWN = pytest.mark.xfail(
   raises=ValueError, strict=True, reason="a known fault of 0.1.0"
 )
-def test_gradients_of_what_a_vmap_over_alpha_shares():
-  def both(matmul):
-    of_one = lambda a, b, x: matmul(a, b, alpha=x)  # noqa: E731
-    mapped = jax.vmap(of_one, (None, None, 0))
-    return lambda a, b: mapped(a, b, jnp.array([1.0, -2.0]))
 
-  plain = lambda a, b, alpha: alpha * (a @ b)  # noqa: E731
-  args = MATMUL.args()[:2]
-  assert_same_gradients(both(pallas_gemm.matmul), both(plain), args)
+
+@pytest.mark.parametrize(
+  "op",
+  [
+    pytest.param(OPS["matmul, factors"], marks=_KNOWN),
+    OPS["matmul, epilogue"],
+    OPS["gated_matmul"],
+    pytest.param(OPS["ragged_dot, epilogue"], marks=_KNOWN),
+  ],
+  ids=("factors", "epilogue", "gated", "grouped"),
+)
+def test_gradients_of_what_a_vmap_shares(op):
+  """Where one argument is mapped, by each argument alone."""
+  count = len(op.words)
+
+  def all_ways(f, i, args):
+    axes = [0 if j == i else None for j in range(count)]
+    args = [jnp.stack([x, 2 * x]) if j == i else x for j, x in enumerate(args)]
+    loss = squared(jax.vmap(f, axes))
+    return [jax.grad(loss, j)(*args) for j in range(count)]
+
+  both = jax.jit(
+    lambda *args: [[all_ways(f, i, args) for i in range(count)] for f in op[:2]]
+  )
+  products.assert_same(*both(*op.args()))
 
 
 @pytest.mark.parametrize(
