@@ -197,8 +197,7 @@ def _losses(
   shares = [
     ragged_tables.share(row)
     for row in sizes
-    if row["group_sizes"] in ("even", "random")
-    and 64 <= ragged_tables.rows_a_group(row) <= 384
+    if 64 <= ragged_tables.rows_a_group(row) <= 384
   ]
   if known := [share for share in shares if share is not None]:
     least = f"at least {min(known):.0%} of the roofline"

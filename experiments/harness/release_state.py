@@ -21,7 +21,7 @@ _PYTEST = "-q -m gpu -n 12 --dist worksteal -p no:cacheprovider"
 _PIECES = """
 tests-ladder gpu_tests 140 pytest tests/test_ladder_gpu.py
 tests-ops gpu_tests 130 pytest tests/test_ops_gpu.py -k 'not random_calls'
-tests-calls gpu_tests 320 pytest tests/test_ops_gpu.py -k random_calls
+tests-calls gpu_tests 330 pytest tests/test_ops_gpu.py -k random_calls
 tests-ragged gpu_tests 260 pytest tests/test_ops_ragged_gpu.py
 tests-eight-bits gpu_tests 140 pytest tests/test_ops_eight_bits_gpu.py
 tests-float32 gpu_tests 70 pytest tests/test_ops_float32_gpu.py
