@@ -129,21 +129,11 @@ def test_gradients_of_nested_vmap_and_vmap_of_gradients(op):
   products.assert_same(got, want)
 
 
-_KNOWN = pytest.mark.xfail(
-  raises=ValueError, strict=True, reason="a known fault of 0.1.0"
-)
-
-
-@pytest.mark.parametrize(
-  "op",
-  [
-    pytest.param(OPS["matmul, factors"], marks=_KNOWN),
-    OPS["matmul, epilogue"],
-    OPS["gated_matmul"],
-    pytest.param(OPS["ragged_dot, epilogue"], marks=_KNOWN),
-  ],
-  ids=("factors", "epilogue", "gated", "grouped"),
-)
+@each({
+  name: OPS[name]
+  for name in ("matmul, factors", "matmul, epilogue", "gated_matmul",
+               "ragged_dot, epilogue")
+})  # fmt: skip
 def test_gradients_of_what_a_vmap_shares(op):
   """Where one argument is mapped, by each argument alone."""
   count = len(op.words)

@@ -89,7 +89,9 @@ def ragged_dot(
     lhs: [M, K]; or a `Quantized`, as for `matmul`.
     rhs: [G, K, N]; or a `Quantized` or a `Split`.
     group_sizes: [G], integers; with `group_offset` [G or more].
-    precision: as for `matmul`.
+    precision: as for `matmul`; but float32 below HIGHEST is multiplied in two
+      bfloat16 planes, of 16 bits (TF32 has 11). Up to 64 rows in all, by
+      matrices that L2 holds, are XLA's.
     preferred_element_type: the result's dtype, as of `jax.lax.ragged_dot`; by
       default the operands'.
     group_offset: the group that `rhs[0]` belongs to, an integer or [1]; the
@@ -206,7 +208,7 @@ def _ragged_dot(
   x = Operands(*arguments.arrays(a, b, b_up, bias))
   group_sizes, group_offset = arguments.arrays(group_sizes, group_offset)
   names = arguments.OF_LAX if x.b_up is None else arguments.OF_GATED
-  x = planes.apart(names, x, planes.wanted(x, options))
+  x = planes.apart(names, x, arguments.planes(x, options, grouped=True))
   x = quantized.apart(names, x, options.quantize)
   stored = "[G, N, K]" if options.transpose_b else "[G, K, N]"
   arguments.check_numbers(names, x)

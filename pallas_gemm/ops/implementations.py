@@ -55,6 +55,14 @@ def may_run_kernel(spec: Spec, x: Operands, cuda: bool) -> bool:
   )
 
 
+def why_none(spec: Spec, x: Operands, cuda: bool) -> str:
+  """Why dtypes and precision keep each implementation from ever taking it."""
+  reasons = (
+    (n, IMPLEMENTATIONS[n].refuses(spec, x)) for n in names(spec, cuda)
+  )
+  return "; ".join(f"{name}: {reason}" for name, reason in reasons)
+
+
 def run(*operands: jax.Array, spec: Spec) -> list[jax.Array]:
   """The results on one device, of the first implementation that takes it.
 

@@ -7,13 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gemm import compat, tuning
+from pallas_gemm import compat, hardware, tuning
 from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.ops import scales, slabs
 from pallas_gemm.ops.spec import Operands, Spec
 
 # Its name.
 HOPPER = "sm90"
+# Of all groups; XLA multiplies each with all matrices (H200, few-rows-1).
+_FEW_ROWS = 64
 SYMBOLIC = (
   "sizes must be known numbers, got symbolic ones; export with"
   " pallas_gemm.export_buckets to keep the kernel"
@@ -25,13 +27,19 @@ def refuses(spec: Spec, x: Operands) -> str | None:
   pair, precision = (x.a.dtype.name, x.b.dtype.name), spec.precision
   if "float32" in pair or x.has_planes:
     if not spec.in_planes:
+      ours = "lax.Precision" if spec.ragged else "precision HIGHEST"
       return (
-        "float32 is XLA's except at precision HIGHEST, BF16_BF16_F32_X3, _X6 or"
-        f" _X9, got precision {precision}"
+        f"float32 is XLA's except at {ours}, BF16_BF16_F32_X3, _X6 or _X9, got"
+        f" precision {precision}"
       )
     pair = ("bfloat16" if dtype == "float32" else dtype for dtype in pair)
     precision = None
   return legal.refuses(*pair, jnp.dtype(spec.out_dtype).name, precision)
+
+
+def is_asked_for(spec: Spec, x: Operands) -> bool:
+  """Whether it is named, for a product that it may take."""
+  return HOPPER in (spec.implementation or ()) and not refuses(spec, x)
 
 
 def chosen(x: Operands, spec: Spec) -> tuple[tuning.Config, str]:
@@ -46,7 +54,7 @@ def chosen(x: Operands, spec: Spec) -> tuple[tuning.Config, str]:
     raise NotImplementedError(
       f"the kernel runs on CUDA, and interpreted on CPUs, not on {platform}"
     )
-  if reason := legal.wrong_gpu():
+  if reason := legal.wrong_gpu() or _why_few_rows(problem, spec):
     raise NotImplementedError(reason)
   first = next(
     tuning.ranked(
@@ -67,6 +75,21 @@ def chosen(x: Operands, spec: Spec) -> tuple[tuning.Config, str]:
     dataclasses.replace(first.how, moves=False) if is_there else first.how
   )
   return config, first.source
+
+
+def _why_few_rows(problem: tuning.Problem, spec: Spec) -> str | None:
+  """None, or why groups of float32 are XLA's at its own precision of them."""
+  p = problem
+  is_asked_for = spec.implementation or spec.batch_invariant
+  if not p.along or p.planes == 1 or is_asked_for or spec.words.has_planes:
+    return None
+  if legal.planes_of(spec.precision):  # a precision that XLA is slower with
+    return None
+  rows, matrix = (p.m, p.k * p.n) if p.along == "m" else (p.k, p.m * p.n)
+  size = 4 * matrix * p.groups.count * p.products
+  if rows > _FEW_ROWS or size > hardware.current().l2_bytes:
+    return None
+  return f"float32 of {_FEW_ROWS} rows or less, by matrices in L2, is XLA's"
 
 
 def run(x: Operands, spec: Spec) -> Sequence[jax.Array]:
@@ -106,7 +129,7 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
     raise NotImplementedError(SYMBOLIC)
   scale_a, scale_b = scales.kinds(spec.words)
   (dtype_a, planes_a), (dtype_b, planes_b) = (
-    _in_planes(v.dtype.name, spec.precision) for v in (x.a, x.b)
+    _in_planes(v.dtype.name, spec) for v in (x.a, x.b)
   )
   planes_b = max(planes_b, len(x.planes("b")))
   problem = tuning.Problem.flat(
@@ -144,11 +167,11 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
   return rows
 
 
-def _in_planes(dtype: str, precision: Any) -> tuple[str, int]:
+def _in_planes(dtype: str, spec: Spec) -> tuple[str, int]:
   """The dtype that an operand is multiplied in, and in how many planes."""
   if dtype != "float32":
     return dtype, 1
-  return "bfloat16", legal.planes_of(precision)
+  return "bfloat16", legal.planes_of(spec.precision, spec.ragged is not None)
 
 
 def spec_of(problem: tuning.Problem, activation: Any) -> Spec:
