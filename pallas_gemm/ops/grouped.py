@@ -89,9 +89,8 @@ def ragged_dot(
     lhs: [M, K]; or a `Quantized`, as for `matmul`.
     rhs: [G, K, N]; or a `Quantized` or a `Split`.
     group_sizes: [G], integers; with `group_offset` [G or more].
-    precision: as for `matmul`; but float32 below HIGHEST is multiplied in two
-      bfloat16 planes, of 16 bits (TF32 has 11). Up to 64 rows in all, by
-      matrices that L2 holds, are XLA's.
+    precision: as for `matmul`; but the kernel multiplies float32 below HIGHEST
+      too, in two bfloat16 planes, of 16 bits (TF32 has 11).
     preferred_element_type: the result's dtype, as of `jax.lax.ragged_dot`; by
       default the operands'.
     group_offset: the group that `rhs[0]` belongs to, an integer or [1]; the

@@ -7,15 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gemm import compat, hardware, tuning
+from pallas_gemm import compat, tuning
 from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.ops import scales, slabs
 from pallas_gemm.ops.spec import Operands, Spec
 
 # Its name.
 HOPPER = "sm90"
-# Of all groups; XLA multiplies each with all matrices (H200, few-rows-1).
-_FEW_ROWS = 64
 SYMBOLIC = (
   "sizes must be known numbers, got symbolic ones; export with"
   " pallas_gemm.export_buckets to keep the kernel"
@@ -54,7 +52,7 @@ def chosen(x: Operands, spec: Spec) -> tuple[tuning.Config, str]:
     raise NotImplementedError(
       f"the kernel runs on CUDA, and interpreted on CPUs, not on {platform}"
     )
-  if reason := legal.wrong_gpu() or _why_few_rows(problem, spec):
+  if reason := legal.wrong_gpu():
     raise NotImplementedError(reason)
   first = next(
     tuning.ranked(
@@ -75,21 +73,6 @@ def chosen(x: Operands, spec: Spec) -> tuple[tuning.Config, str]:
     dataclasses.replace(first.how, moves=False) if is_there else first.how
   )
   return config, first.source
-
-
-def _why_few_rows(problem: tuning.Problem, spec: Spec) -> str | None:
-  """None, or why groups of float32 are XLA's at its own precision of them."""
-  p = problem
-  is_asked_for = spec.implementation or spec.batch_invariant
-  if not p.along or p.planes == 1 or is_asked_for or spec.words.has_planes:
-    return None
-  if legal.planes_of(spec.precision):  # a precision that XLA is slower with
-    return None
-  rows, matrix = (p.m, p.k * p.n) if p.along == "m" else (p.k, p.m * p.n)
-  size = 4 * matrix * p.groups.count * p.products
-  if rows > _FEW_ROWS or size > hardware.current().l2_bytes:
-    return None
-  return f"float32 of {_FEW_ROWS} rows or less, by matrices in L2, is XLA's"
 
 
 def run(x: Operands, spec: Spec) -> Sequence[jax.Array]:
