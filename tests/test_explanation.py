@@ -149,6 +149,15 @@ def test_for_this_machine_where_a_gpu_is_assumed():
   assert (found.platform, found.products[0].implementation) == ("cpu", "xla")
 
 
+def test_nothing_is_interpreted_where_a_gpu_is_assumed():
+  named = functools.partial(pallas_gemm.matmul, implementation="sm90")
+  either = functools.partial(named, implementation=("sm90", "xla"))
+  with hardware.assume("H100"):
+    assert _only(either, *LARGE).implementation == "xla"
+    with pytest.raises(NotImplementedError, match="traced for a GPU"):
+      pallas_gemm.explain(named, *LARGE)
+
+
 def test_what_jit_has_compiled_is_explained():
   f = jax.jit(pallas_gemm.matmul)
   args = normal(8, 16), normal(16, 4)

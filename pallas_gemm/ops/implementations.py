@@ -55,12 +55,10 @@ def may_run_kernel(spec: Spec, x: Operands, cuda: bool) -> bool:
   )
 
 
-def why_none(spec: Spec, x: Operands, cuda: bool) -> str:
+def why_none(spec: Spec, v: Operands, cuda: bool) -> str:
   """Why dtypes and precision keep each implementation from ever taking it."""
-  reasons = (
-    (n, IMPLEMENTATIONS[n].refuses(spec, x)) for n in names(spec, cuda)
-  )
-  return "; ".join(f"{name}: {reason}" for name, reason in reasons)
+  found = {x: IMPLEMENTATIONS[x] for x in names(spec, cuda)}
+  return "; ".join(f"{x}: {one.refuses(spec, v)}" for x, one in found.items())
 
 
 def run(*operands: jax.Array, spec: Spec) -> list[jax.Array]:

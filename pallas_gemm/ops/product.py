@@ -271,7 +271,7 @@ def _cotangent(ct, x: Operands, of_a: bool, aval, spec: Spec) -> jax.Array:
     alpha = word_alpha = None
     # Of examples that share A and B, cotangents are added up.
     shared = [c for c in spec.out if c not in w.a + w.b]
-    ct = jnp.sum(ct, [*map(spec.out.index, shared)])
+    ct = jnp.sum(ct, tuple(map(spec.out.index, shared)))
     t = t._replace(ct="".join(c for c in spec.out if c not in shared))
   dtype = _dtype_of_factors(ct, aval, spec)
   names = spec.implementation

@@ -176,6 +176,7 @@ def _added_up(z: jax.Array, out: str, plan: MeshPlan) -> jax.Array:
 # Lowering.
 
 _ON_HOST = "operands lie in the host's memory; kernels have them on the device"
+_FOR_GPU = "what is traced for a GPU is not interpreted on other devices"
 _INTERPRETED = (
   "XLA can't partition an interpreted kernel, which runs on one device; leave"
   " implementation to its default on a mesh of CPUs"
@@ -194,6 +195,9 @@ def _lower(ctx, operands, spec: Spec, cuda: bool, product: Product):
   if x.a.memory_space != jax.memory.Space.Device:
     kernel = implementations.may_run_kernel(spec, x, cuda)
     return _whole(ctx, operands, spec, cuda, mesh, _ON_HOST if kernel else "")
+  may_interpret = cuda or legal.wrong_gpu() or not compat.targets_gpu()
+  if not may_interpret and sm90.is_asked_for(spec, x):
+    return _whole(ctx, operands, spec, cuda, mesh, _FOR_GPU)
   if not compat.is_partitioned(ctx.module_context.axis_context):
     run = functools.partial(implementations.run, spec=spec)
     with lowered_for(ctx, cuda):
