@@ -20,13 +20,13 @@ _PYTEST = "-q -m gpu -n 12 --dist worksteal -p no:cacheprovider"
 # {2} are seeds. None takes longer than eight minutes.
 _PIECES = """
 tests-ladder gpu_tests 140 pytest tests/test_ladder_gpu.py
-tests-ops gpu_tests 130 pytest tests/test_ops_gpu.py -k 'not random_calls'
-tests-calls gpu_tests 330 pytest tests/test_ops_gpu.py -k random_calls
+tests-ops gpu_tests 100 pytest tests/test_ops_gpu.py -k 'not random_calls'
+tests-calls gpu_tests 350 pytest tests/test_ops_gpu.py -k random_calls
 tests-ragged gpu_tests 260 pytest tests/test_ops_ragged_gpu.py
 tests-eight-bits gpu_tests 140 pytest tests/test_ops_eight_bits_gpu.py
 tests-float32 gpu_tests 70 pytest tests/test_ops_float32_gpu.py
 tests-mesh gpu_tests 50 pytest tests/test_ops_mesh_gpu.py
-tests-others gpu_tests 30 pytest tests/test_triton_dense.py\
+tests-others gpu_tests 40 pytest tests/test_triton_dense.py\
  tests/test_tuning_autotune.py
 sanitizer gpu_tests 300 make sanitize
 ladder ladder 300 ladder --shapes=4096x4096x4096,4096x8192x4096,8192x8192x8192
@@ -47,8 +47,8 @@ ragged-forward ragged 240 ragged --suite=sizes --passes=forward
 ragged-dx ragged 230 ragged --suite=sizes --passes=dx
 ragged-dw ragged 190 ragged --suite=sizes --passes=dw
 ragged-odd ragged 260 ragged --suite=odd
-ragged-experts ragged 320 ragged --suite=experts
-ragged-unseen ragged 290 ragged --unseen=40 --seed={0}
+ragged-experts ragged 390 ragged --suite=experts
+ragged-unseen ragged 310 ragged --unseen=40 --seed={0}
 xla ragged_xla 70 ragged --implementation=xla --suite=mixtral
 xla-float32 ragged_xla 100 ragged --implementation=xla --suite=mixtral\
  --dtype=float32
