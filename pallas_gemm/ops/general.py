@@ -60,7 +60,7 @@ def dot_general(
   or right behind the batch dimensions. Others are transposed by XLA first: one
   read and one write of the operand. Products that no kernel takes, whatever
   their sizes, are passed on to `jax.lax.dot_general`: of mixed dtypes, of
-  float32, of wide integers. On a mesh it is as `matmul`.
+  float32 below HIGHEST, of wide integers. On a mesh it is as `matmul`.
 
   Args:
     lhs, rhs: arrays; or each a `Quantized`, as for `matmul`.
