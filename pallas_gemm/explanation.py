@@ -65,8 +65,8 @@ class Explanation:
       )
     if not self.products:
       return (
-        "; dot_general passes on to jax.lax what no kernel takes, as all of"
-        " other dtypes than bfloat16 and float16"
+        "; dot_general passes on to jax.lax what no kernel takes, as float32"
+        " below HIGHEST"
       )
     return ""
 

@@ -17,6 +17,8 @@ import jax
 from jax import export
 import jax.numpy as jnp
 
+from pallas_gemm.ops import arguments
+
 # Up to 16 rows a product takes as long as it takes to read the weights; from
 # there on at most half of the rows are padding.
 SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -41,8 +43,11 @@ class Buckets:
     pad `x` are zeros, and what is computed of them is dropped.
 
     Raises:
-      ValueError: x has more rows than the largest size.
+      TypeError: x is no array.
+      ValueError: it has no rows, or more than the largest size.
     """
+    x = jnp.asarray(arguments.array("x", x))
+    arguments.check(x.ndim > 0, "x must have rows", "shape ()")
     rows = x.shape[0]
     size = next((size for size in self.sizes if size >= rows), None)
     if size is None:

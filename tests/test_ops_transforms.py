@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pallas_gemm
+from pallas_gemm.quantization import Recipe
 from tests.support import gradients, products, ragged
 from tests.support.cases import pairs
 from tests.support.ops import (
@@ -181,6 +183,31 @@ def test_export_with_symbolic_rows(op):
   for rows in (6, 9):
     args = n64(rows, first.shape[1]), *rest
     products.assert_same(exported.call(*args), op.plain(*args))
+
+
+@pytest.mark.parametrize("scaling", ("tensor", "row", "block"))
+@pytest.mark.parametrize("platform", ("cpu", "cuda"))
+def test_export_of_a_recipe_with_symbolic_rows(platform, scaling):
+  (m,) = export.symbolic_shape("m")
+  sizes, how = jnp.array([3, 2]), {"quantize": Recipe(scaling=scaling)}
+
+  def pulled(x, w, experts):
+    y = pallas_gemm.matmul(x, w, **how)
+    y = pallas_gemm.ragged_dot(y, experts, sizes, **how)
+    return jnp.sum(y.astype(jnp.float32))
+
+  f, rest = (
+    jax.jit(jax.grad(pulled, (0, 1, 2))),
+    (normal(256, 8), normal(2, 8, 4)),
+  )
+  shape = jax.ShapeDtypeStruct((m, 256), jnp.float32)
+  exported = export.export(f, platforms=[platform])(shape, *rest)
+  if platform == "cpu":
+    for rows in (5, 130):
+      args = normal(rows, 256), *rest
+      jax.tree.map(
+        np.testing.assert_array_equal, exported.call(*args), f(*args)
+      )
 
 
 @pytest.mark.parametrize(

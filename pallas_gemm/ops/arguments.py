@@ -260,7 +260,7 @@ def dtype_of(
   except TypeError as error:
     raise TypeError(f"{name} must be a dtype, got {value!r}") from error
   kind = dtypes.kind(wanted)
-  if kind == "other":
+  if kind == "other" or not wanted.isnative:
     raise TypeError(f"{name} must be a dtype of numbers, got {wanted}")
   if like is not None and kind != dtypes.kind(like):
     raise TypeError(

@@ -8,6 +8,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from pallas_gemm import dtypes
 from pallas_gemm.ops import product as product_lib
 from pallas_gemm.ops import scales, slabs
 from pallas_gemm.ops import spec as spec_lib
@@ -60,7 +61,7 @@ class Backward:
     found = self._of_the_rest(cts[0])
     if rest.alpha is not None:
       alpha = rest.alpha
-      cts = [(alpha * ct.astype(alpha.dtype)).astype(ct.dtype) for ct in cts]
+      cts = [_narrowed(alpha * ct.astype(alpha.dtype), ct.dtype) for ct in cts]
     of_a = []
     for ct, b in zip(cts, ("b", "b_up")):
       by_b, by_a = self._in_bits(ct, b)
@@ -79,7 +80,7 @@ class Backward:
     if not rest:
       return {}
     x, spec = by_bits(self.recipe, self.rest, self.spec, self.pairs)
-    linear = dataclasses.replace(spec, activation=None)
+    linear = dataclasses.replace(spec, activation=None, out_dtype=ct.dtype)
     of_rest = lambda rest: product_lib.product(  # noqa: E731
       x._replace(**rest), linear
     )[0]
@@ -199,6 +200,11 @@ class Backward:
     return product_lib.product(x, alone)[0]
 
 
+def _narrowed(v: jax.Array, dtype: Any) -> jax.Array:
+  """In a dtype, if that has the range."""
+  return v if dtypes.has_less_range(dtype, v.dtype) else v.astype(dtype)
+
+
 def _renamed(bits: Bits, names: dict[int, str]) -> Bits:
   """The same by other letters, and by the blocks of those."""
   blocks = {blocks_of(chr(c)): blocks_of(to) for c, to in names.items()}
@@ -210,7 +216,9 @@ def _renamed(bits: Bits, names: dict[int, str]) -> Bits:
 
 def _in_16_bits(ct: Bits, bits: Bits, target: Any) -> list[Bits]:
   """Both operands of a cotangent's product, what has a scale multiplied out."""
-  dtype = target.dtype if target.dtype.itemsize == 2 else jnp.bfloat16
+  dtype = target.dtype if target.dtype.itemsize == 2 else jnp.dtype("bfloat16")
+  if dtypes.has_less_range(dtype, ct.values.dtype):
+    dtype = jnp.dtype("bfloat16")
   values = bits.values.astype(jnp.float32)
   if bits.scale is not None:
     size = dict(zip(bits.word, values.shape))
