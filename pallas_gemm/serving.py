@@ -112,7 +112,7 @@ def export_buckets(
     `Buckets`, to be called with any number of rows up to the largest size.
 
   Raises:
-    TypeError: x is no array; sizes are no integers.
+    TypeError: x is no array; sizes are no integers; platforms are a string.
     ValueError: sizes are not positive, or there are none; x is a scalar; a
       result has not M rows, or depends on M otherwise.
 
@@ -134,6 +134,9 @@ def export_buckets(
     )
   if not x.shape:
     raise ValueError("x must have rows, got a scalar")
+  is_string = isinstance(platforms, str)
+  wanted = "platforms must be a sequence of strings"
+  arguments.check(not is_string, wanted, repr(platforms), TypeError)
   sizes = _sizes(sizes)
   jitted = jax.jit(lambda *args: fn(*args))
   shapes = jax.tree.map(_shape_of, rest)

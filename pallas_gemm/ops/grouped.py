@@ -213,7 +213,7 @@ def _ragged_dot(
   arguments.check_numbers(names, x)
   check(x.a.ndim == 2, f"{names.a} must be [M, K]", f"shape {x.a.shape}")
   check(x.b.ndim == 3, f"{names.b} must be {stored}", f"shape {x.b.shape}")
-  x = arguments.promoted(names, x, options)
+  passed, x = x, arguments.promoted(names, x, options)
   groups, k, n = x.b.shape
   if options.transpose_b:
     n, k = k, n
@@ -240,7 +240,7 @@ def _ragged_dot(
     ragged="m",
     out_dtype=out_dtype,
   )
-  compute = recipes.rule(options, names, x)
+  compute = recipes.rule(options, names, passed)
   rest = group_sizes, group_offset, options.out_sharding
   return of_groups(names, x, spec, *rest, compute)
 

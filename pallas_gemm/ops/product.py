@@ -100,6 +100,13 @@ def _jvp(primals, tangents, *, spec: Spec):
   return outs, d_outs
 
 
+NO_DERIVATIVE = (
+  "a product has no derivative by operands of 8 bits nor by their scales; pass"
+  " arrays of 16 or 32 bits and quantize=pallas_gemm.Recipe(), or wrap the"
+  " operand in jax.lax.stop_gradient"
+)
+
+
 def _check_differentiable(x: Operands, dx: Operands) -> None:
   """A cotangent of 8 bits would keep none of its digits, or be nothing."""
   operands = scales.FIELDS if x.a.dtype.itemsize == 1 else {}
@@ -110,11 +117,7 @@ def _check_differentiable(x: Operands, dx: Operands) -> None:
     )
   for name in (*operands, *scales.FIELDS.values()):
     if getattr(dx, name) is not None:
-      raise TypeError(
-        "a product has no derivative by operands of 8 bits nor by their scales;"
-        " pass arrays of 16 or 32 bits and quantize=pallas_gemm.Recipe(), or"
-        " wrap the operand in jax.lax.stop_gradient"
-      )
+      raise TypeError(NO_DERIVATIVE)
 
 
 def _d_preactivation(x: Operands, dx: Operands, out, spec: Spec) -> jax.Array:

@@ -105,7 +105,10 @@ class Backward:
     if not gradient or view is None or (are_blocks and not is_one):
       by_b, by_a, of_a = self._times(ct, by_b), self._times(ct, by_a), word
       if are_blocks and len(m) > 1 and rows_are_one:
-        (by_a, of_a), m = merged(by_a, word, m), m[0]
+        if m not in word:  # B's batch dimensions are between them
+          of_a = m + "".join(c for c in word if c not in m)
+          by_a = spec_lib.in_order(by_a, word, of_a)
+        (by_a, of_a), m = merged(by_a, of_a, m), m[0]
       return self._quantized(by_b, word, n), self._quantized(by_a, of_a, m)
     if are_blocks:
       return in_blocks(self.recipe, gradient, ct, view, n, False)

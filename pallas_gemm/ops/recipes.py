@@ -81,6 +81,10 @@ def product(recipe: Recipe, x: Operands, spec: Spec) -> list[jax.Array]:
     x, spec: as of `product.product`.
   """
   x = spec.named(compat.join_varying(*x.present()))
+  for field, of in FIELDS.items():
+    if getattr(x, of) is not None:
+      given = {name: _constant(getattr(x, name)) for name in (field, of)}
+      x = x._replace(**given)
   mesh = meshes.explicit(x.present())
   if mesh is not None:  # XLA lays blocks and groups out
     alone = dataclasses.replace(spec, parts=PartitionSpec())
@@ -126,6 +130,17 @@ def product(recipe: Recipe, x: Operands, spec: Spec) -> list[jax.Array]:
   run.defvjp(forward, backward)
   outs = run(x)
   return outs if spec.shape(x) == given else [v.reshape(given) for v in outs]
+
+
+@jax.custom_jvp
+def _constant(v: jax.Array) -> jax.Array:
+  """What has no derivative: not zero, an error."""
+  return v
+
+
+@_constant.defjvp
+def _no_derivative(primals, tangents):
+  raise TypeError(product_lib.NO_DERIVATIVE)
 
 
 def _saved(v: jax.Array) -> jax.Array:
