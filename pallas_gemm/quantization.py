@@ -276,7 +276,7 @@ class Recipe:
   Attributes:
     forward: the dtype of both operands of a product.
     gradient: the dtype of cotangents, of the same kind as `forward`: floating
-      or int8. None: derivatives are computed of 16-bit operands.
+      or int8. None: derivatives are computed of bfloat16 operands.
     scaling: what has a scale of its own: "block": each 128 of a row of
       activations and gradients, and 128 x 128 of weights; "row": each row, and
       column of weights; "tensor": a whole operand.

@@ -195,6 +195,24 @@ def test_frozen_weights(op, scaling):
   assert f(a, frozen, *rest).dtype == "bfloat16"
 
 
+@each(RECIPES)
+def test_scales_along_what_the_backward_pass_sums_over(recipe):
+  """Of B's columns, and of A's rows."""
+  a, b, ct = normal(40, 140), normal(140, 50), normal(40, 50, seed=3)
+  a, b = a * jnp.geomspace(0.1, 10, 40)[:, None], b * jnp.geomspace(10, 0.1, 50)
+  f = functools.partial(pallas_gemm.matmul, quantize=recipe)
+  q_a, q_b = (
+    quantize(v, recipe.forward, block=block)
+    for v, block in ((a, (1, None)), (b, (None, 1)))
+  )
+  _, d_a = pulled(lambda a: f(a, q_b, out_dtype="float32"), ct, a)
+  _, d_b = pulled(lambda b: f(q_a, b, out_dtype="float32"), ct, b)
+  wants = float64(ct) @ exact(q_b).T, exact(q_a).T @ float64(ct)
+  for got, want in zip((d_a, d_b), wants):
+    off = np.linalg.norm(float64(got) - want)
+    assert off <= 2.0**-3 * np.linalg.norm(want)
+
+
 @pytest.mark.parametrize("of_scale", (False, True))
 @pytest.mark.parametrize("side", (0, 1))
 def test_no_derivative_by_8_bits(side, of_scale):

@@ -1,5 +1,6 @@
 """Operands and results of other ranges than sums and cotangents have."""
 
+import dataclasses
 import functools
 
 import jax
@@ -173,6 +174,17 @@ def test_of_recipes_with_a_large_factor(recipe):
   f = functools.partial(pallas_gemm.matmul, alpha=1e5, quantize=recipe)
   slope = jax.grad(lambda a: f(a, b / 100).astype(jnp.float32).sum())(a)
   np.testing.assert_allclose(slope, np.full((2, 4), 3000), rtol=2**-7)
+
+
+@each(RECIPES[3:])
+def test_scales_that_round_up_past_float16(recipe):
+  recipe = dataclasses.replace(recipe, power_of_two=True)
+  a, b = jnp.full((3, 128), 1e-3, jnp.float16), jnp.full((128, 4), 65e3, "f2")
+  f = lambda a: pallas_gemm.matmul(a, b, quantize=recipe)  # noqa: E731
+  y, pull = jax.vjp(f, a)
+  for ct, want in ((0.0, 0.0), (1e-3, 260.0)):
+    (got,) = pull(jnp.full_like(y, ct))
+    np.testing.assert_allclose(got, jnp.full_like(a, want), rtol=2**-4)
 
 
 @each(RECIPES[3:])

@@ -102,7 +102,9 @@ class Backward:
     # B has no blocks of several dimensions, nor has A where they lie apart.
     rows_are_one = m[1:2] not in self.pairs["a"][1].word
     is_one = len(n) < 2 and (len(m) < 2 or rows_are_one)
-    if not gradient or view is None or (are_blocks and not is_one):
+    # The kernel of blocks multiplies by no scale of a `Quantized`.
+    is_plain = is_one and not by_b and not by_a
+    if not gradient or view is None or (are_blocks and not is_plain):
       by_b, by_a, of_a = self._times(ct, by_b), self._times(ct, by_a), word
       if are_blocks and len(m) > 1 and rows_are_one:
         if m not in word:  # B's batch dimensions are between them
@@ -185,7 +187,7 @@ class Backward:
     if in_slabs:
       offsets = slabs.places(offsets, self._rows).offsets
     if not self.recipe.gradient:
-      ct, bits = _in_16_bits(ct, bits, target)
+      ct, bits = _in_bfloat16(ct, bits)
     first, second = t.operands(*(_renamed(v, t.names) for v in (ct, bits)))
     words = Operands(first.word, second.word, offsets=w.offsets)
     alone = spec.product_alone(
@@ -217,14 +219,14 @@ def _renamed(bits: Bits, names: dict[int, str]) -> Bits:
   return dataclasses.replace(bits, word=word, of_scale=of)
 
 
-def _in_16_bits(ct: Bits, bits: Bits, target: Any) -> list[Bits]:
-  """Both operands of a cotangent's product, what has a scale multiplied out."""
-  dtype = target.dtype if target.dtype.itemsize == 2 else jnp.dtype("bfloat16")
-  if dtypes.has_less_range(dtype, ct.values.dtype):
-    dtype = jnp.dtype("bfloat16")
+def _in_bfloat16(ct: Bits, bits: Bits) -> list[Bits]:
+  """Both operands of a cotangent's product, what has a scale multiplied out.
+
+  float16 need not hold what a scale makes of either.
+  """
   values = bits.values.astype(jnp.float32)
   if bits.scale is not None:
     size = dict(zip(bits.word, values.shape))
     values = scales.times(values, bits.scale, bits.of_scale, bits.word, size)
-  other = Bits(values.astype(dtype), None, bits.word, None)
-  return [Bits(ct.values.astype(dtype), None, ct.word, None), other]
+  other = Bits(values.astype(jnp.bfloat16), None, bits.word, None)
+  return [Bits(ct.values.astype(jnp.bfloat16), None, ct.word, None), other]
