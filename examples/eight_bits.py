@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from examples import moe
+from examples.flag_types import positive
 import pallas_gemm
 from pallas_gemm import Recipe
 
@@ -151,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
       f"--{name}", choices=choices, default=default, help=f"({default})"
     )
   for name, n in (("tokens", 192), ("features", 256), ("hidden", 384)):
-    parser.add_argument(f"--{name}", type=int, default=n, help=f"({n})")
+    parser.add_argument(f"--{name}", type=positive, default=n, help=f"({n})")
   return parser
 
 

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from examples import meshes
+from examples.flag_types import positive
 import pallas_gemm
 
 ROWS = P("data", None)
@@ -242,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   meshes.add_flag(parser)
   sizes = {"batch": 256, "features": 32, "hidden": 64, "steps": 5}
   for name, n in sizes.items():
-    parser.add_argument(f"--{name}", type=int, default=n, help=f"({n})")
+    parser.add_argument(f"--{name}", type=positive, default=n, help=f"({n})")
   parser.add_argument("--learning_rate", type=float, default=2.0, help="(2.0)")
   args = parser.parse_args(argv)
   keys = jax.random.split(jax.random.key(0))

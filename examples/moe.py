@@ -22,6 +22,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from examples.flag_types import positive
 import pallas_gemm
 
 
@@ -236,8 +237,9 @@ def flags(prog: str, description: str | None) -> argparse.ArgumentParser:
     ("steps", 10, "steps of training"),
     ("seed", 0, "seed of weights and inputs"),
   ):
+    kind = int if name == "seed" else positive
     parser.add_argument(
-      f"--{name}", type=int, default=default, help=f"{what} ({default})"
+      f"--{name}", type=kind, default=default, help=f"{what} ({default})"
     )
   parser.add_argument("--learning_rate", type=float, default=2.0, help="(2.0)")
   parser.add_argument(

@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from examples.flag_types import positive
 import pallas_gemm
 
 # Of a rounding to float32.
@@ -61,8 +62,10 @@ def off_identity(a: jax.Array, z: jax.Array) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
   """Prints the error of each step; returns the exit status."""
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-  parser.add_argument("--size", type=int, default=256, help="of the matrix")
-  parser.add_argument("--steps", type=int, default=10)
+  parser.add_argument(
+    "--size", type=positive, default=256, help="of the matrix"
+  )
+  parser.add_argument("--steps", type=positive, default=10)
   parser.add_argument(
     "--condition",
     type=float,

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from examples import meshes
+from examples.flag_types import positive
 import pallas_gemm
 
 
@@ -140,8 +141,9 @@ def _parser() -> argparse.ArgumentParser:
     ("steps", 5, "steps of training"),
     ("seed", 0, "seed of weights and inputs"),
   ):
+    kind = int if name == "seed" else positive
     parser.add_argument(
-      f"--{name}", type=int, default=default, help=f"{what} ({default})"
+      f"--{name}", type=kind, default=default, help=f"{what} ({default})"
     )
   parser.add_argument("--learning_rate", type=float, default=2.0, help="(2.0)")
   parser.add_argument(

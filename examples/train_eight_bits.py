@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from examples import transformer
+from examples.flag_types import positive
 import pallas_gemm
 from pallas_gemm import Recipe
 
@@ -156,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
   )
   own = {"steps": 300, "seeds": 3, "batch": 16, "time": 128}
   for name, n in (own | _SIZES).items():
-    parser.add_argument(f"--{name}", type=_positive, default=n, help=f"({n})")
+    parser.add_argument(f"--{name}", type=positive, default=n, help=f"({n})")
   parser.add_argument(
     "--learning_rate", type=float, default=3e-3, help="(3e-3)"
   )
@@ -165,12 +166,6 @@ def _parser() -> argparse.ArgumentParser:
     "--recipes", type=_recipes, default=names, help=f"some of {names} (all)"
   )
   return parser
-
-
-def _positive(value: str) -> int:
-  if not (value.isdecimal() and int(value)):
-    raise argparse.ArgumentTypeError(f"must be 1 or more, got {value}")
-  return int(value)
 
 
 def _recipes(value: str) -> str:

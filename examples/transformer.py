@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from examples import meshes
+from examples.flag_types import positive
 import pallas_gemm
 
 # Of a layer, and of all that is around the layers.
@@ -176,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   sizes = {"layers": 2, "features": 64, "heads": 4, "hidden": 128}
   sizes["vocabulary"] = 64
   for name, n in (sizes | {"batch": 16, "time": 33, "steps": 5}).items():
-    parser.add_argument(f"--{name}", type=int, default=n, help=f"({n})")
+    parser.add_argument(f"--{name}", type=positive, default=n, help=f"({n})")
   parser.add_argument("--learning_rate", type=float, default=0.5, help="(0.5)")
   args = parser.parse_args(argv)
   keys = jax.random.split(jax.random.key(0))

@@ -94,10 +94,15 @@ def target_device() -> Any:
   device = abstract_device()
   if device is None:
     return jax.devices()[0]
-  if device.platform in CUDA_PLATFORMS and type(device) is not _AbstractGpu:
+  if device.platform in CUDA_PLATFORMS and not assumes_gpu():
     here = jax.devices()[0]
     return here if here.device_kind == device.device_kind else device
   return device
+
+
+def assumes_gpu() -> bool:
+  """Whether a GPU is named, by `abstract_gpu`, that need not be there."""
+  return type(abstract_device()) is _AbstractGpu
 
 
 def is_amd(device: Any) -> bool:

@@ -65,8 +65,8 @@ class Explanation:
       )
     if not self.products:
       return (
-        "; dot_general passes on to jax.lax what no kernel takes, as all of"
-        " other dtypes than bfloat16 and float16"
+        "; dot_general passes on to jax.lax what no kernel takes, as float32"
+        " below HIGHEST"
       )
     return ""
 
@@ -132,7 +132,9 @@ def explain(
     with report.listening() as heard:
       lowered = traced.lower(lowering_platforms=(platform,))
     later = compat.PARTITIONED_BY_XLA in lowered.as_text()
-  where = platform or compat.target_device().platform
+  # Where a GPU is assumed, what is compiled is for this machine all the same.
+  here = jax.devices()[0] if compat.assumes_gpu() else compat.target_device()
+  where = platform or here.platform
   count, asked = tracing.counts(call, arrays), {}
   for ran in heard:
     asked.setdefault(ran, set()).add(ran.asked)

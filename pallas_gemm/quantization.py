@@ -23,7 +23,7 @@ float8_e5m2. int8 has neither: there the scale of the block is NaN, and its
 values are zeros.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 import math
@@ -138,6 +138,10 @@ class Quantized:
       is_number = values.ndim < self.ndim
       return Quantized(values, scale[0] if is_number else scale)
     return Quantized(values, scale[index])
+
+  def __iter__(self) -> Iterator["Quantized"]:
+    """The elements of the first dimension."""
+    return map(self.__getitem__, range(self.shape[0]))
 
   def dequantized(self, dtype: Any = jnp.float32) -> jax.Array:
     """values * scale, multiplied in float32 and rounded to a dtype."""
@@ -272,7 +276,7 @@ class Recipe:
   Attributes:
     forward: the dtype of both operands of a product.
     gradient: the dtype of cotangents, of the same kind as `forward`: floating
-      or int8. None: derivatives are computed of 16-bit operands.
+      or int8. None: derivatives are computed of bfloat16 operands.
     scaling: what has a scale of its own: "block": each 128 of a row of
       activations and gradients, and 128 x 128 of weights; "row": each row, and
       column of weights; "tensor": a whole operand.
@@ -409,7 +413,13 @@ def _reduced(x: jax.Array, block) -> jax.Array:
 def spread(scale: jax.Array, axis: int, size: int) -> jax.Array:
   """Scales of blocks along a dimension as one of each of its indices."""
   scale = jnp.repeat(scale, BLOCK, axis=axis)
-  return lax.slice_in_dim(scale, 0, size, axis=axis)
+  if scale.shape[axis] == size:
+    return scale
+  # A slice would ask whether there are as many, which of a symbolic size JAX
+  # can't tell.
+  edges = [(0, 0, 0)] * scale.ndim
+  edges[axis] = (0, size - scale.shape[axis], 0)
+  return lax.pad(scale, jnp.ones((), scale.dtype), edges)
 
 
 def _spread(scale: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -17,6 +17,8 @@ import jax
 from jax import export
 import jax.numpy as jnp
 
+from pallas_gemm.ops import arguments
+
 # Up to 16 rows a product takes as long as it takes to read the weights; from
 # there on at most half of the rows are padding.
 SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -41,8 +43,11 @@ class Buckets:
     pad `x` are zeros, and what is computed of them is dropped.
 
     Raises:
-      ValueError: x has more rows than the largest size.
+      TypeError: x is no array.
+      ValueError: it has no rows, or more than the largest size.
     """
+    x = jnp.asarray(arguments.array("x", x))
+    arguments.check(x.ndim > 0, "x must have rows", "shape ()")
     rows = x.shape[0]
     size = next((size for size in self.sizes if size >= rows), None)
     if size is None:
@@ -107,7 +112,7 @@ def export_buckets(
     `Buckets`, to be called with any number of rows up to the largest size.
 
   Raises:
-    TypeError: x is no array; sizes are no integers.
+    TypeError: x is no array; sizes are no integers; platforms are a string.
     ValueError: sizes are not positive, or there are none; x is a scalar; a
       result has not M rows, or depends on M otherwise.
 
@@ -129,6 +134,9 @@ def export_buckets(
     )
   if not x.shape:
     raise ValueError("x must have rows, got a scalar")
+  is_string = isinstance(platforms, str)
+  wanted = "platforms must be a sequence of strings"
+  arguments.check(not is_string, wanted, repr(platforms), TypeError)
   sizes = _sizes(sizes)
   jitted = jax.jit(lambda *args: fn(*args))
   shapes = jax.tree.map(_shape_of, rest)

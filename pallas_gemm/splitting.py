@@ -67,7 +67,8 @@ def split(x: jax.Array, planes: Literal[2, 3] = 3) -> Split:
   Args:
     x: float32, of any shape.
     planes: 3 for HIGHEST, BF16_BF16_F32_X6 and _X9, whose sum is x, but for
-      numbers below 2^-110; 2 for BF16_BF16_F32_X3, which leave 2^-16 |x|.
+      numbers below 2^-110; 2 for BF16_BF16_F32_X3 and for groups below HIGHEST,
+      which leave 2^-16 |x|.
 
   Raises:
     TypeError: x is not of float32.

@@ -380,7 +380,7 @@ def test_what_has_no_rows_is_left_out(monkeypatch):
   drawn["arms"][ragged_cases.INDEXED] = {"ms_median": 1.0}
   there["ragged"] += [drawn, *result_rows.sizes()]
   text = page_tables.ops_overview("h100")
-  assert "| `ragged_dot`, random (1 by XLA) | the same | 1 | 0.500x |" in text
+  assert "| `ragged_dot`, random | the same | 1 | 0.500x |" in text
   assert "Groups of 64 to 384 rows: at least 20% of the roofline." in text
 
 

@@ -19,3 +19,11 @@ def test_it_converges(flags, capsys):
 def test_too_few_steps_fail(capsys):
   assert newton_schulz.main(["--size=40", "--steps=3"]) == 1
   assert "FAILED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ("--size=0", "--steps=-1"))
+def test_wrong_sizes(flag, capsys):
+  with pytest.raises(SystemExit) as caught:
+    newton_schulz.main([flag])
+  assert caught.value.code == 2
+  assert "must be 1 or more" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import pallas_gemm
-from pallas_gemm import tuning
+from pallas_gemm import hardware, tuning
 from tests.support import stand_in
 from tests.support.products import normal
 
@@ -141,6 +141,21 @@ def test_for_cpu():
   found = pallas_gemm.explain(pallas_gemm.matmul, *LARGE, platform="cpu")
   assert found.platform == "cpu"
   assert found.products[0].implementation == "xla"
+
+
+def test_for_this_machine_where_a_gpu_is_assumed():
+  with hardware.assume("H100"):
+    found = pallas_gemm.explain(pallas_gemm.matmul, *LARGE)
+  assert (found.platform, found.products[0].implementation) == ("cpu", "xla")
+
+
+def test_nothing_is_interpreted_where_a_gpu_is_assumed():
+  named = functools.partial(pallas_gemm.matmul, implementation="sm90")
+  either = functools.partial(named, implementation=("sm90", "xla"))
+  with hardware.assume("H100"):
+    assert _only(either, *LARGE).implementation == "xla"
+    with pytest.raises(NotImplementedError, match="traced for a GPU"):
+      pallas_gemm.explain(named, *LARGE)
 
 
 def test_what_jit_has_compiled_is_explained():

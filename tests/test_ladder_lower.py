@@ -49,6 +49,13 @@ def _every_other_shape(*names: str) -> list[tuple]:
   ]
 
 
+@each_rung
+def test_with_double_precision(rung):
+  """Indices in a kernel have 32 bits all the same."""
+  with jax.enable_x64(True):
+    assert "mosaic_gpu" in _lower(rung, 20, 12, 24, rung.dtypes[0], beta=0.5)
+
+
 # The square of 4096 is compiled (tests/test_ladder_compile.py).
 @pytest.mark.parametrize(
   ("rung", "shape"), _every_other_shape("edges", "large"), ids=_id

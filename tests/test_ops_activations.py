@@ -230,6 +230,18 @@ def test_operands_of_numpys_dtypes(dtype):
   assert grouped.dtype == "float32"
 
 
+def test_double_precision_is_another_function():
+  """Of constants that only float64 tells apart."""
+  a, b = np.ones((2, 3)), np.ones((3, 2))
+  rounded = _scaled(float(np.float32(0.1)))
+  f = _scaled(0.1)
+  for g in (rounded, f):
+    pallas_gemm.matmul(a, b, activation=g)
+  with jax.enable_x64(True):
+    out = pallas_gemm.matmul(a, b, activation=f)
+  np.testing.assert_allclose(out, np.full((2, 2), 0.3), rtol=1e-15)
+
+
 def test_signs_of_zero_and_nan_are_told_apart():
   z = jnp.zeros((1, 1))
   for factor in (0.0, -0.0, float("nan"), 0.0):

@@ -136,6 +136,10 @@ def test_integers_scale_integers(two, dtype):
   np.testing.assert_array_equal(out, want)
 
 
+def test_a_number_past_float32_is_infinity():
+  assert np.isinf(pallas_gemm.matmul(A, B, alpha=1e300)).all()
+
+
 @pytest.mark.parametrize("value", (0.0, -1.0, float("inf"), float("nan")))
 def test_an_array_is_like_a_number(value):
   for name in ("alpha", "beta"):

@@ -311,6 +311,16 @@ def test_flax_nnx():
   np.testing.assert_array_equal(injected(x), plain(x))
 
 
+def test_flax_variables_of_8_bits_and_of_planes():
+  x, w = normal(4, 128), normal(128, 6)
+  for op, v, how in (
+    (pallas_gemm.matmul, pallas_gemm.quantize(w, block=(128, 1)), {}),
+    (pallas_gemm.matmul, pallas_gemm.split(w), {"precision": "highest"}),
+  ):
+    got, want = (op(x, v, **how) for v in (nnx.Param(v), v))
+    np.testing.assert_array_equal(got, want)
+
+
 # ragged_dot_general: by the labels of dimensions, see `_numbers`.
 
 DIMS = {"r": 9, "k": 5, "g": 3, "n": 4, "m": 6, "b": 2, "l": 2}

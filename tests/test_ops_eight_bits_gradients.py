@@ -195,6 +195,24 @@ def test_frozen_weights(op, scaling):
   assert f(a, frozen, *rest).dtype == "bfloat16"
 
 
+@each(RECIPES)
+def test_scales_along_what_the_backward_pass_sums_over(recipe):
+  """Of B's columns, and of A's rows."""
+  a, b, ct = normal(40, 140), normal(140, 50), normal(40, 50, seed=3)
+  a, b = a * jnp.geomspace(0.1, 10, 40)[:, None], b * jnp.geomspace(10, 0.1, 50)
+  f = functools.partial(pallas_gemm.matmul, quantize=recipe)
+  q_a, q_b = (
+    quantize(v, recipe.forward, block=block)
+    for v, block in ((a, (1, None)), (b, (None, 1)))
+  )
+  _, d_a = pulled(lambda a: f(a, q_b, out_dtype="float32"), ct, a)
+  _, d_b = pulled(lambda b: f(q_a, b, out_dtype="float32"), ct, b)
+  wants = float64(ct) @ exact(q_b).T, exact(q_a).T @ float64(ct)
+  for got, want in zip((d_a, d_b), wants):
+    off = np.linalg.norm(float64(got) - want)
+    assert off <= 2.0**-3 * np.linalg.norm(want)
+
+
 @pytest.mark.parametrize("of_scale", (False, True))
 @pytest.mark.parametrize("side", (0, 1))
 def test_no_derivative_by_8_bits(side, of_scale):
@@ -210,6 +228,46 @@ def test_no_derivative_by_8_bits(side, of_scale):
   v = x[side].scale if of_scale else x[side].values
   with pytest.raises(TypeError, match=r"quantize=pallas_gemm\.Recipe"):
     jax.grad(loss)(v)
+
+
+@pytest.mark.parametrize("op", ("matmul", "ragged_dot"))
+def test_no_derivative_by_8_bits_beside_a_recipe(op):
+  x, rest = normal(8, 8), ()
+  q = quantize(x, block=(1, None))
+  if op == "ragged_dot":
+    rest, x = (jnp.array([5, 3]),), jnp.stack([x, x])
+  f = functools.partial(getattr(pallas_gemm, op), quantize=Recipe())
+
+  def loss(values, scale, x):
+    return f(Quantized(values, scale), x, *rest).astype(jnp.float32).sum()
+
+  for i, v in enumerate((q.values, q.scale)):
+    with pytest.raises(TypeError, match="by operands of 8 bits nor by their"):
+      jax.grad(loss, i)(q.values, q.scale, x)
+    stopped = [jax.lax.stop_gradient(x) for x in (q.values, q.scale)]
+    assert np.isfinite(jax.grad(loss, 2)(*stopped, x)).all(), v
+
+
+@pytest.mark.parametrize(
+  "shapes", (((3, 1, 40, 8), (2, 8, 50)), ((2, 3, 1, 1, 8), (2, 8, 5)))
+)
+def test_batches_that_broadcast_across_each_other(shapes):
+  """As where every example has both operands of its own."""
+  a, b = (normal(*shape) for shape in shapes)
+  lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+  f = functools.partial(pallas_gemm.matmul, quantize=Recipe())
+
+  def pull(a, b, spread):
+    def of(a, b):
+      if spread:
+        a, b = (jnp.broadcast_to(v, lead + v.shape[-2:]) for v in (a, b))
+      return f(a, b)
+
+    return jax.vjp(of, a, b)[1](jnp.ones((*lead, a.shape[-2], b.shape[-1])))
+
+  for got, want in zip(pull(a, b, False), pull(a, b, True)):
+    off = 2**-3 * float(jnp.linalg.norm(want))
+    assert float(jnp.linalg.norm(got - want)) <= off
 
 
 def test_derivative_by_what_is_added():

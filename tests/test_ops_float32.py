@@ -95,6 +95,41 @@ def test_groups():
     assert_product(out[rows], x[rows], w[group], bias=bias[group])
 
 
+@pytest.mark.parametrize("precision", (None, "default", "high", X3))
+def test_groups_below_highest_are_multiplied_in_two_planes(precision):
+  how = ON_KERNEL | {"precision": precision}
+  x, w, y = normal(25, 40), normal(3, 40, 24), normal(25, 24)
+  f = functools.partial(pallas_gemm.ragged_dot, group_sizes=SIZES, **how)
+  out, pull = jax.vjp(f, x, w)
+  dx, dw = pull(y)
+  for group, rows in ((0, slice(5)), (2, slice(5, 25))):
+    assert_product(out[rows], x[rows], w[group], 2)
+    assert_product(dx[rows], y[rows], w[group].T, 2)
+    assert_product(dw[group], x[rows].T, y[rows], 2)
+  kept = pallas_gemm.split(w, planes=2)
+  np.testing.assert_array_equal(f(x, kept), out)
+
+
+@pytest.mark.parametrize(
+  ("how", "runs_on"),
+  [
+    ({}, "sm90"),
+    ({"precision": ("highest", "default")}, "xla"),
+    ({"precision": lax.DotAlgorithmPreset.TF32_TF32_F32}, "xla"),
+    ({"quantize": pallas_gemm.Recipe()}, "sm90"),
+  ],
+  ids=str,
+)
+def test_groups_are_the_kernels(how, runs_on):
+  def loss(x, w):
+    return pallas_gemm.ragged_dot(x, w, SIZES, **how).sum()
+
+  for ran in products_of(
+    jax.grad(loss, (0, 1)), normal(25, 40), normal(3, 40, 24)
+  ):
+    assert ran.implementation == runs_on, ran
+
+
 def test_groups_along_k():
   x, y = normal(25, 40), normal(25, 24)
   numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])

@@ -22,8 +22,8 @@ MOVED = tuning.Config(
 )  # fmt: skip
 
 
-def check(out, a, b):
-  found = numerics.check(out, a, b, planes=3, sample=200)
+def check(out, a, b, planes=3):
+  found = numerics.check(out, a, b, planes=planes, sample=200)
   assert found.passed, found
 
 
@@ -32,8 +32,10 @@ def test_random_products(seed):
   plane_calls.check(seed, most=11)
 
 
+@pytest.mark.parametrize("planes", (3, 2))
 @pytest.mark.parametrize("seed", range(10))
-def test_random_groups(seed):
+def test_random_groups(seed, planes):
+  """In three planes at HIGHEST, in two at the default."""
   rng = np.random.default_rng(seed)
   m, n, k = (int(2 ** rng.uniform(3, 10)) for _ in range(3))
   ends = np.sort(rng.integers(0, m + 1, 5))
@@ -41,14 +43,15 @@ def test_random_groups(seed):
   sizes = np.diff(ends, prepend=0)
   x, w = products.normal(m, k, seed=seed), products.normal(5, k, n, seed=seed)
   y = products.normal(m, n, seed=seed)
-  op = functools.partial(pallas_gemm.ragged_dot, **ON_KERNEL)
+  how = ON_KERNEL | {"precision": {3: "highest", 2: None}[planes]}
+  op = functools.partial(pallas_gemm.ragged_dot, **how)
   out, pull = jax.vjp(lambda x, w: op(x, w, jnp.asarray(sizes)), x, w)
   dx, dw = pull(y)
   for g, rows in enumerate(map(slice, ends - sizes, ends)):
     if rows.stop > rows.start:
-      check(out[rows], x[rows], w[g])
-      check(dx[rows], y[rows], w[g].T)
-      check(dw[g], x[rows].T, y[rows])
+      check(out[rows], x[rows], w[g], planes)
+      check(dx[rows], y[rows], w[g].T, planes)
+      check(dw[g], x[rows].T, y[rows], planes)
     else:
       assert not dw[g].any()
   assert not out[ends[-1] :].any() and not dx[ends[-1] :].any()
@@ -120,6 +123,20 @@ def test_special_values_are_those_of_float32(kind, how):
   out = pallas_gemm.matmul(jnp.asarray(a), jnp.asarray(b), **how)
   found = numerics.check(np.asarray(out), a, b, planes=3)
   assert found.passed, found
+
+
+@pytest.mark.parametrize("kind", special.KINDS)
+def test_special_values_of_groups_are_those_of_float32(kind):
+  """At the default precision; each group has its own."""
+  flat = {"dtype": "bfloat16", "out_dtype": "float32"}
+  a, b = special.KINDS[kind](Problem.flat(m=200, n=136, k=300, **flat))
+  sizes, w = jnp.array([70, 0, 130]), np.stack([b, np.full_like(b, np.nan), -b])
+  out = pallas_gemm.ragged_dot(
+    jnp.asarray(a), jnp.asarray(w), sizes, implementation="sm90"
+  )
+  for g, rows in ((0, slice(70)), (2, slice(70, 200))):
+    found = numerics.check(np.asarray(out)[rows], a[rows], w[g], planes=2)
+    assert found.passed, found
 
 
 @pytest.mark.parametrize(

@@ -288,15 +288,19 @@ def test_says_why_once(monkeypatch):
   )
   case = Case(m=9, n=8, k=6, sizes=(2, 3, 4))
   x, reason = case.operands(), "sm90: float32 is XLA's"
+  how = {"precision": lax.DotAlgorithmPreset.F32_F32_F32}
   jax.clear_caches()
   for _ in range(2):
-    case(x, implementation=("sm90", "xla"))
+    case(x, implementation=("sm90", "xla"), **how)
     jax.clear_caches()
   (message,) = said
-  assert "groups 3 along M, M 9, N 8, K 6, NN runs on 'xla'" in message
+  assert (
+    "groups 3 along M, M 9, N 8, K 6, NN, precision F32_F32_F32 runs on"
+    in message
+  )
   assert reason in message
   with pytest.raises(NotImplementedError, match=reason):
-    case(x, implementation="sm90")
+    case(x, implementation="sm90", **how)
 
 
 @pytest.mark.parametrize(("wide", "bias"), ((False, True), (True, False)))

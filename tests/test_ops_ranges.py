@@ -1,5 +1,6 @@
 """Operands and results of other ranges than sums and cotangents have."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import pallas_gemm
+from pallas_gemm.quantization import Recipe
 from tests.support import ops
 from tests.support.cases import pairs
 from tests.support.products import normal
@@ -139,3 +141,59 @@ def test_arguments_of_activations_outside_of_float16(name, mode, how):
   for g, v in zip(got, want):
     # Cotangents, operands and results are rounded to it once each.
     np.testing.assert_allclose(g, v, rtol=3 * float(jnp.finfo("float16").eps))
+
+
+RECIPES = [Recipe(scaling=s) for s in ("tensor", "row", "block")]
+RECIPES += [Recipe(gradient=None, scaling=s) for s in ("row", "block")]
+each = functools.partial(pytest.mark.parametrize, "recipe", ids=str)
+
+
+@each(RECIPES[:3])
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_of_recipes(name, recipe):
+  """The same, of equal numbers, which 8 bits and a scale hold."""
+  x, w = jnp.full((2, 8), 100, jnp.float16), jnp.full((8, 16), 200, jnp.float16)
+  op, parts = ARGUMENTS[name]
+
+  def loss(x, w, **how):
+    out = op(x, *[w / part for part in parts], activation=_small, **how)
+    return out.astype(jnp.float32).sum()
+
+  got, want = (
+    jax.grad(functools.partial(loss, **how), (0, 1))(x, w)
+    for how in ({"quantize": recipe}, {})
+  )
+  for g, v in zip(got, want):
+    assert g.dtype == "float16"
+    np.testing.assert_allclose(g, v, rtol=2**-5)
+
+
+@each(RECIPES)
+def test_of_recipes_with_a_large_factor(recipe):
+  a, b = jnp.full((2, 4), 0.01, jnp.float16), jnp.ones((4, 3), jnp.float16)
+  f = functools.partial(pallas_gemm.matmul, alpha=1e5, quantize=recipe)
+  slope = jax.grad(lambda a: f(a, b / 100).astype(jnp.float32).sum())(a)
+  np.testing.assert_allclose(slope, np.full((2, 4), 3000), rtol=2**-7)
+
+
+@each(RECIPES[3:])
+def test_scales_that_round_up_past_float16(recipe):
+  recipe = dataclasses.replace(recipe, power_of_two=True)
+  a, b = jnp.full((3, 128), 1e-3, jnp.float16), jnp.full((128, 4), 65e3, "f2")
+  f = lambda a: pallas_gemm.matmul(a, b, quantize=recipe)  # noqa: E731
+  y, pull = jax.vjp(f, a)
+  for ct, want in ((0.0, 0.0), (1e-3, 260.0)):
+    (got,) = pull(jnp.full_like(y, ct))
+    np.testing.assert_allclose(got, jnp.full_like(a, want), rtol=2**-4)
+
+
+@each(RECIPES[3:])
+def test_small_cotangents_of_recipes(recipe):
+  """Beside a scale that is multiplied into them they are smaller still."""
+  x, w, ct = normal(64, 128), normal(128, 96) / 50, normal(64, 96) * 1e-4
+  x, w, ct = (v.astype(jnp.float16) for v in (x, w, ct))
+  f = lambda x: pallas_gemm.matmul(x, w, quantize=recipe)  # noqa: E731
+  (got,) = jax.vjp(f, x)[1](ct)
+  w, ct, got = (np.asarray(v, np.float64) for v in (w, ct, got))
+  off, most = np.abs(got - ct @ w.T), np.abs(ct) @ np.abs(w).T
+  assert (off <= 2**-4 * most + 2**-24).all()

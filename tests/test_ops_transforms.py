@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pallas_gemm
+from pallas_gemm.quantization import Recipe
 from tests.support import gradients, products, ragged
 from tests.support.cases import pairs
 from tests.support.ops import (
@@ -129,21 +131,11 @@ def test_gradients_of_nested_vmap_and_vmap_of_gradients(op):
   products.assert_same(got, want)
 
 
-_KNOWN = pytest.mark.xfail(
-  raises=ValueError, strict=True, reason="a known fault of 0.1.0"
-)
-
-
-@pytest.mark.parametrize(
-  "op",
-  [
-    pytest.param(OPS["matmul, factors"], marks=_KNOWN),
-    OPS["matmul, epilogue"],
-    OPS["gated_matmul"],
-    pytest.param(OPS["ragged_dot, epilogue"], marks=_KNOWN),
-  ],
-  ids=("factors", "epilogue", "gated", "grouped"),
-)
+@each({
+  name: OPS[name]
+  for name in ("matmul, factors", "matmul, epilogue", "gated_matmul",
+               "ragged_dot, epilogue")
+})  # fmt: skip
 def test_gradients_of_what_a_vmap_shares(op):
   """Where one argument is mapped, by each argument alone."""
   count = len(op.words)
@@ -191,6 +183,31 @@ def test_export_with_symbolic_rows(op):
   for rows in (6, 9):
     args = n64(rows, first.shape[1]), *rest
     products.assert_same(exported.call(*args), op.plain(*args))
+
+
+@pytest.mark.parametrize("scaling", ("tensor", "row", "block"))
+@pytest.mark.parametrize("platform", ("cpu", "cuda"))
+def test_export_of_a_recipe_with_symbolic_rows(platform, scaling):
+  (m,) = export.symbolic_shape("m")
+  sizes, how = jnp.array([3, 2]), {"quantize": Recipe(scaling=scaling)}
+
+  def pulled(x, w, experts):
+    y = pallas_gemm.matmul(x, w, **how)
+    y = pallas_gemm.ragged_dot(y, experts, sizes, **how)
+    return jnp.sum(y.astype(jnp.float32))
+
+  f, rest = (
+    jax.jit(jax.grad(pulled, (0, 1, 2))),
+    (normal(256, 8), normal(2, 8, 4)),
+  )
+  shape = jax.ShapeDtypeStruct((m, 256), jnp.float32)
+  exported = export.export(f, platforms=[platform])(shape, *rest)
+  if platform == "cpu":
+    for rows in (5, 130):
+      args = normal(rows, 256), *rest
+      jax.tree.map(
+        np.testing.assert_array_equal, exported.call(*args), f(*args)
+      )
 
 
 @pytest.mark.parametrize(

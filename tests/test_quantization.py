@@ -154,6 +154,8 @@ def test_indexing():
     got = jax.jit(lambda q, i: q[i].dequantized())(q, 2)
     assert np.array_equal(got, want[2])
   assert quantize(x, block=(1,) * 3)[0].scale.shape == (4, 256)
+  rows = [row.dequantized() for row in q]
+  assert np.array_equal(rows, want)
   assert Quantized(x.astype(INT8), jnp.ones(()))[1].scale.shape == ()
   with pytest.raises(TypeError, match=r"index must be .* got \(0, 1\)"):
     _ = q[0, 1]

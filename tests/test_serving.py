@@ -215,6 +215,13 @@ def test_too_many_rows(served, rows):
     served(normal(rows, 16), normal(16, 8))
 
 
+def test_no_array_of_rows(served):
+  with pytest.raises(ValueError, match=r"x must have rows, got shape \(\)"):
+    served(3.0, normal(16, 8))
+  with pytest.raises(TypeError, match="x must be an array, got list"):
+    served([[1.0]], normal(16, 8))
+
+
 def test_no_rows(served):
   """They are padded to the smallest size; the result has none."""
   assert served(normal(0, 16), normal(16, 8)).shape == (0, 8)

@@ -241,6 +241,7 @@ for name in ("", ".tuning", ".hardware"):
 gpu = types.SimpleNamespace(name="NVIDIA H200")
 sys.modules["pallas_gemm"].hardware = module
 module.current = lambda: gpu
+sys.modules["pallas_gemm"].compat = types.SimpleNamespace(targets_gpu=bool)
 from pallas_gemm.tuning import cache
 from pallas_gemm.tuning.cache import Entry
 from pallas_gemm.kernels.sm90.config import Config
@@ -461,6 +462,24 @@ def test_what_cannot_be_written_is_still_remembered(
   assert len(warnings_) == 1 and "can't be written" in warnings_[0]
   assert path.read_bytes() == before
   assert not leftovers(path)
+
+
+def test_what_is_no_regular_file_is_left_alone(path, warnings_):
+  """Neither waited for nor replaced, as a link to /dev/null would be."""
+  os.mkfifo(path)
+  cache.store(PROBLEM, FIRST)
+  assert cache.lookup(PROBLEM) == FIRST
+  assert stat.S_ISFIFO(path.stat().st_mode)
+  assert [x.name for x in path.parent.iterdir()] == [path.name]
+  assert len(warnings_) == 2  # reading and writing
+  assert all("it is no regular file" in x for x in warnings_)
+
+
+def test_what_the_interpreter_took_is_not_for_gpus(monkeypatch):
+  cache.store(PROBLEM, FIRST, persist=False)
+  assert cache.lookup(PROBLEM) == FIRST
+  monkeypatch.setattr(cache.compat, "targets_gpu", lambda: True)
+  assert cache.lookup(PROBLEM) is None
 
 
 @pytest.mark.parametrize("to", ("no such folder/x.json", "itself", "a file"))

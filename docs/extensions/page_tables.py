@@ -135,7 +135,6 @@ def ops_overview(gpu: str) -> str:
     [row for row in read(name) if {row["commit"]} == commits]
     for name in ("eight_bits", "float32")
   )
-  by_xla = sum(row["implementation"] == "xla" for row in groups)
   cells = []
   for op, baseline, speeds in (
     ("`matmul`, all suites", "`jnp`", map(dense_tables.ratio, dense)),
@@ -152,8 +151,7 @@ def ops_overview(gpu: str) -> str:
      _over(mixtral, ragged_cases.LAX)),
     ("the same", "best of JAX, tokamax, cuequivariance",
      _over(mixtral, *_LIBRARIES)),
-    (f"`ragged_dot`, random ({by_xla} by XLA)", "the same",
-     _over(groups, *_LIBRARIES)),
+    ("`ragged_dot`, random", "the same", _over(groups, *_LIBRARIES)),
   ):  # fmt: skip
     if speeds := list(speeds):
       figures = tables.geomean(speeds), min(speeds), max(speeds)

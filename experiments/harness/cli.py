@@ -49,7 +49,9 @@ DTYPE = flags.DEFINE_enum(
 SUITES = flags.DEFINE_list(
   "suites", [], "What to measure, of the suites above. Default: all."
 )
-SEED = flags.DEFINE_integer("seed", 0, "Seed of the inputs.", lower_bound=0)
+SEED = flags.DEFINE_integer(
+  "seed", 0, "Seed of the inputs.", lower_bound=0, upper_bound=2**63 - 1
+)
 OUTPUT_DIR = flags.DEFINE_string(
   "output_dir",
   None,

@@ -106,7 +106,8 @@ def of(function: Any, a: Any, b: Any, out_dtype: Any) -> Activation:
   # Without a key it may have changed since, and is traced at each call.
   key = key_of(function)
   try:
-    key = key and (key, a.dtype, b.dtype, out_dtype)
+    x64 = jax.config.jax_enable_x64
+    key = key and (key, a.dtype, b.dtype, out_dtype, x64)
     if key and (known := _by_key.get(key)):
       return known
   except (AttributeError, TypeError):  # no array, no hash
@@ -244,7 +245,8 @@ def _traced(function: Callable[..., Any], shape: tuple[int, ...], dtype: Any):
       "activation must not close over a traced value: it is compiled into the"
       " kernel, and has no derivative there"
     )
-  if any(np.shape(x) for x in traced.consts):
+  kinds = {dtypes.kind(jnp.result_type(x)) for x in traced.consts}
+  if any(map(np.shape, traced.consts)) or "other" in kinds:  # keys
     raise TypeError(_HAS_ARRAY)
   return traced
 

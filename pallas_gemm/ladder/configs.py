@@ -77,9 +77,10 @@ def check_fields(config: Config, uses: Sequence[str]) -> str | None:
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
     if field.name not in uses:
-      if value != field.default:
+      default = field.default
+      if value != default or type(value) is not type(default):
         return (
-          f"{field.name} has no meaning here and must stay {field.default!r},"
+          f"{field.name} has no meaning here and must stay {default!r},"
           f" got {value!r}"
         )
     elif field.name in ("split", "raster_dim"):

@@ -189,10 +189,13 @@ class Rung:
     if 0 in (problem.m, problem.n, problem.k) or problem.alpha == 0:
       return _without_product(c, problem)
     padded = self.padded(problem, config)
-    operands = [_pad_to(a, padded.m, padded.k), _pad_to(b, padded.k, padded.n)]
-    if c is not None:
-      operands.append(_pad_to(c, padded.m, padded.n))
-    out = self.kernel(operands, padded, config)
+    with jax.enable_x64(False):  # indices in kernels are 32 bits wide
+      operands = [
+        _pad_to(a, padded.m, padded.k),
+        _pad_to(b, padded.k, padded.n),
+        *([] if c is None else [_pad_to(c, padded.m, padded.n)]),
+      ]
+      out = self.kernel(operands, padded, config)
     return out if padded == problem else out[: problem.m, : problem.n]
 
   def padded(self, problem: Gemm, config: Config) -> Gemm:

@@ -224,7 +224,7 @@ def promoted(names: Operands, x: Operands, options: Options) -> Operands:
   if x.has_scales or {x.a.dtype.name, x.b.dtype.name} <= set(legal.FLOATS8):
     return x  # which JAX promotes to nothing, and a kernel takes in any mixture
   if {x.a.dtype.name, x.b.dtype.name} == {"float32", "bfloat16"}:
-    if planes(x, options) == 3:
+    if planes(x, options, grouped=False) == 3:
       return x
   dtype, found = jnp.result_type(x.a, x.b), {}
   for field, name, v in zip(("a", "b", "b_up"), names, x):
@@ -260,7 +260,7 @@ def dtype_of(
   except TypeError as error:
     raise TypeError(f"{name} must be a dtype, got {value!r}") from error
   kind = dtypes.kind(wanted)
-  if kind == "other":
+  if kind == "other" or not wanted.isnative:
     raise TypeError(f"{name} must be a dtype of numbers, got {wanted}")
   if like is not None and kind != dtypes.kind(like):
     raise TypeError(
@@ -310,7 +310,7 @@ def spec_of(
   return Spec(
     activation=options.activation,
     precision=precision(options.precision),
-    in_planes=planes(x, options) is not None,
+    in_planes=planes(x, options, grouped="ragged" in fields) is not None,
     implementation=names,
     config=options.config,
     reduce_dtype=reduce_dtype(options.reduce_dtype, x, fields["out_dtype"]),
@@ -319,14 +319,14 @@ def spec_of(
   )
 
 
-def planes(x: Operands, options: Options) -> int | None:
-  """The planes that float32 is multiplied in, unless it is left to XLA."""
+def planes(x: Operands, options: Options, grouped: bool) -> int | None:
+  """The planes of float32; None with a recipe, and where it is left to XLA."""
   names = implementation(options.implementation, DENSE)
-  if names is not None and HOPPER not in names:
+  if options.quantize is not None or (names and HOPPER not in names):
     return None
   if jnp.float32 not in (x.a.dtype, x.b.dtype) and not x.has_planes:
     return None
-  return legal.planes_of(precision(options.precision))
+  return legal.planes_of(precision(options.precision), grouped)
 
 
 def implementation(

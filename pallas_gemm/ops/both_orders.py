@@ -19,6 +19,9 @@ from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.ops import sharding
 from pallas_gemm.quantization import BLOCK
 
+# CUDA takes 65535 blocks of 128 along either side.
+_MOST = 65535 * BLOCK
+
 both_p = core.Primitive("pallas_gemm_both_orders")
 both_p.multiple_results = True
 
@@ -133,7 +136,8 @@ def _lower(ctx, *operands, cuda: bool, **how):
   on_one = not compat.is_partitioned(ctx.module_context.axis_context)
 
   def run(x, *given):
-    by_kernel = on_one and x.size and cuda and not legal.wrong_gpu()
+    fits = all(isinstance(n, int) and n <= _MOST for n in x.shape[1:])
+    by_kernel = fits and on_one and x.size and cuda and not legal.wrong_gpu()
     return (_by_kernel if by_kernel else _by_xla)(x, *given, **how)
 
   with sharding.lowered_for(ctx, cuda):

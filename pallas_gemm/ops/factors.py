@@ -63,7 +63,8 @@ def _number(name: str, value: Any, wide: Any) -> np.ndarray:
     raise TypeError(f"{_wanted(name, wide)}, got {value}")
   convert = {"complex": complex, "floating": float, "integer": int}[kind]
   try:
-    return np.asarray(convert(value), wide)
+    with np.errstate(over="ignore"):  # infinity, as in JAX
+      return np.asarray(convert(value), wide)
   except OverflowError as error:
     raise TypeError(
       f"{name} must fit into {wide.name}, got {arguments.short(int(value))}"

@@ -55,6 +55,12 @@ def may_run_kernel(spec: Spec, x: Operands, cuda: bool) -> bool:
   )
 
 
+def why_none(spec: Spec, v: Operands, cuda: bool) -> str:
+  """Why dtypes and precision keep each implementation from ever taking it."""
+  found = {x: IMPLEMENTATIONS[x] for x in names(spec, cuda)}
+  return "; ".join(f"{x}: {one.refuses(spec, v)}" for x, one in found.items())
+
+
 def run(*operands: jax.Array, spec: Spec) -> list[jax.Array]:
   """The results on one device, of the first implementation that takes it.
 

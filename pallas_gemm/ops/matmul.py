@@ -225,7 +225,7 @@ def _matmul(options, generation, *operands):
   del generation  # a key: the config may be another one now
   x = Operands(*arguments.arrays(*operands))
   names = arguments.OF_MATMUL if x.b_up is None else arguments.OF_GATED
-  x = planes.apart(names, x, planes.wanted(x, options))
+  x = planes.apart(names, x, arguments.planes(x, options, grouped=False))
   x = quantized.apart(names, x, options.quantize)
   arguments.check_numbers(names, x)
   x = Operands(*arguments.in_one_memory(names, x))

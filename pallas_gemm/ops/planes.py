@@ -7,14 +7,9 @@ with the same letters. Of A there are none.
 import jax.numpy as jnp
 
 from pallas_gemm import report
-from pallas_gemm.ops import arguments, scales
+from pallas_gemm.ops import scales
 from pallas_gemm.ops.spec import PLANES, Operands
 from pallas_gemm.splitting import Split
-
-
-def wanted(x: Operands, options: arguments.Options) -> int | None:
-  """So many planes float32 is multiplied in; None with a recipe, and on XLA."""
-  return None if options.quantize else arguments.planes(x, options)
 
 
 def apart(names: Operands, x: Operands, planes: int | None) -> Operands:
@@ -23,7 +18,7 @@ def apart(names: Operands, x: Operands, planes: int | None) -> Operands:
   Args:
     names: of the arguments.
     x: the operands; A and B may be a `Split`.
-    planes: see `wanted`.
+    planes: of `arguments.planes`.
 
   Raises:
     TypeError: of two B one alone is a `Split`, or its planes are no bfloat16.

@@ -22,7 +22,6 @@ from pallas_gemm import compat, dtypes, jaxprs, meshes
 from pallas_gemm.ops import scales, sharding, sm90
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.cotangents import transposed
-from pallas_gemm.ops.implementations import HOPPER
 from pallas_gemm.ops.spec import BESIDE, Operands, Spec
 
 # One primitive under two objects: JAX tells the lowering of the second which
@@ -50,8 +49,7 @@ def _abstract_eval(*avals, spec: Spec):
   shape = spec.shape(spec.named(avals))
   out = compat.shaped_like(avals, shape, spec.out_dtype, spec.parts)
   interpreted = (
-    HOPPER in (spec.implementation or ())
-    and not sm90.refuses(spec, spec.named(avals))
+    sm90.is_asked_for(spec, spec.named(avals))
     and avals[0].memory_space == jax.memory.Space.Device
     and not compat.targets_gpu()
   )
@@ -102,6 +100,13 @@ def _jvp(primals, tangents, *, spec: Spec):
   return outs, d_outs
 
 
+NO_DERIVATIVE = (
+  "a product has no derivative by operands of 8 bits nor by their scales; pass"
+  " arrays of 16 or 32 bits and quantize=pallas_gemm.Recipe(), or wrap the"
+  " operand in jax.lax.stop_gradient"
+)
+
+
 def _check_differentiable(x: Operands, dx: Operands) -> None:
   """A cotangent of 8 bits would keep none of its digits, or be nothing."""
   operands = scales.FIELDS if x.a.dtype.itemsize == 1 else {}
@@ -112,11 +117,7 @@ def _check_differentiable(x: Operands, dx: Operands) -> None:
     )
   for name in (*operands, *scales.FIELDS.values()):
     if getattr(dx, name) is not None:
-      raise TypeError(
-        "a product has no derivative by operands of 8 bits nor by their scales;"
-        " pass arrays of 16 or 32 bits and quantize=pallas_gemm.Recipe(), or"
-        " wrap the operand in jax.lax.stop_gradient"
-      )
+      raise TypeError(NO_DERIVATIVE)
 
 
 def _d_preactivation(x: Operands, dx: Operands, out, spec: Spec) -> jax.Array:
@@ -144,7 +145,7 @@ def _d_preactivation(x: Operands, dx: Operands, out, spec: Spec) -> jax.Array:
       c = c if beta is None else c * spread(beta, w.beta)
       terms.append(c.astype(spec.out_dtype))
   if dx.bias is not None and spec.ragged:
-    terms.append(_rows_of_bias(x, dx.bias, spec))
+    terms.append(_rows_of_bias(x, dx.bias, out, spec))
   elif dx.bias is not None:
     terms.append(spread(dx.bias, w.bias).astype(spec.out_dtype))
   return functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(out)
@@ -160,8 +161,8 @@ def _spread(v, word: str, like: jax.Array, spec: Spec, dtype: Any) -> jax.Array:
   return lax.broadcast_in_dim(v.astype(dtype), to.shape, at, out_sharding=typed)
 
 
-def _rows_of_bias(x: Operands, bias: jax.Array, spec: Spec) -> jax.Array:
-  """The bias of each row's group, as a product with ones.
+def _rows_of_bias(x: Operands, bias: jax.Array, out, spec: Spec) -> jax.Array:
+  """The bias of each row's group, as a product with ones; as large as `out`.
 
   The transpose adds rows group by group, in the accumulation's dtype: a sum
   over rows of ones and a cotangent, both of the results' dtype.
@@ -182,7 +183,10 @@ def _rows_of_bias(x: Operands, bias: jax.Array, spec: Spec) -> jax.Array:
     batch_invariant=False,  # one term is no sum
   )
   bias = jnp.expand_dims(bias.astype(wide), at)
-  return product(Operands(ones, bias, offsets=x.offsets), alone)[0]
+  (z,) = product(Operands(ones, bias, offsets=x.offsets), alone)
+  if alone.out != spec.out:
+    z = _spread(z, alone.out, out, spec, spec.out_dtype)
+  return z
 
 
 def activation_of_saved(x: Operands, spec: Spec):
@@ -268,6 +272,10 @@ def _cotangent(ct, x: Operands, of_a: bool, aval, spec: Spec) -> jax.Array:
   if word_alpha:  # many factors, which may differ along what is summed over
     ct = _spread(alpha, word_alpha, ct, spec, wide) * ct.astype(wide)
     alpha = word_alpha = None
+    # Of examples that share A and B, cotangents are added up.
+    shared = [c for c in spec.out if c not in w.a + w.b]
+    ct = jnp.sum(ct, tuple(map(spec.out.index, shared)))
+    t = t._replace(ct="".join(c for c in spec.out if c not in shared))
   dtype = _dtype_of_factors(ct, aval, spec)
   names = spec.implementation
   spec = spec.product_alone(

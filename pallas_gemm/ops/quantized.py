@@ -22,6 +22,8 @@ def operand(name: str, value: Any) -> Any:
   """An array, a `Split`, or a `Quantized` of what is one."""
   if isinstance(value, Split):
     return value
+  if hasattr(value, "__jax_array__") and not isinstance(value, jax.Array):
+    return operand(name, value.__jax_array__())  # of `nnx.Param`
   found = as_quantized(value, name)
   return arguments.array(name, value) if found is None else found
 

@@ -8,6 +8,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from pallas_gemm import dtypes
 from pallas_gemm.ops import product as product_lib
 from pallas_gemm.ops import scales, slabs
 from pallas_gemm.ops import spec as spec_lib
@@ -60,7 +61,7 @@ class Backward:
     found = self._of_the_rest(cts[0])
     if rest.alpha is not None:
       alpha = rest.alpha
-      cts = [(alpha * ct.astype(alpha.dtype)).astype(ct.dtype) for ct in cts]
+      cts = [_narrowed(alpha * ct.astype(alpha.dtype), ct.dtype) for ct in cts]
     of_a = []
     for ct, b in zip(cts, ("b", "b_up")):
       by_b, by_a = self._in_bits(ct, b)
@@ -79,7 +80,7 @@ class Backward:
     if not rest:
       return {}
     x, spec = by_bits(self.recipe, self.rest, self.spec, self.pairs)
-    linear = dataclasses.replace(spec, activation=None)
+    linear = dataclasses.replace(spec, activation=None, out_dtype=ct.dtype)
     of_rest = lambda rest: product_lib.product(  # noqa: E731
       x._replace(**rest), linear
     )[0]
@@ -101,10 +102,15 @@ class Backward:
     # B has no blocks of several dimensions, nor has A where they lie apart.
     rows_are_one = m[1:2] not in self.pairs["a"][1].word
     is_one = len(n) < 2 and (len(m) < 2 or rows_are_one)
-    if not gradient or view is None or (are_blocks and not is_one):
+    # The kernel of blocks multiplies by no scale of a `Quantized`.
+    is_plain = is_one and not by_b and not by_a
+    if not gradient or view is None or (are_blocks and not is_plain):
       by_b, by_a, of_a = self._times(ct, by_b), self._times(ct, by_a), word
       if are_blocks and len(m) > 1 and rows_are_one:
-        (by_a, of_a), m = merged(by_a, word, m), m[0]
+        if m not in word:  # B's batch dimensions are between them
+          of_a = m + "".join(c for c in word if c not in m)
+          by_a = spec_lib.in_order(by_a, word, of_a)
+        (by_a, of_a), m = merged(by_a, of_a, m), m[0]
       return self._quantized(by_b, word, n), self._quantized(by_a, of_a, m)
     if are_blocks:
       return in_blocks(self.recipe, gradient, ct, view, n, False)
@@ -181,7 +187,7 @@ class Backward:
     if in_slabs:
       offsets = slabs.places(offsets, self._rows).offsets
     if not self.recipe.gradient:
-      ct, bits = _in_16_bits(ct, bits, target)
+      ct, bits = _in_bfloat16(ct, bits)
     first, second = t.operands(*(_renamed(v, t.names) for v in (ct, bits)))
     words = Operands(first.word, second.word, offsets=w.offsets)
     alone = spec.product_alone(
@@ -199,6 +205,11 @@ class Backward:
     return product_lib.product(x, alone)[0]
 
 
+def _narrowed(v: jax.Array, dtype: Any) -> jax.Array:
+  """In a dtype, if that has the range."""
+  return v if dtypes.has_less_range(dtype, v.dtype) else v.astype(dtype)
+
+
 def _renamed(bits: Bits, names: dict[int, str]) -> Bits:
   """The same by other letters, and by the blocks of those."""
   blocks = {blocks_of(chr(c)): blocks_of(to) for c, to in names.items()}
@@ -208,12 +219,14 @@ def _renamed(bits: Bits, names: dict[int, str]) -> Bits:
   return dataclasses.replace(bits, word=word, of_scale=of)
 
 
-def _in_16_bits(ct: Bits, bits: Bits, target: Any) -> list[Bits]:
-  """Both operands of a cotangent's product, what has a scale multiplied out."""
-  dtype = target.dtype if target.dtype.itemsize == 2 else jnp.bfloat16
+def _in_bfloat16(ct: Bits, bits: Bits) -> list[Bits]:
+  """Both operands of a cotangent's product, what has a scale multiplied out.
+
+  float16 need not hold what a scale makes of either.
+  """
   values = bits.values.astype(jnp.float32)
   if bits.scale is not None:
     size = dict(zip(bits.word, values.shape))
     values = scales.times(values, bits.scale, bits.of_scale, bits.word, size)
-  other = Bits(values.astype(dtype), None, bits.word, None)
-  return [Bits(ct.values.astype(dtype), None, ct.word, None), other]
+  other = Bits(values.astype(jnp.bfloat16), None, bits.word, None)
+  return [Bits(ct.values.astype(jnp.bfloat16), None, ct.word, None), other]

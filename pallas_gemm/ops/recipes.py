@@ -27,7 +27,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pallas_gemm import meshes
+from pallas_gemm import compat, dtypes, meshes
 from pallas_gemm.ops import arguments, scales, slabs
 from pallas_gemm.ops import product as product_lib
 from pallas_gemm.ops import spec as spec_lib
@@ -80,6 +80,11 @@ def product(recipe: Recipe, x: Operands, spec: Spec) -> list[jax.Array]:
     recipe: how operands without scales are quantised.
     x, spec: as of `product.product`.
   """
+  x = spec.named(compat.join_varying(*x.present()))
+  for field, of in FIELDS.items():
+    if getattr(x, of) is not None:
+      given = {name: _constant(getattr(x, name)) for name in (field, of)}
+      x = x._replace(**given)
   mesh = meshes.explicit(x.present())
   if mesh is not None:  # XLA lays blocks and groups out
     alone = dataclasses.replace(spec, parts=PartitionSpec())
@@ -108,9 +113,14 @@ def product(recipe: Recipe, x: Operands, spec: Spec) -> list[jax.Array]:
     kept = jax.tree.map(_saved, pairs(x))
     in_bits, of_bits = by_bits(recipe, x, spec, kept)
     save = spec.activation is not None or spec.gated
-    outs = product_lib.product(in_bits, dataclasses.replace(of_bits, save=save))
+    wide = in_bits.wide(spec.out_dtype)
+    if save and dtypes.has_less_range(spec.out_dtype, wide):  # see `product`
+      of_bits = dataclasses.replace(of_bits, out_dtype=wide)
+    out, *saved = product_lib.product(
+      in_bits, dataclasses.replace(of_bits, save=save)
+    )
     rest = x._replace(a=None, b=None, b_up=None)
-    return outs[:1], (kept, rest, outs[1:])
+    return [out.astype(spec.out_dtype)], (kept, rest, saved)
 
   def backward(kept, cts):
     of_both, rest, saved = kept
@@ -120,6 +130,17 @@ def product(recipe: Recipe, x: Operands, spec: Spec) -> list[jax.Array]:
   run.defvjp(forward, backward)
   outs = run(x)
   return outs if spec.shape(x) == given else [v.reshape(given) for v in outs]
+
+
+@jax.custom_jvp
+def _constant(v: jax.Array) -> jax.Array:
+  """What has no derivative: not zero, an error."""
+  return v
+
+
+@_constant.defjvp
+def _no_derivative(primals, tangents):
+  raise TypeError(product_lib.NO_DERIVATIVE)
 
 
 def _saved(v: jax.Array) -> jax.Array:

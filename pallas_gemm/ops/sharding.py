@@ -25,7 +25,7 @@ import numpy as np
 
 from pallas_gemm import compat, hardware, report
 from pallas_gemm.kernels.sm90 import legal
-from pallas_gemm.ops import folding, implementations, scales, xla
+from pallas_gemm.ops import folding, implementations, scales, sm90, xla
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.mesh_plan import Axes, MeshPlan, plan_of
 from pallas_gemm.ops.spec import Operands, Spec
@@ -176,6 +176,7 @@ def _added_up(z: jax.Array, out: str, plan: MeshPlan) -> jax.Array:
 # Lowering.
 
 _ON_HOST = "operands lie in the host's memory; kernels have them on the device"
+_FOR_GPU = "what is traced for a GPU is not interpreted on other devices"
 _INTERPRETED = (
   "XLA can't partition an interpreted kernel, which runs on one device; leave"
   " implementation to its default on a mesh of CPUs"
@@ -194,6 +195,9 @@ def _lower(ctx, operands, spec: Spec, cuda: bool, product: Product):
   if x.a.memory_space != jax.memory.Space.Device:
     kernel = implementations.may_run_kernel(spec, x, cuda)
     return _whole(ctx, operands, spec, cuda, mesh, _ON_HOST if kernel else "")
+  may_interpret = cuda or legal.wrong_gpu() or not compat.targets_gpu()
+  if not may_interpret and sm90.is_asked_for(spec, x):
+    return _whole(ctx, operands, spec, cuda, mesh, _FOR_GPU)
   if not compat.is_partitioned(ctx.module_context.axis_context):
     run = functools.partial(implementations.run, spec=spec)
     with lowered_for(ctx, cuda):
@@ -208,9 +212,8 @@ def _lower(ctx, operands, spec: Spec, cuda: bool, product: Product):
   if reason and not kernel:
     report.warn_once(f"reduce_dtype has no effect: {reason}")
     return _whole(ctx, operands, spec, cuda, mesh, "")
-  if reason is None and not cuda and x.a.dtype.itemsize <= 2:
-    if implementations.HOPPER in implementations.names(spec, cuda):
-      reason = _INTERPRETED
+  if reason is None and not cuda and sm90.is_asked_for(spec, x):
+    reason = _INTERPRETED
   if reason is not None:
     return _whole(ctx, operands, spec, cuda, mesh, reason)
   return _by_xla(ctx, operands, spec, cuda, product)
@@ -341,15 +344,15 @@ def digest(spec: Spec) -> np.ndarray:
 
 def _whole(ctx, operands, spec: Spec, cuda: bool, mesh, reason: str):
   """XLA's product of the arrays as they are, for XLA to partition."""
-  names = implementations.names(spec, cuda)
-  if reason and "xla" not in names:
+  names, avals = implementations.names(spec, cuda), spec.named(ctx.avals_in)
+  if "xla" not in names:
+    why = reason or implementations.why_none(spec, avals, cuda)
     raise NotImplementedError(
-      f"no implementation of {names} computes a product here: {reason}"
+      f"no implementation of {names} computes a product here: {why}"
     )
   if reason:
     report.warn_once(f"XLA's product runs instead of a kernel: {reason}")
   xla.check_invariance(spec.batch_invariant, cuda)
-  avals = spec.named(ctx.avals_in)
   shapes = tuple(v.shape for v in avals.present())
   words = f"{avals.a.dtype.name} {spec.words.a} x {spec.words.b} -> {spec.out}"
   why = reason or "no kernel is tried on this platform, or takes these dtypes"

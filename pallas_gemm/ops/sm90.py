@@ -25,13 +25,19 @@ def refuses(spec: Spec, x: Operands) -> str | None:
   pair, precision = (x.a.dtype.name, x.b.dtype.name), spec.precision
   if "float32" in pair or x.has_planes:
     if not spec.in_planes:
+      ours = "lax.Precision" if spec.ragged else "precision HIGHEST"
       return (
-        "float32 is XLA's except at precision HIGHEST, BF16_BF16_F32_X3, _X6 or"
-        f" _X9, got precision {precision}"
+        f"float32 is XLA's except at {ours}, BF16_BF16_F32_X3, _X6 or _X9, got"
+        f" precision {precision}"
       )
     pair = ("bfloat16" if dtype == "float32" else dtype for dtype in pair)
     precision = None
   return legal.refuses(*pair, jnp.dtype(spec.out_dtype).name, precision)
+
+
+def is_asked_for(spec: Spec, x: Operands) -> bool:
+  """Whether it is named, for a product that it may take."""
+  return HOPPER in (spec.implementation or ()) and not refuses(spec, x)
 
 
 def chosen(x: Operands, spec: Spec) -> tuple[tuning.Config, str]:
@@ -106,7 +112,7 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
     raise NotImplementedError(SYMBOLIC)
   scale_a, scale_b = scales.kinds(spec.words)
   (dtype_a, planes_a), (dtype_b, planes_b) = (
-    _in_planes(v.dtype.name, spec.precision) for v in (x.a, x.b)
+    _in_planes(v.dtype.name, spec) for v in (x.a, x.b)
   )
   planes_b = max(planes_b, len(x.planes("b")))
   problem = tuning.Problem.flat(
@@ -144,11 +150,11 @@ def problem_of(x: Operands, spec: Spec) -> tuning.Problem:
   return rows
 
 
-def _in_planes(dtype: str, precision: Any) -> tuple[str, int]:
+def _in_planes(dtype: str, spec: Spec) -> tuple[str, int]:
   """The dtype that an operand is multiplied in, and in how many planes."""
   if dtype != "float32":
     return dtype, 1
-  return "bfloat16", legal.planes_of(precision)
+  return "bfloat16", legal.planes_of(spec.precision, spec.ragged is not None)
 
 
 def spec_of(problem: tuning.Problem, activation: Any) -> Spec:

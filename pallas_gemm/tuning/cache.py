@@ -50,7 +50,7 @@ from typing import Any, NamedTuple
 from absl import logging
 import platformdirs
 
-from pallas_gemm import hardware, version
+from pallas_gemm import compat, hardware, version
 from pallas_gemm.kernels.sm90.config import Config
 from pallas_gemm.problem import Problem
 
@@ -111,7 +111,9 @@ class _Measured:
 
 
 _lock = threading.RLock()
-_measured: dict[str, _Measured] = {}
+# By the kind of GPU, and whether programs are for GPUs: what the interpreter
+# took says nothing of those.
+_measured: dict[tuple[str, bool], _Measured] = {}
 _warned: set[str] = set()
 _generation = 0
 
@@ -304,7 +306,8 @@ def _shipped(device: str) -> dict[Problem, Entry]:
 def _of_this_gpu() -> _Measured:
   """What was measured on this kind of GPU; reads its file the first time."""
   device = hardware.current().name
-  if device not in _measured:
+  key = device, compat.targets_gpu()
+  if key not in _measured:
     path, entries = path_of(device), {}
     try:
       entries = _read(path)
@@ -312,8 +315,8 @@ def _of_this_gpu() -> _Measured:
       warn_once(f"tuning cache {path} is not used: {error}")
     except OSError as error:
       warn_once(f"tuning cache {path} can't be read: {error}")
-    _measured[device] = _Measured(path, entries)
-  return _measured[device]
+    _measured[key] = _Measured(path, entries)
+  return _measured[key]
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
@@ -323,6 +326,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     _NotACacheError: the file is no cache.
     OSError: the file can't be read.
   """
+  _check_kind(path)
   try:
     found = json.loads(path.read_bytes())
   except FileNotFoundError:
@@ -343,6 +347,7 @@ def _merge(path: pathlib.Path, key: str, entry: dict[str, Any]):
   # Where links lead to: there are the file, its lock (shared by all links to
   # it) and what is moved aside.
   path = pathlib.Path(os.path.realpath(path))
+  _check_kind(path)
   with _locked(path):
     try:
       entries = _read(path)
@@ -353,6 +358,12 @@ def _merge(path: pathlib.Path, key: str, entry: dict[str, Any]):
     entries[key] = entry
     _write(path, {"format": FORMAT, "entries": entries})
   return entries
+
+
+def _check_kind(path: pathlib.Path) -> None:
+  """A device (a link to /dev/null, say) or a pipe is let alone."""
+  if path.exists() and not (path.is_file() or path.is_dir()):
+    raise OSError("it is no regular file")
 
 
 @contextlib.contextmanager

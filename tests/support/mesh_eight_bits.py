@@ -192,6 +192,34 @@ def _under_shard_map(arm, case):
 
 
 @register(
+  "recipe: {case} | shard_map, replicated weights | {scaling}",
+  ("default",),
+  case=("rows, columns", "rows of groups", "sums"),
+  scaling=("row", "tensor", "block"),
+)
+def _by_recipe_under_shard_map(arm, case, scaling):
+  """Gradients of data parallelism: those of shards, added up."""
+  op, *shapes = CASES[case][:3]
+  a, b = (normal(*shape, seed=i) for i, shape in enumerate(shapes))
+  op = functools.partial(op, quantize=Recipe(scaling=scaling))
+  axis = int(case == "sums")  # of A; of groups each shard has its own
+  spec, shards = P(*[None] * axis, "x"), MANUAL.mesh.shape["x"]
+
+  def one_by_one(a, b):
+    outs = [op(v, b) for v in jnp.split(a, shards, axis)]
+    return jnp.concatenate(outs, axis)
+
+  def gradients(f):
+    loss = lambda a, b: jnp.sum(jnp.sin(f(a, b)))  # noqa: E731
+    return jax.jit(jax.grad(loss, (0, 1)))(a, b)
+
+  want = gradients(one_by_one)
+  with MANUAL.context():
+    got = gradients(jax.shard_map(op, in_specs=(spec, P()), out_specs=spec))
+  mesh_checks.same_values(got, want)
+
+
+@register(
   "FSDP by 8 bits | {mode} | {scaling}",
   ("kernel",),  # XLA's product for CPUs is one of float32
   mode=(EXPLICIT, AUTO),

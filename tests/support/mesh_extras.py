@@ -269,7 +269,7 @@ def _lowered_in_shard_map(arm):
     assert text.count("custom_call @mosaic_gpu") == kernels, text
 
 
-@register("sm90: interpreted | auto", ("default",))
+@register("sm90: no kernel is interpreted | auto", ("default",))
 def _interpreted_runs_on_one_device(arm):
   """XLA can't partition it: its own product runs if it may, or none."""
   del arm
@@ -281,6 +281,22 @@ def _interpreted_runs_on_one_device(arm):
     error = raised(op, *args, implementation="sm90")
     assert isinstance(error, NotImplementedError), repr(error)
     assert "runs on one device" in str(error), error
+
+
+@register("sm90: {dtype} | auto", ("default",), dtype=("float32", "int32"))
+def _named_kernel(arm, dtype):
+  """Of planes none is interpreted; what the kernel never takes is refused."""
+  del arm
+  how = {"precision": "highest"}
+  why = {"float32": "runs on one device", "int32": "sm90: operands must be"}
+  x = AUTO.place(jnp.round(4 * normal(32, 16)).astype(dtype), P("x"))
+  w = jnp.round(4 * normal(8, 16, 24)).astype(dtype)
+  for op, args in ((pallas_gemm.matmul, (x, w[0])), (_ragged_dot, (x, w))):
+    error = raised(op, *args, implementation="sm90", **how)
+    assert isinstance(error, NotImplementedError), repr(error)
+    assert why[dtype] in str(error), error
+    got = op(*args, implementation=("sm90", "xla"), **how)
+    mesh_checks.same_values(got, op(*args, **how))
 
 
 # What the checks rest on.

@@ -105,11 +105,12 @@ NO_ARRAYS: dict[str, list[Callable[[Any], Any]]] = {
 }
 # What no op takes for the dtype of its result.
 NO_DTYPES = [
-  *("zz", object, 3, ["float32"], str, "datetime64[s]"),
+  *("zz", object, 3, ["float32"], str, "datetime64[s]", ">f4"),
   jax.random.key(0).dtype,
 ]
 
 _ARRAY = jnp.full((1, 128), 2.0)
+_KEY = jax.random.key(0)
 # None is a function of one number that gives one number; by what is said of it.
 NO_ACTIVATIONS: dict[str, list[Any]] = {
   "be elementwise, got ... in it, which may mix elements": [
@@ -144,6 +145,7 @@ NO_ACTIVATIONS: dict[str, list[Any]] = {
     lambda x: x * x.ndim,
   ],
   "not close over an array; it must be elementwise": [
+    lambda x: x * jax.random.uniform(_KEY),
     lambda x: x * _ARRAY,
     lambda x: x * _ARRAY[:1, :1],
     lambda x: x * np.ones((8, 1), np.float32),

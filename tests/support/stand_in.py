@@ -14,7 +14,7 @@ from jax.extend import core
 from jax.interpreters import mlir
 
 from pallas_gemm import compat
-from pallas_gemm.ops import implementations
+from pallas_gemm.ops import implementations, sm90
 
 
 class Call(NamedTuple):
@@ -37,6 +37,9 @@ def installed(*, default: bool = False) -> Iterator[list[Call]]:
   )
   with contextlib.ExitStack() as stack:
     stack.enter_context(mock.patch.dict(table, sm90=entry))
+    # Nothing of it is interpreted.
+    no = mock.patch.object(sm90, "is_asked_for", return_value=False)
+    stack.enter_context(no)
     if default:
       names = dict.fromkeys((False, True), ("sm90", "xla"))
       stack.enter_context(mock.patch.dict(implementations.DEFAULT, names))

@@ -28,6 +28,7 @@ _MOST_COUNTED = 2**31 - 2**16
 _MOST_COPIED = 256
 
 _PRESETS = lax.DotAlgorithmPreset
+_BELOW_HIGHEST = {None, lax.Precision.DEFAULT, lax.Precision.HIGH}
 _OF_ALL_PAIRS = _PRESETS.BF16_BF16_F32_X9
 _ARITHMETIC: dict[str, tuple[Any, ...]] = {
   "bfloat16": (_PRESETS.BF16_BF16_F32,),
@@ -88,10 +89,17 @@ def refuses(a: str, b: str, out: str, precision: Any = None) -> str | None:
   return None
 
 
-def planes_of(precision: Any) -> int | None:
-  """The planes of bfloat16 that a precision multiplies float32 in, or None."""
-  if precision in (lax.Precision.HIGHEST, (lax.Precision.HIGHEST,) * 2):
+def planes_of(precision: Any, grouped: bool = False) -> int | None:
+  """The planes of bfloat16 that a precision multiplies float32 in, or None.
+
+  Groups have two at all of `lax.Precision` below HIGHEST: they keep 16 bits,
+  TF32 11, and XLA has no product of groups that is as fast.
+  """
+  pair = precision if isinstance(precision, tuple) else (precision,)
+  if {*pair} == {lax.Precision.HIGHEST}:
     return 3
+  if grouped and {*pair} <= _BELOW_HIGHEST:
+    return 2
   presets = _PRESETS.BF16_BF16_F32_X3, _PRESETS.BF16_BF16_F32_X6, _OF_ALL_PAIRS
   return dict(zip(presets, (2, 3, 3))).get(precision)
 
