@@ -237,7 +237,7 @@ def flags(prog: str, description: str | None) -> argparse.ArgumentParser:
     ("steps", 10, "steps of training"),
     ("seed", 0, "seed of weights and inputs"),
   ):
-    kind = int if name == "seed" else positive
+    kind = int if name in ("seed", "steps") else positive
     parser.add_argument(
       f"--{name}", type=kind, default=default, help=f"{what} ({default})"
     )

@@ -141,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     ("steps", 5, "steps of training"),
     ("seed", 0, "seed of weights and inputs"),
   ):
-    kind = int if name == "seed" else positive
+    kind = int if name in ("seed", "steps") else positive
     parser.add_argument(
       f"--{name}", type=kind, default=default, help=f"{what} ({default})"
     )

@@ -239,7 +239,7 @@ def test_what_was_measured_is_explained(entry, runs, said):
     jax.ShapeDtypeStruct(shape, "bfloat16")
     for shape in ((4096, 1024), (1024, 2048))
   )
-  cache.store(PROBLEM, entry, persist=False)
+  cache.store(PROBLEM, entry)
   found = pallas_gemm.explain(pallas_gemm.matmul, a, b, platform="cuda")
   assert found.products[0].implementation == runs
   assert said in str(found)
