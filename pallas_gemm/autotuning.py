@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import numbers
 import os
 import sys
 from typing import Any, Literal
@@ -175,7 +176,7 @@ def autotune(
     print(pallas_gemm.autotune(pallas_gemm.matmul, x, w, bias=bias))
     print(pallas_gemm.autotune(jax.grad(loss), params, batch))
   """
-  if not isinstance(top, int) or isinstance(top, bool) or top < 1:
+  if not isinstance(top, numbers.Integral) or top is True or top < 1:
     raise ValueError(f"top must be a positive integer, got {top!r}")
   cases, problems = find(fn, *args, **kwargs), []
   with _progress(len(cases)) as (doing, step), on_one_device():

@@ -30,7 +30,7 @@ import math
 from typing import Any, Literal
 
 import jax
-from jax import lax
+from jax import export, lax
 import jax.numpy as jnp
 import numpy as np
 
@@ -45,6 +45,7 @@ _SOURCES = ("float32", "bfloat16", "float16")
 _TINY = float(jnp.finfo(jnp.float32).smallest_normal)
 # Bits of both floats, and of float8_e5m2.
 _NAN, _INFINITIES = 0x7F, (0x7C, 0xFC)
+_NO_INDEX = tuple, bool, np.bool_, type(None), type(...)
 _MANTISSA_BITS = 23
 _MANTISSA = 2**_MANTISSA_BITS - 1
 
@@ -125,7 +126,7 @@ class Quantized:
       ValueError: the scale is one of blocks along that, of which `index` would
         cut some.
     """
-    is_one = not isinstance(index, tuple | bool | None | type(...))
+    is_one = not isinstance(index, _NO_INDEX)
     wanted = "the index must be one of the first dimension alone"
     _check(is_one, wanted, repr(index), TypeError)
     values, scale = self.values[index], self.scale
@@ -135,8 +136,8 @@ class Quantized:
       of_all = scale.shape[0] == 1
       wanted = "the first dimension must not have scales of blocks"
       _check(of_all, wanted, f"{scale.shape} for values {self.shape}")
-      is_number = values.ndim < self.ndim
-      return Quantized(values, scale[0] if is_number else scale)
+      new = range(values.ndim - self.ndim + 1)
+      return Quantized(values, lax.expand_dims(scale[0], new))
     return Quantized(values, scale[index])
 
   def __iter__(self) -> Iterator["Quantized"]:
@@ -184,6 +185,14 @@ class Quantized:
     return self
 
 
+export.register_pytree_node_serialization(
+  Quantized,
+  serialized_name="pallas_gemm.Quantized",
+  serialize_auxdata=lambda _: b"",
+  deserialize_auxdata=lambda _: (),
+)
+
+
 def as_quantized(value: Any, name: str = "x") -> Quantized | None:
   """A `Quantized`, checked; None for what is none.
 
@@ -226,7 +235,8 @@ def quantize(
   """Values of 8 bits, and the scales of blocks, that stand for an array.
 
   Numerics: the largest finite |x| of a block becomes the largest number of the
-  dtype; the module says how far values may be off.
+  dtype; the module says how far values may be off. Rounding has no derivative,
+  and products have none by the result: train with a `Recipe`.
 
   Args:
     x: [..., rows, columns] of float32, bfloat16 or float16.

@@ -139,6 +139,9 @@ def export_buckets(
   arguments.check(not is_string, wanted, repr(platforms), TypeError)
   sizes = _sizes(sizes)
   jitted = jax.jit(lambda *args: fn(*args))
+  numbers = "x must hold numbers"
+  is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+  arguments.check(not is_key, numbers, x.dtype, TypeError)
   shapes = jax.tree.map(_shape_of, rest)
   rows = lambda m: jax.ShapeDtypeStruct((m, *x.shape[1:]), x.dtype)  # noqa: E731
   exported, found = [], {}
@@ -191,4 +194,9 @@ def _sizes(sizes: Any) -> tuple[int, ...]:
 
 
 def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
-  return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+  try:
+    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+  except TypeError as error:
+    raise TypeError(
+      f"arguments behind x must be arrays or their shapes, got {x!r}"
+    ) from error

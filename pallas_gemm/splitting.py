@@ -5,6 +5,7 @@ import functools
 from typing import Any, Literal
 
 import jax
+from jax import export
 import jax.numpy as jnp
 
 from pallas_gemm.kernels.sm90 import planes as planes_lib
@@ -53,6 +54,14 @@ class Split:
     return functools.reduce(jnp.add, wide)
 
 
+export.register_pytree_node_serialization(
+  Split,
+  serialized_name="pallas_gemm.Split",
+  serialize_auxdata=lambda _: b"",
+  deserialize_auxdata=lambda _: (),
+)
+
+
 def split(x: jax.Array, planes: Literal[2, 3] = 3) -> Split:
   """The planes that products at a precision read, made once.
 
@@ -67,7 +76,7 @@ def split(x: jax.Array, planes: Literal[2, 3] = 3) -> Split:
   Args:
     x: float32, of any shape.
     planes: 3 for HIGHEST, BF16_BF16_F32_X6 and _X9, whose sum is x, but for
-      numbers below 2^-110; 2 for BF16_BF16_F32_X3 and for groups below HIGHEST,
+      numbers below 2^-103; 2 for BF16_BF16_F32_X3 and for groups below HIGHEST,
       which leave 2^-16 |x|.
 
   Raises:
@@ -82,7 +91,7 @@ def split(x: jax.Array, planes: Literal[2, 3] = 3) -> Split:
     >>> y.dtype.name, y.tolist()[0]
     ('float32', [3.0, 3.0, 3.0, 3.0])
   """
-  if planes not in (2, 3):
+  if type(planes) is not int or planes not in (2, 3):
     raise ValueError(f"planes must be 2 or 3, got {planes!r}")
   dtype = jnp.result_type(x)
   if dtype != jnp.float32:

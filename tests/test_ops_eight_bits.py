@@ -129,3 +129,12 @@ def test_beside_16_bits_it_is_multiplied_out():
   q = pallas_gemm.quantize(b, block=(None, 1))
   want = pallas_gemm.matmul(a, q.dequantized(jnp.bfloat16))
   assert np.array_equal(pallas_gemm.matmul(a, q), want)
+
+
+def test_a_precision_of_the_context():
+  """Is said of sums of 8 bits, not of what stands in for them."""
+  a, b = (quantize(jnp.ones((16, 16)), block=(1, 1)) for _ in range(2))
+  precision = "ANY_F8_ANY_F8_F32_FAST_ACCUM"
+  want = pallas_gemm.matmul(a, b, precision=precision)
+  with jax.default_matmul_precision(precision):
+    assert np.array_equal(pallas_gemm.matmul(a, b), want)

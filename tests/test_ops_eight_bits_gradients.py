@@ -230,13 +230,14 @@ def test_no_derivative_by_8_bits(side, of_scale):
     jax.grad(loss)(v)
 
 
+@pytest.mark.parametrize("recipe", (None, Recipe()))
 @pytest.mark.parametrize("op", ("matmul", "ragged_dot"))
-def test_no_derivative_by_8_bits_beside_a_recipe(op):
+def test_no_derivative_by_8_bits_beside_an_array(op, recipe):
   x, rest = normal(8, 8), ()
   q = quantize(x, block=(1, None))
   if op == "ragged_dot":
     rest, x = (jnp.array([5, 3]),), jnp.stack([x, x])
-  f = functools.partial(getattr(pallas_gemm, op), quantize=Recipe())
+  f = functools.partial(getattr(pallas_gemm, op), quantize=recipe)
 
   def loss(values, scale, x):
     return f(Quantized(values, scale), x, *rest).astype(jnp.float32).sum()
@@ -355,3 +356,24 @@ def test_several_dimensions(scaling, words):
   for ours, plain in zip(*both(a, b)):
     off = (1 + 2.0**-4) ** 2 - 1 + numerics.gamma(300, 2.0**-24)
     assert bool((jnp.abs(ours - plain) <= off * plain).all())
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_results_of_8_bits(scaling):
+  """Their cotangents are made bfloat16 first."""
+  a, b = normal(8, 16), normal(16, 24)
+  f = functools.partial(pallas_gemm.matmul, quantize=Recipe(scaling=scaling))
+
+  def gradients(out_dtype):
+    loss = lambda a, b: f(a, b, out_dtype=out_dtype).astype("float32").sum()  # noqa: E731
+    return jax.grad(loss, (0, 1))(a, b)
+
+  for got, want in zip(gradients(E4M3), gradients("bfloat16")):
+    assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_vmap_over_nothing(scaling):
+  f = functools.partial(pallas_gemm.matmul, quantize=Recipe(scaling=scaling))
+  w = normal(16, 8)
+  assert jax.vmap(lambda a: f(a, w))(jnp.ones((0, 3, 16))).shape == (0, 3, 8)

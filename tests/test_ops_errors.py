@@ -62,6 +62,13 @@ VALUE_ERRORS = {
       {"bias": jnp.ones((1, 1, 8))},
     ],
     "bias must broadcast to the result's shape (4,), got (4, 2)": WIDE_BIAS,
+    # For each row it would be one of (2, 4, 1).
+    "bias must broadcast to the result's shape (2, 4), got (4, 1)": {
+      "a": jnp.ones((2, 4, 6)),
+      "b": jnp.ones(6),
+      "bias": jnp.ones((4, 1)),
+      "c": None,
+    },
     "c must broadcast to the result's shape (4, 8), got (": [
       {"c": jnp.ones((8, 4))},
       {"c": jnp.ones((2, 4, 8))},

@@ -320,3 +320,28 @@ def test_lowers_for_cuda(wide, bias):
     assert "chlo.ragged_dot" not in text and "dot_general" not in text
     text = traced.lower(lowering_platforms=("cpu",)).as_text()
     assert "mosaic_gpu" not in text
+
+
+@pytest.mark.parametrize("dtype", ("int8", "uint8"))
+def test_offsets_of_few_bits(dtype):
+  """Of more groups than they count."""
+  x, w, sizes = jnp.ones((300, 4)), jnp.ones((2, 4, 3)), jnp.ones(300, "int32")
+  offset = jnp.asarray(9, dtype)
+  out = pallas_gemm.ragged_dot(x, w, sizes, group_offset=offset)
+  assert np.flatnonzero(out[:, 0]).tolist() == [9, 10]
+
+
+def test_nan_in_a_large_matrix_of_few_rows_stays_in_its_group():
+  w = jnp.ones((2, 256, 1024)).at[1].set(jnp.nan)
+  out = pallas_gemm.ragged_dot(jnp.ones((4, 256)), w, jnp.array([2, 2]))
+  assert jnp.isnan(out).all(1).tolist() == [False, False, True, True]
+
+
+def test_cotangents_beyond_float32():
+  with jax.enable_x64(True):
+    w, sizes = jnp.full((2, 3, 5), 1e-10, "float32"), jnp.array([2, 2])
+    f = functools.partial(pallas_gemm.ragged_dot, rhs=w, group_sizes=sizes)
+    f = functools.partial(f, preferred_element_type="float64")
+    _, pull = jax.vjp(f, jnp.ones((4, 3), "float32"))
+    (got,) = pull(jnp.full((4, 5), 1e40))
+  np.testing.assert_allclose(got, 5e30, rtol=1e-6)

@@ -85,9 +85,12 @@ def test_the_tangent_by_the_other_operand():
   assert np.array_equal(tangent, 2 * matmul(X, W))
 
 
-def test_there_is_no_derivative_by_it():
+@pytest.mark.parametrize(
+  "op", (matmul, pallas_gemm.matmul), ids=("planes", "added up")
+)
+def test_there_is_no_derivative_by_it(op):
   with pytest.raises(TypeError, match="no derivative by a Split; pass the arr"):
-    jax.grad(lambda w: jnp.sum(matmul(X, split(w))))(W)
+    jax.grad(lambda w: jnp.sum(op(X[:9], split(w))))(W)
 
 
 def test_scan_over_layers():
@@ -144,7 +147,13 @@ def test_elsewhere_it_is_added_up_and_said_so(call, words, caplog):
       TypeError,
       "x must be of float32, got",
     ),
+    (
+      lambda: gated_matmul(X, split(W), split(W, 2)),
+      ValueError,
+      "w_up must have 3 planes like w_gate, got 2",
+    ),
     (lambda: split(W, 4), ValueError, "planes must be 2 or 3, got 4"),
+    (lambda: split(W, 2.0), ValueError, "planes must be 2 or 3, got 2.0"),
     (
       lambda: matmul(X, pallas_gemm.Split((W, W))),
       TypeError,

@@ -144,6 +144,18 @@ def test_under_transformations():
   assert jax.tree.map(lambda _: None, q).values is None
 
 
+def test_indexing_by_arrays_of_any_rank():
+  """Where all elements share a scale."""
+  q = quantize(jnp.arange(40.0).reshape(4, 10), "int8", block=(None, 1))
+  for index in (jnp.array([2]), jnp.array([[1, 3, 0], [2, 2, 1]]), 1):
+    got, want = (
+      np.asarray(v) for v in (q[index].dequantized(), q.dequantized()[index])
+    )
+    assert np.array_equal(got, want)
+  with pytest.raises(TypeError, match="the index must be one of"):
+    q[np.True_]
+
+
 def test_indexing():
   x = jax.random.normal(jax.random.key(0), (3, 4, 256))
   for block in ((1, 1, 128), (None, 1, 128)):

@@ -321,3 +321,35 @@ def test_symbolic_sizes_are_left_to_xla_with_one_warning(monkeypatch):
     assert "mosaic_gpu" not in found.mlir_module()
   (message,) = warned
   assert "export_buckets" in message
+
+
+def test_weights_of_this_package_are_serialized():
+  w = normal(16, 8)
+  q, s = pallas_gemm.quantize(w, block=(None, 1)), pallas_gemm.split(w)
+  f = lambda x, q, s: pallas_gemm.matmul(x, q) + pallas_gemm.matmul(x, s)  # noqa: E731
+  served = pallas_gemm.export_buckets(f, _shape(1, 16), q, s, sizes=(4,))
+  data, x = served.serialize(), normal(3, 16)
+  got = serving.Buckets.deserialize(data)(x, q, s)
+  assert np.array_equal(got, served(x, q, s))
+
+
+@pytest.mark.parametrize(
+  ("args", "words"),
+  [
+    ((_shape(1, 16), "relu"), "arguments behind x must be arrays or their"),
+    ((jax.random.split(jax.random.key(0)),), "x must hold numbers, got key"),
+  ],
+)
+def test_no_numbers(args, words):
+  with pytest.raises(TypeError, match=words):
+    pallas_gemm.export_buckets(lambda x, *rest: x, *args)
+
+
+def test_a_symbolic_number_of_groups():
+  (groups,) = export.symbolic_shape("groups")
+  f = functools.partial(pallas_gemm.ragged_dot, group_offset=jnp.int32(1))
+  shapes = _shape(8, 4), _shape(2, 4, 3), _shape(groups, dtype="int32")
+  sizes = jnp.array([2, 2, 2, 2])
+  args = normal(8, 4), normal(2, 4, 3), sizes
+  got = export.export(jax.jit(f))(*shapes).call(*args)
+  assert np.array_equal(got, f(*args))

@@ -114,6 +114,9 @@ def array(name: str, value: Any, optional: bool = False) -> Any:
   if isinstance(value, np.ndarray | np.generic):
     if dtypes.kind(value.dtype) == "other":
       raise TypeError(f"{name} must hold numbers, got dtype {value.dtype}")
+    if not value.dtype.isnative or value.dtype.char in "gG":
+      wanted = f"{name} must have a dtype that JAX has"
+      raise TypeError(f"{wanted}, got {value.dtype!r}")
     return value
   if not isinstance(value, int | float | complex):
     raise TypeError(f"{name} must be an array, got {type(value).__name__}")
@@ -307,10 +310,13 @@ def spec_of(
   """The spec of a product, with what the options ask for, once checked."""
   names = implementation(options.implementation, known)
   _check_config(options.config, names, known)
+  in_planes = planes(x, options, grouped="ragged" in fields) is not None
+  # Cotangents of float64 may not fit into float32.
+  fits = x.has_planes or jnp.dtype(fields["out_dtype"]).itemsize <= 4
   return Spec(
     activation=options.activation,
     precision=precision(options.precision),
-    in_planes=planes(x, options, grouped="ragged" in fields) is not None,
+    in_planes=in_planes and fits,
     implementation=names,
     config=options.config,
     reduce_dtype=reduce_dtype(options.reduce_dtype, x, fields["out_dtype"]),
@@ -321,7 +327,8 @@ def spec_of(
 
 def planes(x: Operands, options: Options, grouped: bool) -> int | None:
   """The planes of float32; None with a recipe, and where it is left to XLA."""
-  names = implementation(options.implementation, DENSE)
+  known = GROUPED if grouped else DENSE
+  names = implementation(options.implementation, known)
   if options.quantize is not None or (names and HOPPER not in names):
     return None
   if jnp.float32 not in (x.a.dtype, x.b.dtype) and not x.has_planes:
@@ -405,6 +412,16 @@ def check_out_sharding(value: Any) -> None:
     type(value).__name__,
     TypeError,
   )
+
+
+def check_sums(names: Operands, x: Operands) -> None:
+  """No array is, or is to have, a sum over mesh axes that is still to come."""
+  for name, v in zip(names, x):
+    if v is not None and meshes.has_sums([v]):
+      raise NotImplementedError(
+        f"{name} must not be reduced or unreduced over mesh axes, got"
+        f" {jax.typeof(v).sharding.spec}; use jax.lax"
+      )
 
 
 def parts_of(

@@ -156,7 +156,8 @@ def _batch(operands, dims, **how):
     v[None] if d is None else jnp.moveaxis(v, d, 0)
     for v, d in zip(operands, dims)
   ]
-  size, matrices = max(v.shape[0] for v in moved), moved[0].shape[1]
+  size = next(v.shape[0] for v, d in zip(moved, dims) if d is not None)
+  matrices = moved[0].shape[1]
 
   def merged(v):
     v = jnp.broadcast_to(v, (size, matrices, *v.shape[2:]))

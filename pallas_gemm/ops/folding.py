@@ -78,7 +78,7 @@ def grouped(run: Run, x: Operands, spec: Spec) -> list[jax.Array]:
   words = words._replace(bias=w.bias and "gn")
   beside = [field for field in BESIDE if getattr(w, field)]
   words = words._replace(**dict.fromkeys(beside, order_b))
-  order = ["g", "m", "n", *map(blocks_of, "nk")]
+  order = ["g", "m", "n", "k", *map(blocks_of, "nk")]
   for field in scales.FIELDS.values():
     if (word := getattr(w, field)) is not None:
       ordered = "".join(sorted(word, key=order.index))

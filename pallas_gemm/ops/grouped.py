@@ -213,7 +213,8 @@ def _ragged_dot(
   arguments.check_numbers(names, x)
   check(x.a.ndim == 2, f"{names.a} must be [M, K]", f"shape {x.a.shape}")
   check(x.b.ndim == 3, f"{names.b} must be {stored}", f"shape {x.b.shape}")
-  passed, x = x, arguments.promoted(names, x, options)
+  compute = recipes.rule(options, names, x)
+  x = arguments.promoted(names, x, options)
   groups, k, n = x.b.shape
   if options.transpose_b:
     n, k = k, n
@@ -240,7 +241,6 @@ def _ragged_dot(
     ragged="m",
     out_dtype=out_dtype,
   )
-  compute = recipes.rule(options, names, passed)
   rest = group_sizes, group_offset, options.out_sharding
   return of_groups(names, x, spec, *rest, compute)
 
@@ -291,7 +291,8 @@ def check_sizes(
     got = f"{count}; with group_offset it may have more"
     check(count == groups, f"{wanted}, as {of} has groups", got)
     return
-  check(count >= groups, f"{wanted} or more, as {of} has groups", count)
+  if isinstance(count, int) and isinstance(groups, int):  # none is symbolic
+    check(count >= groups, f"{wanted} or more, as {of} has groups", count)
   shape, wanted = group_offset.shape, "group_offset must have shape () or (1,)"
   check(shape in ((), (1,)), wanted, shape)
 
@@ -312,6 +313,8 @@ def of_groups(
     on_device=True,
   )
   x = Operands(*x)
+  if compute is product:
+    arguments.check_sums(names, x)
   rows = x.a.shape[spec.words.a.index(spec.ragged)]
   (groups,), w = group_sizes.shape, spec.words
   if "g" in w.b:
@@ -370,8 +373,11 @@ def bounds(
   sizes = jnp.clip(group_sizes, 0, m).astype(dtype)
   numbers = lax.iota(jnp.int32, groups + 1)
   if group_offset is not None:
+    first = group_offset.reshape(()) | 0
+    if first.dtype.itemsize < 4:  # it may have no room for the last
+      first = first.astype(jnp.int32)
     last = group_sizes.shape[0] - groups
-    numbers += jnp.clip(group_offset.reshape(()) | 0, 0, last).astype(jnp.int32)
+    numbers += jnp.clip(first, 0, last).astype(jnp.int32)
   # Each bound is a sum of its own, for then XLA makes one kernel of it all.
   count = sizes.shape[0]
   is_before = lax.iota(jnp.int32, count)[None] < numbers[:, None]

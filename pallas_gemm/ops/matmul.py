@@ -5,14 +5,15 @@ one compiled function, kept under the arguments that are no arrays, runs the
 rest while it is traced.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
 from typing import Any, Never
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
-from pallas_gemm import compat, tuning
+from pallas_gemm import compat, meshes, tuning
 from pallas_gemm.kernels import activations
 from pallas_gemm.ops import arguments, keywords, planes, quantized, recipes
 from pallas_gemm.ops import spec as spec_lib
@@ -80,8 +81,8 @@ def matmul(
       their scales; beside a wider operand it is multiplied out.
     b: [..., K, N], or [K]: a column. Or a `Quantized` or a `Split`.
     bias: what broadcasts to the result: [N], [M, 1], a number; of a vector also
-      [M, 1]. No wider than the accumulation. A kernel has [N] and [M, 1] for
-      all of a batch; others cost what C costs.
+      [M, 1], of a batch of them [.., M, 1]. No wider than the accumulation. A
+      kernel has [N] and [M, 1] for all of a batch; others cost what C costs.
     activation: an elementwise JAX function of one array, without arrays or
       traced values of its own; it is compiled into the kernel, once for all
       functions that compute the same.
@@ -229,6 +230,9 @@ def _matmul(options, generation, *operands):
   x = quantized.apart(names, x, options.quantize)
   arguments.check_numbers(names, x)
   x = Operands(*arguments.in_one_memory(names, x))
+  if options.quantize is None:
+    arguments.check_sums(names, x)
+  compute = recipes.rule(options, names, x)
   passed, x = x, arguments.promoted(names, x, options)
   out_dtype = quantized.result_dtype(options.out_dtype, x)
   words, out, operands = _named(names, x, options, out_dtype)
@@ -244,7 +248,6 @@ def _matmul(options, generation, *operands):
     out_dtype=out_dtype,
     parts=arguments.parts_of(x, reference, options.out_sharding),
   )
-  compute = recipes.rule(options, names, passed)
   if options.without_product:
     compute = spec_lib.without_product
   result = compute(operands, spec)[0]
@@ -313,13 +316,14 @@ def _bias(bias: Any, wide: Any, out: str, size: dict[str, int]):
   whole = out.replace("m", "").replace("n", "") + "mn"
   shape, of_whole = (tuple(size[c] for c in word) for word in (out, whole))
   over, fits = out, arguments.broadcasts
-  if not fits(bias.shape, shape) and fits(bias.shape, of_whole):
+  is_longer = bias.ndim > len(shape)
+  if not fits(bias.shape, shape) and is_longer and fits(bias.shape, of_whole):
     over, shape = whole, of_whole
   bias = arguments.added("bias", bias, wide, "the result's shape", shape)
   word, bias = _without_ones(bias, "", over, shape)
   for c in word[::-1]:
     if size[c] == 1 and (len(word) > 1 or c not in out):
-      bias = jax.lax.squeeze(bias, (word.index(c),))
+      bias = _squeezed(bias, (word.index(c),))
       word = word.replace(c, "")
   return bias, word
 
@@ -333,7 +337,20 @@ def _without_ones(v: jax.Array, word: str, letters: str, batch):
     if isinstance(have, int) and have == 1 != want
   ]
   kept = "".join(c for i, c in enumerate(letters[first:]) if i not in shared)
-  return kept + word, jax.lax.squeeze(v, shared) if shared else v
+  return kept + word, _squeezed(v, shared) if shared else v
+
+
+def _squeezed(v: jax.Array, at: Sequence[int]) -> jax.Array:
+  """v without dimensions of size 1.
+
+  The transpose would not give them their mesh axes, of size 1, back.
+  """
+  sharding = jax.typeof(v).sharding
+  parts = [None if i in at else x for i, x in enumerate(sharding.spec)]
+  if parts != [*sharding.spec]:
+    to = NamedSharding(sharding.mesh, PartitionSpec(*parts))
+    v = jax.sharding.reshard(v, to)
+  return jax.lax.squeeze(v, at)
 
 
 def _reference(options: Options, x: Operands) -> jax.Array:
@@ -341,12 +358,9 @@ def _reference(options: Options, x: Operands) -> jax.Array:
   if x.a.dtype != x.b.dtype:  # of 8 bits, which JAX promotes to nothing
     x = Operands(*[v if v is None else v.astype(jnp.bfloat16) for v in x[:3]])
   a = jnp.swapaxes(x.a, -1, -2) if options.transpose_a else x.a
+  multiply = functools.partial(_matmul_to, options.out_sharding)
   outs = [
-    jnp.matmul(
-      a,
-      jnp.swapaxes(b, -1, -2) if options.transpose_b else b,
-      out_sharding=options.out_sharding,
-    )
+    multiply(a, jnp.swapaxes(b, -1, -2) if options.transpose_b else b)
     for b in (x.b, x.b_up)
     if b is not None
   ]
@@ -356,3 +370,17 @@ def _reference(options: Options, x: Operands) -> jax.Array:
       if v is not None and arguments.broadcasts(v.shape, out.shape):
         out = out + v.astype(out.dtype)
   return out
+
+
+def _matmul_to(to: Any, a: jax.Array, b: jax.Array) -> jax.Array:
+  """`jnp.matmul`, sharded as it is asked for.
+
+  Where batches broadcast, JAX 0.11.2 to 0.12 takes dimensions for others.
+  """
+  batch, mesh = a.shape[:-2], meshes.explicit([a, b])
+  are_alike = batch == b.shape[:-2] and 1 not in batch
+  if to is None or mesh is None or are_alike:
+    return jnp.matmul(a, b, out_sharding=to)
+  whole = NamedSharding(mesh, PartitionSpec())
+  a, b = (jax.sharding.reshard(v, whole) for v in (a, b))
+  return jax.sharding.reshard(jnp.matmul(a, b), to)

@@ -168,7 +168,9 @@ def _summed(
     bad = {
       x
       for c, hit in scatter.items()
-      if at[c][-len(hit) :] != hit or c == "g" or not mesh.divides(c, at[c])
+      if at[c][-len(hit) :] != hit
+      or c == "g"
+      or not (mesh.size[c] and mesh.divides(c, at[c]))  # none of nothing
       for x in hit
     }
     if not bad:

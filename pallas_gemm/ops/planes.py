@@ -7,7 +7,7 @@ with the same letters. Of A there are none.
 import jax.numpy as jnp
 
 from pallas_gemm import report
-from pallas_gemm.ops import scales
+from pallas_gemm.ops import arguments, constants, scales
 from pallas_gemm.ops.spec import PLANES, Operands
 from pallas_gemm.splitting import Split
 
@@ -26,6 +26,10 @@ def apart(names: Operands, x: Operands, planes: int | None) -> Operands:
   of_b = [isinstance(v, Split) for v in (x.b, x.b_up) if v is not None]
   if len(set(of_b)) > 1:
     raise TypeError(f"{names.b} and {names.b_up} must both be a Split or none")
+  if of_b == [True, True]:
+    have, want = len(x.b_up.planes), len(x.b.planes)
+    wanted = f"{names.b_up} must have {want} planes like {names.b}"
+    arguments.check(have == want, wanted, have)
   found, beside = {}, x.a.dtype in (jnp.float32, jnp.bfloat16)
   for field, rest in PLANES.items():
     v, name = getattr(x, field), getattr(names, field)
@@ -47,7 +51,7 @@ def joined(names: Operands, x: Operands) -> Operands:
         " weights, at the precision that multiplies as many planes; pass the"
         " array"
       )
-      found[field] = v.joined()
+      found[field] = constants.constant(v, constants.OF_SPLIT).joined()
   return x._replace(**found)
 
 

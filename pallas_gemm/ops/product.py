@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from pallas_gemm import compat, dtypes, jaxprs, meshes
-from pallas_gemm.ops import scales, sharding, sm90
+from pallas_gemm.ops import constants, scales, sharding, sm90
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.cotangents import transposed
 from pallas_gemm.ops.spec import BESIDE, Operands, Spec
@@ -100,24 +100,14 @@ def _jvp(primals, tangents, *, spec: Spec):
   return outs, d_outs
 
 
-NO_DERIVATIVE = (
-  "a product has no derivative by operands of 8 bits nor by their scales; pass"
-  " arrays of 16 or 32 bits and quantize=pallas_gemm.Recipe(), or wrap the"
-  " operand in jax.lax.stop_gradient"
-)
-
-
 def _check_differentiable(x: Operands, dx: Operands) -> None:
   """A cotangent of 8 bits would keep none of its digits, or be nothing."""
   operands = scales.FIELDS if x.a.dtype.itemsize == 1 else {}
   if x.has_planes and any(getattr(dx, v) is not None for v in ("b", *BESIDE)):
-    raise TypeError(
-      "a product has no derivative by a Split; pass the array that it was made"
-      " of, or wrap it in jax.lax.stop_gradient"
-    )
+    raise TypeError(constants.OF_SPLIT)
   for name in (*operands, *scales.FIELDS.values()):
     if getattr(dx, name) is not None:
-      raise TypeError(NO_DERIVATIVE)
+      raise TypeError(constants.OF_8_BITS)
 
 
 def _d_preactivation(x: Operands, dx: Operands, out, spec: Spec) -> jax.Array:

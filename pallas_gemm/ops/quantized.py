@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gemm import report
+from pallas_gemm import dtypes, report
 from pallas_gemm.kernels.sm90 import legal
-from pallas_gemm.ops import arguments, planes, scales
+from pallas_gemm.ops import arguments, constants, planes, scales
 from pallas_gemm.ops.arguments import check
 from pallas_gemm.ops.scales import FIELDS
 from pallas_gemm.ops.spec import Operands
@@ -66,22 +66,28 @@ def apart(
     if of_recipe or not wide:
       found |= {field: v.values, FIELDS[field]: v.scale}
       continue
+    wanted = (
+      f"an array beside the Quantized {name} must be of 8 bits or floating"
+    )
+    is_floating = dtypes.kind(wide[0]) in ("floating", "complex")
+    check(is_floating, wanted, wide[0].name, TypeError)
     report.warn_once(
       f"{name} of {v.dtype.name} is multiplied by its scale into {wide[0].name}"
       f" outside of the kernel: {1 + 2 * wide[0].itemsize} bytes for each of"
       " its elements are read and written at each call; quantize the other"
       " operand too, or convert it once, beforehand"
     )
+    v = constants.constant(v, constants.OF_8_BITS)
     found[field] = v.dequantized(wide[0])
   x = x._replace(**found)
-  dtypes = {v.dtype.name for v in scales.multiplied(x).values()}
+  kinds = {v.dtype.name for v in scales.multiplied(x).values()}
   if of_recipe:
-    dtypes = of_recipe | (dtypes - {dtype.name for dtype in wide})
+    kinds = of_recipe | (kinds - {dtype.name for dtype in wide})
   if x.has_scales:
     wanted = "operands with scales must all be of float8_e4m3fn or float8_e5m2,"
-    ok = dtypes <= set(legal.FLOATS8) or dtypes == {"int8"}
+    ok = kinds <= set(legal.FLOATS8) or kinds == {"int8"}
     check(
-      ok, f"{wanted} or all of int8", " and ".join(sorted(dtypes)), TypeError
+      ok, f"{wanted} or all of int8", " and ".join(sorted(kinds)), TypeError
     )
   return x
 
@@ -97,11 +103,12 @@ def _check_mesh(name: str, v: Quantized) -> None:
 def multiplied_out(x: Operands) -> Operands:
   """A and B in bfloat16, for what only `jax.lax` takes."""
   one = jnp.ones((), jnp.float32)
-  a, b = (
-    Quantized(v, one if scale is None else scale).dequantized(jnp.bfloat16)
+  both = (
+    Quantized(v, one if scale is None else scale)
     for v, scale in ((x.a, x.scale_a), (x.b, x.scale_b))
   )
-  return Operands(a, b)
+  of_8_bits = (constants.constant(v, constants.OF_8_BITS) for v in both)
+  return Operands(*[v.dequantized(jnp.bfloat16) for v in of_8_bits])
 
 
 def result_dtype(value: Any, x: Operands, name: str = "out_dtype") -> Any:

@@ -53,7 +53,8 @@ class Backward:
 
   def cotangents(self, ct: jax.Array, saved: Sequence[jax.Array]) -> Operands:
     """Of all operands; None of those that have none."""
-    types, rest, cts = self.types, self.rest, [ct]
+    types, rest = self.types, self.rest
+    cts = [ct.astype(jnp.bfloat16) if ct.dtype.itemsize == 1 else ct]
     if saved:
       x = rest._replace(**{f: self.pairs[f][0].values for f in self.pairs})
       apply = product_lib.activation_of_saved(x, self.spec)

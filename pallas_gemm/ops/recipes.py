@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pallas_gemm import compat, dtypes, meshes
-from pallas_gemm.ops import arguments, scales, slabs
+from pallas_gemm.ops import arguments, constants, scales, slabs
 from pallas_gemm.ops import product as product_lib
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.bits import Bits, by_bits, in_both, merged, quantized
@@ -83,8 +83,8 @@ def product(recipe: Recipe, x: Operands, spec: Spec) -> list[jax.Array]:
   x = spec.named(compat.join_varying(*x.present()))
   for field, of in FIELDS.items():
     if getattr(x, of) is not None:
-      given = {name: _constant(getattr(x, name)) for name in (field, of)}
-      x = x._replace(**given)
+      given = {name: getattr(x, name) for name in (field, of)}
+      x = x._replace(**constants.constant(given, constants.OF_8_BITS))
   mesh = meshes.explicit(x.present())
   if mesh is not None:  # XLA lays blocks and groups out
     alone = dataclasses.replace(spec, parts=PartitionSpec())
@@ -130,17 +130,6 @@ def product(recipe: Recipe, x: Operands, spec: Spec) -> list[jax.Array]:
   run.defvjp(forward, backward)
   outs = run(x)
   return outs if spec.shape(x) == given else [v.reshape(given) for v in outs]
-
-
-@jax.custom_jvp
-def _constant(v: jax.Array) -> jax.Array:
-  """What has no derivative: not zero, an error."""
-  return v
-
-
-@_constant.defjvp
-def _no_derivative(primals, tangents):
-  raise TypeError(product_lib.NO_DERIVATIVE)
 
 
 def _saved(v: jax.Array) -> jax.Array:

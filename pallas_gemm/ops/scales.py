@@ -91,7 +91,7 @@ def in_operands(x: Operands, spec: Spec) -> tuple[Operands, Spec]:
   none = dict.fromkeys(FIELDS.values())
   words = spec.words._replace(**none)
   # How 8 bits are added says nothing of other dtypes.
-  spec = dataclasses.replace(spec, words=words, precision=None)
+  spec = dataclasses.replace(spec, words=words, precision=lax.Precision.DEFAULT)
   return x._replace(**found, **none), spec
 
 

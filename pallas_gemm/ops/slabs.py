@@ -64,8 +64,11 @@ def _of_rows(offsets: jax.Array, starts: jax.Array, rows: int) -> jax.Array:
 
 
 def _first_above(ends: jax.Array, x: jax.Array) -> jax.Array:
-  """How many of the ends, in order, are no larger: in one kernel, no loop."""
-  return jnp.searchsorted(ends, x, side="right", method="compare_all")
+  """How many of the ends, in order, are no larger: in one kernel, no loop.
+
+  `jnp.searchsorted` fails inside of a `jax.shard_map` over some axes.
+  """
+  return jnp.sum(ends[None] <= x[:, None], 1, dtype=jnp.int32)
 
 
 def moved(v: jax.Array, to: Places) -> jax.Array:

@@ -13,7 +13,7 @@ from jax import lax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pallas_gemm import dtypes, meshes
+from pallas_gemm import compat, dtypes, meshes
 from pallas_gemm.problem import Side
 
 _UNSHARDED = PartitionSpec()
@@ -347,6 +347,7 @@ def without_product(x: Operands, spec: Spec) -> list[jax.Array]:
   space = jax.typeof(x.a).memory_space
   if space != jax.memory.Space.Device:
     zeros = jax.device_put(zeros, space)
+  zeros, *_ = compat.join_varying(zeros, *x.present())
   if is_result:
     return [zeros] * spec.outputs
   return epilogue([zeros] * (1 + spec.gated), x._replace(alpha=None), spec)
@@ -365,4 +366,9 @@ def zero_outside(
   shape = [n if i == at else 1 for i, n in enumerate(rows.shape)]
   number = lax.broadcasted_iota(offsets.dtype, shape, at)
   inside = (first <= number) & (number < last)
+  if (mesh := meshes.explicit([rows])) is not None:  # `jnp.where` wants it so
+    of = zip(jax.typeof(rows).sharding.spec, rows.shape, inside.shape)
+    parts = [part if n == have else None for part, n, have in of]
+    to = NamedSharding(mesh, PartitionSpec(*parts))
+    inside = jax.sharding.reshard(inside, to)
   return jnp.where(inside, rows, jnp.zeros_like(rows))

@@ -123,7 +123,9 @@ def _as_xla_multiplies(x: Operands, spec: Spec) -> tuple[Operands, Spec]:
     return x, spec
   wide = jnp.float32 if on_cpu.value or not is_float8 else jnp.bfloat16
   values = {f: v.astype(wide) for f, v in scales.multiplied(x).items()}
-  precision = None if is_float8 else lax.Precision.HIGHEST
+  precision = lax.Precision.HIGHEST
+  if is_float8:  # not None, which is what the context says
+    precision = lax.Precision.DEFAULT
   return x._replace(**values), dataclasses.replace(spec, precision=precision)
 
 

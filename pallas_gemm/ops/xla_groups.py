@@ -76,7 +76,8 @@ def choose(x: Operands, spec: Spec) -> Tiles | None:
   """The loop with the least predicted time; None if `lax.ragged_dot` has less.
 
   Its temporaries are not larger. On CPUs it is the loop, in which a NaN stays
-  in its group: there it is slower with few rows in few groups alone.
+  in its group, whatever it takes: there it is slower, or larger, with few rows
+  in few groups alone.
 
   None also if sizes are symbolic, on other platforms than CPUs and GPUs, and of
   numbers of less than a byte, of which XLA multiplies no slices.
@@ -125,7 +126,8 @@ def times(
   of_lax = max(of_lax, expanded / rates.bytes) + expanded / rates.bytes
   found = {}
   for tile in sorted({min(rates.least << i, rows) for i in range(_HEIGHTS)}):
-    if held + of_row * tile // 2 > max(expanded, _FEW_BYTES):
+    fits = held + of_row * tile // 2 <= max(expanded, _FEW_BYTES)
+    if not fits and (found or rates is not _CPU):
       break
     step = 2 * max(tile, rates.rows) * matrix / rates.flops + rates.tile
     step += (of_tile + of_row * tile) / rates.bytes

@@ -67,9 +67,10 @@ def faster(problem: Problem, time: float) -> Faster | None:
 
 
 def _as_slow_as(what: str, time: float, how: str, theirs: float) -> Faster:
+  near = ", too near to tell" if time < theirs else ""
   return Faster(
     f"{what} would take {time * 1e6:.1f} us, XLA's {how} about"
-    f" {theirs * 1e6:.1f}",
+    f" {theirs * 1e6:.1f}{near}",
     theirs,
   )
 

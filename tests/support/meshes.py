@@ -26,6 +26,7 @@ import jax
 from tests.support import (
   mesh_calls,
   mesh_checks,
+  mesh_edges,  # noqa: F401
   mesh_eight_bits,  # noqa: F401
   mesh_errors,  # noqa: F401
   mesh_extras,  # noqa: F401

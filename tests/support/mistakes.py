@@ -99,6 +99,11 @@ NO_ARRAYS: dict[str, list[Callable[[Any], Any]]] = {
     *map(_zeros, ("datetime64[s]", "timedelta64[s]", [("x", "f4")])),
     _zeros(jax.dtypes.float0),
   ],
+  "have a dtype that JAX has, got dtype('": [
+    lambda x: np.asarray(x).astype(">f4"),
+    lambda x: np.asarray(x).astype(">i8"),
+    lambda x: np.asarray(x).astype(np.longdouble),
+  ],
   "be an array without a mask, got a masked one; fill it first": [
     lambda x: np.ma.masked_array(x, np.ones(x.shape, bool))
   ],

@@ -32,7 +32,7 @@ def split(x: jax.Array, count: int) -> list[jax.Array]:
   """Matrices of bfloat16 whose sum is x.
 
   Each is what is left of x, rounded to nearest. Their sum is x if there are
-  three and x is 0 or of magnitude 2^-110 to the largest; two leave 2^-16 |x|.
+  three and x is 0 or of magnitude 2^-103 to the largest; two leave 2^-16 |x|.
   An infinity and a NaN are those of the first plane, with zeros in the others.
 
   Args:

@@ -1,0 +1,156 @@
+"""Checks of `meshes`: sizes of 0 and 1, and what only some programs have."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pallas_gemm
+from pallas_gemm.quantization import Quantized, Recipe, quantize
+from tests.support import mesh_checks, ops
+from tests.support.mesh_calls import AUTO, EXPLICIT, Mode
+from tests.support.mesh_checks import raised, register
+from tests.support.products import normal
+
+_SIZES = jnp.array([5, 3])
+_ONE = Mode("an axis of size 1", explicit=True, shape=(1, 8))
+_BATCHES = {
+  "one": ((1, 8, 16), (4, 16, 8), P("x", None, "y")),
+  "none": ((8, 16), (4, 16, 8), P("x", None, None)),
+  "both one": ((1, 8, 16), (1, 16, 8), P(None, "x", "y")),
+  "across": ((4, 1, 8, 16), (2, 16, 8), P("x", "y", None, None)),
+}
+
+
+def _same(arm, f, plain, args, specs, mode=EXPLICIT):
+  """Results of ours beside those on one device, and of our shardings."""
+  want = jax.jit(plain)(*args)
+  with mode.context():
+    given = jax.tree.map(mode.place, args, specs)
+    got = jax.jit(functools.partial(f, **arm.how))(*given)
+  mesh_checks.same_values(got, want)
+  return got
+
+
+@register("out_sharding: batches, {case} | explicit", case=_BATCHES)
+def _out_sharding_of_batches(arm, case):
+  """Not those dimensions that `jnp.matmul` shards."""
+  *shapes, out = _BATCHES[case]
+  f = functools.partial(pallas_gemm.matmul, out_sharding=out)
+  args = tuple(normal(*shape, seed=i) for i, shape in enumerate(shapes))
+  got = _same(arm, f, jnp.matmul, args, (P(), P()))
+  assert jax.typeof(got).sharding.spec == out
+
+
+@register("{name} with an axis of size 1 | explicit", name=("bias", "c"))
+def _axis_of_size_one(arm, name):
+  """The gradient has it too."""
+
+  def loss(a, b, v, **how):
+    return pallas_gemm.matmul(a, b, **{name: v}, **how).sum()
+
+  def plain(a, b, v):
+    return jnp.sum(a @ b + v)
+
+  args = normal(8, 16), normal(16, 48), normal(8, 1)
+  specs = P(), P(), P(None, "x")
+  got = _same(arm, jax.grad(loss, 2), jax.grad(plain, 2), args, specs, _ONE)
+  assert jax.typeof(got).sharding.spec == specs[2]
+
+
+@register("groups, one column, an activation | explicit")
+def _one_column(arm):
+  def loss(x, w, **how):
+    op = functools.partial(pallas_gemm.ragged_dot, activation=jnp.tanh)
+    return op(x, w, _SIZES, **how).sum()
+
+  args, specs = (normal(8, 4), normal(2, 4, 1)), (P("x", None), P())
+  _same(arm, jax.grad(loss, (0, 1)), jax.grad(loss, (0, 1)), args, specs)
+
+
+@register("{op}: no column, K sharded | explicit", op=("matmul", "ragged_dot"))
+def _no_column(arm, op):
+  """Nothing is scattered."""
+  w, rest, how = jnp.ones((16, 0)), (), {"reduce_dtype": "float32"}
+  if op == "ragged_dot":
+    w, rest = jnp.ones((2, 16, 0)), (_SIZES,)
+  spec = P(*[None] * (w.ndim - 2), "x", None)
+  f = functools.partial(getattr(pallas_gemm, op), out_sharding=P(None, "x"))
+  with EXPLICIT.context():
+    x, w = EXPLICIT.place(normal(8, 16), P(None, "x")), EXPLICIT.place(w, spec)
+    got = f(x, w, *rest, **how, **arm.how)
+  assert got.shape == (8, 0)
+
+
+@register("8 bits: groups, a scale for each of K | explicit", ("default",))
+def _scale_along_k(arm):
+  x = quantize(normal(8, 256), "int8", block=(1, None))
+  w = quantize(normal(2, 256, 16), "int8", block=(1, 1, None))
+  f = lambda x, w, **how: pallas_gemm.ragged_dot(x, w, _SIZES, **how)  # noqa: E731
+  specs = Quantized(P("x", None), P("x", None)), Quantized(P(), P())
+  _same(arm, f, f, (x, w), specs)
+
+
+@register(
+  "recipe: groups | shard_map over x alone | {scaling}",
+  ("default",),
+  scaling=("row", "tensor", "block"),
+)
+def _recipe_in_part(arm, scaling):
+  """Of groups within each device's rows, with gradients."""
+  op = functools.partial(
+    pallas_gemm.ragged_dot,
+    group_sizes=jnp.array([1, 1]),
+    quantize=Recipe(scaling=scaling),
+  )
+  x, w = normal(8, 16), normal(2, 16, 12)
+
+  def loss(f):
+    return jax.jit(jax.grad(lambda x, w: jnp.sum(jnp.sin(f(x, w))), (0, 1)))
+
+  def one_by_one(x, w):
+    return jnp.concatenate([op(v, w) for v in jnp.split(x, 4)])
+
+  want = loss(one_by_one)(x, w)
+  how = {"in_specs": (P("x"), P()), "out_specs": P("x"), "axis_names": {"x"}}
+  with AUTO.context():
+    got = loss(jax.shard_map(op, **how))(x, w)
+  mesh_checks.same_values(got, want)
+
+
+@register("alpha of 0 | shard_map", ("default",))
+def _nothing_multiplied(arm):
+  """Varies as the operands do."""
+
+  def body(a, b):
+    f = lambda alpha: pallas_gemm.matmul(a, b, alpha=alpha)  # noqa: E731
+    return jax.lax.cond(a[0, 0] > 9, lambda: f(1.0), lambda: f(0))
+
+  with AUTO.context():
+    f = jax.shard_map(body, in_specs=(P("x"), P()), out_specs=P("x"))
+    got = jax.jit(f)(normal(8, 4), normal(4, 4))
+  mesh_checks.same_values(got, jnp.zeros((8, 4)))
+
+
+@register("reduced axes | explicit")
+def _reduced(arm):
+  """`dot_general` leaves them to `jax.lax`, the others say so."""
+  types = (AxisType.Explicit,) * 2
+  mesh = jax.make_mesh((4, 2), ("x", "y"), types)
+  of_w = NamedSharding(mesh, P(None, None, reduced={"x"}))
+  with jax.set_mesh(mesh):
+    x = jax.device_put(normal(8, 16, dtype="bfloat16"), P("x", None))
+    w = jax.device_put(normal(16, 12, dtype="bfloat16"), of_w)
+    error = raised(pallas_gemm.matmul, x, w, **arm.how)
+    assert isinstance(error, NotImplementedError), repr(error)
+    assert str(error).startswith("b must not be reduced or unreduced")
+
+    def gradient(f):
+      loss = lambda w: f(x, w, ops.NUMBERS).astype("float32").sum()  # noqa: E731
+      return jax.jit(jax.grad(loss))(w)
+
+    got = gradient(pallas_gemm.dot_general)
+    want = gradient(jax.lax.dot_general)
+    assert jax.typeof(got) == jax.typeof(want)
