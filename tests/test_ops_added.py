@@ -209,3 +209,22 @@ def test_sm90_scales():
   f = lambda x, y: pallas_gemm.matmul(a, b, c=c, alpha=x, beta=y, **how)  # noqa: E731
   out = jax.jit(f)(0.5, jnp.array(2.0))
   products.assert_product(out, a, b, c=c, alpha=0.5, beta=2.0)
+
+
+@pytest.mark.parametrize("name", ("bias", "c"))
+def test_what_is_real_is_added_to_a_complex_product(name):
+  with jax.enable_x64(True):
+    a, b, v = ops.n64(4, 6), ops.n64(6, 8) + 1j, ops.n64(4, 8, seed=2)
+
+    def loss(f):
+      return jax.value_and_grad(lambda v: jnp.sum(jnp.abs(f(v))))(v)
+
+    got = loss(lambda v: pallas_gemm.matmul(a, b, **{name: v}))
+    want = loss(lambda v: jnp.matmul(a, b) + v)
+    for x, y in zip(got, want):
+      np.testing.assert_allclose(x, y, rtol=1e-12)
+    a, b = a.astype("float32"), b.astype("complex64")
+    with pytest.raises(
+      TypeError, match="fits into the accumulation's, complex"
+    ):
+      pallas_gemm.matmul(a, b, **{name: v})

@@ -193,9 +193,11 @@ def added(
     return None
   if jax.typeof(value).weak_type and jnp.result_type(value, wide) == wide:
     value = value.astype(wide)
-  is_kind = dtypes.kind(value.dtype) == dtypes.kind(wide)
+  kinds, width = (dtypes.kind(value.dtype), dtypes.kind(wide)), wide.itemsize
+  if is_part := kinds == ("floating", "complex"):
+    width //= 2
   check(
-    is_kind and value.dtype.itemsize <= wide.itemsize,
+    (is_part or kinds[0] == kinds[1]) and value.dtype.itemsize <= width,
     f"{name} must have a dtype that fits into the accumulation's, {wide.name}",
     value.dtype.name,
     TypeError,

@@ -36,8 +36,7 @@ def factor(
     raise ValueError(f"{name} must be a scalar, got shape {value.shape}")
   kinds = {"integer": 0, "floating": 1, "complex": 2}
   have, want = (kinds.get(dtypes.kind(d)) for d in (value.dtype, wide))
-  is_wider = have == want == 0 and value.dtype.itemsize > wide.itemsize
-  if have is None or want is None or have > want or is_wider:
+  if have is None or want is None or have > want:
     wanted = _wanted(name, wide)
     raise TypeError(f"{wanted}, got an array of {value.dtype}")
   return jnp.asarray(value).astype(wide), False
