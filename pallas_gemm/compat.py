@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import logging
 import jax
-from jax import lax
+from jax import export, lax
 from jax._src import checkify as _checkify
 from jax._src import config as _config
 from jax._src import dispatch as _dispatch
@@ -256,6 +256,20 @@ def shaped_like(
   first, sharding = avals[0], NamedSharding(mesh, parts)
   kind = {"manual_axis_type": first.mat, "memory_space": first.memory_space}
   return jax.core.ShapedArray(shape, dtype, sharding=sharding, **kind)
+
+
+def register_serialization(cls: type, name: str) -> None:
+  """Lets `jax.export` write a pytree without data of its own; by name, once.
+
+  A module that is loaded again has another class of the name.
+  """
+  with contextlib.suppress(ValueError):
+    export.register_pytree_node_serialization(
+      cls,
+      serialized_name=name,
+      serialize_auxdata=lambda _: b"",
+      deserialize_auxdata=lambda _: (),
+    )
 
 
 def is_weak(*arrays: Any) -> bool:

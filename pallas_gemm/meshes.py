@@ -18,12 +18,6 @@ def is_known(arrays: Sequence[Any]) -> bool:
   return not all(mesh.empty for mesh in _of(arrays))
 
 
-def has_sums(arrays: Sequence[Any]) -> bool:
-  """Whether one is a sum over mesh axes that is still to come, or its dual."""
-  specs = [jax.typeof(x).sharding.spec for x in arrays]
-  return any(spec.unreduced | spec.reduced for spec in specs)
-
-
 def on_auto_axes(
   f: Callable[..., Any], mesh: Any, sharding: Any
 ) -> Callable[..., Any]:

@@ -30,11 +30,11 @@ import math
 from typing import Any, Literal
 
 import jax
-from jax import export, lax
+from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gemm import meshes
+from pallas_gemm import compat, meshes
 
 # Elements of a block, along a dimension that has blocks.
 BLOCK = 128
@@ -185,12 +185,7 @@ class Quantized:
     return self
 
 
-export.register_pytree_node_serialization(
-  Quantized,
-  serialized_name="pallas_gemm.Quantized",
-  serialize_auxdata=lambda _: b"",
-  deserialize_auxdata=lambda _: (),
-)
+compat.register_serialization(Quantized, "pallas_gemm.Quantized")
 
 
 def as_quantized(value: Any, name: str = "x") -> Quantized | None:

@@ -16,7 +16,9 @@ import zipfile
 import jax
 from jax import export
 import jax.numpy as jnp
+import numpy as np
 
+from pallas_gemm import dtypes
 from pallas_gemm.ops import arguments
 
 # Up to 16 rows a product takes as long as it takes to read the weights; from
@@ -139,9 +141,10 @@ def export_buckets(
   arguments.check(not is_string, wanted, repr(platforms), TypeError)
   sizes = _sizes(sizes)
   jitted = jax.jit(lambda *args: fn(*args))
-  numbers = "x must hold numbers"
-  is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-  arguments.check(not is_key, numbers, x.dtype, TypeError)
+  are_numbers = isinstance(x.dtype, np.dtype) and (
+    dtypes.kind(x.dtype) != "other"
+  )
+  arguments.check(are_numbers, "x must hold numbers", x.dtype, TypeError)
   shapes = jax.tree.map(_shape_of, rest)
   rows = lambda m: jax.ShapeDtypeStruct((m, *x.shape[1:]), x.dtype)  # noqa: E731
   exported, found = [], {}

@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
+import numbers
 from typing import Any, Literal
 
 import jax
-from jax import export
 import jax.numpy as jnp
 
+from pallas_gemm import compat
 from pallas_gemm.kernels.sm90 import planes as planes_lib
 
 
@@ -54,12 +55,7 @@ class Split:
     return functools.reduce(jnp.add, wide)
 
 
-export.register_pytree_node_serialization(
-  Split,
-  serialized_name="pallas_gemm.Split",
-  serialize_auxdata=lambda _: b"",
-  deserialize_auxdata=lambda _: (),
-)
+compat.register_serialization(Split, "pallas_gemm.Split")
 
 
 def split(x: jax.Array, planes: Literal[2, 3] = 3) -> Split:
@@ -91,7 +87,7 @@ def split(x: jax.Array, planes: Literal[2, 3] = 3) -> Split:
     >>> y.dtype.name, y.tolist()[0]
     ('float32', [3.0, 3.0, 3.0, 3.0])
   """
-  if type(planes) is not int or planes not in (2, 3):
+  if not isinstance(planes, numbers.Integral) or planes not in (2, 3):
     raise ValueError(f"planes must be 2 or 3, got {planes!r}")
   dtype = jnp.result_type(x)
   if dtype != jnp.float32:

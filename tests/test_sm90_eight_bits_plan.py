@@ -93,6 +93,11 @@ def test_precision(dtype, precision, is_taken):
       {},
       "groups along K of float8_e4m3fn are stored along K",
     ),
+    (
+      {"dtype": INT8},
+      {"block_m": 64, "block_n": 40, "consumers": 1},
+      "multiples of 64 rows and 16 columns, got 64x40",
+    ),
     ({"dtype": INT8}, {"split_k": 2}, "int8 has no split_k and no cluster_k"),
     ({"dtype": INT8}, {"cluster_k": 2}, "int8 has no split_k and no cluster_k"),
     (

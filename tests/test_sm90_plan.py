@@ -189,6 +189,8 @@ REFUSED = (
   (SMALL, _ROWS, {"block_k": 128}, "block_k"),
   (SMALL, _ROWS, {"epilogue_n": 32}, "epilogue_n"),
   (SMALL, _SLABS, {"block_n": 96}, "must divide 96"),
+  (SMALL, _SLABS | {"m": 2**24}, {}, "at most 8388608 columns, got 16777216"),
+  (SMALL, {"n": 2**30 + 1}, {}, "below 2^31 bytes, got 2147483650"),
   # A's atoms would be as narrow as B's, and A's copies two atoms wide.
   (SMALL, _ROWS | _F32, {"block_n": 32, "epilogue_n": 32}, "columns"),
 )

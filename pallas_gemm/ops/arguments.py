@@ -23,6 +23,7 @@ from pallas_gemm.ops.invariance import is_batch_invariant
 from pallas_gemm.ops.spec import Operands, Spec
 
 _PRECISIONS = lax.Precision | lax.DotAlgorithmPreset | lax.DotAlgorithm
+_LONG = np.longdouble, np.clongdouble
 # Names of implementations: all, and those that take grouped products.
 DENSE, GROUPED = tuple(IMPLEMENTATIONS), DEFAULT[True]
 
@@ -114,7 +115,7 @@ def array(name: str, value: Any, optional: bool = False) -> Any:
   if isinstance(value, np.ndarray | np.generic):
     if dtypes.kind(value.dtype) == "other":
       raise TypeError(f"{name} must hold numbers, got dtype {value.dtype}")
-    if not value.dtype.isnative or value.dtype.char in "gG":
+    if not value.dtype.isnative or value.dtype.type in _LONG:
       wanted = f"{name} must have a dtype that JAX has"
       raise TypeError(f"{wanted}, got {value.dtype!r}")
     return value
@@ -248,7 +249,19 @@ def promoted(names: Operands, x: Operands, options: Options) -> Operands:
 
 def arrays(*values: Any) -> list[jax.Array | None]:
   """JAX's own arrays, as `jit` makes them of all; not so `jax.disable_jit`."""
-  return [jax.tree.map(jnp.asarray, v) for v in values]
+  return [jax.tree.map(_without_reduced, v) for v in values]
+
+
+def _without_reduced(v: Any) -> jax.Array:
+  """An array whose type says of no mesh axis that cotangents are to be summed.
+
+  The transpose is a sum over these axes that the type calls unreduced.
+  """
+  v = jnp.asarray(v)
+  if (sharding := jax.typeof(v).sharding).spec.reduced:
+    to = PartitionSpec(*sharding.spec.partitions)
+    v = jax.sharding.reshard(v, NamedSharding(sharding.mesh, to))
+  return v
 
 
 # Options.
@@ -312,13 +325,10 @@ def spec_of(
   """The spec of a product, with what the options ask for, once checked."""
   names = implementation(options.implementation, known)
   _check_config(options.config, names, known)
-  in_planes = planes(x, options, grouped="ragged" in fields) is not None
-  # Cotangents of float64 may not fit into float32.
-  fits = x.has_planes or jnp.dtype(fields["out_dtype"]).itemsize <= 4
   return Spec(
     activation=options.activation,
     precision=precision(options.precision),
-    in_planes=in_planes and fits,
+    in_planes=planes(x, options, grouped="ragged" in fields) is not None,
     implementation=names,
     config=options.config,
     reduce_dtype=reduce_dtype(options.reduce_dtype, x, fields["out_dtype"]),
@@ -335,6 +345,9 @@ def planes(x: Operands, options: Options, grouped: bool) -> int | None:
     return None
   if jnp.float32 not in (x.a.dtype, x.b.dtype) and not x.has_planes:
     return None
+  wide = options.out_dtype
+  if wide is not None and wide in (float, "float64", jnp.float64):
+    return None  # cotangents may not fit into float32
   return legal.planes_of(precision(options.precision), grouped)
 
 
@@ -414,16 +427,6 @@ def check_out_sharding(value: Any) -> None:
     type(value).__name__,
     TypeError,
   )
-
-
-def check_sums(names: Operands, x: Operands) -> None:
-  """No array is, or is to have, a sum over mesh axes that is still to come."""
-  for name, v in zip(names, x):
-    if v is not None and meshes.has_sums([v]):
-      raise NotImplementedError(
-        f"{name} must not be reduced or unreduced over mesh axes, got"
-        f" {jax.typeof(v).sharding.spec}; use jax.lax"
-      )
 
 
 def parts_of(

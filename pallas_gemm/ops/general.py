@@ -8,7 +8,7 @@ from typing import Any, Never
 import jax
 from jax import lax
 
-from pallas_gemm import compat, dtypes, meshes, report, tuning
+from pallas_gemm import compat, dtypes, report, tuning
 from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.ops import (
   arguments,
@@ -157,10 +157,6 @@ def _dot_general(options, generation, lhs, rhs):
   may_run_kernel = implementations.may_run_kernel(spec, x, cuda=True)
   asked = spec.batch_invariant or spec.reduce_dtype is not None or x.has_scales
   asked |= options.quantize is not None
-  if may_run_kernel and not asked and meshes.has_sums([lhs, rhs]):
-    why = "an operand is reduced or unreduced over mesh axes"
-    report.warn_once(f"dot_general runs on XLA: {why}")
-    may_run_kernel = False
   if not may_run_kernel and not asked:
     report.log_once(f"dot_general of {lhs.dtype} and {rhs.dtype} runs on XLA")
     return reference(lhs, rhs)
@@ -168,8 +164,6 @@ def _dot_general(options, generation, lhs, rhs):
     x, lambda x: reference(x.a, x.b), options.out_sharding
   )
   compute = recipes.rule(options, _NAMES, x)
-  if options.quantize is None:
-    arguments.check_sums(_NAMES, x)
   return compute(x, dataclasses.replace(spec, parts=parts))[0]
 
 

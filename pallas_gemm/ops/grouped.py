@@ -313,8 +313,6 @@ def of_groups(
     on_device=True,
   )
   x = Operands(*x)
-  if compute is product:
-    arguments.check_sums(names, x)
   rows = x.a.shape[spec.words.a.index(spec.ragged)]
   (groups,), w = group_sizes.shape, spec.words
   if "g" in w.b:
@@ -377,7 +375,7 @@ def bounds(
     if first.dtype.itemsize < 4:  # it may have no room for the last
       first = first.astype(jnp.int32)
     last = group_sizes.shape[0] - groups
-    numbers += jnp.clip(first, 0, last).astype(jnp.int32)
+    numbers += jnp.clip(first, 0, jnp.maximum(last, 0)).astype(jnp.int32)
   # Each bound is a sum of its own, for then XLA makes one kernel of it all.
   count = sizes.shape[0]
   is_before = lax.iota(jnp.int32, count)[None] < numbers[:, None]

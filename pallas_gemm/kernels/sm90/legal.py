@@ -24,6 +24,11 @@ _OF_PLANES = {1: 64, 2: 64, 3: 32}
 # Coordinates and numbers of work tiles have 32 bits and a sign, and count on a
 # little past the end.
 _MOST_COUNTED = 2**31 - 2**16
+# Bytes of a row of results that are stored by rows.
+_MOST_ROW_BYTES = 2**31 - 1
+# Columns of A and B, in groups along K: the grid of `tables` has a block for
+# each 256, along y.
+_MOST_TAILS = 2**23
 # Rows, or columns, of a copy by TMA.
 _MOST_COPIED = 256
 
@@ -208,6 +213,8 @@ def _tile_reason(plan: Plan) -> str | None:
   divided = {"m": cfg.block_m, "n": cfg.block_n}.get(cfg.split, 0)
   rows, columns = plan.tiling.warpgroup_tile
   step = 8 if plan.problem.b.k_last else 32
+  if plan.problem.sum_dtype == "int32" and columns > 32:
+    step = 16  # as wgmma has integers; ptxas refuses others
   if min(rows, columns) < 1 or divided % cfg.consumers:
     return f"consumers must divide the tile, got {cfg}"
   if rows % tiling.WGMMA_ROWS or columns % step:
@@ -361,6 +368,12 @@ def _size_reason(plan: Plan) -> str | None:
   groups = p.groups.count if p.groups else 1
   tiles = (rows + groups) * columns * plan.config.split_k
   tiles *= groups if p.along == "k" else p.batch
+  row_bytes = layout.bytes_of(p.n, p.out_dtype) if plan.tiling.by_rows else 0
+  if row_bytes > _MOST_ROW_BYTES:
+    return f"rows of results must be below 2^31 bytes, got {row_bytes}"
+  if p.along == "k" and p.m + p.n > _MOST_TAILS:
+    sizes = f"{p.m} and {p.n}"
+    return f"groups along K take at most {_MOST_TAILS} columns, got {sizes}"
   if max(p.m, p.n, p.k, tiles) <= _MOST_COUNTED:
     return None
   return (
