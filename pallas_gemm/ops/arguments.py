@@ -345,10 +345,16 @@ def planes(x: Operands, options: Options, grouped: bool) -> int | None:
     return None
   if jnp.float32 not in (x.a.dtype, x.b.dtype) and not x.has_planes:
     return None
-  wide = options.out_dtype
-  if wide is not None and wide in (float, "float64", jnp.float64):
+  if _is_float64(options.out_dtype):
     return None  # cotangents may not fit into float32
   return legal.planes_of(precision(options.precision), grouped)
+
+
+def _is_float64(dtype: Any) -> bool:
+  try:
+    return dtype is not None and jnp.dtype(dtype) == np.float64
+  except TypeError:  # which `dtype_of` raises with the argument's name
+    return False
 
 
 def implementation(

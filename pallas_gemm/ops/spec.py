@@ -337,6 +337,12 @@ def of_rows(of_groups: jax.Array, offsets: jax.Array, rows: int) -> jax.Array:
 
 def without_product(x: Operands, spec: Spec) -> list[jax.Array]:
   """As in BLAS: what K or alpha of zero leave, activation(beta * C + bias)."""
+  space, device = jax.typeof(x.a).memory_space, jax.memory.Space.Device
+  if space != device:  # where a reshape leaves no scalar
+    outs = without_product(
+      jax.tree.map(lambda v: jax.device_put(v, device), x), spec
+    )
+    return [jax.device_put(v, space) for v in outs]
   shape, wide = spec.shape(x), x.wide(spec.out_dtype)
   mesh = meshes.explicit(x.present())
   to = mesh and NamedSharding(mesh, spec.parts)
@@ -344,9 +350,6 @@ def without_product(x: Operands, spec: Spec) -> list[jax.Array]:
   is_result = 0 in shape or spec.ragged == "k" or no_groups
   dtype = spec.out_dtype if is_result else wide
   zeros = jnp.zeros(shape, dtype, out_sharding=to)
-  space = jax.typeof(x.a).memory_space
-  if space != jax.memory.Space.Device:
-    zeros = jax.device_put(zeros, space)
   zeros, *_ = compat.join_varying(zeros, *x.present())
   if is_result:
     return [zeros] * spec.outputs
