@@ -103,12 +103,13 @@ def distance(got: jax.Array, want: jax.Array) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Compares; returns the exit status."""
-  args = _parser().parse_args(argv)
-  recipe = Recipe(
-    forward=args.forward,
-    gradient=None if args.gradient == "none" else args.gradient,
-    scaling=args.scaling,
-  )
+  parser = _parser()
+  args = parser.parse_args(argv)
+  gradient = None if args.gradient == "none" else args.gradient
+  try:
+    recipe = Recipe(args.forward, gradient, args.scaling)
+  except ValueError as error:
+    parser.error(str(error))
   keys = jax.random.split(jax.random.key(0), 3)
   sizes = {"features": args.features, "hidden": args.hidden}
   x = jax.random.normal(keys[0], (args.tokens, args.features), jnp.bfloat16)

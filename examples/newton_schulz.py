@@ -76,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     "--implementation", choices=("sm90", "xla"), help="what multiplies"
   )
   flags = parser.parse_args(argv)
+  if not flags.condition >= 1:
+    parser.error(f"--condition must be 1 or more, got {flags.condition}")
   a = with_condition(jax.random.key(0), flags.size, flags.condition)
   y, z = a, jnp.eye(flags.size)
   for i in range(flags.steps):

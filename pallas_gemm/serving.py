@@ -46,11 +46,13 @@ class Buckets:
 
     Raises:
       TypeError: x is no array.
-      ValueError: it has no rows, or more than the largest size.
+      ValueError: it has no rows, others than were exported, or too many.
     """
     x = jnp.asarray(arguments.array("x", x))
     arguments.check(x.ndim > 0, "x must have rows", "shape ()")
-    rows = x.shape[0]
+    rows, (_, *rest_of_shape) = x.shape[0], self.exported[0].in_avals[0].shape
+    wanted = f"x must have rows of shape {tuple(rest_of_shape)}"
+    arguments.check([*x.shape[1:]] == rest_of_shape, wanted, x.shape[1:])
     size = next((size for size in self.sizes if size >= rows), None)
     if size is None:
       raise ValueError(f"x must have at most {self.sizes[-1]} rows, got {rows}")

@@ -95,6 +95,13 @@ def test_bad_flags(flag, said, capsys):
   assert caught.value.code == 2 and said in capsys.readouterr().err
 
 
+def test_two_kinds_of_8_bits(capsys):
+  with pytest.raises(SystemExit) as caught:
+    eight_bits.main(["--gradient=int8"])
+  assert caught.value.code == 2
+  assert "gradient must be None or of the kind of" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("program", [eight_bits, train_eight_bits])
 def test_help(program, capsys):
   with pytest.raises(SystemExit) as caught:

@@ -21,7 +21,7 @@ def test_too_few_steps_fail(capsys):
   assert "FAILED" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("flag", ("--size=0", "--steps=-1"))
+@pytest.mark.parametrize("flag", ("--size=0", "--steps=-1", "--condition=0.5"))
 def test_wrong_sizes(flag, capsys):
   with pytest.raises(SystemExit) as caught:
     newton_schulz.main([flag])

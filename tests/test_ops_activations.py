@@ -310,3 +310,18 @@ def test_names_say_what_is_computed():
   assert name(lambda x: jnp.maximum(x, 0)) == name(jax.nn.relu) == "relu"
   other = name(lambda x: x * 3)
   assert other == name(lambda y: y * 3) != name(lambda x: x * 4)
+
+
+def test_a_librarys_name_makes_no_library_function():
+  """Which `functools.wraps` copies, the module's too."""
+
+  @functools.wraps(jnp.tanh)
+  def scaled(x):
+    return s * x
+
+  by_rule = jax.custom_jvp(scaled)
+  by_rule.defjvps(lambda tangent, out, x: s * tangent)
+  for s in (1.0, 2.0):
+    for f in (scaled, by_rule):
+      out = pallas_gemm.matmul(A, B, activation=f)
+      close(out, s * pallas_gemm.matmul(A, B))

@@ -218,6 +218,8 @@ def test_too_many_rows(served, rows):
 def test_no_array_of_rows(served):
   with pytest.raises(ValueError, match=r"x must have rows, got shape \(\)"):
     served(3.0, normal(16, 8))
+  with pytest.raises(ValueError, match=r"rows of shape \(16,\), got \(\)"):
+    served(normal(16), normal(16, 8))
   with pytest.raises(TypeError, match="x must be an array, got list"):
     served([[1.0]], normal(16, 8))
 

@@ -29,7 +29,6 @@ _PARTS = (
   | type
   | np.ufunc
   | jnp.ufunc
-  | _WITH_RULES
   | _JITTED
 )
 _CONSTANTS = np.dtype | enum.Enum
@@ -80,7 +79,7 @@ def _key(value: Any, inside: tuple[Any, ...]) -> Hashable:
   """The key of a value that a function reads; `inside`: functions around it."""
   kind = type(value)
   if kind is types.FunctionType:  # most of all, so first
-    return value if _is_library(value.__module__) else _of_code(value, inside)
+    return value if _is_of_library(value) else _of_code(value, inside)
   if kind in _PLAIN:
     return kind, value
   if kind in (float, complex):
@@ -94,7 +93,10 @@ def _key(value: Any, inside: tuple[Any, ...]) -> Hashable:
     return kind, value.tobytes()
   if isinstance(value, _CONSTANTS):
     return kind, value
-  if isinstance(value, _PARTS):
+  if isinstance(value, _WITH_RULES):
+    if _is_of_library(value.fun):
+      return value
+  elif isinstance(value, _PARTS):
     name = value.__name__ if kind is types.ModuleType else value.__module__
     if _is_library(name):
       return value
@@ -106,6 +108,14 @@ def _key(value: Any, inside: tuple[Any, ...]) -> Hashable:
   if kind is _JITTED or (isinstance(value, jax.Array) and value.shape == ()):
     return Same(value)
   raise _NoKeyError
+
+
+def _is_of_library(function: Any) -> bool:
+  """By where its code is: `functools.wraps` copies `__module__`."""
+  if type(function) is _JITTED:
+    function = function.__wrapped__
+  names = getattr(function, "__globals__", {})
+  return _is_library(names.get("__name__"))
 
 
 @functools.cache
