@@ -153,7 +153,7 @@ def test_elsewhere_it_is_added_up_and_said_so(call, words, caplog):
       "w_up must have 3 planes like w_gate, got 2",
     ),
     (lambda: split(W, 4), ValueError, "planes must be 2 or 3, got 4"),
-    (lambda: split(W, 2.5), ValueError, "planes must be 2 or 3, got 2.5"),
+    (lambda: split(W, 2.0), ValueError, "planes must be 2 or 3, got 2.0"),
     (
       lambda: matmul(X, pallas_gemm.Split((W, W))),
       TypeError,
