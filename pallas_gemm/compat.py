@@ -29,6 +29,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
 
 # Whether this package calls JAX; Qwix puts its functions in place of JAX's.
 is_alone = contextvars.ContextVar("is_alone", default=False)
@@ -346,6 +347,26 @@ def with_mesh(ctx: Any) -> Any:
     context, device_assignment=devices, abstract_mesh=_mesh_of(ctx)
   )
   return ctx.replace(module_context=module.replace(axis_context=context))
+
+
+def tiles_of_devices(sharding: Any, mesh: Any) -> np.ndarray | None:
+  """Which tile of an array each device of a mesh has; None if all are whole.
+
+  Args:
+    sharding: as `custom_partitioning` tells it with `decode_shardings=False`.
+    mesh: what XLA partitions over.
+
+  Returns:
+    Numbers of tiles: the mesh's axes, then one of the array's dimensions, and
+    of what XLA replicates over.
+  """
+  hlo = sharding._hlo_sharding
+  if not hlo.is_tiled():
+    return None
+  tiles = hlo.tile_assignment_dimensions()
+  tile = np.indices(tiles).reshape(len(tiles), -1)
+  of_device = tile[:, np.argsort(hlo.tile_assignment_devices())]
+  return of_device.T.reshape(*mesh.axis_sizes, len(tiles))
 
 
 def alone(function: Callable[..., Any], *args: Any) -> Any:

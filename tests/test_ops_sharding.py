@@ -7,17 +7,19 @@ import os
 from pathlib import Path
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 from jax import lax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
 from pallas_gemm import tuning
 from pallas_gemm.kernels import activations
-from pallas_gemm.ops import mesh_plan, sharding
+from pallas_gemm.ops import mesh_plan, sharding, xla_parts
 from pallas_gemm.ops.spec import Operands, Spec
 
 MESH = {"x": 4, "y": 2}
@@ -256,6 +258,48 @@ def test_digests_are_those_of_another_process():
     "print({name: of().tolist() for name, of in DIFFERENT.items()})"
   )
   assert _run(["-c", program], PYTHONHASHSEED="1") == str(here)
+
+
+# What XLA says.
+
+
+def _parts(mesh, spec, shape=(8, 8), *, of=None):
+  """Those of an array that lies so over a mesh of 8, told of the same or `of`."""
+  devices = np.array([jax.devices()[0]] * 8)
+  of = of or mesh
+  mesh, of = (
+    jax.sharding.Mesh(devices.reshape(*x.values()), [*x]) for x in (mesh, of)
+  )
+  hlo = NamedSharding(mesh, spec)._to_xla_hlo_sharding(len(shape))
+  told = SimpleNamespace(
+    shape=shape, sharding=SimpleNamespace(_hlo_sharding=hlo)
+  )
+  return xla_parts.parts_of(told, of)
+
+
+def test_parts_are_what_was_sharded():
+  for count in range(4):
+    for axes in itertools.permutations("xyz", count):
+      for cut in range(count + 1):
+        spec = P(axes[:cut], axes[cut:])
+        assert _parts(dict.fromkeys("xyz", 2), spec) == (spec if axes else P())
+
+
+@pytest.mark.parametrize(
+  ("spec", "size", "wanted"),
+  [
+    ("a", 8, ("y",)),  # the major part of y: each has a part of what it had
+    ("a", 6, ()),
+    ("b", 8, ()),  # the minor part
+    (("x", "a"), 8, ("x", "y")),
+    (("a", "x"), 8, ()),
+    (("a", "b"), 6, ("y",)),
+  ],
+)
+def test_parts_of_an_axis(spec, size, wanted):
+  fine = {"x": 2, "a": 2, "b": 2}
+  found = _parts(fine, P(None, spec), (8, size), of={"x": 2, "y": 4})
+  assert found == P((), wanted)
 
 
 # The persistent cache.

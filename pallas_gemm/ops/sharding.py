@@ -10,7 +10,7 @@ Source: JAX's own rules for cuDNN attention and `scaled_matmul`, which lower a
 wrapper to `custom_partitioning`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -29,6 +29,7 @@ from pallas_gemm.ops import folding, implementations, scales, sm90, xla
 from pallas_gemm.ops import spec as spec_lib
 from pallas_gemm.ops.mesh_plan import Axes, MeshPlan, plan_of
 from pallas_gemm.ops.spec import Operands, Spec
+from pallas_gemm.ops.xla_parts import parts_of
 from pallas_gemm.version import __version__
 
 Product = Callable[[Operands, Spec], list[jax.Array]]
@@ -204,7 +205,7 @@ def _lower(ctx, operands, spec: Spec, cuda: bool, product: Product):
       return compat.lowered(ctx, run, operands, typed=False)
   kernel = implementations.may_run_kernel(spec, x, cuda)
   planned = kernel or spec.reduce_dtype is not None
-  if AxisType.Explicit in mesh.axis_types and (planned or spec.ragged):
+  if _takes_shard_map(mesh.axis_types) and (planned or spec.ragged):
     return _by_shard_map(ctx, operands, spec, cuda, mesh, product)
   if not planned:
     return _whole(ctx, operands, spec, cuda, mesh, "")
@@ -217,6 +218,18 @@ def _lower(ctx, operands, spec: Spec, cuda: bool, product: Product):
   if reason is not None:
     return _whole(ctx, operands, spec, cuda, mesh, reason)
   return _by_xla(ctx, operands, spec, cuda, product)
+
+
+def _takes_shard_map(kinds: Sequence[AxisType]) -> bool:
+  """Whether there are Explicit axes, and XLA takes a shard_map over them.
+
+  Beside Auto axes XLA ends the process at one in a shard_map over later axes.
+  """
+  typed = [kind for kind in kinds if kind != AxisType.Auto]
+  in_order = sorted(typed, key=lambda kind: kind == AxisType.Explicit)
+  return AxisType.Explicit in kinds and (
+    AxisType.Auto not in kinds or typed == in_order
+  )
 
 
 def lowered_for(ctx, cuda: bool):
@@ -287,8 +300,8 @@ def _by_xla(ctx, operands, spec: Spec, cuda: bool, product: Product):
   results = ctx.avals_out
 
   def partition(mesh, args, outs):
-    have = spec.named([v.sharding.spec for v in args[:-1]])
-    out = outs[0].sharding.spec
+    have = spec.named([parts_of(v, mesh) for v in args[:-1]])
+    out = parts_of(outs[0], mesh)
     todo, body = _planned(spec, have, out, mesh.shape, size, cuda, product)
     to = functools.partial(NamedSharding, mesh)
 
@@ -312,6 +325,7 @@ def _by_xla(ctx, operands, spec: Spec, cuda: bool, product: Product):
   words = ", ".join(" ".join(map(_factor, w)) for w in spec.words.present())
   op.def_partition(
     partition,
+    decode_shardings=False,  # JAX raises for a part of an axis
     sharding_rule=f"{words}, digest -> "
     + ", ".join([" ".join(spec.out)] * spec.outputs),
     # In the order in which the rule names them.

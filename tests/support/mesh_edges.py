@@ -44,6 +44,31 @@ def _out_sharding_of_batches(arm, case):
   assert jax.typeof(got).sharding.spec == out
 
 
+@register("{heads} heads on y of 8 | auto", heads=(2, 12))
+def _part_of_an_axis(arm, heads):
+  """Some lie over the axis's major part, for which `P` has no words."""
+
+  def layer(f, x, w, w_out):
+    v = f(x, w).reshape(2, 8, heads, 8)
+    v = jnp.cumsum(v, 1) if heads == 12 else jnp.repeat(v, 8, 2)
+    return jnp.sum(f(v.reshape(2, 8, -1), w_out))
+
+  # Integers, whose sums no rounding tells apart.
+  wide = 12 * 8 if heads == 12 else 2 * 64
+  shapes = (2, 8, 16), (16, heads * 8), (wide, 16)
+  args = tuple(jnp.round(normal(*s, seed=i)) for i, s in enumerate(shapes))
+  ours = functools.partial(pallas_gemm.matmul, **arm.how)
+
+  def gradient(f, *args):
+    return jax.jit(jax.grad(functools.partial(layer, f), (0, 1, 2)))(*args)
+
+  mode = Mode("auto, 1 x 8", shape=(1, 8))
+  with mode.context():
+    given = map(mode.place, args, (P(), P(None, "y"), P("y", None)))
+    got = gradient(ours, *given)
+  mesh_checks.same_values(got, gradient(jnp.matmul, *args))
+
+
 @register("{name} with an axis of size 1 | explicit", name=("bias", "c"))
 def _axis_of_size_one(arm, name):
   """The gradient has it too."""
@@ -118,6 +143,17 @@ def _recipe_in_part(arm, scaling):
   with AUTO.context():
     got = loss(jax.shard_map(op, **how))(x, w)
   mesh_checks.same_values(got, want)
+
+
+@register(
+  "recipe: 6 blocks on x of 4 | {mode}", ("default",), mode=(AUTO, EXPLICIT)
+)
+def _blocks_on_more_devices(arm, mode):
+  """XLA shards their scales over a part of the axis."""
+  how = {"quantize": Recipe(scaling="block"), "reduce_dtype": "float32"}
+  f = functools.partial(pallas_gemm.matmul, **how)
+  args, specs = (normal(64, 128), normal(128, 768)), (P(), P(None, "x"))
+  _same(arm, f, f, args, specs, mode)
 
 
 @register("alpha of 0 | shard_map", ("default",))
