@@ -143,6 +143,7 @@ FIXED = {
   "in 64 bits": lambda x: jnp.round(x * 16) / 16,
   "NumPy scalar": lambda x: x * HALF,
   "array of shape ()": lambda x: x * THIRD,
+  "polynomial inside": jnp.sinc,
 }
 # Of a number. What looks the same and is not is called one after the other.
 OF_NUMBERS = {

@@ -150,6 +150,18 @@ def test_an_array_is_like_a_number(value):
     np.testing.assert_allclose(array, number, rtol=1e-6)
 
 
+@pytest.mark.parametrize("zero", (np.float32(0), np.array(0.0), jnp.array(0.0)))
+def test_only_pythons_zero_is_not_read(zero):
+  """NaN stays with a zero of NumPy's, as with one in an array."""
+  a, c = (x.at[0, 0].set(jnp.nan) for x in (A, C))
+  for f in (
+    lambda x: pallas_gemm.matmul(a, B, alpha=x),
+    lambda x: pallas_gemm.matmul(A, B, c=c, beta=x),
+  ):
+    assert np.isfinite(f(0)).all()
+    assert np.isnan(f(zero)[0, 0]) and np.isfinite(f(zero)[1:]).all()
+
+
 def test_traced_without_c():
   with pytest.raises(ValueError, match=r"beta .*c is None"):
     jax.jit(lambda beta: pallas_gemm.matmul(A, B, beta=beta))(1.0)

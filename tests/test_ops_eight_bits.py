@@ -9,7 +9,7 @@ import pallas_gemm
 from pallas_gemm.quantization import Quantized, quantize
 from tests.support import eight_bit_calls
 from tests.support.eight_bit_calls import EVERY, ON_KERNEL, Draw
-from tests.support.ops import ROWS, SUMS
+from tests.support.ops import ROWS, SUMS, lowered
 
 SMOKE = range(2)
 E4M3, E5M2 = eight_bit_calls.FLOATS
@@ -89,6 +89,25 @@ def test_sums_of_int8_are_those_of_lax(how):
   out = pallas_gemm.ragged_dot(a, b, sizes, None, jnp.int32, **how)
   want = jax.lax.ragged_dot(a, b, sizes, preferred_element_type=jnp.int32)
   assert np.array_equal(out, want)
+
+
+@pytest.mark.parametrize("alpha", (2, np.int32(2), jnp.array(-3)))
+def test_the_kernel_leaves_scaled_sums_of_int8_to_xla(alpha):
+  rng = np.random.default_rng(0)
+  a, b = (jnp.asarray(rng.integers(-9, 9, (64, 64)), jnp.int8) for _ in "ab")
+
+  def f(alpha, names=("sm90", "xla")):
+    how = {"out_dtype": jnp.int32, "implementation": names}
+    return pallas_gemm.matmul(a, b, alpha=alpha, **how)
+
+  sums = np.matmul(a, b, dtype=np.int32)
+  assert np.array_equal(f(alpha), int(alpha) * sums)
+  assert "mosaic_gpu" not in lowered(lambda: f(alpha))
+  with pytest.raises(NotImplementedError, match=r"sm90: results .*: no alpha"):
+    f(alpha, "sm90")
+  assert "mosaic_gpu" in lowered(lambda: f(1))
+  # Many factors are applied after the kernel.
+  assert "mosaic_gpu" in lowered(lambda: jax.vmap(f)(jnp.array([1, 2])))
 
 
 def test_results_are_bfloat16_where_an_operand_has_a_scale():

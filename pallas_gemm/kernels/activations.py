@@ -25,7 +25,7 @@ _ELEMENTWISE = (epilogues.PRIMITIVES - {"broadcast_in_dim"}) | frozenset(
   """
   acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clz
   conj copy copy_p cosh digamma erf erf_inv erfc expm1 floor igamma igammac imag
-  is_finite lgamma log1p nextafter not optimization_barrier polygamma
+  is_finite lgamma log1p nextafter not optimization_barrier polygamma polynomial
   population_count pow real reduce_precision regularized_incomplete_beta rem
   shift_left shift_right_arithmetic shift_right_logical sinh stop_gradient tan
   xor zeta

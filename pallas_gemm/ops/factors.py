@@ -30,7 +30,9 @@ def factor(
     dtype, dtype, arguments.dtype_of(out_dtype, dtype)
   )
   if not isinstance(value, jax.Array | np.ndarray):
-    return _number(name, value, wide), value == 0
+    # NumPy's numbers are arrays: of them zero is read like any other.
+    is_zero = value == 0 and not isinstance(value, np.generic)
+    return _number(name, value, wide), is_zero
   arguments.array(name, value)
   if value.shape != ():
     raise ValueError(f"{name} must be a scalar, got shape {value.shape}")

@@ -21,7 +21,7 @@ SYMBOLIC = (
 
 
 def refuses(spec: Spec, x: Operands) -> str | None:
-  """Why dtypes and precision alone keep it from ever taking the product."""
+  """Why it never takes the product, whatever the sizes."""
   pair, precision = (x.a.dtype.name, x.b.dtype.name), spec.precision
   if "float32" in pair or x.has_planes:
     if not spec.in_planes:
@@ -32,7 +32,13 @@ def refuses(spec: Spec, x: Operands) -> str | None:
       )
     pair = ("bfloat16" if dtype == "float32" else dtype for dtype in pair)
     precision = None
-  return legal.refuses(*pair, jnp.dtype(spec.out_dtype).name, precision)
+  out_dtype = jnp.dtype(spec.out_dtype).name
+  if reason := legal.refuses(*pair, out_dtype, precision):
+    return reason
+  # Many factors, which have dimensions, follow the kernel: `folding.is_fused`.
+  if out_dtype == "int32" and spec.words.alpha == "":
+    return "results in int32 are sums of products alone: no alpha"
+  return None
 
 
 def is_asked_for(spec: Spec, x: Operands) -> bool:

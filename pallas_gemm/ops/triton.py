@@ -45,7 +45,8 @@ def run(x: Operands, spec: Spec) -> list[jax.Array]:
   }
   if reason := _exceeded(limits):
     raise NotImplementedError(reason)
-  # Its factors are compiled in: XLA applies those that are arrays.
+  # Its factors are compiled in, and its results have the operands' dtype: XLA
+  # applies factors that are arrays, to what is rounded already.
   is_plain = x.alpha is None and x.beta is None
   added, config = is_plain and x.c is not None, spec.config
   out = triton_dense.matmul(
