@@ -52,7 +52,10 @@ class Split:
   def joined(self) -> jax.Array:
     """The sum of the planes, from the smallest on."""
     wide = [plane.astype(jnp.float32) for plane in self.planes[::-1]]
-    return functools.reduce(jnp.add, wide)
+    total, most = functools.reduce(jnp.add, wide), jnp.finfo(jnp.float32).max
+    # Next to the largest number two planes, rounded up, add up to infinity.
+    inside = jnp.clip(total, -most, most)
+    return jnp.where(jnp.isfinite(wide[-1]), inside, total)
 
 
 compat.register_serialization(Split, "pallas_gemm.Split")

@@ -114,6 +114,10 @@ def test_forms_for_float32_results(name):
   assert_close(activation, reference, least, EXACT, 2.0**-21)
 
 
+def test_erfc_for_float32_results():
+  assert_close(lax.erfc, _erfc, -20, EXACT, 2.0**-16, 2.0**-36)
+
+
 @pytest.mark.parametrize(
   ("least", "most"), ((-1, 2.0**-20), (-4, 2.0**-18), (-8, 2.0**-15))
 )

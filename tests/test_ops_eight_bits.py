@@ -91,6 +91,57 @@ def test_sums_of_int8_are_those_of_lax(how):
   assert np.array_equal(out, want)
 
 
+def scaled_by_one(v):
+  return Quantized(jnp.asarray(v), jnp.float32(1))
+
+
+def large_int8(*lead, k):
+  """A and B, and A @ B: above 2^24 float32 rounds each sum that it adds to."""
+  rng = np.random.default_rng(0)
+  a = rng.integers(60, 128, (*lead, 16, k)).astype(np.int8)
+  b = rng.integers(60, 128, (*lead, k, 32)).astype(np.int8)
+  return a, b, np.matmul(a, b, dtype=np.int32).astype(np.float32)
+
+
+@pytest.mark.parametrize("k", (4096, 4097))
+@pytest.mark.parametrize("lead", ((), (2,)))
+def test_xla_adds_int8_in_int32(lead, k):
+  *operands, want = large_int8(*lead, k=k)
+  a, b = map(scaled_by_one, operands)
+
+  def f(precision=None):
+    how = {"out_dtype": jnp.float32, "implementation": "xla"}
+    return pallas_gemm.matmul(a, b, precision=precision, **how)
+
+  assert np.array_equal(f(), want)
+  # CPUs have no such product of int8.
+  assert np.array_equal(f("ANY_F8_ANY_F8_F32_FAST_ACCUM"), want)
+  assert ("x32xi32>" in lowered(f)) == (k % 16 == 0)
+
+
+@pytest.mark.parametrize("kind", (jnp.asarray, scaled_by_one))
+@pytest.mark.parametrize("k", (4096, 4097))
+def test_xla_adds_int8_of_groups_in_int32(k, kind):
+  a, b, want = large_int8(k=k)
+  rows = pallas_gemm.ragged_dot(
+    kind(a), kind(b[None]), jnp.array([16]), preferred_element_type=want.dtype
+  )
+  assert np.array_equal(rows, want)
+  sums = pallas_gemm.ragged_dot_general(
+    kind(a.T), kind(b), jnp.array([k]), SUMS, preferred_element_type=want.dtype
+  )
+  assert np.array_equal(sums[0], want)
+
+
+@pytest.mark.parametrize("kind", (jnp.asarray, scaled_by_one))
+def test_sums_of_int8_that_int32_does_not_hold(kind):
+  a = np.full((2, 140_000), 127, np.int8)
+  out = pallas_gemm.dot_general(
+    kind(a), kind(a.T), preferred_element_type=jnp.float32
+  )
+  np.testing.assert_allclose(out, 127.0**2 * 140_000, rtol=1e-3)
+
+
 @pytest.mark.parametrize("alpha", (2, np.int32(2), jnp.array(-3)))
 def test_the_kernel_leaves_scaled_sums_of_int8_to_xla(alpha):
   rng = np.random.default_rng(0)

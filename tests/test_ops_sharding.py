@@ -264,7 +264,7 @@ def test_digests_are_those_of_another_process():
 
 
 def _parts(mesh, spec, shape=(8, 8), *, of=None):
-  """Those of an array that lies so over a mesh of 8, told of the same or `of`."""
+  """Those of an array that lies so over a mesh of 8; told of `of`, if given."""
   devices = np.array([jax.devices()[0]] * 8)
   of = of or mesh
   mesh, of = (

@@ -49,6 +49,17 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.parametrize("sign", (1, -1))
+def test_two_planes_of_the_largest_number_are_finite(sign):
+  most = np.finfo(np.float32).max
+  w = split(jnp.full((4, 4), sign * most), 2)
+  np.testing.assert_allclose(w.joined(), sign * most, rtol=2**-16)
+  out = pallas_gemm.matmul(jnp.eye(4) / 2, w, precision="highest")
+  np.testing.assert_allclose(out, sign * most / 2, rtol=2**-16)
+  infinity = split(jnp.array([sign * np.inf, np.nan]), 2).joined()
+  assert np.array_equal(infinity, [sign * np.inf, np.nan], equal_nan=True)
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_bits_are_those_of_the_array(name):
   product, x, w = PRODUCTS[name]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pallas_gemm import compat, dtypes, report
+from pallas_gemm import sums as sums_lib
 from pallas_gemm.kernels.sm90 import legal
 from pallas_gemm.ops import scales, xla_groups
 from pallas_gemm.ops import spec as spec_lib
@@ -71,13 +72,14 @@ def run(
   )
   alone = alone and not (_is_of_a_vector(x, spec) or _needs_float32(x.a, x.b))
   dtype, sums = narrow if alone else x.wide(narrow), []
-  for one, product in spec.products(x, out=spec.out, out_dtype=dtype):
+  exact = jnp.int32 if x.a.dtype == jnp.int8 else dtype  # and rounded once
+  for one, product in spec.products(x, out=spec.out, out_dtype=exact):
     z = (
       _grouped_dot(one, product, spec.config)
       if spec.ragged
       else _dot(one, product, out_sharding)
     )
-    sums.append(scales.applied(z, one, product))
+    sums.append(scales.applied(z.astype(dtype), one, product))
   if spec.ragged == "k":
     return [z.astype(narrow) for z in sums]
   if alone and (not spec.ragged or isinstance(spec.config, xla_groups.Tiles)):
@@ -103,30 +105,49 @@ def _as_xla_multiplies(x: Operands, spec: Spec) -> tuple[Operands, Spec]:
   """The product of operands of dtypes that XLA is right with: of one.
 
   Scales apply to sums; those that differ along K are multiplied in. XLA has a
-  product of 8 bits that is dense; values in more bits are the same ones.
-  That of int8 is taken in whole vectors: one of K = 9 that was left to XLA was
-  wrong on a GPU (JAX 0.11.2), for a reason that is not known.
+  product of 8 bits that is dense; values in more bits are the same ones. On a
+  GPU that of int8 is taken in whole vectors: one of K = 9 that was left to XLA
+  was wrong (JAX 0.11.2), for a reason that is not known.
   """
   is_float8 = "float8" in x.a.dtype.name or "float8" in x.b.dtype.name
   if not (is_float8 or spec.words.has_scales):
     wide = max(x.a.dtype, x.b.dtype, key=lambda dtype: dtype.itemsize)
+    total = x.wide(spec.out_dtype)
+    if wide == jnp.int8 and total != jnp.int32 and not _fits_int32(x, spec):
+      wide = total
     values = {f: v.astype(wide) for f, v in scales.multiplied(x).items()}
     return x._replace(**values), spec
   if any(
     whole_of(c) in spec.contracted for w in spec.words.scales for c in w or ""
   ):
     return scales.in_operands(x, spec)
-  sizes = *x.a.shape, *x.b.shape
-  is_whole = all(isinstance(n, int) and n % _VECTOR == 0 for n in sizes)
-  fits = not on_cpu.value if is_float8 else is_whole
-  if fits and x.a.dtype == x.b.dtype and not spec.ragged:
-    return x, spec
+  precision = lax.Precision.HIGHEST
+  if is_float8:
+    if not (on_cpu.value or spec.ragged) and x.a.dtype == x.b.dtype:
+      return x, spec
+    precision = lax.Precision.DEFAULT  # not None, which the context means
+  elif _fits_int32(x, spec) and (on_cpu.value or _is_whole(x, spec)):
+    return x, dataclasses.replace(spec, precision=precision)
   wide = jnp.float32 if on_cpu.value or not is_float8 else jnp.bfloat16
   values = {f: v.astype(wide) for f, v in scales.multiplied(x).items()}
-  precision = lax.Precision.HIGHEST
-  if is_float8:  # not None, which is what the context says
-    precision = lax.Precision.DEFAULT
   return x._replace(**values), dataclasses.replace(spec, precision=precision)
+
+
+def _fits_int32(x: Operands, spec: Spec) -> bool:
+  """Whether no sum of products of int8 overflows. A symbolic one may."""
+  size = spec.letters(x)
+  k = math.prod(size[c] for c in spec.contracted)
+  return isinstance(k, int) and k <= sums_lib.MOST_INT8
+
+
+def _is_whole(x: Operands, spec: Spec) -> bool:
+  """Whether a product is dense, and its M, N and K are whole vectors."""
+  size, (a, b, *_) = spec.letters(x), spec.words
+  sides = spec.contracted, spec.free(a, b), spec.free(b, a)
+  found = [math.prod(size[c] for c in letters) for letters in sides]
+  return not spec.ragged and all(
+    isinstance(n, int) and n % _VECTOR == 0 for n in found
+  )
 
 
 def _is_of_a_vector(x: Operands, spec: Spec) -> bool:
@@ -168,19 +189,17 @@ def _dot(x: Operands, spec: Spec, out_sharding: Any) -> jax.Array:
     parts = dict(zip(out, out_sharding.spec))
     spec_of = PartitionSpec(*[parts.get(c) for c in have])
     out_sharding = NamedSharding(out_sharding.mesh, spec_of)
-  precision, dtype = spec.precision, spec.out_dtype
+  precision = spec.precision
   if "float8" in a.dtype.name and not legal.accumulates_fast(precision):
     precision = lax.Precision.HIGHEST  # whose sums are promoted
-  if a.dtype == jnp.int8:
-    dtype = jnp.int32  # exact
   z = lax.dot_general(
     *_that_xla_multiplies(a, b),
     numbers,
     precision=precision,
-    preferred_element_type=dtype,
+    preferred_element_type=spec.out_dtype,
     out_sharding=out_sharding,
   )
-  return spec_lib.lifted(z, "".join(have), out).astype(spec.out_dtype)
+  return spec_lib.lifted(z, "".join(have), out)
 
 
 def _needs_float32(a: jax.Array, b: jax.Array) -> bool:
