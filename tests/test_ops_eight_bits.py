@@ -147,14 +147,16 @@ def test_the_kernel_leaves_scaled_sums_of_int8_to_xla(alpha):
   rng = np.random.default_rng(0)
   a, b = (jnp.asarray(rng.integers(-9, 9, (64, 64)), jnp.int8) for _ in "ab")
 
-  def f(alpha, names=("sm90", "xla")):
-    how = {"out_dtype": jnp.int32, "implementation": names}
+  def f(alpha, names=("sm90", "xla"), **how):
+    how |= {"out_dtype": jnp.int32, "implementation": names}
     return pallas_gemm.matmul(a, b, alpha=alpha, **how)
 
   sums = np.matmul(a, b, dtype=np.int32)
   assert np.array_equal(f(alpha), int(alpha) * sums)
+  assert np.array_equal(f(1, activation=jnp.abs), abs(sums))
   assert "mosaic_gpu" not in lowered(lambda: f(alpha))
-  with pytest.raises(NotImplementedError, match=r"sm90: results .*: no alpha"):
+  assert "mosaic_gpu" not in lowered(lambda: f(1, activation=jnp.abs))
+  with pytest.raises(NotImplementedError, match="sm90: results in int32"):
     f(alpha, "sm90")
   assert "mosaic_gpu" in lowered(lambda: f(1))
   # Many factors are applied after the kernel.

@@ -36,8 +36,8 @@ def refuses(spec: Spec, x: Operands) -> str | None:
   if reason := legal.refuses(*pair, out_dtype, precision):
     return reason
   # Many factors, which have dimensions, follow the kernel: `folding.is_fused`.
-  if out_dtype == "int32" and spec.words.alpha == "":
-    return "results in int32 are sums of products alone: no alpha"
+  if out_dtype == "int32" and (spec.words.alpha == "" or spec.activation):
+    return "results in int32 are sums of products: no alpha, no activation"
   return None
 
 

@@ -72,8 +72,10 @@ def run(
   )
   alone = alone and not (_is_of_a_vector(x, spec) or _needs_float32(x.a, x.b))
   dtype, sums = narrow if alone else x.wide(narrow), []
-  exact = jnp.int32 if x.a.dtype == jnp.int8 else dtype  # and rounded once
-  for one, product in spec.products(x, out=spec.out, out_dtype=exact):
+  # int8 is added in int32 and rounded once, but for groups on GPUs.
+  in_int32 = x.a.dtype == jnp.int8 and (on_cpu.value or not spec.ragged)
+  sum_dtype = jnp.int32 if in_int32 else dtype
+  for one, product in spec.products(x, out=spec.out, out_dtype=sum_dtype):
     z = (
       _grouped_dot(one, product, spec.config)
       if spec.ragged
