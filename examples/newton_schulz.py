@@ -61,7 +61,10 @@ def off_identity(a: jax.Array, z: jax.Array) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Prints the error of each step; returns the exit status."""
-  parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+  parser = argparse.ArgumentParser(
+    prog="python -m examples.newton_schulz",
+    description=__doc__.partition("\n")[0],
+  )
   parser.add_argument(
     "--size", type=positive, default=256, help="of the matrix"
   )

@@ -101,12 +101,8 @@ def rows_of(path: pathlib.Path) -> Rows:
   return found
 
 
-def show(folder: pathlib.Path) -> None:
-  """Prints the tables of the rows in a folder.
-
-  Raises:
-    cli.FlagError: there are none.
-  """
+def show(folder: pathlib.Path) -> bool:
+  """Prints the tables of the rows in a folder; whether there are any."""
   is_empty = True
   for name, of_rows in TABLES.items():
     path = folder / f"{name}.jsonl"
@@ -117,16 +113,20 @@ def show(folder: pathlib.Path) -> None:
         numeric = tables.numeric(header)
         cli.table(f"Rows of {path}", header, cells, numeric)
         cli.say()
-  if is_empty:
-    raise cli.FlagError(f"--rows: no timed rows in {folder}")
+  return not is_empty
 
 
 def main(argv: Sequence[str]) -> int:
   """Carries out the command; returns the exit status."""
   del argv
-  folders = [pathlib.Path(_ROWS.value)] if _ROWS.value else None
-  for folder in folders or sorted(rows_lib.RESULTS.glob("*/")):
-    show(folder)
+  folders = sorted(rows_lib.RESULTS.glob("*/"))
+  if _ROWS.value:
+    folders = [pathlib.Path(_ROWS.value)]
+  # A run without a GPU leaves rows that have no times.
+  shown = [show(folder) for folder in folders]
+  if not any(shown):
+    where = _ROWS.value or rows_lib.RESULTS
+    raise cli.FlagError(f"--rows: no timed rows in {where}")
   return 0
 
 

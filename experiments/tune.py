@@ -366,6 +366,8 @@ def main(argv: Sequence[str]) -> int:
   if _SHARE.value is not None:
     work_alone(cases)
     return 0
+  if not compat.targets_gpu():
+    cli.say("no NVIDIA GPU here: interpreted, which is slow, and forgotten")
   interrupt = cli.Interrupt()
   done, is_bad = 0, False
   alone = (measure() for measure in in_time(cases))
@@ -383,8 +385,6 @@ def main(argv: Sequence[str]) -> int:
     return cli.INTERRUPTED
   if compat.targets_gpu():
     cli.say(f"remembered in {cache.path_of()}")
-  else:
-    cli.say("no NVIDIA GPU here: interpreted, and nothing was remembered")
   return int(is_bad)
 
 

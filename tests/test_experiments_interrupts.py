@@ -94,3 +94,11 @@ def test_ctrl_c_while_a_program_is_imported():
     out, err = process.communicate(timeout=_TIMEOUT_S)
   assert (process.returncode, out) == (130, "")
   assert "interrupted\n" in err and "Traceback" not in err
+
+
+def test_nobody_reads_what_a_program_says():
+  """As after `| head`."""
+  with start("-m", "experiments.ladder", "--explain=6") as process:
+    process.stdout.close()
+    assert process.stderr.read() == ""
+  assert process.returncode == 130

@@ -81,6 +81,7 @@ def test_all_devices_are_printed(run, monkeypatch, tmp_path):
   monkeypatch.setattr(rows, "RESULTS", tmp_path)
   for device in ("nvidia_a", "nvidia_b"):
     rows.append(tmp_path / device / "dense.jsonl", result_rows.dense(2.0))
+  (tmp_path / "cpu").mkdir()  # without times
   assert run()[1].count("Rows of") == 2
 
 

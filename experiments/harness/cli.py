@@ -55,8 +55,9 @@ SEED = flags.DEFINE_integer(
 OUTPUT_DIR = flags.DEFINE_string(
   "output_dir",
   None,
-  "Where rows go. Default: experiments/results/<device> in a"
-  " checkout, results/<device> in the current folder elsewhere.",
+  "Where rows go. Default, if nothing above says another:"
+  " experiments/results/<device> in a checkout, results/<device> in the current"
+  " folder elsewhere.",
 )
 GPU = flags.DEFINE_string(
   "gpu",
@@ -246,6 +247,8 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
   except KeyboardInterrupt:
     print("interrupted", file=sys.stderr)
     _leave()
+  except BrokenPipeError:  # what reads it has ended, as `head` does
+    _leave()
   except SystemExit as end:
     if end.code == INTERRUPTED:
       _leave()
@@ -256,7 +259,7 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
 
 
 def _leave() -> None:
-  """Ends the process after Ctrl-C.
+  """Ends the process after Ctrl-C, or once nobody reads what it says.
 
   Threads of an interrupted kernel may still run; where Python shuts down under
   them, the process crashes.

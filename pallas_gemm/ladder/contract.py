@@ -142,8 +142,9 @@ class Rung:
   ) -> jax.Array:
     """alpha * A @ B + beta * C with this rung's kernel.
 
-    Works under `jax.jit`. On a machine without an NVIDIA GPU the same kernel
-    runs in Pallas' GPU interpreter: slow, right.
+    Works under `jax.jit` and `jax.vmap`; it has no derivative. On a machine
+    without an NVIDIA GPU the same kernel runs in Pallas' GPU interpreter: slow,
+    right.
 
     Args:
       a: [M, K], a dtype of `self.dtypes`, row-major.
