@@ -367,7 +367,7 @@ def main(argv: Sequence[str]) -> int:
     work_alone(cases)
     return 0
   if not compat.targets_gpu():
-    cli.say("no NVIDIA GPU here: interpreted, which is slow, and forgotten")
+    cli.say("no NVIDIA GPU here: interpreted, which is slow; nothing is kept")
   interrupt = cli.Interrupt()
   done, is_bad = 0, False
   alone = (measure() for measure in in_time(cases))

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import jax
 from jax import lax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
@@ -300,6 +300,19 @@ def test_parts_of_an_axis(spec, size, wanted):
   fine = {"x": 2, "a": 2, "b": 2}
   found = _parts(fine, P(None, spec), (8, size), of={"x": 2, "y": 4})
   assert found == P((), wanted)
+
+
+@pytest.mark.parametrize(
+  ("kinds", "takes"),
+  [
+    ("E", True), ("EM", True), ("EA", True), ("MEA", True), ("AME", True),
+    ("A", False), ("MA", False), ("EMA", False), ("EAM", False), ("AEM", False),
+  ],
+)  # fmt: skip
+def test_meshes_that_take_a_shard_map(kinds, takes):
+  """Beside Auto axes, none of Explicit axes before manual ones."""
+  of = {kind.name[0]: kind for kind in AxisType}
+  assert sharding._takes_shard_map([of[x] for x in kinds]) == takes
 
 
 # The persistent cache.

@@ -47,15 +47,15 @@ def _out_sharding_of_batches(arm, case):
 @register("{heads} heads on y of 8 | auto", heads=(2, 12))
 def _part_of_an_axis(arm, heads):
   """Some lie over the axis's major part, for which `P` has no words."""
+  queries = {2: 8, 12: 1}[heads]  # for each head
 
   def layer(f, x, w, w_out):
     v = f(x, w).reshape(2, 8, heads, 8)
-    v = jnp.cumsum(v, 1) if heads == 12 else jnp.repeat(v, 8, 2)
+    v = jnp.repeat(jnp.cumsum(v, 1), queries, 2)
     return jnp.sum(f(v.reshape(2, 8, -1), w_out))
 
   # Integers, whose sums no rounding tells apart.
-  wide = 12 * 8 if heads == 12 else 2 * 64
-  shapes = (2, 8, 16), (16, heads * 8), (wide, 16)
+  shapes = (2, 8, 16), (16, heads * 8), (heads * queries * 8, 16)
   args = tuple(jnp.round(normal(*s, seed=i)) for i, s in enumerate(shapes))
   ours = functools.partial(pallas_gemm.matmul, **arm.how)
 
