@@ -30,10 +30,11 @@ GPU_EXTRAS = $(shell sh tools/has_nvidia_gpu.sh && echo ,cuda13,triton)
 # compute-sanitizer's memcheck, initcheck or synccheck. racecheck does not follow
 # TMA and mbarriers: what it says of rungs 8 to 12 and of the ops is no verdict.
 TOOL ?= memcheck
-# Without XLA's pool each array is an allocation with bounds of its own.
+# Without XLA's pool each array is an allocation with bounds of its own. A busy
+# host starts Python in more than the 10 s for which the tool waits by default.
 SANITIZER = XLA_PYTHON_CLIENT_ALLOCATOR=platform \
   XLA_PYTHON_CLIENT_PREALLOCATE=false \
-  compute-sanitizer --tool $(TOOL) --error-exitcode 1
+  compute-sanitizer --tool $(TOOL) --launch-timeout 600 --error-exitcode 1
 # Every rung at an odd size, with C, and the ops: dense, grouped with empty groups
 # and rows of no group, gradients by weights. Of 8 bits small products, dense and
 # grouped, with blocks and without, a recipe's derivatives, and quantising. Of
