@@ -3,10 +3,13 @@
 The ladder's rungs and the Triton kernel take the same ones.
 """
 
+import math
+
 import jax.numpy as jnp
 
 FLOAT32 = ("float32",)
 FLOAT16S = ("bfloat16", "float16")
+_LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
 def sizes(
@@ -16,15 +19,16 @@ def sizes(
 
   Args:
     a, b, c: [M, K], [K, N] and [M, N] or None, all of one dtype.
-    alpha, beta: Python numbers; not zero, `beta` needs `c`.
+    alpha, beta: Python numbers, rounded to float32; not zero, `beta` needs
+      `c`.
     dtypes: names of those that the kernel takes.
     kernel: its name, for messages.
 
   Raises:
     TypeError: not an array, a dtype the kernel does not take, dtypes that
       differ, or alpha or beta that is no Python number.
-    ValueError: a rank that is not 2, shapes that do not fit, or beta without
-      c.
+    ValueError: a rank that is not 2, shapes that do not fit, alpha or beta
+      beyond float32, or beta without c.
   """
   operands = {"a": a, "b": b} | ({} if c is None else {"c": c})
   for name, x in operands.items():
@@ -49,10 +53,8 @@ def sizes(
       raise TypeError(
         f"{name} must be a Python int or float, got {type(x).__name__}"
       )
-    try:
-      float(x)
-    except OverflowError as error:
-      raise ValueError(f"{name} must fit into a float: {error}") from error
+    if abs(x) > _LARGEST and x not in (math.inf, -math.inf):
+      raise ValueError(f"{name} must fit into float32: {_LARGEST:.3g} at most")
   (m, k), (k_b, n) = a.shape, b.shape
   if k != k_b:
     raise ValueError(

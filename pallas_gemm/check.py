@@ -26,6 +26,7 @@ ACTIVATION_ERROR = {
   "float16": 2.0**-16,
   "float32": 2.0**-20,
 }
+_OF_FEWER_BITS = ACTIVATION_ERROR["bfloat16"]
 
 
 class Expected(NamedTuple):
@@ -73,7 +74,7 @@ def expected(
     alpha: factor of the product.
     beta: factor of C.
     activation: an elementwise JAX function; None is none.
-    out_dtype: dtype of the result; None is that of a.
+    out_dtype: dtype of the result; None is that of a, of 8 bits bfloat16.
     reduced: see `numerics.error_bound`.
     scales: what A's rows, B's columns and those of B_up are multiplied by, each
       a vector or a number, or one number for each element; None is by nothing.
@@ -121,7 +122,8 @@ def expected(
   if activation is None and b_up is None:
     return sums[0], *sums
   dtype = jnp.dtype(a.dtype if out_dtype is None else out_dtype)
-  return _activated(activation, sums, ACTIVATION_ERROR[dtype.name]), *sums
+  inexact = ACTIVATION_ERROR.get(dtype.name, _OF_FEWER_BITS)
+  return _activated(activation, sums, inexact), *sums
 
 
 def _sum(a, b, bias, c, alpha, beta, *, scales, **how) -> Expected:

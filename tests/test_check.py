@@ -35,6 +35,15 @@ def test_the_kernels_forms_pass_and_less_exact_ones_do_not(
   assert not found.passed and found.worst_ratio > 1
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_products_of_few_bits_are_activated_too(dtype):
+  a, b = np.eye(8).astype(dtype), (2 * normal(8, 4)).astype(dtype)
+  want, _ = check.expected(a, b, activation=jax.nn.relu)
+  positive = np.maximum(b.astype(np.float32), 0)
+  assert want.check(positive.astype(jnp.bfloat16)).passed
+  assert not want.check((positive + 1).astype(jnp.bfloat16)).passed
+
+
 def test_all_that_follows_a_product():
   a, b, b_up = normal(33, 40), normal(40, 24), normal(40, 24, seed=1)
   c, bias = normal(33, 24), normal(33, 1)

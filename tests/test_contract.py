@@ -128,7 +128,8 @@ BAD_CALLS = [
   ("ValueError: beta is 0.5 but c is None; pass c", {"beta": 0.5}),
   ("TypeError: alpha must be a Python int or float, got nd", {"alpha": ONE}),
   ("TypeError: alpha must be a Python int or float, got str", {"alpha": "1"}),
-  ("ValueError: alpha must fit into a float: int too", {"alpha": 10**400}),
+  ("ValueError: alpha must fit into float32: 3.4e+38 at", {"alpha": 10**400}),
+  ("ValueError: beta must fit into float32", {"beta": -1e39, "c": (3, 2)}),
   (
     "TypeError: beta must be a Python int or float, got bool",
     {"beta": True, "c": (3, 2)},
@@ -247,7 +248,8 @@ def test_errors_are_the_same_under_jit(rung):
     jax.jit(rung.gemm)(a, a)
 
 
-ALL, SIZES = contract.TENSOR_CORE_FIELDS, ("block_m", "block_n", "block_k")
+ALL, SIMT = contract.TENSOR_CORE_FIELDS, contract.SIMT_FIELDS
+SIZES = ("block_m", "block_n", "block_k")
 
 
 @pytest.mark.parametrize(
@@ -264,6 +266,11 @@ ALL, SIZES = contract.TENSOR_CORE_FIELDS, ("block_m", "block_n", "block_k")
     (SimtConfig(64, 64, 8), SIZES, None),
     (SimtConfig(64, 64, 8), ("block_k",), "block_m has no meaning"),
     (SimtConfig(48, 64, 8), SIZES, "block_m must be a power of two, got 48"),
+    (
+      SimtConfig(64, 64, 8, stages=2, raster=2**30),
+      SIMT,
+      "raster must be at most 1024",
+    ),
   ],
 )
 def test_fields(config, uses, reason):

@@ -96,6 +96,13 @@ def test_ctrl_c_while_a_program_is_imported():
   assert "interrupted\n" in err and "Traceback" not in err
 
 
+def test_a_fault_is_no_case_that_failed():
+  code = "from experiments.harness import cli; cli.run(lambda _: 1 / 0)"
+  with start("-c", code) as process:
+    assert "ZeroDivisionError" in process.stderr.read()
+  assert process.returncode == 70
+
+
 def test_nobody_reads_what_a_program_says():
   """As after `| head`."""
   with start("-m", "experiments.ladder", "--explain=6") as process:

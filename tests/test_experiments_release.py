@@ -11,7 +11,14 @@ import threading
 import pytest
 
 from experiments import eight_bits, float32, release
-from experiments.harness import cli, provenance, release_state, rows, shapes
+from experiments.harness import (
+  apart,
+  cli,
+  provenance,
+  release_state,
+  rows,
+  shapes,
+)
 from tests.support import programs, result_rows
 
 COMMIT = "cf6c055e98"
@@ -287,6 +294,15 @@ def test_a_second_run_is_compared(run, machine, results):
     run("--compare", other)
 
 
+def test_rows_without_sizes_are_compared():
+  fields = {"measure": "latency", "level": "l2"}
+  first = [fields | {"working_set_bytes": n, "ms_median": 1.0} for n in (1, 2)]
+  second = [first[1] | {"ms_median": 2.0}, first[0]]
+  found = apart.apart(first, second)
+  assert (found["times"], found["worst"]) == (2, 2.0)
+  assert found["worst_case"] == "latency l2 2"
+
+
 @pytest.mark.parametrize("name", release_state.SAME)
 def test_another_commit_jax_or_device_is_refused(run, machine, results, name):
   machine.fields = {"sweep": {name: "foreign"}}
@@ -311,6 +327,14 @@ def test_a_tree_that_is_no_commit_is_refused(run, machine, names, commit):
     with pytest.raises(cli.FlagError, match="commit without changes, got"):
       run()
   assert machine.ran == names[:1] and run("--list")[0] == 0
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"commit": 1}'])
+def test_a_broken_state_is_named(run, results, content):
+  run("--only=sweep")
+  (results.parents[1] / "staged" / release_state.STATE).write_text(content)
+  with pytest.raises(cli.FlagError, match="is no state of a release"):
+    run("--list")
 
 
 def test_pieces_are_listed_and_named(run, machine, names):

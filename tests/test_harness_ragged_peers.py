@@ -148,6 +148,14 @@ def test_xla_s_option_is_the_compiled_function_s(gpu):
   assert_computes(case(), compiled())
 
 
+def test_a_cudnn_without_the_fusion_is_not_asked(gpu, monkeypatch):
+  monkeypatch.setattr(ragged_peers, "cudnn_version", lambda: (9, 21))
+  with pytest.raises(NotImplementedError, match=r"cuDNN \(9, 21\); XLA's fus"):
+    fused(case())[0]()
+  monkeypatch.setattr(ragged_peers, "cudnn_version", lambda: (9, 22))
+  assert_computes(case(), fused(case())[0]())
+
+
 def test_an_option_that_xla_lacks_is_the_reason(gpu, monkeypatch):
   monkeypatch.setattr(ragged_peers, "FUSION", {"xla_gpu_no_such_option": True})
   compiled, _ = fused(case())

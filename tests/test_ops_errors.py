@@ -156,6 +156,9 @@ TYPE_ERRORS = {
       "preferred_element_type": "float64"
     },
     "config must be a tuning.Config, got Config": {"config": TRITON},
+    "config.stages must be an int, got ...3": {
+      "config": tuning.Config(stages=np.int64(3))
+    },
     "activation must keep shape and dtype": INTEGER_GROUPS | TANH,
   },
   "gated_ragged_dot": {

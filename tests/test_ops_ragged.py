@@ -303,15 +303,18 @@ def test_says_why_once(monkeypatch):
     case(x, implementation="sm90", **how)
 
 
-@pytest.mark.parametrize(("wide", "bias"), ((False, True), (True, False)))
-def test_lowers_for_cuda(wide, bias):
+@pytest.mark.parametrize(
+  ("wide", "bias", "promotion"),
+  ((False, True, "standard"), (True, False, "standard"), (0, True, "strict")),
+)
+def test_lowers_for_cuda(wide, bias, promotion):
   """Ahead of time: kernels alone, two forward and two for each gradient.
 
   One of two makes the tables. Rows of a float32 bias are added by a kernel,
   too.
   """
   of = Case(m=256, n=128, k=64, sizes=(100, 0, 56), dtype="bfloat16", bias=bias)
-  with jax.enable_x64(wide):
+  with jax.enable_x64(wide), jax.numpy_dtype_promotion(promotion):
     x = of.operands()
     step = jax.jit(jax.value_and_grad(lambda x: of(x).astype("float32").sum()))
     traced = step.trace(x)

@@ -14,6 +14,7 @@ from pallas_gemm.ladder import (
   k10_warp_specialized,
   k11_persistent,
   k12_cluster_multicast,
+  k13_tensor_memory,
 )
 from pallas_gemm.ladder import tensor_core_common as common
 from tests.support import interpret, problems
@@ -167,6 +168,15 @@ def test_illegal_configs_say_why(rung, fields, reason):
   b = jnp.zeros((64, 64), jnp.bfloat16)
   with pytest.raises(ValueError, match=reason):
     rung.gemm(a, b, config=changed(base, **fields))
+
+
+def test_a_tile_in_tensor_memory_has_two_subtiles():
+  """Of one, the next tile's would be written over it while it is sent."""
+  rung, problem = k13_tensor_memory.RUNG, contract.Gemm(128, 64, 64, "bfloat16")
+  config = changed(ONE, block_m=128, epilogue_n=32)
+  assert rung.is_legal(config, problem) is None
+  reason = rung.is_legal(changed(config, epilogue_n=64), problem)
+  assert "divide 64 / 2, got 64" in reason
 
 
 def test_other_architectures_are_refused():

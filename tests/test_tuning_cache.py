@@ -125,6 +125,19 @@ def test_without_the_variable_it_is_the_users_folder(monkeypatch):
   assert cache.folder() == pathlib.Path.home() / "x"
 
 
+def test_without_a_home_what_is_stored_is_remembered(monkeypatch, warnings_):
+  def user_cache_dir(*_):
+    raise RuntimeError("could not determine the home directory")
+
+  monkeypatch.delenv(cache.FOLDER_VARIABLE)
+  monkeypatch.setattr(cache.platformdirs, "user_cache_dir", user_cache_dir)
+  assert cache.lookup(PROBLEM) is None
+  cache.store(PROBLEM, FIRST)
+  assert cache.lookup(PROBLEM) == FIRST
+  [said] = warnings_
+  assert "home directory; PALLAS_GEMM_CACHE_DIR can name one" in said
+
+
 def test_another_version_is_not_found_and_not_lost(monkeypatch, path):
   cache.store(PROBLEM, FIRST)
   with monkeypatch.context() as patch:

@@ -35,12 +35,13 @@ def apart(
   if not factors:
     return None
   worst = max(factors, key=factors.__getitem__)
-  (kernel, m, n, k, *_), arm = worst
+  (kernel, m, n, k, *more), arm = worst
+  names = [arm or kernel, f"{m}x{n}x{k}"] if m else filter(None, more)
   return {
     "times": len(factors),
     "geomean": tables.geomean(list(factors.values())),
     "worst": factors[worst],
-    "worst_case": f"{arm or kernel} {m}x{n}x{k}",
+    "worst_case": " ".join(map(str, names)),
   }
 
 

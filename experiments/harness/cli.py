@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from typing import Any
 
 from absl import app, flags
@@ -220,7 +221,8 @@ def check_flags(module: str) -> None:
 def run(main: Callable[[Sequence[str]], int]) -> None:
   """`absl.app.run`, with what ends a program early told in one line.
 
-  An error of the command line is exit status 2, Ctrl-C is 130.
+  An error of the command line is exit status 2, Ctrl-C and a reader that ended
+  are 130; with a traceback, of a fault, it is 70.
   """
   # JAX says at level INFO what it looked for and did not find.
   logging.getLogger("jax").setLevel(logging.WARNING)
@@ -249,6 +251,9 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     _leave()
   except BrokenPipeError:  # what reads it has ended, as `head` does
     _leave()
+  except Exception:  # pylint: disable=broad-exception-caught
+    traceback.print_exc()  # 1 is a run that ended, with cases that failed
+    sys.exit(os.EX_SOFTWARE)
   except SystemExit as end:
     if end.code == INTERRUPTED:
       _leave()

@@ -6,6 +6,7 @@ They take the operands of a case of `ragged_cases`.
 
 from collections.abc import Callable, Iterator
 import contextlib
+import ctypes
 import functools
 import importlib
 import importlib.util
@@ -37,6 +38,7 @@ FUSED = Claim(
   " newer, for gradients by weights 9.24 and JAX 0.12; below that XLA keeps the"
   " dense expansion",
 )
+OLDEST_CUDNN = 9, 22
 EXAMPLE = Claim(
   "^body_mosaic_gpu_kernel", "it needs the kernel that JAX calls body"
 )
@@ -113,11 +115,26 @@ def lax_fused(fn: Call) -> list[Candidate]:
   function says so. Of a cuDNN that is too old it says nothing, see `FUSED`.
 
   Raises:
-    NotImplementedError: there is no GPU to compile for.
+    NotImplementedError: there is no GPU to compile for, or its cuDNN is older
+      than any that has the fusion.
   """
   if not compat.targets_gpu():
     raise NotImplementedError("XLA has it for GPUs")
+  if (has := cudnn_version()) and has < OLDEST_CUDNN:
+    # XLA would compile the dense expansion again, and it would be timed: a
+    # third of a run with many groups.
+    raise NotImplementedError(f"this is cuDNN {has}; {FUSED.needs}")
   return [Candidate(jax.jit(fn, compiler_options=FUSION), FUSION)]
+
+
+@functools.cache
+def cudnn_version() -> tuple[int, int] | None:
+  """That of the cuDNN that JAX has loaded, (9, 22); None if there is none."""
+  try:
+    number = ctypes.CDLL("libcudnn.so.9").cudnnGetVersion()
+  except OSError:
+    return None
+  return number // 10000, number // 100 % 100
 
 
 def jax_example(case: Any) -> list[Candidate]:

@@ -102,8 +102,13 @@ class State:
 
   def __init__(self, folder: pathlib.Path) -> None:
     self.folder, path = folder, folder / STATE
-    self.of = json.loads(path.read_text()) if path.exists() else {}
-    self.done: dict[str, dict[str, Any]] = self.of.pop("pieces", {})
+    try:
+      self.of = json.loads(path.read_text()) if path.exists() else {}
+      self.done: dict[str, dict[str, Any]] = self.of.pop("pieces", {})
+      if self.of and not all(isinstance(self.of[name], str) for name in SAME):
+        raise ValueError(f"want texts for {', '.join(SAME)}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+      raise cli.FlagError(f"{path} is no state of a release: {error}") from None
 
   @property
   def pieces(self) -> list[Piece]:

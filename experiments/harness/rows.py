@@ -159,7 +159,7 @@ _TYPES = typing.get_type_hints(Row) | OPTIONAL_FIELDS
 PROBLEM_FIELDS = ("kernel", "m", "n", "k", "dtype", "alpha", "beta")
 VARIANT_FIELDS = (
     "variant", "suite", "layout", "epilogue", "batch", "out_dtype", "pass",
-    "groups", "group_sizes", "top_k",
+    "groups", "group_sizes", "top_k", "measure", "level", "working_set_bytes",
 )  # fmt: skip
 
 

@@ -150,8 +150,8 @@ class Rung:
       a: [M, K], a dtype of `self.dtypes`, row-major.
       b: [K, N], the dtype of `a`.
       c: [M, N], the dtype of `a`; never read when beta is 0.
-      alpha: a Python number.
-      beta: a Python number; not zero needs `c`.
+      alpha: a Python number, rounded to float32.
+      beta: the same; not zero needs `c`.
       config: tile sizes; None takes `default_config`.
 
     Returns:
@@ -161,8 +161,9 @@ class Rung:
 
     Raises:
       TypeError: an argument is of the wrong kind or dtype.
-      ValueError: a rank, a shape, `beta` without `c`, a GPU that the rung
-        can't run on, or a config that is not legal.
+      ValueError: a rank, a shape, `alpha` or `beta` beyond float32, `beta`
+        without `c`, a GPU that the rung can't run on, or a config that is not
+        legal.
 
     Example:
       >>> import jax.numpy as jnp

@@ -99,8 +99,8 @@ def is_legal(config, problem):
       f" multiple of {common.ATOM_COLUMNS}, got {bm}, {bn} and {bk}"
     )
   width = config.epilogue_n
-  if width not in (16, 32, 64, 128) or bn % width:
-    return f"epilogue_n must be 16 to 128 and divide {bn}, got {width}"
+  if width not in (16, 32, 64, 128) or bn % (2 * width):
+    return f"epilogue_n must be 16 to 128 and divide {bn} / 2, got {width}"
   ring_bytes = blocks_lib.shared_bytes(
     specs(problem, config).in_specs[:2], config.stages, 2
   )
@@ -181,7 +181,8 @@ def kernel(operands, problem, config):
       out_block = window(out_spec, out_ref, i, j, 0)
       c_block = window(c_spec[0], c_ref[0], i, j, 0) if c_ref else None
       for index in range(bn // width):
-        # The store before the last has left shared memory: its buffer is free.
+        # The store before the last has left shared memory: its buffer is free,
+        # for a tile has an even number of subtiles.
         plgpu.wait_smem_to_gmem(1, wait_read_only=True)
         columns = (slice(None), pl.ds(index * width, width))
         own = plgpu.async_load_tmem(acc.at[columns])

@@ -389,6 +389,10 @@ def _check_config(
   owner = [name for name, kind in owners.values() if isinstance(config, kind)]
   wanted = f"config must be {' or '.join(owners)}"
   check(owner, wanted, type(config).__name__, TypeError)
+  for field in dataclasses.fields(config):
+    value, wanted = getattr(config, field.name), f"config.{field.name} must be"
+    if type(field.default) is int:
+      check(type(value) is int, f"{wanted} an int", repr(value), TypeError)
   if owner[0] not in (names or DEFAULT[True]):
     kind = f"config is one of {owner[0]!r}"
     raise ValueError(f"{kind}, which implementation={names} does not try")

@@ -100,12 +100,12 @@ class _Measured:
   """What was measured on one kind of GPU.
 
   Attributes:
-    path: its file.
+    path: its file; None where there is no folder for it.
     entries: what the file holds, by key.
     found: what `lookup` made of the entries it was asked for.
   """
 
-  path: pathlib.Path
+  path: pathlib.Path | None
   entries: dict[str, Any]
   found: dict[Problem, Entry | None] = dataclasses.field(default_factory=dict)
 
@@ -133,10 +133,17 @@ def file_stem(device: str) -> str:
 
 
 def folder() -> pathlib.Path:
-  """Where the files are; the folder may not exist yet."""
+  """Where the files are; the folder may not exist yet.
+
+  Raises:
+    OSError: nobody says where: there is no home folder.
+  """
   if named := os.environ.get(FOLDER_VARIABLE):
     return pathlib.Path(os.path.expanduser(named))
-  return pathlib.Path(platformdirs.user_cache_dir("pallas_gemm"))
+  try:
+    return pathlib.Path(platformdirs.user_cache_dir("pallas_gemm"))
+  except RuntimeError as error:
+    raise OSError(f"{error}; {FOLDER_VARIABLE} can name one") from None
 
 
 def path_of(device: str | None = None) -> pathlib.Path:
@@ -179,7 +186,7 @@ def store(problem: Problem, entry: Entry, *, persist: bool = True) -> None:
   key, value = _key(problem), to_json(entry)
   with _lock:
     known = _of_this_gpu()
-    if persist:
+    if persist and known.path:
       try:
         # With what other processes wrote since this one read the file.
         known.entries |= _merge(known.path, key, value)
@@ -308,13 +315,14 @@ def _of_this_gpu() -> _Measured:
   device = hardware.current().name
   key = device, compat.targets_gpu()
   if key not in _measured:
-    path, entries = path_of(device), {}
+    path, entries = None, {}
     try:
+      path = path_of(device)
       entries = _read(path)
     except _NotACacheError as error:
       warn_once(f"tuning cache {path} is not used: {error}")
     except OSError as error:
-      warn_once(f"tuning cache {path} can't be read: {error}")
+      warn_once(f"tuning cache {path or '(no folder)'} can't be read: {error}")
     _measured[key] = _Measured(path, entries)
   return _measured[key]
 

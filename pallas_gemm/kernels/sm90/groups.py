@@ -173,7 +173,7 @@ def _schedule_of_slabs(plan: Plan, groups_ref, counts_ref) -> Schedule:
       b=0,
       out=group,
       start=mosaic.anywhere(start),
-      steps=whole + has_tail,
+      steps=whole + has_tail.astype(whole.dtype),
       whole=whole,
       k_tail=k_tail,
     )
