@@ -121,8 +121,7 @@ def lax_fused(fn: Call) -> list[Candidate]:
   if not compat.targets_gpu():
     raise NotImplementedError("XLA has it for GPUs")
   if (has := cudnn_version()) and has < OLDEST_CUDNN:
-    # XLA would compile the dense expansion again, and it would be timed: a
-    # third of a run with many groups.
+    # XLA would compile the dense expansion again, to be timed and refuted.
     raise NotImplementedError(f"this is cuDNN {has}; {FUSED.needs}")
   return [Candidate(jax.jit(fn, compiler_options=FUSION), FUSION)]
 

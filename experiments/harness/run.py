@@ -33,6 +33,8 @@ _EMPTY = {"alpha": 1.0, "beta": 0.0} | dict.fromkeys(
 _BANDWIDTH_SHAPE = (16384, 16384)
 # A loop launches its kernels again and again.
 _MOST_NAMES = 8
+# An arm's candidates, or why it has none.
+_Found = Sequence[Candidate] | NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +62,10 @@ def prepare(
 ) -> Iterator[Prepared]:
   """Compiles the arms of each case; yields when all of them are.
 
-  XLA picks its kernels by timing them, so whatever it compiles is compiled
-  while nothing else runs on the GPU. A Pallas kernel is not run to be
-  compiled: those are compiled meanwhile, in threads.
+  XLA picks its kernels by timing them, so what it compiles is compiled one by
+  one, while nothing else runs on the GPU; an arm that is tuned there was tuned
+  before. A Pallas kernel is not run to be compiled: those are lowered and
+  compiled meanwhile, in threads.
 
   Args:
     cases: what to compile.
@@ -70,16 +73,23 @@ def prepare(
     peers: the case's arms to compile besides the first; None for all.
     more: arms of a case besides its own.
   """
-  programs: dict[Any, Prepared] = {}
-  with futures.ThreadPoolExecutor(_COMPILERS) as pool:
-    for case in cases:
-      if case.program not in programs:
-        arms = dict(case.arms(implementation))
-        for name in [*arms][1:]:
-          if peers is not None and name not in peers:
-            arms[name] = _left_out
-        arms |= more(case)
-        programs[case.program] = _prepare(case, implementation, arms, pool)
+  found: dict[Any, tuple[Case, dict[str, _Found]]] = {}
+  for case in cases:
+    if case.program not in found:
+      arms = dict(case.arms(implementation))
+      for name in [*arms][1:]:
+        if peers is not None and name not in peers:
+          arms[name] = _left_out
+      arms |= more(case)
+      found[case.program] = case, {x: _find(arm) for x, arm in arms.items()}
+  with (
+    futures.ThreadPoolExecutor(_COMPILERS) as pool,
+    futures.ThreadPoolExecutor(1) as alone,
+  ):
+    programs = {
+      program: _prepare(case, implementation, arms, pool, alone)
+      for program, (case, arms) in found.items()
+    }
   for case in cases:
     yield dataclasses.replace(programs[case.program], case=case)
 
@@ -103,24 +113,30 @@ def _left_out() -> Sequence[Candidate]:
   raise NotImplementedError("left out by --beside")
 
 
+def _find(arm: Arm) -> _Found:
+  try:
+    return arm()
+  except NotImplementedError as error:
+    return error
+
+
 def _prepare(
   case: Case,
   implementation: str | None,
-  found: Mapping[str, Arm],
+  found: Mapping[str, _Found],
   pool: futures.Executor,
+  alone: futures.Executor,
 ) -> Prepared:
   operands = case.operands()
   arms: dict[str, list[Candidate]] = {}
   facts = {}
-  for name, arm in found.items():
+  for name, candidates in found.items():
     arms[name] = []
-    try:
-      candidates = arm()
-    except NotImplementedError as error:
-      arms[name].append(Candidate(functools.partial(_raise, error)))
+    if isinstance(candidates, NotImplementedError):
+      arms[name].append(Candidate(functools.partial(_raise, candidates)))
       continue
     for fn, config in candidates:
-      text, compiled = _compiling(fn, operands, pool)
+      text, compiled = _compiling(fn, operands, pool, alone)
       if text and len(arms) == 1:
         ran, config, origin = _choice(fn, operands, text, implementation)
         facts = {"implementation": ran, "config_origin": origin}
@@ -129,7 +145,10 @@ def _prepare(
 
 
 def _compiling(
-  fn: Call, operands: dict[str, Any], pool: futures.Executor
+  fn: Call,
+  operands: dict[str, Any],
+  pool: futures.Executor,
+  alone: futures.Executor,
 ) -> tuple[str, Callable[[], Call]]:
   """A function as XLA gets it, "" if it can't be; and what waits for it."""
   try:
@@ -137,10 +156,9 @@ def _compiling(
   except Exception as error:  # pylint: disable=broad-exception-caught
     return "", functools.partial(_raise, error)  # it must not cost the others
   text = lowered.as_text()
-  future = pool.submit(lowered.compile)
-  if not runs_kernel(text) or "dot_general" in text:
-    future.exception()  # XLA's: nothing else may run until it is done
-  return text, future.result
+  is_of_xla = not runs_kernel(text) or "dot_general" in text
+  compiling = (alone if is_of_xla else pool).submit(lowered.compile)
+  return text, compiling.result
 
 
 def runs_kernel(text: str) -> bool:
