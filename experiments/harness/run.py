@@ -8,6 +8,7 @@ from collections.abc import (
   Sequence,
 )
 from concurrent import futures
+import contextlib
 import dataclasses
 import functools
 import os
@@ -82,16 +83,24 @@ def prepare(
           arms[name] = _left_out
       arms |= more(case)
       found[case.program] = case, {x: _find(arm) for x, arm in arms.items()}
-  with (
-    futures.ThreadPoolExecutor(_COMPILERS) as pool,
-    futures.ThreadPoolExecutor(1) as alone,
-  ):
+  with _threads(_COMPILERS) as pool, _threads(1) as alone:
     programs = {
       program: _prepare(case, implementation, arms, pool, alone)
       for program, (case, arms) in found.items()
     }
   for case in cases:
     yield dataclasses.replace(programs[case.program], case=case)
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[futures.Executor]:
+  """An executor; after an error, or Ctrl-C, it begins nothing that waits."""
+  with futures.ThreadPoolExecutor(count) as found:
+    try:
+      yield found
+    except BaseException:
+      found.shutdown(wait=False, cancel_futures=True)
+      raise
 
 
 def uncompiled(case: Case) -> Prepared:
