@@ -331,11 +331,14 @@ def test_activation_closes_over_a_traced_value(op):
 
 
 @pytest.mark.parametrize("op", ("matmul", "ragged_dot"))
-def test_a_config_that_is_not_legal(op):
-  how = {"config": tuning.Config(block_k=17), "implementation": "sm90"}
+@pytest.mark.parametrize(
+  ("field", "want"),
+  (({"block_k": 17}, "block_k must be 64"), ({"raster": 2**30}, "raster must")),
+)
+def test_a_config_that_is_not_legal(op, field, want):
+  how = {"config": tuning.Config(**field), "implementation": "sm90"}
   how |= {x: HALF(v) for x, v in CALLS[op].items() if x in "a b lhs rhs"}
-  words = "ValueError: config can't compute this product: block_k must be 64"
-  told(words, op, **how)
+  told(f"ValueError: config can't compute this product: {want}", op, **how)
 
 
 @pytest.mark.parametrize("name", ("alpha", "beta"))
