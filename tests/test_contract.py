@@ -248,8 +248,7 @@ def test_errors_are_the_same_under_jit(rung):
     jax.jit(rung.gemm)(a, a)
 
 
-ALL, SIMT = contract.TENSOR_CORE_FIELDS, contract.SIMT_FIELDS
-SIZES = ("block_m", "block_n", "block_k")
+ALL, SIZES = contract.TENSOR_CORE_FIELDS, ("block_m", "block_n", "block_k")
 
 
 @pytest.mark.parametrize(
@@ -266,16 +265,29 @@ SIZES = ("block_m", "block_n", "block_k")
     (SimtConfig(64, 64, 8), SIZES, None),
     (SimtConfig(64, 64, 8), ("block_k",), "block_m has no meaning"),
     (SimtConfig(48, 64, 8), SIZES, "block_m must be a power of two, got 48"),
-    (
-      SimtConfig(64, 64, 8, stages=2, raster=2**30),
-      SIMT,
-      "raster must be at most 1024",
-    ),
   ],
 )
 def test_fields(config, uses, reason):
   found = contract.check_fields(config, uses)
   assert found == reason if reason is None else found.startswith(reason)
+
+
+@pytest.mark.parametrize(
+  "rung",
+  [rung for rung in with_variants() if "raster" in rung.uses],
+  ids=lambda rung: rung.name,
+)
+def test_strips_of_too_many_blocks(rung):
+  """JAX's planar_snake would divide by zero."""
+  problem = contract.Gemm(1024, 512, 256, rung.dtypes[0])
+  config = rung.default_config(problem)
+  most = max(rung.grid(problem, config)[:2])
+  wide, wider = ((2**31 - 1) // most + more for more in (0, 1))
+  assert (
+    rung.is_legal(dataclasses.replace(config, raster=wide), problem) is None
+  )
+  reason = rung.is_legal(dataclasses.replace(config, raster=wider), problem)
+  assert reason.startswith("raster must keep strips below 2**31 blocks, got ")
 
 
 @each_rung

@@ -156,6 +156,12 @@ def test_a_cudnn_without_the_fusion_is_not_asked(gpu, monkeypatch):
   assert_computes(case(), fused(case())[0]())
 
 
+def test_the_version_is_cudnn_s(monkeypatch):
+  library = types.SimpleNamespace(cudnnGetVersion=lambda: 92103)
+  monkeypatch.setattr(ragged_peers.ctypes, "CDLL", lambda name: library)
+  assert ragged_peers.cudnn_version.__wrapped__() == (9, 21)
+
+
 def test_an_option_that_xla_lacks_is_the_reason(gpu, monkeypatch):
   monkeypatch.setattr(ragged_peers, "FUSION", {"xla_gpu_no_such_option": True})
   compiled, _ = fused(case())

@@ -305,7 +305,11 @@ def test_says_why_once(monkeypatch):
 
 @pytest.mark.parametrize(
   ("wide", "bias", "promotion"),
-  ((False, True, "standard"), (True, False, "standard"), (0, True, "strict")),
+  (
+    (False, True, "standard"),
+    (True, False, "standard"),
+    (False, True, "strict"),
+  ),
 )
 def test_lowers_for_cuda(wide, bias, promotion):
   """Ahead of time: kernels alone, two forward and two for each gradient.

@@ -3,9 +3,6 @@
 from collections.abc import Sequence
 import dataclasses
 
-# Blocks of a strip are counted in 32 bits; wider ones keep nothing in L2.
-MOST_RASTER = 1024
-
 
 @dataclasses.dataclass(frozen=True)
 class SimtConfig:
@@ -21,8 +18,7 @@ class SimtConfig:
     vector: elements a thread moves with one load (4 floats = 128 bits).
     stages: slabs in flight between global and shared memory.
     raster: output blocks of one column strip visited together, so that
-      thread blocks that run at the same time share operands in L2; at most
-      1024.
+      thread blocks that run at the same time share operands in L2.
   """
 
   block_m: int
@@ -49,7 +45,7 @@ class TensorCoreConfig:
     epilogue_n: columns of one subtile of the tile, on its way through shared
       memory to global memory (0: the tile is written whole).
     raster: tiles of `raster_dim` visited together before the other dimension
-      advances (the width of the snake); at most 1024.
+      advances (the width of the snake).
     raster_dim: "m" or "n".
     cluster_m: thread blocks of a cluster along M (they share a tile of B).
     cluster_n: thread blocks of a cluster along N (they share a tile of A).
@@ -94,10 +90,7 @@ def check_fields(config: Config, uses: Sequence[str]) -> str | None:
       return f"{field.name} must be an int >= 1, got {value!r}"
     elif value >= 2**31:
       return f"{field.name} must be less than 2**31, got {value}"
-    elif field.name == "raster":
-      if value > MOST_RASTER:
-        return f"raster must be at most {MOST_RASTER}, got {value}"
-    elif isinstance(config, SimtConfig):
+    elif isinstance(config, SimtConfig) and field.name != "raster":
       if value & (value - 1):
         return f"{field.name} must be a power of two, got {value}"
       # Slabs are released once what comes of the next has been loaded.

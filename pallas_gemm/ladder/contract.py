@@ -338,8 +338,18 @@ def make_rung(
     if not isinstance(config, config_type):
       want, got = config_type.__name__, type(config).__name__
       return f"config must be a {want}, got {got}"
-    reason = needs_lib.lacks(label, needs, None) or check_fields(config, uses)
-    return parts["is_legal"](config, problem) if reason is None else reason
+    reason = (
+      needs_lib.lacks(label, needs, None)
+      or check_fields(config, uses)
+      or parts["is_legal"](config, problem)
+    )
+    if reason:
+      return reason
+    # JAX's planar_snake counts the blocks of a full strip in 32 bits.
+    most = config.raster * max(grid(problem, config)[:2])
+    if most >= 2**31:
+      return f"raster must keep strips below 2**31 blocks, got {most}"
+    return None
 
   def whole_blocks(problem, config):
     in_specs, out_specs = specs(problem, config)

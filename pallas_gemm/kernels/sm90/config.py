@@ -26,7 +26,7 @@ class Config:
     cluster_k: blocks of a cluster that sum a part of K each, for one tile, and
       then add up a part of its columns each.
     raster: width of the strips, in clusters' tiles, that the order of tiles
-      walks along; at most 1024.
+      walks along.
     raster_dim: the side that a strip is `raster` wide along.
     epilogue_n: columns of the subtiles in which a tile is written; if they
       don't divide a consumer's columns, the last two subtiles overlap.

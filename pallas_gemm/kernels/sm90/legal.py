@@ -24,8 +24,6 @@ _OF_PLANES = {1: 64, 2: 64, 3: 32}
 # Coordinates and numbers of work tiles have 32 bits and a sign, and count on a
 # little past the end.
 _MOST_COUNTED = 2**31 - 2**16
-# Tiles of a strip are counted in them, too; wider ones keep nothing in L2.
-_MOST_RASTER = 1024
 # Bytes of a row of results that are stored by rows.
 _MOST_ROW_BYTES = 2**31 - 1
 # Columns of A and B, in groups along K: the grid of `tables` has a block for
@@ -376,11 +374,13 @@ def _size_reason(plan: Plan) -> str | None:
   if p.along == "k" and p.m + p.n > _MOST_TAILS:
     sizes = f"{p.m} and {p.n}"
     return f"groups along K take at most {_MOST_TAILS} columns, got {sizes}"
-  if max(p.m, p.n, p.k, tiles) <= _MOST_COUNTED:
+  # That a strip would have if it were full.
+  strip = plan.config.raster * max(rows + groups, columns)
+  if max(p.m, p.n, p.k, tiles, strip) <= _MOST_COUNTED:
     return None
   return (
     f"sizes and tiles must be at most {_MOST_COUNTED}, got {p.m} x {p.n} x"
-    f" {p.k} in {tiles} tiles"
+    f" {p.k} in {tiles} tiles, {strip} a strip"
   )
 
 
@@ -391,8 +391,8 @@ def _memory_reason(plan: Plan) -> str | None:
   fewest = 2 if plan.tiling.refills else 1
   if cfg.stages < fewest:
     return f"stages must be at least {fewest}, got {cfg.stages}"
-  if not 1 <= cfg.raster <= _MOST_RASTER or cfg.raster_dim not in ("m", "n"):
-    return f"raster must be 1 to {_MOST_RASTER}, raster_dim m or n, got {cfg}"
+  if cfg.raster < 1 or cfg.raster_dim not in ("m", "n"):
+    return f"raster must be positive, raster_dim m or n, got {cfg}"
   need, room = plan.memory.shared_bytes, plan.gpu.shared_bytes_per_block
   if need > room:
     return f"tiles need {need} bytes of shared memory, a block has {room}"
