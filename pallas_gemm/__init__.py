@@ -8,7 +8,7 @@
 - `batch_invariant`: a row's bits do not depend on the other rows.
 - `explain`: which kernel or XLA computes each product of a function, and why.
 - `autotune`: measures what is fastest; `tuning` has configs and their cache.
-- `export_buckets`, `Buckets`: serving an exported function of any length.
+- `export_buckets`, `Buckets`: serving an exported function, rows padded.
 - `ladder`: twelve kernels, from a naive one to one for tensor cores.
 """
 

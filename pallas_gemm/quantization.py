@@ -249,8 +249,9 @@ def quantize(
     each share has as many.
 
   Raises:
-    TypeError: x is not of those three dtypes, or `dtype` is another one.
-    ValueError: `block` is none of these.
+    TypeError: x is not of those three dtypes, `dtype` is another one, or `block`
+      is no tuple.
+    ValueError: `block` is none of these tuples.
 
   Example:
     >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Serving: an exported function of any number of rows that keeps its kernels.
+"""Serving: an exported function of up to so many rows that keeps its kernels.
 
 A kernel is compiled for sizes that are numbers. Exported with a symbolic M, a
 product is XLA's. Exported once for each of some sizes, it is the kernel's: a

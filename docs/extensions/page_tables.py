@@ -19,7 +19,7 @@ from pallas_gemm import ladder
 
 COLUMNS = 8
 _OPS = {"dense": dense_tables.markdown, "ragged": ragged_tables.markdown}
-_LIBRARIES = set(ragged_cases.PEERS) - {ragged_cases.LAX, ragged_cases.FUSED}
+_LIBRARIES = set(ragged_cases.PEERS) - {ragged_cases.FUSED}  # off by default
 _TABLE = re.compile(r"(?:^\|.*\|\n?)+", re.M)
 
 
@@ -145,7 +145,7 @@ def ops_overview(gpu: str) -> str:
     ("`matmul`, random problems", "`jnp`", map(dense_tables.ratio, drawn)),
     ("`matmul` in float32, `\"highest\"`, random", "`jnp`",
      suite_tables.float32_gains(float32)),
-    ("`matmul` in 8 bits, scales by rows", "`matmul`, 16 bits",
+    ("`matmul` in 8 bits, large, NT, by rows", "`matmul`, 16 bits",
      suite_tables.eight_bits_gains(eight_bits)),
     ("`ragged_dot`, Mixtral, and gradients", "`lax.ragged_dot`",
      _over(mixtral, ragged_cases.LAX)),

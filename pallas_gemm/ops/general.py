@@ -59,7 +59,7 @@ def dot_general(
   its contracting dimensions together, in the same order in both, either last
   or right behind the batch dimensions. Others are transposed by XLA first: one
   read and one write of the operand. Products that no kernel takes, whatever
-  their sizes, are passed on to `jax.lax.dot_general`: of mixed dtypes, of
+  their sizes, are passed on to `jax.lax.dot_general`: of most mixed dtypes, of
   float32 below HIGHEST, of wide integers. On a mesh it is as `matmul`.
 
   Args:

@@ -67,8 +67,8 @@ def ragged_dot(
   What is not said here is as for `matmul`: on which kernel it runs,
   transformations, numerics, derivatives, errors. XLA's product is a loop that
   multiplies tiles of rows with their own group's matrix, or, where that is
-  expected to take longer (few rows, many groups) and of symbolic sizes,
-  `jax.lax.ragged_dot_general`; `explain` tells. Examples of a `jax.vmap` are
+  expected to take longer (few rows, many groups; never on CPUs) and of symbolic
+  sizes, `jax.lax.ragged_dot_general`; `explain` tells. Examples of a `jax.vmap` are
   computed one after the other, by `jax.lax.map`. The derivative of a bias may
   run on XLA whatever `implementation` is.
 

@@ -69,7 +69,7 @@ def matmul(
   Numerics: 16-bit operands are multiplied exactly and added in float32; alpha,
   C, bias and activation are applied in float32; one rounding to `out_dtype`
   follows. For results of 16 bits the kernel's sigmoid, silu and gelu are good
-  to 2^-14 (float16: 2^-16), its tanh to 2^-21 of 1. Derivatives of the
+  to 2^-14 (float16: 2^-16), its tanh to 2^-15 (2^-16). Derivatives of the
   activation are taken at its argument rounded to `out_dtype`; cotangents are
   rounded to the operands' dtype. Of 8 bits, sums of floats are added to float32
   totals every 128 of K, sums of int8 are exact up to a K of 131071, and scales
