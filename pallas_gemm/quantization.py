@@ -249,8 +249,8 @@ def quantize(
     each share has as many.
 
   Raises:
-    TypeError: x is not of those three dtypes, `dtype` is another one, or `block`
-      is no tuple.
+    TypeError: x is not of those three dtypes, `dtype` is another one, or
+      `block` is no tuple.
     ValueError: `block` is none of these tuples.
 
   Example:
