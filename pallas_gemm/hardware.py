@@ -127,7 +127,8 @@ class Gpu:
   def tensor_flops(self, bits: int) -> float:
     """Dense peak of the tensor cores with operands of 16 bits, or of 8.
 
-    Of 8 bits, float or int8, it is twice that of 16 on every GPU that has them.
+    Of 8 bits it is twice that of 16. That is too low for int8 on GeForce and
+    Turing, whose rates of 16 bits here are those of float32 sums.
     """
     return self.bf16_flops * 16 / bits
 

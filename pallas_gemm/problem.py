@@ -39,7 +39,7 @@ class Operand:
       of K, one of each row of A, and one of each 128 columns of B. Blocks of B
       that have one column are lines.
     planes: matrices of that dtype whose sum it is: three bfloat16 ones of
-      float32, two where half of its digits will do; else 1.
+      float32, two where two thirds of its digits will do; else 1.
   """
 
   dtype: str

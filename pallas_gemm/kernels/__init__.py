@@ -1,1 +1,1 @@
-"""Device code: one kernel a file, the architecture in its name."""
+"""Kernels: Hopper's in `sm90`, Triton's, and what both do with a product."""

@@ -93,11 +93,11 @@ def _traced(activation) -> str:
 def is_approximate(activation, problem: Problem) -> bool:
   """Whether exp is one instruction, good to 2^-22, and division the like.
 
-  That is for results of 16 bits. The one-instruction forms of sin, cos, log
-  and tanh have absolute errors, which show where the result is small. Here
-  sigmoid, silu and gelu have relative errors up to 2^-14; tanh, expm1, log1p,
-  erf and, above 2^-36, erfc up to 2^-15; if the result is float16, each up to
-  2^-16. `pallas_gemm.check` holds results to that.
+  That is for results of 16 bits. The one-instruction forms of sin, cos and log
+  have absolute errors, which show where the result is small. Here sigmoid, silu
+  and gelu have relative errors up to 2^-14; tanh, expm1, log1p, erf and, above
+  2^-36, erfc up to 2^-15; if the result is float16, each up to 2^-16.
+  `pallas_gemm.check` holds results to that.
   """
   return (
     problem.out_dtype != "float32"
@@ -107,7 +107,7 @@ def is_approximate(activation, problem: Problem) -> bool:
 
 
 def _reciprocal(x):
-  """1 / x, with a relative error of 2^-14.9, of 1 <= x <= 2^126.
+  """1 / x, with a relative error of 2^-14.9, of 1 <= x <= 2^125.
 
   Negating the exponent gives a guess g, good to 5 %; with e = 1 - x g, 1 / x is
   g (1 + e + e^2 + ...). Of that the first three terms, with constants for which
@@ -138,7 +138,7 @@ def _series(x, coefficients):
 def _tanh(x):
   """tanh: 1 - 2 / (1 + exp(2 x)), or x - x^3 / 3 where that has few digits.
 
-  The one instruction that there is has an absolute error of 2^-11: in gelu,
+  The one instruction that there is has a relative error of 2^-11: in gelu,
   1 + tanh would lose most of its digits for negative arguments.
   """
   root = lax.rsqrt(1 + jnp.exp2(2 * _LOG2_E * x))
@@ -163,7 +163,7 @@ def _log1p(x):
 
 
 def _fine_log1p(x):
-  """log(1 + x) to 4 units in the last place, if log is good to one."""
+  """log(1 + x) to 4.3 units in the last place, if log is good to one."""
   small = x * _series(x, [-((-1) ** n) / n for n in range(1, 14)])
   return jnp.where(abs(x) < 0.25, small, jnp.log(1 + x))
 

@@ -1,8 +1,8 @@
 """Dense matmul in Triton, launched from JAX through jax-triton.
 
 What it is for: the peer row of the ladder (the same problem in the language
-that most GPU kernels are written in), and the dense matmul of GPUs for which
-Mosaic GPU has no code: NVIDIA GPUs before Hopper, and AMD GPUs.
+that most GPU kernels are written in), and a dense matmul for GPUs that the
+Hopper kernel does not run on: other NVIDIA GPUs, and AMD's.
 
 Why an own `autotune`: jax-triton takes `triton.autotune` kernels too, and
 then times their configs when the call first runs; but it does not tell which

@@ -33,7 +33,7 @@ class SimtConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TensorCoreConfig:
-  """Tile sizes of a tensor-core rung (9-12), in elements.
+  """Tile sizes of a tensor-core rung (9-13), in elements.
 
   Attributes:
     block_m: rows of the output tile that one thread block computes.

@@ -62,7 +62,7 @@ class Rung:
   """One rung of the ladder, or a variant of one.
 
   Attributes:
-    number: 1..12; the same number is in the file's name and the table's row.
+    number: 1..13; the same number is in the file's name and the table's row.
     variant: "" of the rung itself, a letter of a variant in the same file.
     name: the idea; of a rung, as it stands in the file's name.
     idea: one line for tables.
@@ -156,7 +156,8 @@ class Rung:
 
     Returns:
       [M, N], the dtype of `a`. Products are accumulated in float32 in
-      increasing order of k; the result is rounded once. K = 0 gives beta * C.
+      increasing order of k, on tensor cores 16 at a time in an order of their
+      own; the result is rounded once. K = 0 gives beta * C.
       The error of an element is at most `numerics.error_bound`.
 
     Raises:

@@ -32,7 +32,7 @@ often.
 warps of 8 rows x 32 columns, one column a lane. `own.reduce(0)`, in which the
 row of B is loaded, is one register a thread: the B value held in a register
 needs no code of its own. The slab is 32 deep, not 8 as in the texts: each slab
-costs two block-wide barriers, dear here (see rung 3).
+costs two block-wide barriers, at which 512 threads arrive one after the other.
 
 Source: S. Boehm (2022), kernel 4.
 """

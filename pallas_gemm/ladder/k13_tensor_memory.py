@@ -35,10 +35,10 @@ the other.
 by one instruction for 128 rows, where wgmma has 64: the tensor cores take half
 the bytes of B a FLOP.
 
-JAX's own kernel of the same steps, with one block a tile and a tiled epilogue,
-is published at 56 % of a B200's peak; two blocks that share a tile reach more
-("Writing high-performance matrix multiplication kernels for Blackwell", JAX
-documentation). The interpreter knows no such pairs, so this rung has none.
+JAX's own kernel with a tiled epilogue, not persistent and with one block a
+tile, is published at 56 % of a B200's peak; two blocks that share a tile reach
+more ("Writing high-performance matrix multiplication kernels for Blackwell",
+JAX documentation). The interpreter knows no such pairs, so this rung has none.
 
 Sources: PTX ISA; that page for the order of the steps.
 """

@@ -116,7 +116,7 @@ def strided_tile(thread_m: int, thread_n: int) -> Any:
 
   For blocks of 8 * thread_m rows and 16 * thread_n columns. The 2 x 16 lanes
   of a warp are neighbours, a thread's own rows are 2 apart and its columns
-  16: every access is one 4-byte word a lane, free of bank conflicts.
+  16: accesses by 4-byte words are free of bank conflicts.
   """
   return compat.tiled_layout(
     (8 * thread_m, 16 * thread_n),

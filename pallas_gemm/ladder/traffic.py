@@ -19,8 +19,9 @@ Three kinds of count, from the most naive to the most physical:
   memory that several lanes of a warp read is read once.
 * *Compulsory bytes*: every operand once, whatever the kernel does.
 
-The floor takes the last two, because only they bound the time from below:
-compulsory bytes against device memory, requests against L1 and shared memory.
+The floor takes compulsory bytes against device memory, what blocks ask for
+against L2, and requests against L1 and shared memory. Where wgmma reads shared
+memory the last is no bound: rung 9b was measured beyond it.
 Thread blocks are indivisible there: with fewer blocks than SMs, or a last
 round that is not full, the floor is that of the busiest SM.
 

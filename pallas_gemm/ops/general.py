@@ -56,11 +56,12 @@ def dot_general(
   `flax.nnx.Linear`, `jnp.einsum(..., _dot_general=...)`.
 
   Operands are read in place where each has its batch dimensions in front and
-  its contracting dimensions together, in the same order in both, either last
-  or right behind the batch dimensions. Others are transposed by XLA first: one
+  its contracting dimensions together, in the same order in both, either last or
+  right behind the batch dimensions. Others are transposed by XLA first: one
   read and one write of the operand. Products that no kernel takes, whatever
   their sizes, are passed on to `jax.lax.dot_general`: of most mixed dtypes, of
-  float32 below HIGHEST, of wide integers. On a mesh it is as `matmul`.
+  float32 but at HIGHEST and BF16_BF16_F32_X3 to X9, of wide integers. On a mesh
+  it is as `matmul`.
 
   Args:
     lhs, rhs: arrays; or each a `Quantized`, as for `matmul`.

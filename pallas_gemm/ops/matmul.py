@@ -58,13 +58,13 @@ def matmul(
 ) -> jax.Array:
   """activation(alpha * A @ B + beta * C + bias), in one kernel where possible.
 
-  Products of bfloat16, float16, 8-bit floats or int8, and of float32 at
-  HIGHEST, run on the Hopper kernel on GPUs of compute capability 9.0,
-  everything else is XLA's; `explain` tells which, and why. It works under all
-  of JAX's transformations and on meshes, where results and their shardings are
-  those of `jnp.matmul`. The same inputs give the same bits. As in BLAS, nothing
-  is read that has the number 0 as its factor (an array may hold any). See
-  docs/ops for more.
+  Products of bfloat16, float16, 8-bit floats or int8, and of float32 at HIGHEST
+  or BF16_BF16_F32_X3 to X9, run on the Hopper kernel on GPUs of compute
+  capability 9.0, everything else is XLA's; `explain` tells which, and why. It
+  works under all of JAX's transformations and on meshes, where results and
+  their shardings are those of `jnp.matmul`. The same inputs give the same bits.
+  As in BLAS, nothing is read that has the number 0 as its factor (an array may
+  hold any). See docs/ops for more.
 
   Numerics: 16-bit operands are multiplied exactly and added in float32; alpha,
   C, bias and activation are applied in float32; one rounding to `out_dtype`

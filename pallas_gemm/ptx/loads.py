@@ -19,7 +19,7 @@ from pallas_gemm.ptx import mlir
 def load_clamped(
   vector: Any, start: jax.Array, count: int, layout: Any
 ) -> jax.Array:
-  """Consecutive elements of a vector; the last one for those past its end.
+  """Consecutive elements of a vector; past its end some of the last ones.
 
   Args:
     vector: [size] of float32 in global memory. The interpreter needs all that

@@ -272,8 +272,9 @@ def _entry(value: Any) -> Entry | None:
 def _kernel_hash() -> str:
   """Changes with what the Hopper kernels do, not with what is said of them.
 
-  It covers the whole folder, so that no file can be forgotten. 80 ms, of
-  processes that find something in their cache's file.
+  It covers their whole folder, so that no file there can be forgotten; `ptx`
+  and `mosaic` change with the version. 80 ms, of processes that find something
+  in their cache's file.
   """
   digest = hashlib.sha256()
   try:

@@ -280,7 +280,7 @@ def _with_subtiles(config: Config, problem: Problem) -> Config:
   columns = config.block_n // config.cluster_k
   if config.split == "n":
     columns //= config.consumers
-  # One swizzle atom: its copies take matrices of any height (see compat).
+  # One swizzle atom: its copies take matrices of any height (see `mosaic`).
   atom = layout.elements_in(ATOM_BYTES, problem.out_dtype)
   width = next((w for w in (atom, 32) if columns % w == 0), 16)
   if bits(problem.out_dtype) == 16 and width < 32 < columns:

@@ -177,8 +177,7 @@ class Block:
     """carry = visit(step, slot, slot before, carry) for a work tile's slabs.
 
     Where a work tile is whole laps of the ring, slots are Python numbers and
-    wgmma's descriptors are worked out before the loop: less than half the
-    instructions (rung 12).
+    wgmma's descriptors are worked out before the loop, as in rung 12.
 
     Args:
       visit: what is done with a slab.
@@ -273,7 +272,7 @@ class Block:
     return row, column
 
   def stored_origin(self, work_tile: schedule.WorkTile):
-    """The same of what of it this consumer stores."""
+    """Row and column where what this consumer stores starts."""
     row, column = self.warpgroup_origin(work_tile)
     if self.plan.config.cluster_k > 1:
       column += lax.axis_index("cluster_k") * self.plan.tiling.stored_tile[1]

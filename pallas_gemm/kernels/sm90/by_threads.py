@@ -30,10 +30,10 @@ made likewise (`splitter`).
 bytes, are not padded: that reads and writes the weights of all groups once
 more. 60 groups of 136 rows, 4096 x 1407, took 802 us so, and 285 with 1408
 columns (H100). Only the last slab along K is copied, padded with zeros
-(`last_slab`), and TMA loads it. Of the slabs before it, what is past the end of
-a row is the next row: columns that are not stored. Rows of K beyond the last
-are zeros, so a NaN of the next group stays there. Rows that TMA can address
-come as atoms, as many as are begun (`mosaic`), others by threads.
+(`launch._last_slab`), and TMA loads it. Of the slabs before it, what is past
+the end of a row is the next row: columns that are not stored. Rows of K beyond
+the last are zeros, so a NaN of the next group stays there. Rows that TMA can
+address come as atoms, as many as are begun (`mosaic`), others by threads.
 
 Threads take long for a slab of B, however tall A's tile is. So tall and narrow
 tiles are best: 16 groups of 512 rows, 4096 x 4100, take 456 us with 256 x 128

@@ -13,16 +13,16 @@ Rungs 10-12 of the ladder take that apart step by step; what is here beyond
 them:
 
 * **Short products** have no barriers for slots of the ring that nothing is
-  loaded to twice, and no loop where a block has one tile: each barrier takes 45
-  cycles to make ready. 512^3 3.46 -> 3.23 us (H200).
+  loaded to twice, and no loop where a block has one tile: a barrier takes a
+  thread 27 cycles to make ready. 512^3 3.46 -> 3.23 us (H200).
 * **Short sums** take less time than their results take to store. There two
   consumers ping-pong (`Config.split` "pingpong"), each with whole tiles of its
   own: one stores while the other multiplies, each with slots of the ring that
   hold a tile's slabs. 4096 x 2048 x 64: 7.3 -> 6.2 us; 8192 x 4096 x 64 with
   bias and gelu 37.5 -> 31.2 (H200).
 * **Gated products** keep two accumulators and load two matrices B a slab.
-* **Batches** are the outermost coordinate of the tile order; an operand
-  without a batch dimension is shared.
+* **Batches** come after the tiles of a matrix in the tile order, parts of K
+  after them; an operand without a batch dimension is shared.
 * **Swapped operands** (`Config.swap_ab`): the tile's rows, of which wgmma takes
   64, lie along N, its columns, in steps of 16, along M. The result and C are
   transposed on their way (stmatrix, ldmatrix), in float32 threads store it from

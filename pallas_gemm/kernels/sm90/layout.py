@@ -179,7 +179,7 @@ def _aligned(shape: Shape, padded: Shape, dtype: str) -> Shape:
   """The padded rows and columns, with rows that TMA reads fast.
 
   Those of a matrix that is copied anyway start at multiples of 128 bytes; short
-  ones of 32. At odd multiples of 16 they take TMA three times as long
+  ones of 32. At odd multiples of 16 they take TMA four times as long
   (`odd_sizes`).
   """
   rows, columns = padded

@@ -27,7 +27,7 @@ _MOST_COUNTED = 2**31 - 2**16
 # Bytes of a row of results that are stored by rows.
 _MOST_ROW_BYTES = 2**31 - 1
 # Columns of A and B, in groups along K: the grid of `tables` has a block for
-# each 256, along y.
+# each 256 of a plane, along y.
 _MOST_TAILS = 2**23
 # Rows, or columns, of a copy by TMA.
 _MOST_COPIED = 256

@@ -280,7 +280,7 @@ def _shifted_tile(
 ) -> ShiftedTile:
   """Of that many rows and columns.
 
-  Of a warp as many rows are shifted at a time, a power of two, as its lanes
+  Of a warp as many rows are shifted at a time, a divisor of all, as its lanes
   can: a lane has what lies of a row in one swizzle atom. So 112 rows in one go,
   and not in seven of 16 each, of which each waits for shared memory anew.
   """

@@ -254,9 +254,9 @@ class Producer:
   def _load_last_slab(self, work_tile, start, slot) -> None:
     """Asks for a group's last slab along K; after its last row are zeros.
 
-    In copies of 32, 16 and 8 rows, each either of the group's, behind those
-    before it, or of zeros, before those behind it. What is left between them is
-    the block of 8 rows that the group's end cuts.
+    In copies of half of the slab, a quarter, down to 8 rows, each either of the
+    group's, behind those before it, or of zeros, before those behind it. What
+    is left between them is the block of 8 rows that the group's end cuts.
     """
     block, operands, shared = self.block, self.block.operands, self.block.shared
     cfg = block.plan.config

@@ -79,7 +79,7 @@ def quantize_both(
 
   Returns:
     Values and scales. XLA slices them off what the kernel wrote where R or C is
-    no multiple of 16, or 128 or less; scales of "rows" where it is none of 128.
+    no multiple of 16, or 64 or less; scales of "rows" where it is none of 128.
   """
   rows, columns = x.shape[-2:]
   values, values_t, scale, *scale_t = _launch(
