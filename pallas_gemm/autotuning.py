@@ -151,7 +151,8 @@ def autotune(
 
   On a machine without a GPU only products with `implementation="sm90"` are
   tuned, by running the kernel in Pallas' interpreter: slow, and the winner
-  says nothing about a GPU, so this process alone remembers it.
+  says nothing about a GPU, so this process alone remembers it. Inside of
+  `hardware.assume` the host's times would be kept as those of that GPU.
 
   Args:
     fn: `pallas_gemm.matmul`, `gated_matmul`, `dot_general`, `ragged_dot`,

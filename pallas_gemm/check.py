@@ -86,7 +86,7 @@ def expected(
     too, for derivatives.
 
   Raises:
-    ValueError: shapes that do not fit.
+    ValueError: shapes that do not fit, or K above 131071 of int8.
 
   Example:
     >>> import jax

@@ -92,14 +92,15 @@ def explain(
   layout as one device has them, and how often it occurs ("x 4"); whether the
   kernel or XLA computes it and why; the fields of the kernel's config that
   differ from `tuning.Config()`, and who chose it; the shapes that a device
-  reads, and the mesh axes and collectives around it.
+  reads (of what XLA partitions, whole ones), and the mesh axes and collectives
+  around it.
 
   Args:
     fn: any function that `jax.jit` takes, or one that is jitted.
     *args: its arguments; arrays may be `jax.ShapeDtypeStruct`s with shardings.
     platform: None compiles for the devices that there are. "cuda" or "cpu" only
-      lowers for that platform, which needs no such device; what XLA partitions
-      over Auto mesh axes is not known then, and not listed.
+      lowers for that platform, which needs no such device; what kernels would
+      compute over Auto mesh axes is not known then, and not listed.
     **kwargs: its keyword arguments.
 
   Returns:

@@ -78,8 +78,8 @@ class Gpu:
     l2_bytes: size of the L2 cache.
     dram_bytes_per_s: peak rate of device memory, reads and writes together.
     shared_bytes_per_block: most shared memory that one thread block can have.
-    shared_bytes_per_sm: shared memory of one SM; each resident thread block
-      takes 1 KiB of it more than its own.
+    shared_bytes_per_sm: shared memory of one SM; from Ampere on each resident
+      thread block takes 1 KiB of it more than its own.
     registers_per_sm: 32-bit registers of one SM.
     max_threads_per_sm: threads that can be resident on one SM.
     max_blocks_per_sm: thread blocks that can be.
@@ -127,8 +127,9 @@ class Gpu:
   def tensor_flops(self, bits: int) -> float:
     """Dense peak of the tensor cores with operands of 16 bits, or of 8.
 
-    Of 8 bits it is twice that of 16. That is too low for int8 on GeForce and
-    Turing, whose rates of 16 bits here are those of float32 sums.
+    Of 8 bits it is twice that of 16. That is too low for int8 on GeForce, whose
+    rate of 16 bits here is that of float32 sums, and
+    GPUs without float8 have a rate.
     """
     return self.bf16_flops * 16 / bits
 

@@ -63,7 +63,7 @@ class Check:
     error_bound: the bound at the element where error / bound is largest.
     worst_ratio: the largest error / bound; at most 1 when passed.
     checked: how many elements were compared.
-    worst: that element's row and column; () if nothing was compared.
+    worst: that element's row and column, of those compared; () if none was.
   """
 
   passed: bool
@@ -157,7 +157,7 @@ def error_bound(
     [M, N], float64; NaN or inf where an operand is.
 
   Raises:
-    ValueError: shapes that do not fit, or beta without c.
+    ValueError: shapes that do not fit, beta without c, or K > 131071 of int8.
     TypeError: out_dtype is none of the three.
   """
   dtype = jnp.dtype(a.dtype if out_dtype is None else out_dtype)
@@ -186,10 +186,11 @@ def check(
   dtype may overflow.
 
   With `sample`, the reference is computed for as many rows and columns, the
-  first, the last, and one at random of each of equally many stripes, so that
-  every output tile of a regular kernel is met; with K in full. The cost falls
-  from M N K to sample^2 K. The rest of the output is still scanned for NaN and
-  infinities, which fail if nothing in the operands can explain them.
+  first and the last (of one: the last) and one at random of each stripe, so
+  that every output tile of a regular kernel is met; with K in full. The cost
+  falls from M N K to sample^2 K. The rest of the output is scanned for NaN and
+  infinities, but where products of the largest operands could overflow the
+  dtype of `out`, as float16's often could.
 
   Args:
     out: [M, N], what a kernel gave for the other arguments; float32, float16
@@ -204,7 +205,8 @@ def check(
     tf32, planes, reduced: see `error_bound`.
 
   Raises:
-    ValueError: shapes that do not fit, beta without c, or sample below 1.
+    ValueError: shapes that do not fit, beta without c, sample below 1, or K >
+      131071 of int8.
     TypeError: a dtype of out that is none of the three.
 
   Example:

@@ -250,7 +250,7 @@ def quantize(
 
   Raises:
     TypeError: x is not of those three dtypes, `dtype` is another one, or
-      `block` is no tuple.
+      `block` is no tuple or list, or `power_of_two` no bool.
     ValueError: `block` is none of these tuples.
 
   Example:

@@ -60,10 +60,12 @@ def peak_flops(gpu: hardware.Gpu, dtype: Any) -> float:
     gpu: the GPU.
     dtype: float32 (CUDA cores, exact fp32 arithmetic), bfloat16, float16,
       float8_e4m3fn, float8_e5m2 or int8 (tensor cores), or the string "tf32"
-      (tensor cores, float32 operands cut to TF32).
+      (tensor cores, float32 operands cut to TF32). The tensor cores of a T4
+      are left out, and of 8 bits see `Gpu.tensor_flops`.
 
   Raises:
     ValueError: another dtype.
+    TypeError: no dtype.
   """
   name = dtype if dtype == "tf32" else jnp.dtype(dtype).name
   rates = {

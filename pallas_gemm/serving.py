@@ -46,7 +46,8 @@ class Buckets:
 
     Raises:
       TypeError: x is no array.
-      ValueError: it has no rows, others than were exported, or too many.
+      ValueError: it is a scalar, has rows of another shape or dtype, or too
+        many; or the rest are others than were exported.
     """
     x = jnp.asarray(arguments.array("x", x))
     arguments.check(x.ndim > 0, "x must have rows", "shape ()")
@@ -113,7 +114,8 @@ def export_buckets(
     platforms: as of `jax.export.export`; None is the one at hand.
 
   Returns:
-    `Buckets`, to be called with any number of rows up to the largest size.
+    `Buckets`, to be called with any number of rows up to the largest size; of
+    rows that are sharded over Explicit axes with one of the sizes.
 
   Raises:
     TypeError: x is no array; sizes are no integers; platforms are a string.

@@ -77,7 +77,8 @@ def dot_general(
   Raises:
     TypeError, ValueError: as `jax.lax.dot_general`.
     NotImplementedError: inside of `batch_invariant` on a Hopper GPU, a product
-      that is passed on or that falls back to XLA; an unreduced `out_sharding`.
+      that is passed on or that falls back to XLA; an unreduced `out_sharding`
+      of a product that is not passed on.
 
   Example:
     >>> import jax.numpy as jnp

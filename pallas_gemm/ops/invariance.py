@@ -16,9 +16,10 @@ def batch_invariant() -> Iterator[None]:
 
   The order in which a kernel adds along K depends on its config, which is
   usually chosen for M too: the same token may get other bits in a batch of 8
-  than in a batch of 4096. Inside this context the products of one N, K and
-  dtype all have the same config and the same order along K. It holds for the
-  calling thread, for functions that are traced inside it, and may be nested.
+  than in a batch of 4096. Inside this context the products of one N, K,
+  dtypes, layout and epilogue all have the same config and the same order along
+  K. It holds for the calling thread, for functions that are traced inside it,
+  and may be nested.
 
   XLA's own products do not promise that. On a Hopper GPU, products that the
   kernel does not take raise NotImplementedError in this context instead of

@@ -77,8 +77,9 @@ def matmul(
 
   Args:
     a: [..., M, K], or [K]: a row. Mixed dtypes are promoted, and batch
-      dimensions broadcast, as by `jnp.matmul`. Or a `Quantized`: 8 bits and
-      their scales; beside a wider operand it is multiplied out.
+      dimensions broadcast, as by `jnp.matmul`; two kinds of 8-bit floats are
+      taken as they are, with results as of the first. Or a `Quantized`: 8 bits
+      and their scales; beside a wider operand it is multiplied out.
     b: [..., K, N], or [K]: a column. Or a `Quantized` or a `Split`.
     bias: what broadcasts to the result: [N], [M, 1], a number; of a vector also
       [M, 1], of a batch of them [.., M, 1]. No wider than the accumulation. A
@@ -91,8 +92,9 @@ def matmul(
     alpha, beta: numbers or arrays of shape (), of the operands' kind.
     transpose_a, transpose_b: the operand is stored [..., K, M], or [..., N, K],
       and read in place.
-    out_dtype: of the result; by default the operands', of `Quantized` ones
-      bfloat16.
+    out_dtype: of the result; by default the operands', of two `Quantized` ones
+      bfloat16. The kernel has no results of 8 bits: of operands of 8 bits
+      without scales ask for others.
     precision: as of `jnp.matmul`; all `lax.Precision` are alike to 16 bits. At
       HIGHEST the kernel multiplies float32 in three bfloat16 planes, and is
       more accurate than a float32 sum in order; see docs/ops/float32.
@@ -100,9 +102,10 @@ def matmul(
       floats to the tensor cores, which keep about 13 bits of them.
     implementation: "sm90", "triton", "xla" or a sequence of them, tried in this
       order; None: the kernel, or XLA's product where it is faster. "sm90"
-      without a GPU is interpreted on one device: slow, and right.
+      without a GPU is interpreted, on one device alone: slow, and right.
     config: a `tuning.Config` for "sm90" or a `triton_dense.Config` for
-      "triton"; None takes the fastest one known.
+      "triton"; None takes the fastest one known. Where the op leaves the
+      product to XLA it is not used.
     out_sharding: as of `jnp.matmul`, for Explicit mesh axes.
     reduce_dtype: where K is sharded over devices, what each rounds its part of
       the sums to before they are added up in it, as `jnp.bfloat16`: half the
@@ -121,6 +124,7 @@ def matmul(
       derivative by operands of 8 bits, their scales, or a `Split`.
     NotImplementedError: none of `implementation` takes the product; the
       message has the reason of each. Or `out_sharding` is unreduced.
+    ShardingTypeError, of JAX: as of `jnp.matmul`, on Explicit axes.
 
   Example:
     >>> import jax, jax.numpy as jnp

@@ -40,7 +40,7 @@ def resolve(
     problem: what is to be computed.
     config: the user's choice; returned as it is, legal or not.
     batch_invariant: takes the same config whatever M and the batch are, as
-      under `pallas_gemm.batch_invariant`.
+      under `pallas_gemm.batch_invariant`; not of groups along K.
 
   Raises:
     NotImplementedError: no config is legal; the reason of the last refusal.

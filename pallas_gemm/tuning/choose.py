@@ -51,7 +51,8 @@ def ranked(
   The last bits of a result depend on the order of its sum, so on the config.
   With `batch_invariant` that is the model's for `INVARIANT_M` rows and no
   batch, whatever these are. What was measured may differ from one M to the
-  next, and XLA promises nothing: neither is a candidate.
+  next, and XLA promises nothing: neither is a candidate (but what was measured
+  of groups along K, a sum over all rows).
 
   Args:
     problem: what is to be computed.
