@@ -6,7 +6,8 @@
 * Per product: NVIDIA's datasheets and architecture whitepapers, each named
   above its rows. Tensor-core rates are *dense*: where a datasheet prints rates
   with sparsity, half of them. The clock is the boost clock of the fp32 rate;
-  tensor-core rates are of lower ones from Hopper on (H100: 1830 MHz).
+  tensor-core rates of data-centre GPUs from Hopper on are of lower ones (H100:
+  1830 MHz).
 
 Not checked against a datasheet: the SMs of a GB300 and some sizes of L2. Worked
 out from others: rates of the RTX 3060 and the GB10, the clock of a GB300.

@@ -127,9 +127,8 @@ class Gpu:
   def tensor_flops(self, bits: int) -> float:
     """Dense peak of the tensor cores with operands of 16 bits, or of 8.
 
-    Of 8 bits it is twice that of 16. That is too low for int8 on GeForce, whose
-    rate of 16 bits here is that of float32 sums, and
-    GPUs without float8 have a rate.
+    Of 8 bits it is twice that of 16, of float8 too where a GPU has none. That
+    is too low for int8 on GeForce: the rate of 16 bits is that of float32 sums.
     """
     return self.bf16_flops * 16 / bits
 

@@ -185,12 +185,12 @@ def check(
   reference is that infinity or so large that rounding it to the result's
   dtype may overflow.
 
-  With `sample`, the reference is computed for as many rows and columns, the
-  first and the last (of one: the last) and one at random of each stripe, so
-  that every output tile of a regular kernel is met; with K in full. The cost
-  falls from M N K to sample^2 K. The rest of the output is scanned for NaN and
-  infinities, but where products of the largest operands could overflow the
-  dtype of `out`, as float16's often could.
+  With `sample`, the reference is computed for as many rows and columns, with
+  K in full: one of each of equally many stripes, the first and the last row
+  among them, the others at random, so that every output tile of a regular
+  kernel is met. The cost falls from M N K to sample^2 K. The rest of the output
+  is scanned for NaN and infinities, unless products of the largest operands
+  could overflow the dtype of `out`, as float16's often could.
 
   Args:
     out: [M, N], what a kernel gave for the other arguments; float32, float16

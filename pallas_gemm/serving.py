@@ -1,4 +1,4 @@
-"""Serving: an exported function of up to so many rows that keeps its kernels.
+"""Serving: an exported function of some numbers of rows that keeps its kernels.
 
 A kernel is compiled for sizes that are numbers. Exported with a symbolic M, a
 product is XLA's. Exported once for each of some sizes, it is the kernel's: a
@@ -114,8 +114,8 @@ def export_buckets(
     platforms: as of `jax.export.export`; None is the one at hand.
 
   Returns:
-    `Buckets`, to be called with any number of rows up to the largest size; of
-    rows that are sharded over Explicit axes with one of the sizes.
+    `Buckets`, to be called with any number of rows up to the largest size; if
+    rows are sharded over Explicit axes, with one of the sizes.
 
   Raises:
     TypeError: x is no array; sizes are no integers; platforms are a string.

@@ -145,7 +145,7 @@ def ops_overview(gpu: str) -> str:
     ("`matmul`, random problems", "`jnp`", map(dense_tables.ratio, drawn)),
     ("`matmul` in float32, `\"highest\"`, random", "`jnp`",
      suite_tables.float32_gains(float32)),
-    ("`matmul` in 8 bits, large, NT, by rows", "`matmul`, 16 bits",
+    ("`matmul` in 8 bits, large, scales by rows", "`matmul`, 16 bits",
      suite_tables.eight_bits_gains(eight_bits)),
     ("`ragged_dot`, Mixtral, and gradients", "`lax.ragged_dot`",
      _over(mixtral, ragged_cases.LAX)),

@@ -13,7 +13,7 @@ from experiments.harness.tables import RowDict
 # "long_scoreboard" is the wait at an mbarrier, "barrier" also that for wgmma.
 REASONS = {
   "long_scoreboard": (
-    "a value from global memory, or from L2 (where TMA loads, an mbarrier: a"
+    "a value from global memory, L1 or farther (where TMA loads, an mbarrier: a"
     " slab, or room for one)"
   ),
   "short_scoreboard": "a value from shared memory",

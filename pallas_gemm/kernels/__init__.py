@@ -1,1 +1,1 @@
-"""Kernels: Hopper's in `sm90`, Triton's, and what both do with a product."""
+"""Kernels: Hopper's in `sm90`, Triton's, and their epilogues."""

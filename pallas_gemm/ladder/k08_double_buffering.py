@@ -15,7 +15,7 @@ TMA can't transpose 4-byte words: the loader moves A's tile on, transposed.
 
 Rung 8, with barriers `full` and `empty` for each slot k % 2 of the ring:
     loader:    wait for empty; TMA B's block (k, j); A's block (i, k).T
-    consumer:  16 times: load kk + 1 (at last: wait for full, load the next
+    consumer:  16 times: load kk + 1 (the last: wait for full, load the next
                slab's first), multiply kk; release
 
 **Traffic**, per output: global K/128 + K/256 = 3K/256 loads (rung 7: K/64), 43
@@ -170,7 +170,7 @@ def kernel(operands, problem, config):
       out_block = window(out_spec, out_ref, i, j, 0).at[:, columns]
 
       @pl.when(warpgroup == 0 if problem.n == own_n else True)
-      def _():  # what is as wide as C is copied as bytes, past C's edge
+      def _():  # as wide as C it is copied as bytes: the second ends past C
         plgpu.copy_smem_to_gmem(c_slot, out_block)
 
       plgpu.wait_smem_to_gmem(0)

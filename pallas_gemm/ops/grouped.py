@@ -66,11 +66,11 @@ def ragged_dot(
 
   What is not said here is as for `matmul`: on which kernel it runs,
   transformations, numerics, derivatives, errors. XLA's product is a loop that
-  multiplies tiles of rows with their own group's matrix, or, where that is
-  expected to take longer (few rows, many groups; never on CPUs) and of symbolic
-  sizes, `jax.lax.ragged_dot_general`; `explain` tells. Examples of a `jax.vmap`
-  are computed one after the other, by `jax.lax.map`. The derivative of a bias
-  may run on XLA whatever `implementation` is.
+  multiplies tiles of rows with their own group's matrix. Where that is expected
+  to take longer (few rows, many groups; on GPUs alone), of symbolic sizes and
+  over Auto axes it is `jax.lax.ragged_dot_general`; `explain` tells. Examples
+  of a `jax.vmap` are computed one after the other, by `jax.lax.map`. The
+  derivative of a bias may run on XLA whatever `implementation` is.
 
   On a mesh each device runs the kernel on its part of the rows, of N, of K or
   of the groups (expert parallel): where K or groups are sharded, parts are

@@ -92,9 +92,9 @@ def matmul(
     alpha, beta: numbers or arrays of shape (), of the operands' kind.
     transpose_a, transpose_b: the operand is stored [..., K, M], or [..., N, K],
       and read in place.
-    out_dtype: of the result; by default the operands', of two `Quantized` ones
-      bfloat16. The kernel has no results of 8 bits: of operands of 8 bits
-      without scales ask for others.
+    out_dtype: of the result; by default the operands', of a `Quantized` beside
+      8 bits bfloat16. The kernel has no results of 8 bits: of operands of 8
+      bits without scales ask for wider ones.
     precision: as of `jnp.matmul`; all `lax.Precision` are alike to 16 bits. At
       HIGHEST the kernel multiplies float32 in three bfloat16 planes, and is
       more accurate than a float32 sum in order; see docs/ops/float32.
