@@ -1,7 +1,7 @@
 """Compares the dense ops with what a JAX user writes without them.
 
   python -m experiments.dense                       a short list, under a minute
-  python -m experiments.dense --suite=all           every suite, some minutes
+  python -m experiments.dense --suite=all           published suites, minutes
   python -m experiments.dense --suite=square,epilogues --dtype=float16
   python -m experiments.dense --shapes=4096x8192x4096 --tuned
   python -m experiments.dense --unseen=60           random problems, by --seed

@@ -8,7 +8,7 @@ Of the files whose rows replace each other (`FILES`) these stay:
 
   the last rows of each case, `KEPT` of them: the last is in the tables, and
       what they differ by is the noise that docs/measuring.md speaks of
-  rows of a commit that a page names (`commit=` in a role)
+  rows of a commit that a page names (`commit=` in a comment)
   of each run, the commit that has most of its rows: pages say from these how
       long a run takes
 
@@ -35,7 +35,7 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Change no file.")
 
 
 def named_commits(pages: Iterable[pathlib.Path]) -> set[str]:
-  """How the commits begin that roles of the pages name."""
+  """How the commits begin that comments of the pages name."""
   text = "\n".join(page.read_text() for page in pages)
   return set(re.findall(r"\bcommit=([0-9a-f]{4,40})\b", text))
 

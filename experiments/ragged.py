@@ -3,8 +3,8 @@
   python -m experiments.ragged                      a short list, about a minute
   python -m experiments.ragged --suite=mixtral
   python -m experiments.ragged --suite=deepseek,qwen --passes=forward
-  python -m experiments.ragged --suite=all          every suite, some minutes
-  python -m experiments.ragged --suite=sizes,odd,experts   with all peers
+  python -m experiments.ragged --suite=all          published ones, some minutes
+  python -m experiments.ragged --suite=sizes,odd,experts   rows a group, widths
   python -m experiments.ragged --implementation=xla --unseen=40   XLA's loop
 
 A case is one pass (forward; dx and dw, the derivatives for rows and weights;
@@ -29,7 +29,7 @@ Rows go to experiments/results/<device>/ragged.jsonl as they are measured, those
 of --implementation=xla to ragged_xla.jsonl, so an interrupted run keeps what it
 finished. `python -m experiments.report` prints
 tables of them. Without an NVIDIA GPU a few tiny cases are checked,
-and nothing is timed.
+and nothing is timed; `--unseen` draws its own passes and dtypes.
 
 Exit status: 0; 1 if a case FAILED or could not run; 2 for a command that can't
 be carried out; 130 after Ctrl-C.

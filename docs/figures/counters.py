@@ -1,8 +1,8 @@
 """Counters of the twelve rungs on an H200, a panel each, at 4096 cubed.
 
 Float32 above in each panel, 16 bits below in another colour. What binds shows
-as a bar near its end: L1 and L2 in the first rungs, issue slots and the FMA
-pipe in 5 to 8, the tensor pipe from 10 on. Bytes and conflicts are on a
+as a bar near its end: issue slots and the FMA pipe in 5 to 8, the tensor pipe
+from 10 on. Bytes and conflicts are on a
 logarithmic axis.
 """
 

@@ -1,4 +1,4 @@
-"""Four levels of memory, each larger and further away than the one above.
+"""Four levels of memory, each farther away and shared by more than the last.
 
 Registers belong to a thread, shared memory to a thread block, L2 and device
 memory to all of them. Sizes are of H100 and H200, which differ in L2 and in

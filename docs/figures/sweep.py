@@ -1,8 +1,9 @@
 """Throughput over the size of square products, 128 to 8192, on an H200.
 
 Above, TFLOP/s; below, GB/s, where A and B count as read once and the result as
-written once. Small products do not fill the GPU: no rung is near its best below
-1024. A number stands at the end of its rung's curve; dashes are jnp.dot's.
+written once. Small products do not fill the GPU: from rung 4 on none is near
+its best below 1024. A number stands at the end of its rung's curve; dashes are
+jnp.dot's.
 """
 
 from collections.abc import Sequence

@@ -115,7 +115,7 @@ OPTIONAL_FIELDS: dict[str, Any] = {
   "blocks_per_sm": int,
   "warps_per_sm": int,
   "occupancy_limit": str,
-  # Host time of calls under 20 us.
+  # Host time, where an arm takes less than 20 us or more than 24 kernels.
   "wall_ms_median": float,
   "baseline_wall_ms_median": float,
   # Of the dense ops: what is computed, next to the product's dimensions.
@@ -135,7 +135,7 @@ OPTIONAL_FIELDS: dict[str, Any] = {
   "skipped": dict[str, Any],
   "ratio_to_even": float,
   "ratio_to_lax": float,
-  # What ran, and where its config came from: "model", "cache", "explicit".
+  # What ran, and where its config came from: "model", "shipped", "cache".
   "implementation": str,
   "config_origin": str,
   # The fastest of the measured configs.

@@ -2,11 +2,9 @@
 
 A suite is a list of problems, each as fields of a case, with tags:
 
-  published  part of `--suite=all`: its rows are on the site, and its configs in
-             the shipped table
-  ladder     squares and large products, for the rungs
-  ci         small enough for the interpreter, or at the edges of tiles: what
-             tests run on a CPU
+  published  part of `--suite=all`: its configs are frozen into the shipped
+             table
+  ladder, ci remarks: for the rungs, for tests
 
 Random problems are drawn by a seed: `dense_cases.draw`.
 """
