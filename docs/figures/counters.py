@@ -2,8 +2,7 @@
 
 Float32 above in each panel, 16 bits below in another colour. What binds shows
 as a bar near its end: issue slots and the FMA pipe in 5 to 8, the tensor pipe
-from 10 on. Bytes and conflicts are on a
-logarithmic axis.
+from 10 on. Bytes and conflicts are on a logarithmic axis.
 """
 
 from docs.extensions import results
