@@ -29,38 +29,38 @@ tests-mesh gpu_tests 50 pytest tests/test_ops_mesh_gpu.py
 tests-others gpu_tests 40 pytest tests/test_triton_dense.py\
  tests/test_tuning_autotune.py
 sanitizer gpu_tests 300 make sanitize
-ladder ladder 300 ladder --shapes=4096x4096x4096,4096x8192x4096,8192x8192x8192
-sweep sweep 330 ladder --sweep
+ladder ladder 290 ladder --shapes=4096x4096x4096,4096x8192x4096,8192x8192x8192
+sweep sweep 190 ladder --sweep
 counters counters 40 counters
 memory memory 40 memory
-dense-1 dense 260 dense --suite=square,llama_8b,llama_70b,unaligned,\
+dense-1 dense 150 dense --suite=square,llama_8b,llama_70b,unaligned,\
 tall_skinny,lora,narrow,models
-dense-2 dense 140 dense --suite=short,float32,vocabulary,layouts,epilogues,\
+dense-2 dense 95 dense --suite=short,float32,vocabulary,layouts,epilogues,\
 gated,training,batched
-dense-unseen-1 dense_unseen 180 dense --unseen=60 --seed={0}
-dense-unseen-2 dense_unseen 180 dense --unseen=60 --seed={1}
-dense-unseen-3 dense_unseen 180 dense --unseen=60 --seed={2}
-ragged-1 ragged 330 ragged --suite=mixtral,deepseek
-ragged-2 ragged 220 ragged --suite=qwen,decode
-ragged-3 ragged 250 ragged --suite=distributions,gated,moe
-ragged-forward ragged 240 ragged --suite=sizes --passes=forward
-ragged-dx ragged 230 ragged --suite=sizes --passes=dx
-ragged-dw ragged 190 ragged --suite=sizes --passes=dw
-ragged-odd ragged 260 ragged --suite=odd
-ragged-experts ragged 390 ragged --suite=experts
-ragged-unseen ragged 310 ragged --unseen=40 --seed={0}
-xla ragged_xla 70 ragged --implementation=xla --suite=mixtral
-xla-float32 ragged_xla 100 ragged --implementation=xla --suite=mixtral\
+dense-unseen-1 dense_unseen 130 dense --unseen=60 --seed={0}
+dense-unseen-2 dense_unseen 130 dense --unseen=60 --seed={1}
+dense-unseen-3 dense_unseen 120 dense --unseen=60 --seed={2}
+ragged-1 ragged 165 ragged --suite=mixtral,deepseek
+ragged-2 ragged 120 ragged --suite=qwen,decode
+ragged-3 ragged 140 ragged --suite=distributions,gated,moe
+ragged-forward ragged 140 ragged --suite=sizes --passes=forward
+ragged-dx ragged 135 ragged --suite=sizes --passes=dx
+ragged-dw ragged 120 ragged --suite=sizes --passes=dw
+ragged-odd ragged 170 ragged --suite=odd
+ragged-experts ragged 155 ragged --suite=experts
+ragged-unseen ragged 215 ragged --unseen=40 --seed={0}
+xla ragged_xla 55 ragged --implementation=xla --suite=mixtral
+xla-float32 ragged_xla 80 ragged --implementation=xla --suite=mixtral\
  --dtype=float32
-xla-unseen ragged_xla 130 ragged --implementation=xla --unseen=20 --seed={0}
-eight-bits-1 eight_bits 420 eight_bits --suites=dense
-eight-bits-2 eight_bits 200 eight_bits --suites=stored,small
+xla-unseen ragged_xla 95 ragged --implementation=xla --unseen=20 --seed={0}
+eight-bits-1 eight_bits 315 eight_bits --suites=dense
+eight-bits-2 eight_bits 155 eight_bits --suites=stored,small
 eight-bits-3 eight_bits 460 eight_bits --suites=grouped,layer,errors
-float32-1 float32 200 float32 --suites=dense
-float32-2 float32 200 float32 --suites=layer,grouped,errors
-float32-3 float32 300 float32 --suites=unseen --seed={0}
-float32-4 float32 190 float32 --suites=sizes
-latency dense 20 dense --suite=latency
+float32-1 float32 110 float32 --suites=dense
+float32-2 float32 145 float32 --suites=layer,grouped,errors
+float32-3 float32 205 float32 --suites=unseen --seed={0}
+float32-4 float32 115 float32 --suites=sizes
+latency dense 15 dense --suite=latency
 """
 
 
