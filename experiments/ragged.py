@@ -85,8 +85,8 @@ _PASSES = flags.DEFINE_list(
 _IMPLEMENTATION = flags.DEFINE_enum(
   "implementation",
   None,
-  ("sm90", "triton", "xla"),
-  "Passed to the ops; triton has no grouped products. Default: they choose.",
+  ("sm90", "xla"),
+  "Passed to the ops. Default: they choose.",
   allow_override=True,
 )
 _BESIDE = flags.DEFINE_list(
