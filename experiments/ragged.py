@@ -13,11 +13,12 @@ group sizes. It is computed by pallas_gemm with the config that it picks by
 itself, by jax.lax.ragged_dot without and with XLA's experimental fusion, by the
 grouped matmuls that JAX ships as examples (the fastest of a few configs), by
 tokamax where it is installed, and by one jnp.dot of the same FLOPs, which no
-grouped product can be expected to beat. What can't run, is wrong, would take
-too long, or ran other kernels than its name says, is left out with its reason.
-The first result is checked against float64 on sampled groups, rows and columns;
-then all are timed, interleaved (CUPTI, every kernel that a call launches, cold
-L2).
+grouped product can be expected to beat where TMA can address the rows. What
+can't run, is wrong, would take too long, or ran other kernels than its name
+says, is left out with its reason. The first result is checked against float64
+on sampled groups, rows and columns; then all are timed, interleaved (CUPTI,
+every kernel that a call launches, cold L2).
+
 One line a case is printed as the run goes:
 
   implementation, time, TFLOP/s of the rows in groups, share (the least time

@@ -1,7 +1,7 @@
 """A process that compiles kernels for GPUs that need not be there.
 
 It has JAX imported, and each kernel is compiled in a fork of it. So a kernel
-costs 1.0 s of CPU time where a process of its own takes 2.5, none finds what
+costs less than half the CPU time of a process of its own, none finds what
 was compiled before it (Mosaic GPU keeps kernels, and prints nothing of one that
 it has), each may be for another GPU, and a failure ends the fork alone.
 """

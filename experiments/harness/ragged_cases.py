@@ -4,7 +4,7 @@ A case is one pass (forward, a derivative, a gated product, a whole layer) on
 one shape with one distribution of group sizes. It is written several times:
 with `pallas_gemm`, with `jax.lax.ragged_dot`, with grouped products from
 elsewhere, and as a dense product of the same FLOPs, which a grouped one can't
-be expected to beat.
+be expected to beat where TMA can address the rows.
 """
 
 import dataclasses
