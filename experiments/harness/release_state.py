@@ -17,8 +17,8 @@ ALONE = "tests-mesh", "latency"
 SAME = "commit", "jax", "jaxlib", "device"
 _PYTEST = "-q -m gpu -n 12 --dist worksteal -p no:cacheprovider"
 # Name, file of its rows, seconds on an H100 or H200, command, of which {0} to
-# {2} are seeds. None takes longer than eight minutes alone; tests beside other
-# pieces, on a GPU each but the same host, have taken fifteen.
+# {2} are seeds. None takes longer than eight minutes alone; of five
+# pieces of tests that began at once the longest took fifteen.
 _PIECES = """
 tests-ladder gpu_tests 140 pytest tests/test_ladder_gpu.py
 tests-ops gpu_tests 100 pytest tests/test_ops_gpu.py -k 'not random_calls'
